@@ -15,8 +15,9 @@ from toolchain.catalog.hip import rocm_of, stubs_of
 from toolchain.engine.buildah import Buildah
 from toolchain.errors import ContractError
 from toolchain.recipe import Mount, Recipe
+from toolchain.stages.elf import read_linked
 from toolchain.stages.hip import _write_package, write_stubs
-from toolchain.stages.hip_check import check_linked, check_stub, holds_on, read_linked
+from toolchain.stages.hip_check import check_linked, check_stub, holds_on
 
 CALLS = """
 int hipGetDevice(int *); int hipStreamGetDevice(void *, int *); int hipGetDevicePropertiesR0600(void *, int);

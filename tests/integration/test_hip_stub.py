@@ -14,7 +14,7 @@ from toolchain.errors import SourceError, UnreachableError
 from toolchain.sources.mirrors import apt_mirrors
 from toolchain.sources.store import Store
 from toolchain.sources.suites import Package, Suite
-from toolchain.stages.hip_check import read_linked
+from toolchain.stages.elf import read_linked
 
 POOL = "pool/main/r/rocm-hipamd"
 LIBRARIES = {

@@ -12,7 +12,7 @@ import pytest
 from tests.browser import Page, browser
 from tests.report_fixtures import HOSTILE, large_campaign
 from toolchain.examine.diff import compare
-from toolchain.report.differences import told_report
+from toolchain.report.differences import json_report
 from toolchain.report.kernels import campaign_report
 from toolchain.report.page import html
 
@@ -28,7 +28,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     entries, kernels = large_campaign(COUNT)
     (folder / "campaign.html").write_text(html(campaign_report("a campaign", entries, kernels)))
     worse = [replace(one, sha256="0", facts=one.facts and replace(one.facts, digest="x", vgpr=256)) for one in kernels]
-    (folder / "diff.html").write_text(html(told_report(compare(kernels[:9], worse[:9]).as_json(), "d.json")))
+    (folder / "diff.html").write_text(html(json_report(compare(kernels[:9], worse[:9]).as_json(), "d.json")))
     return folder
 
 

@@ -69,7 +69,7 @@ def test_a_whole_pack_has_its_ledger_and_nothing_that_says_partial(tmp_path: Pat
     assert ledger["bitcode"] == {"ocml": "ff"}
     (row,) = ledger["kernels"]
     assert (row["out"], row["bitcode"], row["sha256"]) == ("flash/a.hsaco", ["ocml"], "ab")
-    assert partial_text(made, asked="", gpus=("gfx942",), of=OF) == ""
+    assert partial_text(made, part="", gpus=("gfx942",), of=OF) == ""
 
 
 def test_a_part_and_a_bad_kernel_are_told_in_the_pack_that_has_them(tmp_path: Path) -> None:
@@ -84,13 +84,13 @@ def test_a_part_and_a_bad_kernel_are_told_in_the_pack_that_has_them(tmp_path: Pa
     assert told["known_bad"] == ["flash/b.hsaco"]
     assert "kernels" not in told
     assert read(laid / "amd-gfx90a" / "__ledger__")["kernels"][0]["reason"] == "TypeError: no"
-    assert partial_text(made, asked="", gpus=("gfx90a", "gfx942"), of=OF) == "1 kernels known bad"
+    assert partial_text(made, part="", gpus=("gfx90a", "gfx942"), of=OF) == "1 kernels known bad"
 
 
 def test_a_limit_is_told_in_every_pack(tmp_path: Path) -> None:
     made = images(tmp_path / "i", [entry("a", "gfx942", "amd-gfx942")], packs=("amd-gfx942",), rules=9, partial=True)
     assert read(lay(tmp_path, made, ("gfx942",)) / "amd-gfx942" / "__partial__")["partial"] is True
-    assert partial_text(made, asked="limit 1", gpus=("gfx942",), of=OF) == "1 of 9 kernels (limit 1)"
+    assert partial_text(made, part="limit 1", gpus=("gfx942",), of=OF) == "1 of 9 kernels (limit 1)"
 
 
 def test_a_family_pack_without_all_of_its_gpus_is_a_part(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_family_pack_without_all_of_its_gpus_is_a_part(tmp_path: Path) -> None
     )
     told = read(lay(tmp_path, made, ("gfx1200",)) / "amd-gfx120x" / "__partial__")
     assert (told["gpus"], told["without_gpus"]) == (["gfx1200"], ["gfx1201"])
-    assert partial_text(made, asked="", gpus=("gfx1200",), of=OF) == "amd-gfx120x without gfx1201"
+    assert partial_text(made, part="", gpus=("gfx1200",), of=OF) == "amd-gfx120x without gfx1201"
     assert lacking(("gfx1200", "gfx1201", "gfx942"), OF) == {}
     # Packs are those of the release.
     assert lacking(("gfx1100", "gfx1150"), generation_of("0.10b")) == {"amd-gfx11xx": ("gfx1151",)}

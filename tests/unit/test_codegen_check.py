@@ -74,7 +74,7 @@ def test_a_library_as_it_should_be(tmp_path: Path) -> None:
 @native
 def test_a_library_of_another_revision(tmp_path: Path) -> None:
     for other in (f"{CORE}-1", f"{AMD}-2", f"{AMD}-10", "unknown"):
-        with pytest.raises(ContractError, match="is of another revision than the pin") as caught:
+        with pytest.raises(ContractError, match="has a different revision from the pin") as caught:
             check(library(tmp_path, revision=other))
         assert f"the pin is {REVISION}" in caught.value.why
     both = f'const char *other(void) {{ return "{CORE}-1"; }}\n'

@@ -223,7 +223,7 @@ def test_an_image_s_base_names_no_packages_to_unpack(tmp_path: Path) -> None:
 def test_parts_are_as_they_say() -> None:
     whole, tables, support = (subset_of(name, NEEDS) for name in (DISTRIBUTION, TABLEGEN, SUPPORT))
     assert (whole.whole, tables.whole, support.whole) == (True, False, False)
-    assert whole.told == ""
+    assert whole.label == ""
     assert {"llvm-tblgen", "mlir-tblgen", "mlir-linalg-ods-yaml-gen", "mlir-src-sharder", "mlir-pdll"} <= set(
         whole.native
     )

@@ -31,7 +31,7 @@ from toolchain.kernels.dask_status import ask
 from toolchain.kernels.ledger import reproducible
 from toolchain.kernels.oci_store import OciStore
 from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.status import told_elsewhere
+from toolchain.kernels.status import remote_row
 from toolchain.kernels.store import FolderStore, read_record
 from toolchain.kernels.worker import Limits
 
@@ -367,6 +367,6 @@ def test_a_campaign_that_says_nothing_any_more_is_gone() -> None:
     }  # fmt: skip
     then = 1795369800.0
     assert time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(then)) == told["updated"]
-    alive, gone = (told_elsewhere("c", told, now=then + later) for later in (10, 100))
+    alive, gone = (remote_row("c", told, now=then + later) for later in (10, 100))
     assert (alive["state"], alive["count"], alive["rate"]) == ("running", 4, 1.0)
     assert (gone["state"], gone["workers"], gone["rate"]) == ("killed", [], None)

@@ -74,7 +74,7 @@ def test_another_format_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert look(ledger.path).summary.done == 1
     monkeypatch.setattr("toolchain.kernels.ledger.FORMAT", "another")
     with Ledger(tmp_path / "l") as ledger:
-        assert (look(ledger.path).asked, look(ledger.path).summary.done) == (0, 0)
+        assert (look(ledger.path).total, look(ledger.path).summary.done) == (0, 0)
 
 
 def test_a_ledger_that_named_its_environment_is_read(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
 def test_how_far_the_latest_request_is(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with Ledger(path) as ledger:
-        assert (look(path).count, look(path).asked) == (0, 0)
+        assert (look(path).count, look(path).total) == (0, 0)
         ledger.progress(3, 328)
         ledger.record(Entry.of(make_rule("k"), DONE, sha256="ab"))
     with Ledger(path) as ledger:
-        assert (look(path).count, look(path).asked) == (3, 328)
+        assert (look(path).count, look(path).total) == (3, 328)
         assert look(ledger.path).summary.done == 1

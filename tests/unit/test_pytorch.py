@@ -16,7 +16,7 @@ from toolchain.errors import ContractError, SourceError, UnsupportedError
 from toolchain.oci.archive import write_tar_gz
 from toolchain.publish.pytorch import CMAKE, VERSION_FILE, as_patch, check_prefix, edits, found_in, read_pytorch
 from toolchain.publish.pytorch_archives import lay
-from toolchain.stages.hip_check import Linked
+from toolchain.stages.elf import Linked
 
 COMMIT = "6e00ef3e335b45dfb49065259533b59c68995bfe"
 RUNTIME = "aotriton-0.13b-manylinux_2_28_x86_64-rocm7.2-shared.tar.gz"
@@ -195,7 +195,7 @@ def test_archives_of_this_tool_get_the_names_that_pytorch_asks_for(
     tree, made, into = prefix_of(tmp_path / "made", "amd-gfx110x"), tmp_path / "files", tmp_path / "into"
     config = tree / "include/aotriton/config.h"
     config.write_text(config.read_text() + f"#define AOTRITON_GIT_SHA1 {COMMIT}\n")
-    monkeypatch.setattr("toolchain.stages.hip_check.read_linked", lambda _: linked())
+    monkeypatch.setattr("toolchain.stages.elf.read_linked", lambda _: linked())
     runtime = packed(made, f"{OURS}-glibc_2_31_x86_64-rocm7-gfx1101-shared.tar.gz", tree)
     packed(made, f"{OURS}-glibc_2_31_x86_64-rocm6-gfx1101-shared.tar.gz", tree)
     packed(made, f"{OURS}-images-amd-gfx110x.tar.gz", tree)
@@ -211,11 +211,11 @@ def test_archives_of_this_tool_get_the_names_that_pytorch_asks_for(
         (linked(glibc="GLIBC_2.29"), "its library asks for GLIBC_2.29"),
         (linked(glibc="GLIBCXX_3.4.26"), "its library asks for GLIBCXX_3.4.26"),
     ):
-        monkeypatch.setattr("toolchain.stages.hip_check.read_linked", lambda _, reading=reading: reading)
+        monkeypatch.setattr("toolchain.stages.elf.read_linked", lambda _, reading=reading: reading)
         with pytest.raises(ContractError, match="is not what") as caught:
             lay(made, tmp_path / "other", wanted, wanted.needed("7.2", ()))
         assert caught.value.why == why
-    monkeypatch.setattr("toolchain.stages.hip_check.read_linked", lambda _: linked())
+    monkeypatch.setattr("toolchain.stages.elf.read_linked", lambda _: linked())
     (tree / "lib/aotriton.images/amd-gfx110x/__partial__").write_text("{}")
     packed(made, f"{OURS}-images-amd-gfx110x.tar.gz", tree)
     config.write_text(config.read_text().replace(COMMIT, "4" * 40))

@@ -66,7 +66,7 @@ def test_one_that_was_cut_off_goes_on(cache: Cache, capsys: pytest.CaptureFixtur
         assert (again.work / "object").read_text() == "compiled"
         assert plan(Request(cache=again), "base")[0].built is not None
     said = capsys.readouterr().err.replace("\n", "")
-    assert f"going on with the reproduction that was cut off ({again.root})" in said
+    assert f"continuing the interrupted reproduction ({again.root})" in said
     assert list((cache.root / "reproduce").iterdir()) == [], "once compared it is gone"
 
 

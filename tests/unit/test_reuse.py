@@ -289,7 +289,7 @@ def test_there_is_none(shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(RegistryError, match="no image"):
         shelf.take()
     assert shelf.take(only=False) is None
-    assert "cannot be had" in capsys.readouterr().err
+    assert "is not available" in capsys.readouterr().err
 
 
 def test_none_for_this_architecture(shelf: Shelf) -> None:

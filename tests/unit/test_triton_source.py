@@ -234,9 +234,9 @@ def test_lit_totals(tmp_path: Path) -> None:
 
 
 def test_lit_tests_that_did_not_run_are_no_success(tmp_path: Path) -> None:
-    assert lit(tmp_path, asked=False) == {}
+    assert lit(tmp_path, required=False) == {}
     with pytest.raises(BuildError, match="left no report"):
-        lit(tmp_path, asked=True)
+        lit(tmp_path, required=True)
 
 
 def test_ninja_seconds(tmp_path: Path) -> None:

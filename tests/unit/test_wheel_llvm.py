@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from toolchain.catalog.releases import triton_release
 from toolchain.cli.app import app
 from toolchain.errors import HostileInputError, PinError, SourceError
-from toolchain.stages.revisions import KINDS, Told, revisions
+from toolchain.stages.revisions import KINDS, Revision, revisions
 from toolchain.stages.wheel_archive import open_wheel
 from toolchain.stages.wheel_llvm import Library, WheelLlvm, read_wheel
 
@@ -87,7 +87,7 @@ def test_each_text_is_what_it_is_however_it_is_cut(size: int) -> None:
 
 def test_a_text_counts_once_and_by_its_first_place() -> None:
     assert revisions([core(OLD.llvm) * 3], "x") == revisions([core(OLD.llvm)], "x")
-    assert revisions([OTHER.encode()], "x") == (Told(kind="bare", revision=OTHER, at=0),)
+    assert revisions([OTHER.encode()], "x") == (Revision(kind="bare", revision=OTHER, at=0),)
     assert revisions([], "x") == revisions([NOISE[:-50]], "x") == ()
 
 
@@ -97,7 +97,7 @@ def test_a_file_of_digits_tells_of_nothing() -> None:
 
 
 def test_a_file_with_too_many_revisions_is_refused() -> None:
-    with pytest.raises(HostileInputError, match="tells of more than"):
+    with pytest.raises(HostileInputError, match="names more than"):
         revisions((f"\0{number:040x}\0".encode() for number in range(1000)), "x")
 
 

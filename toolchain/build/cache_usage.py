@@ -1,4 +1,4 @@
-"""What the cache holds, when it was last used, and how what nobody uses any more goes."""
+"""What the cache holds, when it was last used, and how unused entries are removed."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ class Pruned:
 
 @dataclass(frozen=True)
 class _Finished:
-    """A finished image: its file, what the file says, when it or one that stands on it was last used.
+    """A finished image: its record, and when it or an image built on it was last used.
 
     Args:
-        below: input digests of the stages that it stands on itself.
+        below: input digests of the stages directly below it.
     """
 
     path: Path
@@ -106,20 +106,20 @@ def prune(
     dry: bool = False,
     images: Sequence[Record] = (),
 ) -> Pruned:
-    """Remove what was not used for `unused_for` seconds, and what killed invocations left for nobody.
+    """Remove what was not used for `unused_for` seconds, and what killed invocations left behind.
 
-    The caller sees to it that nobody else is at work.
+    The caller makes sure that no other invocation is running.
 
-    Bases that a bundle brought without the record of how they were made stay. Of the engine's storage go the images
-    that no finished image here is.
+    Bases that a bundle brought without the record of how they were made stay. Images in the engine's storage that match
+    no finished image are removed too.
 
     Args:
-        unfinished: unfinished work goes however young it is: trees of builds that failed, ledgers of campaigns.
+        unfinished: also remove recent unfinished work: trees of failed builds, ledgers of campaigns.
         dry: only look.
-        images: these go, however young they are, and nothing else.
+        images: remove these, however recent they are, and nothing else.
 
     Raises:
-        ConfigError: the folder is not one that this tool made; or other images stand on one of `images`.
+        ConfigError: the folder is not one that this tool made; or other images are built on one of `images`.
     """
     if not cache.is_ours:
         raise ConfigError(
@@ -144,7 +144,7 @@ def prune(
         except OSError as error:
             failed.append((entry.name, str(error.strerror or error)))
     if (cache.images / "index.json").is_file():
-        # Of a record whose name was lost the image still counts. Who names an image wants its disk at once.
+        # A record keeps its image even if its tag was lost. Somebody who names an image wants the space at once.
         kept = [record.manifest for record in _records(cache)]
         Layout(cache.images).gc(kept, older_than=0 if images else DAY)
     return Pruned((*gone, *_tidy_engine(cache)), tuple(failed))
@@ -154,16 +154,16 @@ def _named(cache: Cache, images: Sequence[Record]) -> list[Item]:
     """The entries of these images.
 
     Raises:
-        ConfigError: others stand on them.
+        ConfigError: other images are built on them.
     """
     paths = {str(cache.record(record.input_digest)) for record in images}
     digests = {record.input_digest for record in images}
     standing = [image.tag for image in _records(cache) if digests & set(image.below) and image.digest not in digests]
     if standing:
         raise ConfigError(
-            f"{len(standing)} images stand on what is to be removed",
+            f"{len(standing)} images are built on what is to be removed",
             why="\n".join(standing[:20]),
-            fix="name them too, or remove those first: their SBOM and provenance tell of the stages below",
+            fix="name them too, or remove those first: their SBOM and provenance describe the stages below",
         )
     return [image for image in _images(cache, _records(cache)) if image.key in paths]
 
@@ -185,7 +185,7 @@ def _records(cache: Cache) -> list[_Finished]:
 
 
 def _used_together(images: Sequence[_Finished]) -> list[_Finished]:
-    """With the stages below as young as what stands on them: published is an image with what theirs say."""
+    """Give a stage below the time of the images built on it: publishing one needs the records of the other."""
     by_digest = {image.digest: image for image in images}
     for image in sorted(images, key=lambda image: -image.used):
         waiting = list(image.below)
@@ -216,18 +216,18 @@ def _images(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
     counted: set[str] = set()
     for used, name, key, tag, digest in sorted(rows, key=lambda image: -image[0]):
         parts: set[str] = set()
-        with contextlib.suppress(ToolchainError):  # one whose blobs are gone is still there to be removed
+        with contextlib.suppress(ToolchainError):  # an image whose blobs are missing can still be removed
             parts = {part.digest for part in layout.walk(layout.resolve(digest)) if layout.has(part.digest)} - counted
         counted |= parts
         size = sum(layout.blob(part).stat().st_size for part in parts)
-        # What a bundle brought nothing here can make again.
+        # Nothing here can rebuild what came with a bundle.
         stays = not key and tag.endswith(f".{BROUGHT}")
         yield Item(kind="image", name=name, key=key, tag=tag, bytes=size, used=used, stays=stays)
     yield from (_unread(path, "") for path in unread.values())
 
 
 def _unread(path: Path, tag: str) -> Item:
-    """An image that no version of this format can use again. It goes with the next `cache prune`."""
+    """An image whose record this version cannot read. The next `cache prune` removes it."""
     name = f"{tag or path.stem[:12]} (record of another format, or damaged)"
     return Item(kind="image", name=name, key=str(path), tag=tag, bytes=0, used=path.stat().st_mtime, left=True)
 
@@ -285,7 +285,7 @@ def _rest(cache: Cache) -> Iterator[Item]:
 
 
 def _kept(kind: Kind, name: str, path: Path, used: float) -> Item:
-    """A file or folder. What a kill left half removed counts as never used."""
+    """A file or folder. An entry whose removal was interrupted has never been used."""
     if path.name.endswith(DELETED):
         return Item(kind="unfinished", name=path.name, key=str(path), bytes=disk_bytes(path), used=0.0)
     left = kind == "unfinished" and SCRATCH.fullmatch(path.name) is not None
@@ -299,9 +299,9 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _touched(path: Path) -> float:
-    """When something in a folder was last made, removed or written, as far as two levels tell.
+    """When something in a folder was last made, removed or written, looking two levels deep.
 
-    What was removed meanwhile was in use just now.
+    What was removed in the meantime was in use.
     """
     try:
         times = [path.lstat().st_mtime]
@@ -317,7 +317,7 @@ def _remove(cache: Cache, item: Item) -> None:
     path = Path(item.key)
     if item.kind == "image":
         if item.key:
-            # The record before its image: without it the image does not count, however much of it is still there.
+            # The record before its image: without a record the image is not used, even where its blobs remain.
             for beside in (used_mark(path), published_mark(path)):
                 beside.unlink(missing_ok=True)
             path.unlink()

@@ -64,7 +64,7 @@ def key_of(request: Request, planned: Planned, dependencies: Mapping[str, Built]
 def begin(cache: Cache, key: str, sources: Sequence[Source]) -> None:
     """Note that a build uses a compiler cache, and keep all of them together below the limit.
 
-    What was used longest ago goes first; the one that is about to be used stays.
+    The least recently used are removed first, never the one that is about to be used.
     """
     if key == NONE:
         return
@@ -93,7 +93,7 @@ def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCa
             known.note.unlink(missing_ok=True)
             gone.append(known)
     if gone:
-        console.note(f"removed {len(gone)} compiler caches: all of them together are bounded at {console.size(limit)}")
+        console.note(f"removed {len(gone)} compiler caches: their total is limited to {console.size(limit)}")
     return gone
 
 

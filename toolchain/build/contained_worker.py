@@ -52,7 +52,7 @@ class Kernels:
         variables: all of its environment.
         triton: diff_ids of the Triton image, lowest first.
         recipe: digests of what of ours runs beside Triton.
-        environment: the variables that count.
+        environment: the variables that are part of a result's name.
         search: see `Reach`.
     """
 
@@ -83,7 +83,7 @@ class Kernels:
             return kernels
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"{path} does not say whose kernels compile here",
+                f"{path} does not say which kernels to compile",
                 why=f"{type(error).__name__}: {error}",
                 fix="run this in an image that `toolchain build worker` made",
             ) from error
@@ -111,7 +111,7 @@ class Kernels:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Serve until somebody ends it.
+    """Serve until interrupted.
 
     Raises:
         ConfigError: address, certificates or store cannot be used.
@@ -170,7 +170,7 @@ def _ended() -> Iterator[tuple[threading.Event, list[int]]]:
 
 
 def _store(path: Path) -> FolderStore:
-    """The store, which somebody must have put there: a folder of the container's own would go with it."""
+    """The store, which must be mounted: a folder inside the container would be lost with it."""
     example = "mount the campaign's --kernel-store there: -v FOLDER:/store"
     if not path.is_dir():
         raise ConfigError(f"there is no kernel store at {path}", why="results go there", fix=example)
@@ -183,18 +183,18 @@ def _store(path: Path) -> FolderStore:
 def _whole(text: str) -> int:
     """A number of jobs or megabytes."""
     if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
 
 
 def _seconds(text: str) -> float:
-    """A time; one that is not a number would be waited for without an end."""
+    """A time. NaN would mean waiting forever."""
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of 0 or more")
     return seconds
 
 
@@ -233,8 +233,8 @@ def _reader() -> argparse.ArgumentParser:
     reader.add_argument(
         "--patience", type=_seconds, default=PATIENCE, metavar="SECONDS", help="how long it waits for a scheduler"
     )
-    reader.add_argument("--log", type=Path, metavar="FILE", help="all that compile processes say, too")
-    reader.add_argument("--check", action="store_true", help="see that Dask can be imported, and end")
+    reader.add_argument("--log", type=Path, metavar="FILE", help="also write the output of compile processes there")
+    reader.add_argument("--check", action="store_true", help="check that Dask can be imported, and exit")
     reader.add_argument("--kernels", type=Path, default=KERNELS, help=argparse.SUPPRESS)
     return reader
 

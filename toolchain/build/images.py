@@ -26,7 +26,7 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class Publication:
-    """Where an image was published: the reference that people were told, the index's digest, seconds since 1970."""
+    """Where an image was published: the reference, the index's digest, and the time in seconds since 1970."""
 
     ref: str
     digest: str
@@ -133,13 +133,13 @@ def _lines(images: Iterable[Record]) -> list[str]:
 
 
 def require_below(record: Record, below: Sequence[Record]) -> None:
-    """Insist that all that an image stands on has its record: SBOM and provenance are made of them.
+    """Check that all that an image stands on has its record: SBOM and provenance are made of them.
 
     Args:
         below: the records of the stages below (`record.stages_below`).
 
     Raises:
-        SourceError: one is gone.
+        SourceError: a record is missing.
     """
     known = {made.input_digest for made in below}
     for made in (record, *below):
@@ -147,7 +147,7 @@ def require_below(record: Record, below: Sequence[Record]) -> None:
             digest = made.inputs.get(row.name)
             if isinstance(digest, str) and digest.startswith("sha256:") and digest not in known:
                 raise SourceError(
-                    f"the record of the {row.name} below {full_name(made)} is gone",
+                    f"the record of the {row.name} below {full_name(made)} is missing",
                     why=f"its SBOM and provenance say what that {row.name} is: input digest {digest}",
                     fix=f"make it again, with the options of then: toolchain build {row.name}",
                 )
@@ -159,7 +159,7 @@ def contents_of(cache: Cache, record: Record) -> Contents:
 
 
 def note_use(cache: Cache, images: Iterable[Record]) -> None:
-    """Remember that these images, and the stages below them, were asked for now."""
+    """Mark these images, and the stages below them, as used now."""
     for record in images:
         for each in (record, *stages_below(cache, record.inputs)):
             used_mark(cache.record(each.input_digest)).touch()
@@ -169,7 +169,7 @@ def note_use(cache: Cache, images: Iterable[Record]) -> None:
 
 
 def note_publication(cache: Cache, record: Record, publication: Publication) -> None:
-    """Remember where an image was published; of one reference the last time counts."""
+    """Remember where an image was published; for each reference, the latest time."""
     known = {place.ref: place for place in publications(cache, record)} | {publication.ref: publication}
     rows = [{"ref": place.ref, "digest": place.digest, "when": place.when} for place in known.values()]
     write_atomically(_published(cache, record), canonical(rows))

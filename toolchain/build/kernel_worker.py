@@ -33,7 +33,7 @@ def serve_kernels(
     command: Sequence[str] = (),
     reuse: Reuse | None = None,
 ) -> None:
-    """Compile kernels for the campaigns of a scheduler, until somebody interrupts.
+    """Compile kernels for the campaigns of a scheduler, until interrupted.
 
     Args:
         stage: whose kernels: `kernels` or `aotriton`.
@@ -43,7 +43,7 @@ def serve_kernels(
     Raises:
         ConfigError: an address or a store that cannot be used, or no Dask.
         UnreachableError: no scheduler answers for long.
-        ToolchainError: Triton's image cannot be made, or the source not be had.
+        ToolchainError: Triton's image cannot be made, or the source is not available.
     """
     from toolchain.engine.progress import Progress  # noqa: PLC0415 - as for a build
     from toolchain.kernels.bounds import MemoryBounds  # noqa: PLC0415

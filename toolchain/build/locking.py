@@ -39,9 +39,9 @@ _LISTED = 30
 
 
 def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_base: bool = False) -> Lock:
-    """What a plan takes in, as far as it is known here. Reads files only: no network.
+    """The inputs of a plan, as far as they are known here. Reads files only: no network.
 
-    A source whose digest only a fetch can tell has an empty one; a tree that is not in the store has none.
+    The digest of a source is empty if it is only known after a fetch, that of a tree if it is not in the store.
 
     Args:
         planned: the stages of `target`, lowest first.
@@ -102,7 +102,7 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
 
 
 def check_file(request: Request, planned: Sequence[Planned], target: str, path: Path) -> Lock:
-    """Compare a lock file with what a plan takes in now; reads files only.
+    """Compare a lock file with the current inputs of a plan; reads files only.
 
     Raises:
         LockedError: with every difference.
@@ -110,7 +110,7 @@ def check_file(request: Request, planned: Sequence[Planned], target: str, path: 
     locked = read(path)
     differing = differences(locked, resolve(request, planned, target), whole=True)
     if differing:
-        raise refused(differing, f"{path} is not what is here now")
+        raise refused(differing, f"{path} does not match the current inputs")
     return locked
 
 
@@ -131,7 +131,7 @@ def lock_of(request: Request) -> Lock | None:
 
 
 def check(request: Request, planned: Sequence[Planned]) -> None:
-    """With `--locked`: refuse a plan that holds something else than the lock.
+    """With `--locked`: refuse a plan that differs from the lock.
 
     Raises:
         LockedError: with every difference.
@@ -141,7 +141,7 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
         return
     differing = differences(lock, resolve(request, planned, ""), whole=False)
     if differing:
-        raise refused(differing, "--locked: this is not what the lock holds")
+        raise refused(differing, "--locked: the plan differs from the lock")
 
 
 def check_tree(request: Request, source: Source) -> None:
@@ -156,7 +156,7 @@ def check_tree(request: Request, source: Source) -> None:
     now, was = locked_source(request, source), lock.source(source.name)
     differing = differences(replace(lock, bases=()), replace(lock, bases=(), sources=(now,)), whole=False)
     if differing or was is None:
-        raise refused(differing, f"--locked: {source.name} is not what the lock holds")
+        raise refused(differing, f"--locked: {source.name} differs from the lock")
 
 
 def refused(differing: Sequence[str], what: str) -> LockedError:
@@ -170,7 +170,7 @@ def refused(differing: Sequence[str], what: str) -> LockedError:
 
 
 def locked_source(request: Request, source: Source) -> LockedSource:
-    """A source as a lock holds it; its digest is empty when only a fetch can tell it."""
+    """A source as a lock holds it; its digest is empty if it is only known after a fetch."""
     part = part_of(source.name, tests=request.takes_tests(source.name))
     digest = source.digest or ""
     info = Store(request.cache.store).tree_info(digest, part=part.name) if digest else None
@@ -286,7 +286,7 @@ def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
 
 
 def _manifest(cache: Cache, planned: Planned) -> str:
-    """The finished base's image; empty when its record is gone."""
+    """The finished base's image; empty when its record is missing."""
     record = known_record(cache, planned.input_digest)
     return record.manifest if record is not None else ""
 

@@ -78,12 +78,12 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
     """A published image: the request is of its provenance, which the key must have signed, or of its record here.
 
     Args:
-        arch: of an index over several, the one that is meant.
+        arch: of an index with several architectures, which to take.
         scratch: a folder for what is fetched; it must stay while the image is compared.
 
     Raises:
         UntrustedError: it does not verify.
-        ConfigError: no key, and no record of these inputs here: nothing that can be believed says how it was made.
+        ConfigError: no key, and no record of these inputs here: no trusted source says how it was made.
         UnsupportedError: it names several images, or none of this tool.
     """
     with open_place(parse(ref)) as place:
@@ -129,8 +129,8 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
     record = known_record(cache, label)
     if record is None:
         raise ConfigError(
-            f"how {ref} was made is not known",
-            why="without --public-key no provenance is believed, and no image here was made from the same inputs",
+            f"it is not known how {ref} was made",
+            why="without --public-key no provenance is trusted, and no image here was built from the same inputs",
             fix="give the publisher's key: --public-key FILE",
         )
     return _of_record(cache, record, expected)

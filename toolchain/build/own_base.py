@@ -28,14 +28,14 @@ _EL = {"rhel", "centos", "fedora", "almalinux", "rocky", "ol"}
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A tool that serves, by the name that the probe has for it; with the least, or the one, version."""
+    """A tool that meets a need, by the name that the probe has for it; with its minimum or exact version."""
 
     tool: str
     least: str = ""
     exact: str = ""
 
     def serves(self, tools: Mapping[str, str]) -> bool:
-        """Whether what was found is enough."""
+        """Whether the tools that were found include it."""
         if self.tool not in tools:
             return False
         have = tools[self.tool]
@@ -44,11 +44,11 @@ class Way:
         return not self.least or numbers(have) >= numbers(self.least)
 
     def missing(self, tools: Mapping[str, str]) -> str:
-        """Why it does not serve."""
+        """Why it is not met."""
         if self.tool not in tools:
             return f"no {self.tool}"
         wanted = f"{self.exact} is needed" if self.exact else f"{self.least} or newer is needed"
-        return f"{self.tool} is {tools[self.tool] or 'of no version it tells'}, {wanted}"
+        return f"{self.tool} is {tools[self.tool] or 'of an unknown version'}, {wanted}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +91,9 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def check(request: Request, planned: Sequence[Planned]) -> None:
-    """Refuse an own base that lacks what the stages need, all of it at once and by name.
+    """Refuse a user's base that lacks what the stages need, and name everything that is missing.
 
-    The first time a container of the base is asked; the answer is kept by the image's digest.
+    The first time it runs a container of the base; the answer is kept by the image's digest.
 
     Args:
         planned: the stages to build.
@@ -149,7 +149,7 @@ def _bitcode(row: Known) -> Need:
 
 
 def _python_of_wheel(request: Request, need: Need, users: Collection[str]) -> Need:
-    """The need of a Python, where only the wheel that is named has it: that wheel's own name tells."""
+    """The need of a Python. If only a named wheel has it, the wheel's file name gives the version."""
     spec = request.sources.get("triton")
     if spec is None or spec.kind != "pypi" or need.name != "Python" or set(need.users) & set(users) != {"triton-wheel"}:
         return need

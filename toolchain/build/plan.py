@@ -80,7 +80,7 @@ def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow
 
 def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
     rows: list[PlanRow] = []
-    # An architecture that is refused is told before anything that another one lacks.
+    # An unsupported architecture is reported before anything that another architecture lacks.
     for of_arch, stages in [(of_arch, stages_of(target, of_arch)) for of_arch in by_arch(request)]:
         dependencies: dict[str, Planned] = {}
         for stage in stages:
@@ -96,10 +96,10 @@ def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
 
 
 def settled(request: Request, target: str, *, ask: bool = False) -> list[PlanRow]:
-    """The plan once every tag in it is at a commit: what nobody asked for yet is asked.
+    """The plan once every tag in it is resolved to a commit.
 
     Args:
-        ask: ask also for the tags that are known, unless `--offline`: one may have moved. Then Triton's tree is fetched
+        ask: also query tags that are known, unless `--offline`: a tag may have moved. Then Triton's tree is fetched
             too, since it says which LLVMs there are; otherwise only where a stage is keyed by what is in it.
 
     Raises:
@@ -111,7 +111,7 @@ def settled(request: Request, target: str, *, ask: bool = False) -> list[PlanRow
     trees = [] if request.offline else tritons(rows)
     if ask or any(planned.name != "triton" for planned, _ in trees):
         rows = _fetched_for(request, target, rows, {source.name: source for _, source in trees}.values())
-    # The tree may have brought stages; whose commit it is a fetch tells.
+    # The tree may have added stages, whose commits are known after a fetch.
     among = [] if request.offline else [source for row in rows for source in row.planned.sources if source.among]
     return _fetched_for(request, target, rows, among)
 
@@ -135,10 +135,10 @@ def ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) ->
 
 
 def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | None:
-    """The finished result for these inputs, if its record and all its blobs are here; that it was asked for is noted.
+    """The finished result for these inputs, if its record and all its blobs are here; it is marked as used.
 
     Args:
-        proved: pass over one that was made with --no-contract: the same bytes, but untested.
+        proved: ignore a result built with --no-contract: the same bytes, but untested.
     """
     digest = planned.input_digest
     record = known_record(cache, digest)
@@ -173,7 +173,7 @@ def tritons(rows: Sequence[PlanRow], *, checkouts: bool = False) -> list[tuple[P
 
 
 def undecided_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """The prebuilt files of Triton's source that a build would refuse since no option says what becomes of them."""
+    """The prebuilt files of Triton's source that a build would refuse because no option allows or drops them."""
     if not any(planned.name.startswith("triton") for planned, _ in tritons(rows, checkouts=True)):
         return []
     return [row.name for row in undecided("triton", triton_here(request), request)]

@@ -1,4 +1,4 @@
-"""Sources of later stages come in while an earlier stage is built."""
+"""Fetches the sources of later stages while an earlier stage is built."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _FINAL = (DigestError, LockedError, SourceError, HostileInputError, PatchError)
 class Prefetch:
     """Fetches sources one after another in the background.
 
-    A source that is not what it must be ends the build at once (see `check`). What else goes wrong here is not told:
-    the stage that needs the source asks again, and its error is the one that counts.
+    A source with the wrong content ends the build at once (see `check`). Other failures are not reported here:
+    the stage that needs the source fetches it again, and reports its own error.
     The thread ends with the process, and its children with the thread.
     """
 
@@ -34,7 +34,7 @@ class Prefetch:
     def _run(self) -> None:
         try:
             self._fetch_all()
-        finally:  # also after what nobody expects: whoever waits asks for the source again, and meets the same error
+        finally:  # also after an unexpected error: who waits fetches the source again, and gets the same error
             for event in self._done.values():
                 event.set()
 
@@ -45,7 +45,7 @@ class Prefetch:
             except _FINAL as error:
                 self._failed = self._failed or error
             except (ToolchainError, OSError) as error:
-                LOG.info("%s did not come in: %s", source.ref, error)
+                LOG.info("could not prefetch %s: %s", source.ref, error)
             else:
                 LOG.info("%s is in the store", source.ref)
             finally:

@@ -99,7 +99,7 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
     values: dict[str, Any] = {
         "stage": planned.name,
         **{option.field: plain(getattr(request, option.field)) for option in declared(request) if option.option.counts},
-        # Of a local image the digest counts, which is among the inputs; its path is this machine's affair.
+        # A local image is recorded by its digest, which is among the inputs, not by its path on this machine.
         "base": "oci:" if request.base.image is not None else str(request.base),
         "glibc": request.glibc or None,
         "sources": _asked_sources(request, planned),
@@ -112,7 +112,7 @@ def _asked_sources(request: Request, planned: Planned) -> dict[str, str]:
     """What was named for the stage and those below it; of a folder its name alone, since its path is this machine's."""
     own = {source.name: source.ref for source in planned.sources}
     wanted = {name for row in STAGES if involves(planned.name, row.name) for name in row.sources}
-    # Which libraries LLVM is built with is the affair of the Triton that it is for.
+    # The Triton that an LLVM is for decides which libraries it is built with.
     wanted |= {"triton"} if "llvm" in wanted else set()
     return {
         name: own.get(name) or (f"local:{spec.path.name}" if spec.path is not None else str(spec))
@@ -137,14 +137,14 @@ def isolation_facts(cache: Cache) -> dict[str, Any] | None:
 
 
 def write_record(cache: Cache, record: Record) -> None:
-    """Write the record of a finished stage: from now on the stage counts as finished."""
+    """Write the record of a finished stage: from now on the stage is finished."""
     path = cache.record(record.input_digest)
     used_mark(path).unlink(missing_ok=True)
     write_atomically(path, record.as_bytes())
 
 
 def record_as_it_is(request: Request, built: Built) -> None:
-    """Give an image that was taken as it is (`--base oci:DIR`) a name and a record: others stand on it."""
+    """Give an image that was taken as it is (`--base oci:DIR`) a name and a record, which the stages above need."""
     layout = Layout(request.cache.images)
     layout.tag(layout.resolve(built.manifest), image_tag(built.planned.image, built.input_digest))
     write_record(request.cache, new_record(request, built.planned, built))
@@ -168,7 +168,7 @@ def known_record(cache: Cache, digest: str | None) -> Record | None:
 
 
 def stages_below(cache: Cache, inputs: Mapping[str, Any]) -> list[Record]:
-    """The records of the stages that something of these inputs stands on, lowest first, without those that are gone."""
+    """The records of the stages below something with these inputs, lowest first; missing ones are left out."""
     below: dict[str, Record] = {}
     waiting = list(digests_below(inputs))
     while waiting:
@@ -192,14 +192,14 @@ def unread_records(cache: Cache) -> list[Path]:
 
 
 def tell_unread(cache: Cache) -> None:
-    """Say that images are here whose records are not read: they are built again, and nothing else would tell why."""
+    """Report images whose records cannot be read: otherwise it would be unclear why they are built again."""
     if unread := unread_records(cache):
         count = f"{len(unread)} image{'s' if len(unread) > 1 else ''}"
         console.note(f"records of another format in {cache.records}: {count} not used; remove: toolchain cache prune")
 
 
 def used_mark(record: Path) -> Path:
-    """The file whose time says when a finished stage was last asked for. The record's own says when it was made."""
+    """The file whose time says when a finished stage was last used. The record's own time says when it was made."""
     return record.with_suffix(".used")
 
 

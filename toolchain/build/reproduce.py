@@ -34,7 +34,7 @@ class Reproduced:
 
     Args:
         diff_ids: of the stage's own layer, uncompressed: the first build's and the second's.
-        blobs: digests of the stored layer, alike; compressor included.
+        blobs: digests of the stored layer, for both builds; they depend on the compressor.
         indexes: digests of the index over the image alone, as it is published; the first is empty where the image came
             from an index over several, or from none.
         differing: files that are not the same; empty when the diff_ids are equal.
@@ -80,7 +80,7 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any], *, com
 
     Raises:
         SourceError: the stage, or one below it, has not been built here.
-        UnsupportedError: these options ask for something else than what `expected` is.
+        UnsupportedError: these options describe a different image than `expected`.
     """
     if len(request.arch) != 1:
         raise UnsupportedError(
@@ -120,7 +120,7 @@ def expected_of(cache: Cache, record: Record) -> dict[str, Any]:
 
 
 def require_whole(layout: Layout, image: Descriptor, name: str) -> None:
-    """Insist that an image's layers are what it says: compared is what its config names, which it could name falsely.
+    """Check that an image's layers are what it says: compared is what its config names, which it could name falsely.
 
     Raises:
         DigestError: they are not.
@@ -170,8 +170,8 @@ def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced
 def clean_cache(cache: Cache, dependencies: Sequence[PlanRow], digest: str) -> Iterator[Cache]:
     """A cache folder with the sources and the finished stages below, and nothing else.
 
-    It is gone once the bytes are compared. A reproduction that was cut off leaves it, and the next one of the same
-    inputs goes on in it: what lies there was made by reproductions alone. LLVM takes hours, so a kill must not cost
+    It is removed once the bytes are compared. An interrupted reproduction leaves it, and the next one of the same
+    inputs continues in it: only reproductions wrote there. LLVM takes hours, so a kill must not cost
     them again.
     """
     root = cache.root / "reproduce" / digest.removeprefix("sha256:")[:12]
@@ -180,7 +180,7 @@ def clean_cache(cache: Cache, dependencies: Sequence[PlanRow], digest: str) -> I
         sweep_discarded(root)
         fresh = Cache(root)
         if root.is_dir():
-            console.note(f"going on with the reproduction that was cut off ({root}); delete that folder to begin anew")
+            console.note(f"continuing the interrupted reproduction ({root}); delete that folder to start over")
         root.mkdir(parents=True, exist_ok=True)
         # Every entry of the store is checked against its digest when it is taken.
         if not fresh.store.is_symlink():

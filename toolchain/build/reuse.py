@@ -45,7 +45,7 @@ class Reuse:
 
     Args:
         place: namespace of a registry, or a layout folder, as `publish` takes it.
-        key: whose signature counts.
+        key: whose signature is required.
         only: fail where something would have to be built.
     """
 
@@ -97,12 +97,12 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     prebuilt things in it have been looked at.
 
     Returns:
-        None where it has to be built; why was told.
+        None if it has to be built; the reason was reported.
 
     Raises:
         UntrustedError: with `only`: there is one, and it does not verify.
         RegistryError: with `only`: there is none.
-        UnreachableError: with `only`: nobody answers.
+        UnreachableError: with `only`: the registry does not answer.
         SourceError: with `only`: the inputs have no digest yet.
         EngineError: with `only`: its layers are packed as this machine cannot unpack them.
     """
@@ -138,7 +138,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     except (RegistryError, EngineError) as error:  # EngineError: a compressor that this machine lacks
         if reuse.only:
             raise
-        _note(planned, f"{ref} cannot be had", error.what)
+        _note(planned, f"{ref} is not available", error.what)
     return None
 
 
@@ -258,6 +258,6 @@ def _bring(scratch: Layout, image: Descriptor, own: Layout, planned: Planned) ->
     for part in parts:
         own.put_file(scratch.blob(part.digest), digest=part.digest, move=True, media_type=part.media_type)
     manifest = own.put_bytes(content, image.media_type)
-    # As after a build: the tag keeps the blobs from the garbage collector, the record, which comes last, counts.
+    # As after a build: the tag protects the blobs; the record, written last, makes the image finished.
     own.tag(manifest, image_tag(planned.image, str(planned.input_digest)))
     return [part.as_json() for part in parts[1:]]

@@ -39,7 +39,7 @@ def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: 
 
     Args:
         command: how to run this again, for messages.
-        reuse: where to ask for a finished image first, and whose signature counts there.
+        reuse: where to look for a finished image first, and whose signature is required there.
 
     Raises:
         ToolchainError: a stage failed; what is finished stays.
@@ -59,7 +59,7 @@ def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: 
     rows = _looked_into(request, target, rows, fetch=reuse is None)
     if reuse is None and (names := undecided_in(rows, request)):
         raise PolicyError(
-            f"nothing says what becomes of the prebuilt {', '.join(names)} in Triton's source",
+            f"no option allows or drops the prebuilt {', '.join(names)} in Triton's source",
             why="only sources enter by default, and hours of LLVM would be built first",
             fix=f"leave it out: --drop-binary {names[0]}; or let it in: --allow-binary {names[0]}",
         )
@@ -111,7 +111,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
     stages = stages_of(target, request)
     planned_below: dict[str, Planned] = {}
     built_below: dict[str, Built] = {}
-    # A plan stands while what it rests on stands: the stages below, and files that nobody but the tool writes.
+    # A plan is valid as long as the stages below it, and files that only the tool writes, do not change.
     of_user = [*request.patches, *(name for name, spec in request.sources.items() if spec.path is not None)]
     stands = not of_user and request.base.image is None
     for number, stage in enumerate(stages, 1):
@@ -139,7 +139,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
             from toolchain.build.numbers import checked  # noqa: PLC0415 - numpy
 
             built = checked(own, built)
-        # Only now it shows what is in a base that was not here when the build was planned, whoever made it since.
+        # The content of a base that was made after planning is only known now.
         within_lock(request, [built.planned])
         stands = planned is first and built.planned == first
         planned_below[stage.name] = built.planned
@@ -148,7 +148,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
 
 
 def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], prefetch: Prefetch) -> Planned:
-    """The plan of a stage that is about to be built. A source that only a fetch can tell the digest of is fetched for
+    """The plan of a stage that is about to be built. A source whose digest is only known after a fetch is fetched for
     it: without an input digest nothing could be recorded after hours."""
     planned = stage.plan(request, dependencies)
     unknown = [source for source in planned.sources if source.digest is None]
@@ -212,7 +212,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
 
 
 def _allowed(request: Request, planned: Planned, built: Built | None) -> None:
-    """Prebuilt code enters by name alone, also what another call of the tool allowed."""
+    """Prebuilt code must be allowed by name, even if an earlier build allowed it."""
     names = {*planned.binaries, *(built.binaries if built else ())}
     for name in sorted(names.difference(let_in_names(request) if names else ())):
         raise PolicyError(
@@ -252,7 +252,7 @@ def _build_stage(
             )
             built = stage.build(planned, dependencies, workspace)
     except ToolchainError as error:
-        # What ran in a container that is gone is no advice.
+        # A command inside a container that no longer exists is no advice.
         advice = "" if isinstance(error, CommandError) else error.fix
         command = " ".join(run.command) or f"toolchain build {stage.name}"
         looked = isinstance(error, (CommandError, BuildError)) and planned.engine

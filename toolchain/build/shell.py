@@ -1,4 +1,4 @@
-"""A shell where the step of a stage runs, for whoever asks why it failed."""
+"""A shell in the container in which a stage's step runs, to find out why it failed."""
 
 from __future__ import annotations
 

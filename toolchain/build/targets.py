@@ -52,7 +52,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
 
 
 def _add(row: StageRow, request: Request, made: dict[str, Stage]) -> None:
-    """Add a stage behind those that it stands on."""
+    """Add a stage after those below it."""
     stage: Stage | None = None if row.name in made else make(row.name, request)
     if stage is None:
         return

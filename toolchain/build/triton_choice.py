@@ -71,7 +71,7 @@ def settle(choice: Choice, *, lock: Lock | None, folder: Path, cache: Cache) -> 
     """What is meant in the end: `triton` is a version, a commit or nothing, and all that names a Triton agrees.
 
     Raises:
-        PinError: two of the values, or two pins in the folder, name different things; or a value names none.
+        PinError: two of the values, or two pins in the folder, contradict each other; or a value names no Triton.
         UnsupportedError: an unknown version, or one that cannot be built.
     """
     choice = _strongest(choice)
@@ -106,7 +106,7 @@ def wheel_hint(choice: Choice, allow_binary: tuple[str, ...]) -> str:
         or not involves(choice.target, "triton")
     ):
         return ""
-    return f"Triton is built from source; for the wheel that --allow-binary {BINARY} lets in, name it: {WHEEL}"
+    return f"Triton is built from source; for the wheel that --allow-binary {BINARY} allows, name it: {WHEEL}"
 
 
 def doubts(choice: Choice) -> tuple[str, ...]:
@@ -228,7 +228,7 @@ def _as_path(choice: Choice, path: Path, cache: Cache) -> Choice:
     if choice.target not in {"llvm", "base"} and path.exists():
         raise PinError(
             f"--triton {path} names no Triton",
-            why="a file is the pin of an LLVM, and of that no Triton can be told",
+            why="a file is the pin of an LLVM, which does not determine a Triton",
             fix="give a version, a commit or the folder of a checkout; a pin file serves `llvm` alone",
         )
     pin = read_pin(path)
@@ -274,10 +274,10 @@ def _as_folder(choice: Choice, path: Path, cache: Cache) -> Choice:
 
 
 def _compare(choice: Choice, cache: Cache) -> None:
-    """Hold `--triton` against a source of Triton, or where there is none against AOTriton's.
+    """Compare `--triton` with a source of Triton, or with AOTriton's if there is none.
 
     Raises:
-        PinError: they name two Tritons.
+        PinError: they refer to different Triton versions.
     """
     if spec := choice.sources.get("triton"):
         _compare_source(str(choice.triton), spec, cache, llvm="llvm" not in choice.sources)
@@ -301,7 +301,7 @@ def _compare_source(wanted: str, spec: SourceSpec, cache: Cache, *, llvm: bool) 
 
 
 def _compare_commit(wanted: str, row: TritonRelease | None, commit: str, name: str) -> None:
-    """A commit that may be the version's: now what the data says against it counts, and once it is here its tree."""
+    """A commit that may be the version's: refuse it if the data contradicts it; its tree is compared once fetched."""
     if row is None or commit in {row.commit, *row.candidates}:
         return
     known = _row(commit)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source | None = None) -> None:
-    """With `--locked` nothing comes in that the lock does not hold."""
+    """With `--locked`, refuse inputs that the lock does not have."""
     if request.lock is not None:
         from toolchain.build import locking  # noqa: PLC0415 - most calls have no lock
 
@@ -106,7 +106,7 @@ class BuildWorkspace:
     def fetch(self, source: Source) -> FetchedSource:
         with told_to(self.progress.amount):
             self.prefetch.wait(source.name)
-            # What is built from is read once more: neither a decaying disk nor a slot in the store shall be built in.
+            # Sources are verified again before use: neither a failing disk nor a changed store entry may enter a build.
             got = fetch_for(self.request, source, patched=True, verify=True)
         within_lock(self.request, [], fetched=got)
         return got
@@ -210,7 +210,7 @@ class BuildWorkspace:
             layer = normalise_tar(tar, raw, epoch=EPOCH)
         else:
             assert tree is not None  # noqa: S101 - one of the two
-            # A tree with owners is the engine's, whose root is another id than ours.
+            # A tree with owners was made by the engine, whose root has a different id.
             first = 0 if normalise else self.engine.first_id
             layer = write_layer(tree, raw, epoch=EPOCH, normalise=normalise, first_id=first)
         below = [read_layers(layout, layout.resolve(part.manifest)) for part in (under, *beside) if part is not None]
@@ -256,7 +256,7 @@ class BuildWorkspace:
             facts={**facts, **checked, **self._compiled, **measured.as_json()},
             binaries=tuple(planned.binaries),
         )
-        # The tag keeps the blobs from the garbage collector; the record is what makes the result count. So it is last.
+        # The tag keeps the blobs from the garbage collector; the record makes the result finished, so it comes last.
         layout.tag(layout.resolve(manifest), image_tag(planned.image, digest))
         runner = self._runner.facts if self._runner is not None else None
         record = new_record(self.request, planned, built, compressor=compressor_id(how), runner=runner)

@@ -124,7 +124,7 @@ def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> Non
         without: those whose kernels the user leaves out.
 
     Raises:
-        UnsupportedError: with what the user leaves out in vain, or would have to.
+        UnsupportedError: with what the user leaves out without effect, or would have to leave out.
     """
     if missing := [name for name in has if name not in without]:
         raise UnsupportedError(
@@ -215,7 +215,7 @@ def generation_in(tree: Path, release: str = "") -> Generation:
 
 
 def _version_in(tree: Path) -> tuple[int, ...]:
-    """What a tree's CMakeLists.txt calls its version; before 0.8 none does, and the generator tells."""
+    """What a tree's CMakeLists.txt calls its version; before 0.8 there is none, and the generator decides."""
     text = (tree / "CMakeLists.txt").read_text(encoding="utf-8", errors="replace")
     parts = [re.search(rf"set\(AOTRITON_VERSION_{part}_INT (\d+)\)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     if all(parts):
@@ -228,11 +228,11 @@ def _version_in(tree: Path) -> tuple[int, ...]:
 
 
 def check_databases(tree: Path, release: str, given: Path | None = None) -> Database | None:
-    """Insist on the tuning databases that a release was made with.
+    """Require the tuning databases that a release was made with.
 
     Args:
         release: on record; of a tree of no release they must be there, and be no empty files.
-        given: the user's own file or folder, in place of the one that the tree has or lacks.
+        given: the user's own file or folder, used instead of the tree's own.
 
     Returns:
         Whose place the given one takes; None without one.
@@ -248,7 +248,7 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
         if not path.exists():
             raise SourceError(
                 f"the tuning database of {f'AOTriton {release}' if release else 'this AOTriton'} is not in its source",
-                why=f"without {row.path} the generator plans every kernel that there could be, and says nothing",
+                why=f"without {row.path} the generator silently plans every possible kernel",
                 fix=f"--source {DATABASE}=PATH of it, or take the source by git; "
                 f"that of {release or row.releases[-1]} has git's id {row.id}",
             )
@@ -275,7 +275,7 @@ def _taken(rows: Sequence[Database], release: str, given: Path) -> Database:
     if not fits:
         known = ", ".join(f"{row.path} {row.id}" for row in rows)
         raise SourceError(
-            f"the source {DATABASE} is none that {f'AOTriton {release}' if release else 'this AOTriton'} takes",
+            f"the source {DATABASE} is not one that {f'AOTriton {release}' if release else 'this AOTriton'} uses",
             why=f"its git id is {id_}; on record are {known or 'none'}",
             fix=f"leave --source {DATABASE} out: that release's own are in its tree",
         )
@@ -283,7 +283,7 @@ def _taken(rows: Sequence[Database], release: str, given: Path) -> Database:
 
 
 def git_id(path: Path) -> str:
-    """What git calls a file or a folder: 40 hex digits. Links count by their targets, empty folders do not."""
+    """Git's id of a file or a folder: 40 hex digits. Links are hashed by their targets, empty folders are left out."""
     kind, content = "blob", b""
     if path.is_symlink():
         content = os.fsencode(path.readlink())

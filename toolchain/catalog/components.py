@@ -36,7 +36,7 @@ class LlvmRequirements:
         components: LLVM_DISTRIBUTION_COMPONENTS.
         tools: programs that must lie in the prefix's bin/.
         libtriton: libraries that Triton names for its Python module, without `lib` and `.a`, sorted.
-        bin_tools: libraries that Triton names for the programs it always builds, alike.
+        bin_tools: libraries that Triton names for the programs it always builds, in the same form.
         clang, lld, filecheck: whether those are among the above.
         keep, drop: globs; libraries of the tree that match `keep` and not `drop` are kept beside those named here.
         serves: the Triton whose needs these are, as it was asked for.
@@ -182,7 +182,7 @@ def features_of(checkout: Path) -> frozenset[str]:
 
 
 def installed(prefix: Path) -> frozenset[str]:
-    """The files below an installed LLVM as paths below `prefix`; programs in bin/ count only if they can be run."""
+    """The files below an installed LLVM as paths below `prefix`; programs in bin/ only if they are executable."""
     files = (path for path in prefix.rglob("*") if path.is_file())
     return frozenset(
         path.relative_to(prefix).as_posix() for path in files if path.parent.name != "bin" or os.access(path, os.X_OK)

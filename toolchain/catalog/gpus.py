@@ -41,13 +41,13 @@ def known_gpus() -> tuple[str, ...]:
 def parse_gpus(text: str) -> tuple[str, ...]:
     """LLVM names from a list of LLVM or market names: `gfx942,MI250;RX 7900 XTX`.
 
-    Separated by `;`, `,` or spaces; case, spaces, `-` and `_` inside a name do not count.
+    Separated by `;`, `,` or spaces; case, spaces, `-` and `_` inside a name are ignored.
 
     Returns:
         Each once, sorted as text; nothing for a blank text.
 
     Raises:
-        UnsupportedError: a name that is none, with the nearest ones.
+        UnsupportedError: an unknown name, with the nearest ones.
     """
     gpus: set[str] = set()
     for part in re.split(r"[;,]", text):
@@ -88,8 +88,8 @@ def gpu_of_flag(mach: int) -> str | None:
 
 
 def short_list(gpus: Sequence[str]) -> str:
-    """What tells images for different GPUs apart in names: `gfx1100-gfx942`; more than three as `5gpus` and 6 digits of
-    their digest; nothing for all that are known."""
+    """The part of image names that depends on the GPUs: `gfx1100-gfx942`; more than three as `5gpus` and 6 digits of
+    their digest; empty for all that are known."""
     names = sorted(set(gpus))
     if names == list(known_gpus()):
         return ""

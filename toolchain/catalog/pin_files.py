@@ -29,7 +29,7 @@ def read_pin(path: Path) -> LlvmPin:
     """The LLVM pin in a file, a folder, or a Triton checkout (its `cmake/`, or the top level as Triton 2.1 had it).
 
     All pin files of a folder must agree. `llvm-build-info.json` beside them may run ahead: it never is the pin, but
-    where it agrees its `repository` counts.
+    where it agrees, its `repository` is used.
 
     Raises:
         PinError: none there, malformed, or contradictory; the message names every file and value concerned.
@@ -55,7 +55,7 @@ def read_pin(path: Path) -> LlvmPin:
         raise PinError(
             f"the pins in {path} contradict each other",
             why="; ".join(f"{file} says {commit}" for file, commit in commits.items()),
-            fix="remove the stale file, or name the one that counts",
+            fix="remove the stale file, or name the right one",
         )
     file, commit = next(iter(commits.items()))
     repository, warnings = _repository_beside(files, commit)

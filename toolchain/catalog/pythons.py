@@ -73,11 +73,11 @@ def check_version(version: str) -> str:
 
 
 def check_range(version: str, requires: str, *, name: str) -> None:
-    """Insist that a source supports a Python.
+    """Check that a source supports a Python.
 
     Args:
         version: `3.13`.
-        requires: the source's `python_requires`; empty where it says nothing.
+        requires: the source's `python_requires`; empty if it has none.
         name: what people call the source.
 
     Raises:

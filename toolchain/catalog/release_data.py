@@ -50,7 +50,7 @@ class CodegenPin:
         target: LLVM's name of its code generator: `AMDGPU`.
         llvm: its commit.
         build: number of the library's build, which moves with the library's own sources.
-        repository: the one that is known to hold the commit; empty where only a fetch can tell.
+        repository: the one that is known to hold the commit; empty if that is only known after a fetch.
         certainty: of commit and build; `source` says where they are from.
 
     Raises:

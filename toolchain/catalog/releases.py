@@ -133,7 +133,7 @@ def _parsed(version: str) -> tuple[str, str | None, str]:
 
 
 def _refuse_unknown_codegen(line: str, patch: str | None) -> None:
-    """Refuse what is newer than all that is known: how many LLVMs it needs, its version does not tell."""
+    """Refuse a version newer than all on record: how many LLVMs it needs is unknown."""
     rows, codegen_from = triton_data()
     version = line if patch is None else f"{line}.{int(patch)}"
     known = any(row.version == version or row.version.startswith(f"{version}.") for row in _plain(rows))
@@ -143,7 +143,7 @@ def _refuse_unknown_codegen(line: str, patch: str | None) -> None:
         f"Triton {version} is not on record, and since 3.9 Triton needs a second LLVM",
         why=f"{_neighbours(version, rows)}. Since 3.9 its code for AMD's GPUs is made by an LLVM pinned apart from the "
         "one it links, and there may be more of them",
-        fix=f"use {_plain(rows)[-1].version} or older; or give the checkout, whose own pins count: --triton FOLDER",
+        fix=f"use {_plain(rows)[-1].version} or older; or give the checkout, whose own pins are used: --triton FOLDER",
     )
 
 
@@ -247,7 +247,7 @@ def _triton_by_commit(commit: str) -> TritonRelease:
     raise UnsupportedError(
         f"the LLVM of Triton {commit} is not on record",
         why="only releases, AOTriton's submodules and a few commits are",
-        fix="give the checkout: --source triton=PATH; its own pin file counts",
+        fix="give the checkout: --source triton=PATH; its own pin file is used",
     )
 
 
@@ -271,7 +271,7 @@ def _triton_by_version(rows: tuple[TritonRelease, ...], line: str, patch: str | 
 
 
 def _neighbours(version: str, rows: Iterable[TritonRelease]) -> str:
-    """The releases next to a version that is none, for people."""
+    """The releases next to a version that does not exist, for people."""
     near = sorted({row.version for row in _plain(rows)}, key=numbers)
     below = [f"{near_by} below" for near_by in near if numbers(near_by) < numbers(version)][-1:]
     above = [f"{near_by} above" for near_by in near if numbers(near_by) > numbers(version)][:1]

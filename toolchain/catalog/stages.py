@@ -23,7 +23,7 @@ class StageRow:
 
     Args:
         name: as in `plan`.
-        on: the stages that it may stand on, lowest first.
+        on: the stages that it may be built on, lowest first.
         sources: the names of its sources, as `--source` takes them, with the SPDX expression of the project's licence.
         license: SPDX expression of what is in its layer; empty where the layer holds packages of many.
         title: of its image; empty where the image's own name is its title.
@@ -238,7 +238,7 @@ def source_license(name: str) -> str:
 
 
 def involves(target: str, name: str) -> bool:
-    """Whether a target is a stage, or may stand on it, directly or not."""
+    """Whether a target is a stage, or may be built on it, directly or not."""
     if target == ALL:
         return True
     known = {stage.name: stage for stage in STAGES}

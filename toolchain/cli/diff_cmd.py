@@ -110,7 +110,7 @@ def screen(difference: Difference, most: int) -> Iterator[str]:
     Args:
         most: kernels that are listed.
     """
-    from toolchain.examine.diff import SAME, told_row  # noqa: PLC0415 - see `kernels_diff`
+    from toolchain.examine.diff import SAME, change_texts  # noqa: PLC0415 - see `kernels_diff`
 
     changed = [row for row in difference.rows if row.status != SAME]
     if changed:
@@ -124,7 +124,7 @@ def screen(difference: Difference, most: int) -> Iterator[str]:
         yield f"{group['gpu']:<9}{group['kernel'][-23:]:<24}" + "".join(f"{number:>8}" for number in numbers)
     for row in changed[:most]:
         yield f"{row.gpu} {row.key}"
-        yield f"  {_words(row, told_row(row))}"
+        yield f"  {_words(row, change_texts(row))}"
     if len(changed) > most:
         yield f"… and {len(changed) - most} more: --rows, or --json"
     told = ", ".join(f"{count} {_WORDS.get(status, status)}" for status, count in difference.counts().items() if count)

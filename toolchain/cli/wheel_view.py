@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from toolchain import console
 from toolchain.cache import Cache, default_cache
 from toolchain.errors import ConfigError, PinError
-from toolchain.stages.wheel_llvm import Library, WheelLlvm, read_wheel, repository_told, wheel_named
+from toolchain.stages.wheel_llvm import Library, WheelLlvm, read_wheel, repository_inside, wheel_named
 
 _WORDS = {
     "pinned": "as pinned",
@@ -70,7 +70,7 @@ def _lines(wheel: WheelLlvm) -> Iterator[str]:
             yield f"    pinned: {library.pin}"
         if library.also:
             yield f"    the LLVM of {', '.join(library.also)}"
-        if repository := repository_told(library):
+        if repository := repository_inside(library):
             yield f"    from {repository}"
         for told in library.told:
             build = "" if told.build is None else f"-{told.build}"

@@ -10,7 +10,7 @@ from toolchain.emulator.bits import signed
 from toolchain.emulator.syntax import Instruction
 from toolchain.emulator.wave import Wave
 
-# What these wait for, order or announce is the business of `scoreboard`; no value depends on them.
+# `scoreboard` handles what these wait for, order or announce; no value depends on them.
 _WITHOUT_EFFECT = re.compile(
     r"s_(nop|clause|delay_alu|code_end|setprio|sleep|inst_prefetch|set_inst_prefetch_distance|icache_inv"
     r"|dcache_(?:inv|wb)\w*|ttracedata\w*|barrier_signal|setkill|wait_alu|waitcnt\w*|wait_\w+)$"
@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 @dataclass(frozen=True)
 class Branch:
-    """Where a block goes on.
+    """Where a block continues.
 
     Args:
         target: where the condition holds.
@@ -54,7 +54,7 @@ def has_no_effect(instruction: Instruction) -> bool:
 
 
 def is_barrier(instruction: Instruction) -> bool:
-    """Whether a wave stops here until all others have come."""
+    """Whether a wave stops here until all others have reached it."""
     return instruction.name in {"s_barrier", "s_barrier_wait"}
 
 
@@ -78,7 +78,7 @@ def branch(instruction: Instruction) -> Branch | None:
 
 
 def wait(instruction: Instruction) -> Mapping[str, int]:
-    """What an instruction waits for: by counter the number that may still be under way; empty when it does not wait.
+    """What an instruction waits for: by counter, how many may still be outstanding; empty when it does not wait.
 
     Raises:
         EmulationError: a wait of an unknown form.

@@ -1,4 +1,4 @@
-"""Makes of each instruction's text what it does, and which registers it reads and writes."""
+"""Turns each instruction's text into a function of a wave, and the registers that it reads and writes."""
 
 from __future__ import annotations
 

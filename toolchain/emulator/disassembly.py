@@ -76,10 +76,10 @@ def _packaged(name: str) -> list[Path]:
 @lru_cache(maxsize=8)
 def _disassembler(path: str) -> Disassembler:
     try:
-        said = process.run([path, "--version"], capture=True, timeout=60).stdout
+        printed = process.run([path, "--version"], capture=True, timeout=60).stdout
     except process.CommandError as error:
         raise EngineError(f"{path} does not run", why=error.why, fix="name an llvm-objdump that runs") from error
-    match = _VERSION.search(said)
+    match = _VERSION.search(printed)
     version = (int(match[1]), int(match[2]), int(match[3])) if match else (0, 0, 0)
     if version[0] < _OLDEST:
         raise EngineError(
@@ -104,13 +104,13 @@ def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line,
             fix="name a newer one: --objdump PATH",
         )
     try:
-        said = process.run([disassembler.path, "-d", path], capture=True, timeout=_LIMIT).stdout
+        printed = process.run([disassembler.path, "-d", path], capture=True, timeout=_LIMIT).stdout
     except process.CommandError as error:
         raise EmulationError(
             f"{disassembler.label} could not decode {path.name}", why=error.why, fix="compile the object again"
         ) from error
     lines = []
-    for text in said.splitlines():
+    for text in printed.splitlines():
         if match := _LINE.match(text):
             words = tuple(int(word, 16) for word in match[3].split())
             lines.append(Line(int(match[2], 16), match[1], words))

@@ -65,8 +65,8 @@ def _file(parameter: Parameter, text: str, kind: type[np.generic]) -> Array:
     except (OSError, ValueError) as error:
         raise _wrong(parameter, text, f"cannot read it: {error}") from error
     if not isinstance(loaded, np.ndarray) or loaded.dtype != kind:
-        found = getattr(loaded, "dtype", type(loaded).__name__)
-        raise _wrong(parameter, text, f"it holds {found}, {np.dtype(kind)} is expected")
+        held = getattr(loaded, "dtype", type(loaded).__name__)
+        raise _wrong(parameter, text, f"it holds {held}, {np.dtype(kind)} is expected")
     return np.ascontiguousarray(loaded)
 
 

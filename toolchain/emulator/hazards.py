@@ -24,7 +24,7 @@ _LANE = re.compile(r"v_(readlane|readfirstlane|writelane)_b32$")
 _STORE = re.compile(r"(global|flat|buffer)_store_(dwordx[34]|b96|b128)$")
 MEMORY = ("global_", "flat_", "buffer_", "scratch_")
 
-# What the first instruction leaves, what the second one takes, and the wait states between them; see Facts for names.
+# What the first instruction writes, what the second one uses, and the wait states between them; see Facts for names.
 _CDNA = (
     ("valu scalar", "memory scalar", 5),
     ("vector", "dpp vector", 2),
@@ -58,7 +58,7 @@ class Facts:
         sets: registers by the names that the rows above use; only those that are not empty.
         states: the wait states that it takes.
         passes: of a matrix instruction of CDNA; 0 for anything else.
-        settles: all vector results have arrived when it is through.
+        settles: all vector results have arrived when it is finished.
         reach: the longest distance that another must keep from it; 0 for none.
     """
 
@@ -172,12 +172,12 @@ def _names(*registers: Register | None) -> Registers:
 def too_close(
     first: Facts, second: Facts, states: int, valus: int, transcendental: int, *, newer: Registers = _NONE
 ) -> tuple[int, Registers] | None:
-    """What two instructions lack between them.
+    """The distance that is missing between two instructions.
 
     Args:
         states: wait states between them.
         valus, transcendental: vector instructions between them, and how many of these are V_EXP and the like.
-        newer: what matrix instructions between them wrote: of that the last one is the one to keep from.
+        newer: what matrix instructions between them wrote: only the last one matters for these.
 
     Returns:
         The distance that they need and the registers that it is about; None where they are far enough apart.
@@ -196,7 +196,7 @@ def too_close(
 
 
 def _after_matrix(first: Facts, second: Facts, newer: Registers) -> Iterable[tuple[int, Registers]]:
-    """What an instruction must keep from a matrix instruction of CDNA."""
+    """The distances that an instruction must keep from a matrix instruction of CDNA."""
     passes, result, old = first.passes, first.vector_writes, first.target.gpu == "gfx90a"
     more = int(first.target.gpu == "gfx950" and first.fast)
     use = passes + (3 if old or first.fast else 2) + more

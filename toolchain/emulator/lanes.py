@@ -14,7 +14,7 @@ from toolchain.emulator.operands import Get, Operands, Run
 from toolchain.emulator.syntax import Instruction
 from toolchain.emulator.wave import Wave
 
-# Stand for a source that an encoding changes on its way.
+# Placeholders for a source that an encoding modifies.
 _CHANGED = ("@0", "@1")
 _WITH_NUMBER = (
     "row_shl", "row_shr", "row_ror", "row_bcast", "row_newbcast", "row_share", "row_xmask",
@@ -130,11 +130,11 @@ def sdwa(operands: Operands, row: LaneOp) -> Run:
     texts = list(instruction.operands)
     for number, token in enumerate(_CHANGED[: len(row.sources.replace("d", "").replace("b", ""))]):
         choice = modifiers.text(f"src{number}_sel", "DWORD")
-        found = operands.signs(texts[1 + number])
-        sign = found.text.startswith("sext(")
-        name = found.text[5:-1] if sign else found.text
+        operand = operands.signs(texts[1 + number])
+        sign = operand.text.startswith("sext(")
+        name = operand.text[5:-1] if sign else operand.text
         operands.raw[token] = _selected(operands.u32(name), choice, sign=sign)
-        texts[1 + number] = texts[1 + number].replace(found.text, token)
+        texts[1 + number] = texts[1 + number].replace(operand.text, token)
     operands.instruction = replace(instruction, operands=tuple(texts))
     selection = modifiers.text("dst_sel", "DWORD")
     unused = modifiers.text("dst_unused", "UNUSED_PAD")
@@ -213,7 +213,7 @@ def _permute_rows(*, other_row: bool) -> Handler:
 
 
 def _swap_rows(width: int) -> Handler:
-    """V_PERMLANE16_SWAP_B32 and V_PERMLANE32_SWAP_B32: odd rows of the first change places with even ones of the other.
+    """V_PERMLANE16_SWAP_B32 and V_PERMLANE32_SWAP_B32: odd rows of the first are exchanged with even ones of the other.
 
     Args:
         width: lanes of a row.
@@ -240,7 +240,7 @@ def _swap_rows(width: int) -> Handler:
 
 
 def permute_64(operands: Operands) -> Run:
-    """V_PERMLANE64_B32: both halves of a wave of 64 change places; a wave of 32 does nothing."""
+    """V_PERMLANE64_B32: exchanges both halves of a wave of 64; does nothing in a wave of 32."""
     result, source = operands.instruction.operands
     if operands.target.lanes == 32:
         return lambda _: None

@@ -142,8 +142,8 @@ def destination(operands: Operands, row: LaneOp, text: str, high: int | None = N
 def _joined(compute: Compute, gets: list[Get]) -> Get:
     """The function of a wave that computes from its sources."""
     if len(gets) == 1:
-        (one,) = gets
-        return lambda wave: compute(one(wave))
+        (get,) = gets
+        return lambda wave: compute(get(wave))
     if len(gets) == 2:
         left, right = gets
         return lambda wave: compute(left(wave), right(wave))

@@ -57,10 +57,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launch left.
+    """The result of a launch.
 
     Args:
-        buffers: those that were given, as the kernel left them.
+        buffers: the given ones, as the kernel left them.
         instructions: that all waves ran.
     """
 
@@ -143,10 +143,10 @@ def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float],
 
 
 def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
-    """Insist that a signature is the kernel's: its metadata has each argument's place and size.
+    """Check that a signature is the kernel's: its metadata has each argument's place and size.
 
     Raises:
-        EmulationError: it is another one.
+        EmulationError: it differs.
     """
     place, expected = 0, []
     for parameter in parameters:
@@ -155,20 +155,20 @@ def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
         expected.append((place, size, "global_buffer" if parameter.pointer else "by_value"))
         place += size
     # Triton appends pointers to scratch memory of its own.
-    found = [(a.offset, a.size, a.kind) for a in code.arguments if not a.kind.startswith(_HIDDEN)]
-    extra = found[len(expected) :]
-    if found[: len(expected)] != expected or any(size != 8 for _, size, _ in extra):
-        odd = next((k for k, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), len(found))
+    arguments = [(a.offset, a.size, a.kind) for a in code.arguments if not a.kind.startswith(_HIDDEN)]
+    extra = arguments[len(expected) :]
+    if arguments[: len(expected)] != expected or any(size != 8 for _, size, _ in extra):
+        odd = next((k for k, (a, b) in enumerate(zip(arguments, expected, strict=False)) if a != b), len(arguments))
         name = parameters[odd].name if odd < len(parameters) else "its end"
         raise EmulationError(
             f"the signature is not that of {code.kernel}",
-            why=f"{len(expected)} arguments against {len(found)} in the object; they differ at {name}",
+            why=f"{len(expected)} arguments against {len(arguments)} in the object; they differ at {name}",
             fix="use the JSON that was written with the object",
         )
 
 
 def _with_hidden(code: CodeObject, launch: Launch, block: bytes, random: np.random.Generator) -> bytes:
-    """The argument block with what the runtime puts behind a kernel's own arguments; garbage where that is unknown."""
+    """The argument block with the hidden arguments that the runtime adds; garbage for unknown ones."""
     known = {
         **{f"block_count_{axis}": count for axis, count in zip("xyz", launch.grid, strict=True)},
         "group_size_x": code.workgroup_size, "group_size_y": 1, "group_size_z": 1, "grid_dims": 3,
@@ -197,7 +197,7 @@ def run(
     Raises:
         ConfigError: an argument or the grid cannot be used.
         EmulationError: something is not emulated.
-        NumbersError: the kernel does what no kernel may, or does not end.
+        NumbersError: the kernel is invalid, or does not end.
     """
     random = np.random.default_rng(seed)
     code = program.code

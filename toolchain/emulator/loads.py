@@ -29,7 +29,7 @@ _KIND = re.compile(
 
 
 class Access:
-    """What a name says of a load or a store.
+    """A load or a store by its name.
 
     Args:
         size: bytes for each lane.
@@ -307,7 +307,7 @@ class BufferAddress:
         place: Array = np.asarray(lane + np.int64(self._offset))
         if not place.ndim:
             place = np.broadcast_to(place, (wave.lanes,))
-        # On gfx9 the scalar offset counts in the check of the range; later it does not.
+        # On gfx9 the scalar offset is part of the range check; later it is not.
         inside: Array = place <= records - (scalar if self._old else 0) - self._size
         if np.count_nonzero(inside) != wave.lanes and np.count_nonzero(~inside & (place < records) & wave.mask):
             raise self._instruction.unknown("an access that is partly within the buffer's range")

@@ -42,8 +42,8 @@ class Views:
             return np.asarray(self.halves.take(place >> 1).astype(np.uint32)[None])
         if odd & 3:
             return np.array([self._unaligned(place + 4 * word) for word in range(size // 4)])
-        found: Array = self.words.take((place >> 2) + _ROWS[: size // 4])
-        return found
+        words: Array = self.words.take((place >> 2) + _ROWS[: size // 4])
+        return words
 
     def _unaligned(self, place: Array) -> Array:
         value: Array = np.zeros(len(place), np.uint32)
@@ -65,7 +65,7 @@ class Views:
 
 
 class Lds(Views):
-    """LDS, which notes which waves touched what since the last barrier, in halves of a word.
+    """LDS, which records the waves that touched each half word since the last barrier.
 
     Args:
         watch: whether to note it.

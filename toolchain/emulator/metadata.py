@@ -17,7 +17,7 @@ _AGAIN = "compile the kernel again with this version of the tool, which writes a
 
 @dataclass(frozen=True)
 class Metadata:
-    """What the worker wrote beside an object.
+    """The JSON that the worker wrote beside an object.
 
     Args:
         source: the kernel's file below its root.
@@ -94,7 +94,7 @@ def metadata_of(content: Any, where: str) -> Metadata:
 
 
 def check_metadata(code: CodeObject, metadata: Metadata) -> None:
-    """Insist that a JSON belongs to an object.
+    """Check that a JSON belongs to an object.
 
     Raises:
         EmulationError: it does not, or asks for what is not emulated.

@@ -17,7 +17,7 @@ Get = Callable[[Wave], Array]
 GetNumber = Callable[[Wave], int]
 Put = Callable[[Wave, Array], None]
 
-# Vector registers stand behind the scalar ones where reads and writes are listed; SCC has a number of its own.
+# In lists of reads and writes vector registers follow the scalar ones; SCC has its own number.
 VECTOR = 1000
 SCC = 999
 _SINGLE = re.compile(r"([vas]|ttmp)(\d+)(\.[lh])?$")
@@ -64,7 +64,7 @@ class Operands:
     """Makes functions that read and write the operands of one instruction, and notes which registers these are.
 
     Args:
-        raw: sources that another encoding changes on the way, by their text; they give `uint32`.
+        raw: sources that an encoding modifies, by their text; they give `uint32`.
     """
 
     def __init__(self, target: Target, instruction: Instruction, raw: dict[str, Get] | None = None) -> None:
@@ -115,8 +115,8 @@ class Operands:
         Raises:
             EmulationError: it has one.
         """
-        found = self.signs(text)
-        if found.negate or found.absolute:
+        operand = self.signs(text)
+        if operand.negate or operand.absolute:
             raise self.instruction.unknown(f"a sign on {text}")
         return text
 
@@ -190,16 +190,16 @@ class Operands:
 
     def f32(self, text: str, offset: int = 0) -> Get:
         """A source as `float32`, with its signs."""
-        found = self.signs(text)
-        register = None if found.text in self.raw else self.register(found.text)
-        raw = self.u32(found.text, offset)
+        operand = self.signs(text)
+        register = None if operand.text in self.raw else self.register(operand.text)
+        raw = self.u32(operand.text, offset)
         if register is not None and register.vector:
             index = register.index + offset
-            return _with_signs(lambda wave: wave.f[index], found)
-        if register is None and found.text not in self.raw and found.text not in {"scc", "src_scc"}:
-            value = np.asarray(np.uint32(self.constant(found.text))).view(np.float32)
-            return _with_signs(lambda _: value, found)
-        return _with_signs(lambda wave: raw(wave).view(np.float32), found)
+            return _with_signs(lambda wave: wave.f[index], operand)
+        if register is None and operand.text not in self.raw and operand.text not in {"scc", "src_scc"}:
+            value = np.asarray(np.uint32(self.constant(operand.text))).view(np.float32)
+            return _with_signs(lambda _: value, operand)
+        return _with_signs(lambda wave: raw(wave).view(np.float32), operand)
 
     def half(self, text: str, high: int = 0, *, packed: bool = False) -> Get:
         """A source as `float16`, with its signs.
@@ -208,9 +208,9 @@ class Operands:
             high: 1 for the upper half of a register.
             packed: the constant is one of 32 bits, of which `high` picks a half.
         """
-        found = self.signs(text)
-        bits = self.half_bits(found.text, high, packed=packed, floating=True)
-        return _with_signs(lambda wave: bits(wave).view(np.float16), found)
+        operand = self.signs(text)
+        bits = self.half_bits(operand.text, high, packed=packed, floating=True)
+        return _with_signs(lambda wave: bits(wave).view(np.float16), operand)
 
     def half_bits(self, text: str, high: int = 0, *, packed: bool = False, floating: bool = False) -> Get:
         """The same as `uint16`, without signs.
@@ -418,11 +418,11 @@ class Operands:
         return put
 
 
-def _with_signs(get: Get, found: Signed) -> Get:
-    if found.absolute and found.negate:
+def _with_signs(get: Get, operand: Signed) -> Get:
+    if operand.absolute and operand.negate:
         return lambda wave: -np.abs(get(wave))
-    if found.absolute:
+    if operand.absolute:
         return lambda wave: np.abs(get(wave))
-    if found.negate:
+    if operand.negate:
         return lambda wave: -get(wave)
     return get

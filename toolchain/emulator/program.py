@@ -24,7 +24,7 @@ class Block:
     Args:
         steps: what changes something, in order.
         operations: all instructions, the last one included.
-        branch: how it goes on; None at a barrier and at the end.
+        branch: how it continues; None at a barrier and at the end.
         following: the address behind it.
         executions: how often a wave ran it.
     """
@@ -82,7 +82,7 @@ class Program:
 
         Raises:
             EmulationError: an instruction in it is unknown.
-            NumbersError: there is no instruction, or the code ends in its midst.
+            NumbersError: there is no instruction, or the code ends within it.
         """
         known = self._blocks.get(address)
         if known is None:
@@ -91,7 +91,7 @@ class Program:
 
     def _decode(self, address: int) -> Block:
         if address not in self._places:
-            raise NumbersError(f"{self.code.kernel} goes on at {address:#x}, where no instruction begins")
+            raise NumbersError(f"{self.code.kernel} continues at {address:#x}, where no instruction begins")
         operations = []
         for place in range(self._places[address], len(self.lines)):
             operation = self.operation(place)
@@ -111,7 +111,7 @@ class Program:
         )
 
     def unknown(self) -> list[EmulationError]:
-        """What the emulator refuses of all instructions, run or not."""
+        """The errors of all instructions that the emulator does not know, run or not."""
         refused = []
         for place in range(len(self.lines)):
             try:

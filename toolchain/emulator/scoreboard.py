@@ -1,6 +1,6 @@
-"""What a wave must wait for: loads under way, and instructions that follow each other too closely.
+"""What a wave must wait for: outstanding loads, and instructions that follow each other too closely.
 
-Both depend on the path that a wave takes and not on values, so each block is gone through once for each state that a
+Both depend on the path that a wave takes and not on values, so each block is checked once for each state that a
 wave enters it with.
 """
 
@@ -22,13 +22,13 @@ _LDS_STORE = re.compile(r"ds_(write|store)")
 _BARRIERS = {"s_barrier", "s_barrier_signal"}
 # An access: the counter, where it began, the registers that it will write, and whether it keeps its order.
 Access = tuple[str, Operation, frozenset[int], bool]
-# An instruction behind which others must keep a distance; wait states, vector and transcendental instructions since.
+# An instruction from which later ones must keep a distance; wait states, vector and transcendental instructions since.
 Recent = tuple[Facts, int, int, int]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class State:
-    """What is under way, oldest first, and what was just run.
+    """Outstanding accesses, oldest first, and recent instructions.
 
     Args:
         following: by block (its address) the state behind it.
@@ -40,7 +40,7 @@ class State:
 
 
 class Scoreboard:
-    """The states that waves of a program come to."""
+    """The states that waves of a program reach."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -64,24 +64,24 @@ class Scoreboard:
             if recent:
                 _keep_distance(facts, recent)
             recent = [
-                (other, states + facts.states, valus + facts.valu, slow + facts.transcendental)
-                for other, states, valus, slow in recent
+                (earlier, states + facts.states, valus + facts.valu, slow + facts.transcendental)
+                for earlier, states, valus, slow in recent
                 if (
-                    states + facts.states < other.reach
+                    states + facts.states < earlier.reach
                     if self.cdna
-                    else valus + facts.valu < other.reach and not facts.settles
+                    else valus + facts.valu < earlier.reach and not facts.settles
                 )
             ]
             if facts.reach:
                 recent.append((facts, 0, 0, 0))
             self._start(operation, accesses)
         key = (tuple(accesses[-_MOST:]), tuple(recent))
-        found = self._states.setdefault(key, State(*key))
-        state.following[address] = found
-        return found
+        state_after = self._states.setdefault(key, State(*key))
+        state.following[address] = state_after
+        return state_after
 
     def _wait(self, operation: Operation, accesses: list[Access]) -> None:
-        """Take off what an instruction waits for, and refuse what it should have waited for."""
+        """Remove what an instruction waits for, and refuse what it should have waited for."""
         name = operation.names[0]
         if name.startswith("s_wait"):
             for counter, most in wait(operation.instruction).items():
@@ -93,18 +93,18 @@ class Scoreboard:
         if not accesses:
             return
         if name in _BARRIERS:
-            for _, other, _, _ in accesses:
-                # LDS takes accesses in order, so a load need not be through; LLVM always waits for stores.
-                if _LDS_STORE.match(other.names[0]):
-                    raise _fault(operation, other, "a barrier does not wait for")
+            for _, earlier, _, _ in accesses:
+                # LDS takes accesses in order, so a load may be outstanding; LLVM always waits for stores.
+                if _LDS_STORE.match(earlier.names[0]):
+                    raise _fault(operation, earlier, "a barrier does not wait for")
         mine_counters = _counters(operation, self.target)
-        for counter, other, registers, ordered in accesses:
+        for counter, earlier, registers, ordered in accesses:
             used = operation.reads & registers
             # Loads of the same kind arrive in order, so the later one stays.
             if not (ordered and counter in mine_counters):
                 used |= operation.writes & registers
             if used:
-                raise _fault(operation, other, f"{_text(min(used))} is used before the load that writes it:")
+                raise _fault(operation, earlier, f"{_text(min(used))} is used before the load that writes it:")
 
     def _start(self, operation: Operation, accesses: list[Access]) -> None:
         name = operation.names[0]
@@ -135,18 +135,20 @@ def _counters(operation: Operation, target: Target) -> tuple[str, ...]:
 
 def _keep_distance(facts: Facts, recent: list[Recent]) -> None:
     newer: frozenset[int] = frozenset()
-    for other, states, valus, slow in reversed(recent):
-        lacking = too_close(other, facts, states, valus, slow, newer=newer)
-        newer |= other.vector_writes if other.passes else frozenset()
+    for earlier, states, valus, slow in reversed(recent):
+        lacking = too_close(earlier, facts, states, valus, slow, newer=newer)
+        newer |= earlier.vector_writes if earlier.passes else frozenset()
         if lacking is not None:
             need, registers = lacking
             kind = "wait states" if facts.target.generation == 9 else "vector instructions"
             count = states if facts.target.generation == 9 else valus
-            raise _fault(facts.operation, other.operation, f"{_text(min(registers))}: {count} of {need} {kind} behind")
+            raise _fault(
+                facts.operation, earlier.operation, f"{_text(min(registers))}: {count} of {need} {kind} behind"
+            )
 
 
-def _fault(operation: Operation, other: Operation, what: str) -> NumbersError:
-    line, before = operation.instruction.line, other.instruction.line
+def _fault(operation: Operation, earlier: Operation, what: str) -> NumbersError:
+    line, before = operation.instruction.line, earlier.instruction.line
     return NumbersError(
         f"the code at {line.address:#x} comes too early",
         why=f"{line.text}: {what} {before.text} at {before.address:#x}",

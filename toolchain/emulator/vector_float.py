@@ -54,49 +54,45 @@ def _to_u32(values: Array) -> Array:
     return float_math.to_integer(values, 0.0, 4294967295.0).astype(np.uint32)
 
 
-def _both(names: tuple[str, ...], row: LaneOp) -> dict[str, LaneOp]:
-    return dict.fromkeys(names, row)
-
-
 LANE_OPS: dict[str, LaneOp] = {
     "v_add_f32": LaneOp("f", "ff", np.add),
     "v_sub_f32": LaneOp("f", "ff", np.subtract),
     "v_subrev_f32": LaneOp("f", "ff", lambda a, b: b - a),
     "v_mul_f32": LaneOp("f", "ff", np.multiply),
-    **_both(
+    **dict.fromkeys(
         ("v_mul_legacy_f32", "v_mul_dx9_zero_f32"),
         LaneOp("f", "ff", lambda a, b: np.where((a == 0) | (b == 0), np.float32(0), a * b)),
     ),
-    **_both(("v_max_f32", "v_max_num_f32"), LaneOp("f", "ff", float_math.maximum)),
-    **_both(("v_min_f32", "v_min_num_f32"), LaneOp("f", "ff", float_math.minimum)),
+    **dict.fromkeys(("v_max_f32", "v_max_num_f32"), LaneOp("f", "ff", float_math.maximum)),
+    **dict.fromkeys(("v_min_f32", "v_min_num_f32"), LaneOp("f", "ff", float_math.minimum)),
     "v_maximum_f32": LaneOp("f", "ff", np.maximum),
     "v_minimum_f32": LaneOp("f", "ff", np.minimum),
     "v_fma_f32": LaneOp("f", "fff", float_math.fma),
     "v_fmac_f32": LaneOp("f", "ffd", float_math.fma),
-    **_both(("v_fmamk_f32", "v_fmaak_f32"), LaneOp("f", "fff", float_math.fma)),
-    **_both(
+    **dict.fromkeys(("v_fmamk_f32", "v_fmaak_f32"), LaneOp("f", "fff", float_math.fma)),
+    **dict.fromkeys(
         ("v_max3_f32", "v_max3_num_f32"),
         LaneOp("f", "fff", lambda a, b, c: float_math.maximum(float_math.maximum(a, b), c)),
     ),
-    **_both(
+    **dict.fromkeys(
         ("v_min3_f32", "v_min3_num_f32"),
         LaneOp("f", "fff", lambda a, b, c: float_math.minimum(float_math.minimum(a, b), c)),
     ),
     "v_maximum3_f32": LaneOp("f", "fff", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
     "v_minimum3_f32": LaneOp("f", "fff", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
-    **_both(("v_med3_f32", "v_med3_num_f32"), LaneOp("f", "fff", float_math.median)),
-    **_both(
+    **dict.fromkeys(("v_med3_f32", "v_med3_num_f32"), LaneOp("f", "fff", float_math.median)),
+    **dict.fromkeys(
         ("v_maxmin_f32", "v_maxmin_num_f32"),
         LaneOp("f", "fff", lambda a, b, c: float_math.minimum(float_math.maximum(a, b), c)),
     ),
-    **_both(
+    **dict.fromkeys(
         ("v_minmax_f32", "v_minmax_num_f32"),
         LaneOp("f", "fff", lambda a, b, c: float_math.maximum(float_math.minimum(a, b), c)),
     ),
     "v_exp_f32": LaneOp("f", "f", float_math.exp2),
     "v_log_f32": LaneOp("f", "f", float_math.log2),
     "v_sqrt_f32": LaneOp("f", "f", float_math.sqrt),
-    **_both(("v_rcp_f32", "v_rcp_iflag_f32"), LaneOp("f", "f", float_math.reciprocal)),
+    **dict.fromkeys(("v_rcp_f32", "v_rcp_iflag_f32"), LaneOp("f", "f", float_math.reciprocal)),
     "v_rsq_f32": LaneOp("f", "f", float_math.reciprocal_sqrt),
     "v_sin_f32": LaneOp("f", "f", float_math.sine),
     "v_cos_f32": LaneOp("f", "f", float_math.cosine),
@@ -118,7 +114,7 @@ LANE_OPS: dict[str, LaneOp] = {
     "v_cvt_f32_f16": LaneOp("f", "h", lambda a: np.asarray(a).astype(np.float32)),
     "v_cvt_f16_f32": LaneOp("h", "f", lambda a: np.asarray(a).astype(np.float16)),
     "v_cvt_f32_bf16": LaneOp("f", "w", lambda a: widen_bf16(np.asarray(a))),
-    **_both(
+    **dict.fromkeys(
         ("v_cvt_pkrtz_f16_f32", "v_cvt_pk_rtz_f16_f32"),
         LaneOp(
             "u",
@@ -134,14 +130,14 @@ LANE_OPS: dict[str, LaneOp] = {
         ),
     ),
     "v_cvt_pk_bf16_f32": LaneOp("u", "ff", lambda a, b: _packed(round_bf16(a), round_bf16(b))),
-    **_both(("v_dot2acc_f32_f16", "v_dot2c_f32_f16"), LaneOp("f", "uud", _dot2)),
-    **_both(("v_dot2acc_f32_bf16", "v_dot2c_f32_bf16"), LaneOp("f", "uud", _dot2_bf16)),
+    **dict.fromkeys(("v_dot2acc_f32_f16", "v_dot2c_f32_f16"), LaneOp("f", "uud", _dot2)),
+    **dict.fromkeys(("v_dot2acc_f32_bf16", "v_dot2c_f32_bf16"), LaneOp("f", "uud", _dot2_bf16)),
     "v_add_f16": LaneOp("h", "hh", np.add),
     "v_sub_f16": LaneOp("h", "hh", np.subtract),
     "v_subrev_f16": LaneOp("h", "hh", lambda a, b: b - a),
     "v_mul_f16": LaneOp("h", "hh", np.multiply),
-    **_both(("v_max_f16", "v_max_num_f16"), LaneOp("h", "hh", float_math.maximum)),
-    **_both(("v_min_f16", "v_min_num_f16"), LaneOp("h", "hh", float_math.minimum)),
+    **dict.fromkeys(("v_max_f16", "v_max_num_f16"), LaneOp("h", "hh", float_math.maximum)),
+    **dict.fromkeys(("v_min_f16", "v_min_num_f16"), LaneOp("h", "hh", float_math.minimum)),
     "v_fma_f16": LaneOp("h", "hhh", float_math.fma_half, keeps_high=True),
     "v_rcp_f16": LaneOp("h", "h", lambda a: np.reciprocal(np.asarray(a, np.float64)).astype(np.float16)),
     "v_sqrt_f16": LaneOp("h", "h", lambda a: np.sqrt(np.asarray(a, np.float64)).astype(np.float16)),
@@ -219,7 +215,7 @@ def _dot2_of(compute: Compute) -> Handler:
 
 def dot2_bf16(operands: Operands) -> Run:
     """V_DOT2_BF16_BF16 as a multiplication by a constant, which is how LLVM uses it: one half of it is 0, and so is
-    what is added. How two products that count are rounded is not known."""
+    what is added. How a sum of two products is rounded is unknown."""
     result, first, second, third = operands.instruction.operands
     if third != "0" or operands.register(second) is not None or operands.instruction.modifiers.names():
         raise operands.instruction.unknown("a sum of two products")

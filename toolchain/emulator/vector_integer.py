@@ -14,7 +14,7 @@ _U32, _U63 = np.uint64(32), np.uint64(63)
 
 
 def _amount(value: Array) -> Array:
-    """A shift of 32 bits: the five lowest bits count."""
+    """A shift of 32 bits: only the five lowest bits are used."""
     return value & _U31
 
 
@@ -254,7 +254,7 @@ def multiply_add_64(operands: Operands) -> Run:
 
 
 def multiply_add_signed_64(operands: Operands) -> Run:
-    """V_MAD_I64_I32; its carry is refused by whoever reads it, as it is not written."""
+    """V_MAD_I64_I32; its carry is an overflow."""
     result, carry, first, second, third = operands.instruction.operands
     left, right, add = operands.i32(first), operands.i32(second), operands.u64(third)
     put, put_carry = operands.put_u64(result), operands.put_mask(carry)

@@ -65,12 +65,7 @@ class Wave:
         self.f: list[Array] = list(self.vectors.view(np.float32))
         halves = self.vectors.view(np.uint16)
         self.half_bits: tuple[list[Array], list[Array]] = (list(halves[:, 0::2]), list(halves[:, 1::2]))
-        floats = self.vectors.view(np.float16)
-        self.half: tuple[list[Array], list[Array]] = (list(floats[:, 0::2]), list(floats[:, 1::2]))
         self.s: Array = random.integers(0, 1 << 32, SCALARS, dtype=np.uint32)
-        self.sf: Array = self.s.view(np.float32)
-        self.si: Array = self.s.view(np.int32)
-        self.sh: Array = self.s.view(np.float16)
         self.sh_bits: Array = self.s.view(np.uint16)
         if target.generation > 9:
             self.s[NULL] = 0
@@ -128,7 +123,7 @@ class Wave:
         return self.lane_bits(EXEC)
 
     def set_exec(self, value: int) -> None:
-        """Say which lanes are active."""
+        """Set the active lanes."""
         self.s[EXEC], self.s[EXEC + 1] = value & WORD, value >> 32
 
         self.exec_changed()

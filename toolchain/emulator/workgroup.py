@@ -49,7 +49,7 @@ class Workgroup:
         lds: bytes of LDS.
         place: the workgroup's ids.
         random: the source of the garbage in registers, LDS and scratch memory.
-        watch: notice waves that meet in LDS without a barrier.
+        watch: detect waves that access the same LDS without a barrier.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What somebody else shipped: which GPUs and kernels are in it, what is missing, and which compilers made it."""
+"""Audits compiled kernels of any origin: GPUs, kernels, what is missing, and the compilers that made them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Audit:
 
     Args:
         missing: keys of kernels that the plan has and the place lacks.
-        empty: keys of kernels that AOTriton's loader takes for known bad.
+        empty: keys of kernels that AOTriton's loader treats as known bad.
         damaged: what is wrong with files that cannot be read.
-        absent: GPUs that were asked for and have no kernel.
-        uneven: what another GPU of the place has and one that was asked for lacks.
+        absent: requested GPUs without a kernel.
+        uneven: what a requested GPU lacks and another GPU of the place has.
         prebuilt: files named as those that sources bring without a source of their own, see data/prebuilt.toml.
-        rebuilt: by key, whether a second compilation came out with the same bytes.
+        rebuilt: by key, whether a second compilation gave the same bytes.
     """
 
     what: str
@@ -49,14 +49,14 @@ class Audit:
 
     def gpus(self) -> dict[str, dict[str, int]]:
         """Kernels by GPU and function, empty ones left out; GPUs of code inside libraries have none by name."""
-        found: dict[str, Counter[str]] = {}
+        counters: dict[str, Counter[str]] = {}
         for kernel in self.kernels:
             if kernel.facts is not None:
-                found.setdefault(kernel.gpu, Counter())[kernel.family] += 1
+                counters.setdefault(kernel.gpu, Counter())[kernel.family] += 1
         for library in self.libraries:
             for target in library.targets:
-                found.setdefault(target, Counter())
-        return {gpu: dict(sorted(counts.items())) for gpu, counts in sorted(found.items())}
+                counters.setdefault(target, Counter())
+        return {gpu: dict(sorted(counts.items())) for gpu, counts in sorted(counters.items())}
 
     @property
     def glibc(self) -> str:
@@ -75,7 +75,7 @@ class Audit:
             ("functions are missing that another GPU has", self.uneven),
             ("kernels compile to other bytes", wrong),
         ]
-        return [f"{len(found)} {what}: {_first(found)}" for what, found in rows if found]
+        return [f"{len(keys)} {what}: {_first(keys)}" for what, keys in rows if keys]
 
     def as_json(self) -> dict[str, Any]:
         """As `audit --json` prints it."""
@@ -102,7 +102,7 @@ def _first(texts: Sequence[str]) -> str:
 
 
 def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | None = None) -> Audit:
-    """Look at all that a place holds. Nothing of it is run.
+    """Read everything in a place. Nothing of it is run.
 
     Args:
         gpus: that must be there.
@@ -111,51 +111,51 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
     Raises:
         ConfigError: there is no code for a GPU and no library in it, or the plan has none of these GPUs.
     """
-    found = Audit(what=what)
+    result = Audit(what=what)
 
     def fault(error: KernelError) -> None:
-        found.damaged.append(f"{error.what} ({error.why})" if error.why else error.what)
+        result.damaged.append(f"{error.what} ({error.why})" if error.why else error.what)
 
     with opened(what, cache) as files:
-        found.kernels = sorted(kernels_of(_looking(files, found), fault), key=lambda kernel: kernel.key)
-    if not found.kernels and not found.libraries and not found.damaged:
+        result.kernels = sorted(kernels_of(_looking(files, result), fault), key=lambda kernel: kernel.key)
+    if not result.kernels and not result.libraries and not result.damaged:
         raise ConfigError(
             f"{what} holds no compiled code",
             why="neither kernels nor libraries are in it",
             fix="name an image, a prefix, an archive, a wheel or a folder that has some",
         )
-    found.empty = [kernel.key for kernel in found.kernels if kernel.facts is None]
-    there = found.gpus()
-    found.absent = [gpu for gpu in gpus if not there.get(gpu) and gpu not in there]
+    result.empty = [kernel.key for kernel in result.kernels if kernel.facts is None]
+    there = result.gpus()
+    result.absent = [gpu for gpu in gpus if not there.get(gpu) and gpu not in there]
     if plan is not None:
-        wanted = planned(plan, gpus)
-        found.planned = len(wanted)
-        found.missing = sorted(wanted - {kernel.key for kernel in found.kernels})
+        wanted = objects_of(plan, gpus).keys()
+        result.planned = len(wanted)
+        result.missing = sorted(wanted - {kernel.key for kernel in result.kernels})
     else:
         everything = {name for counts in there.values() for name in counts}
-        found.uneven = [
+        result.uneven = [
             f"{gpu} lacks {name}" for gpu in gpus if gpu in there for name in sorted(everything - there[gpu].keys())
         ]
-    return found
+    return result
 
 
-def _looking(files: Iterable[File], found: Audit) -> Iterator[File]:
-    """The files, while libraries among them are read, and what is known to come without a source is noted."""
+def _looking(files: Iterable[File], result: Audit) -> Iterator[File]:
+    """The files; libraries among them are read on the way, and files that are known to have no source are noted."""
     prebuilt = {row.path.rpartition("/")[2] for row in known_files()}
     for path, content in files:
         name = path.rpartition("/")[2]
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in prebuilt):
-            found.prebuilt.append(path)
+            result.prebuilt.append(path)
         if name.endswith(_HOST) or ".so." in name:
             data = content()
             if (library := read_library(path, data)) is not None:
-                found.libraries.append(library)
+                result.libraries.append(library)
             continue
         yield path, content
 
 
-def planned(folder: Path, gpus: Sequence[str]) -> set[str]:
-    """The keys of the kernels that AOTriton's generator plans.
+def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:
+    """By key, the code object of each kernel that AOTriton's generator plans, below the plan's folder.
 
     Args:
         gpus: of these; all by default.
@@ -164,19 +164,10 @@ def planned(folder: Path, gpus: Sequence[str]) -> set[str]:
         SourceError: the folder holds no plan.
         ConfigError: it plans nothing for these GPUs.
     """
-    return set(objects_of(folder, gpus))
-
-
-def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:
-    """By key, the code object of each planned kernel below the plan's folder.
-
-    Raises:
-        SourceError, ConfigError: see `planned`.
-    """
     clusters, archives = read_packs(folder)
     by_path = {cluster.path: cluster for cluster in clusters}
     packs = {f"amd-{pack(gpu)}" for gpu in gpus}
-    found = {}
+    objects = {}
     for archive in archives:
         if packs and archive.path.split("/")[1] not in packs:
             continue
@@ -184,7 +175,7 @@ def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:
         for member, name in archive.members:
             for path, inside in by_path[member].objects:
                 if not gpus or any(f"arch={gpu}" in inside for gpu in gpus) or "arch=" not in inside:
-                    found[key_of(f"{stem}/{name.removesuffix('.aks2')}/{inside}")] = path
-    if not found:
+                    objects[key_of(f"{stem}/{name.removesuffix('.aks2')}/{inside}")] = path
+    if not objects:
         raise ConfigError(f"{folder} plans no kernel for {', '.join(gpus)}", fix="name the GPUs that it is for")
-    return found
+    return objects

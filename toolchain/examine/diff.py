@@ -1,4 +1,4 @@
-"""Two collections of compiled kernels held against each other: what changed, the worst first."""
+"""Compares two collections of compiled kernels: what changed, the worst first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONDITIONS: dict[str, Callable[[Row], bool]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel on both sides, or on one. An empty one, which AOTriton takes for known bad, has no facts.
+    """A kernel on both sides, or on one. An empty one, which AOTriton treats as known bad, has no facts.
 
     Args:
         files: digests of the objects of both sides.
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def new_spills(self) -> int:
-        """Registers spilled that were not; PTX tells of its local memory alone, in bytes."""
+        """Registers spilled that were not; PTX only states its local memory, in bytes."""
         if self.before is None or self.after is None:
             return 0
         if self.after.vgpr is None:
@@ -90,9 +90,9 @@ class Difference:
 
     def groups(self) -> list[dict[str, Any]]:
         """By GPU and kernel: how many of each status, and how many of them lost waves or spill more."""
-        found: dict[tuple[str, str], list[Row]] = {}
+        groups: dict[tuple[str, str], list[Row]] = {}
         for row in self.rows:
-            found.setdefault((row.gpu, row.kernel), []).append(row)
+            groups.setdefault((row.gpu, row.kernel), []).append(row)
         return [
             {
                 "gpu": gpu,
@@ -102,7 +102,7 @@ class Difference:
                 "faster": sum(row.lost_waves < 0 for row in rows),
                 "spills": sum(row.new_spills > 0 for row in rows),
             }
-            for (gpu, kernel), rows in sorted(found.items())
+            for (gpu, kernel), rows in sorted(groups.items())
         ]
 
     def with_status(self, keys: Collection[str], status: str) -> Difference:
@@ -175,8 +175,8 @@ def _rank(row: Row) -> tuple[Any, ...]:
     return (-max(lost, 0), -row.new_spills, -lost, order, *(-number for number in more), row.key)
 
 
-def told_row(row: Row) -> Iterator[str]:
-    """What changed in a kernel, in words for people: `waves 5 -> 3`."""
+def change_texts(row: Row) -> Iterator[str]:
+    """The changes of a kernel, as texts for people: `waves 5 -> 3`."""
     names = {"vgpr_spills": "VGPR spills", "sgpr_spills": "SGPR spills", "lds": "LDS"}
     first = ("waves", "vgpr_spills", "sgpr_spills")
     changes = row.changes()

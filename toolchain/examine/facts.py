@@ -1,4 +1,4 @@
-"""What a compiled kernel says of itself: registers, spills, memory and code, from a code object or from PTX."""
+"""Facts of a compiled kernel: registers, spills, memory and code, from a code object or from PTX."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NUMBER = {
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A kernel. None is what its form does not tell: PTX has no registers yet.
+    """A kernel. A value is None if its form does not have it: PTX has no registers yet.
 
     Args:
         gpu: LLVM's name, or of PTX its target.
@@ -42,7 +42,7 @@ class Facts:
         threads: most of a workgroup.
         vgpr: vector registers of a wave, accumulation registers included.
         vgpr_spills, sgpr_spills: registers that were spilled.
-        lds: bytes of a workgroup, those of the launch included where they are known.
+        lds: bytes of a workgroup, including those of the launch if known.
         scratch: bytes of a lane.
         code: bytes of instructions; of PTX its instructions.
         digest: of the instructions.
@@ -82,11 +82,11 @@ class Facts:
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`; `waves` is the occupancy, `waves_by_registers` without LDS."""
-        told = asdict(self)
-        del told["two_units"], told["allocated"]
+        row = asdict(self)
+        del row["two_units"], row["allocated"]
         there = self.occupancy
         waves = {"waves": there and there.waves, "waves_by_registers": there and there.registers}
-        return {**told, **waves}
+        return {**row, **waves}
 
 
 def is_code_object(content: bytes) -> bool:
@@ -168,10 +168,10 @@ def _symbols(content: bytes, tables: list[tuple[Any, ...]]) -> dict[str, tuple[i
     if table is None:
         raise ValueError("it has no table of symbols")
     names = _cut(content, tables[table[6]][4], tables[table[6]][5])
-    found = {}
+    symbols = {}
     for name, _, _, _, value, size in _SYMBOL.iter_unpack(_cut(content, table[4], table[5] // 24 * 24)):
-        found[names[name : names.index(b"\0", name)].decode()] = (value, size)
-    return found
+        symbols[names[name : names.index(b"\0", name)].decode()] = (value, size)
+    return symbols
 
 
 def _loaded(content: bytes, loads: list[tuple[Any, ...]], place: int, size: int) -> bytes:
@@ -189,7 +189,7 @@ def _metadata(content: bytes, segments: list[tuple[Any, ...]]) -> dict[str, Any]
 
 
 def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
-    """The kernels of a PTX file, as far as its text tells: registers are given out later.
+    """The kernels of a PTX file, as far as its text has them: registers are allocated later.
 
     Raises:
         KernelError: it names no target, or holds no kernel.
@@ -200,14 +200,14 @@ def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
         why = "it names no .target" if target is None else "it holds no whole .entry"
         raise KernelError(f"{where} is no whole PTX", why=why, fix="compile it again")
     above = text[: starts[0].start()]
-    found = []
+    kernels = []
     for at, entry in enumerate(starts):
         body = text[entry.start() : starts[at + 1].start() if at + 1 < len(starts) else len(text)]
         lines = [line.partition("//")[0].strip() for line in body.splitlines()]
         code = [line for line in lines if line.endswith(";") and not line.startswith((".loc", ".file", ".reg"))]
         numbers = {name: form.findall(body) for name, form in _NUMBER.items()}
         shared = numbers["lds"] + _NUMBER["lds"].findall(above)
-        found.append(
+        kernels.append(
             Facts(
                 name=entry[1],
                 gpu=target[1],
@@ -218,4 +218,4 @@ def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
                 scratch=sum(map(int, numbers["scratch"])),
             )
         )
-    return tuple(found)
+    return tuple(kernels)

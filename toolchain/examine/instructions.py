@@ -1,4 +1,4 @@
-"""Whether kernels whose bytes differ have the same instructions: data may lie elsewhere, and nothing else."""
+"""Whether kernels whose bytes differ have the same instructions, apart from addresses of data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def settle(difference: Difference, places: Sequence[str], cache: Cache) -> tuple
         places: of A and of B, which are read once more.
 
     Returns:
-        The difference, and how many kernels could not be looked at since there is no disassembler.
+        The difference, and how many kernels could not be compared for lack of a disassembler.
     """
     open_ = [row for row in difference.rows if _may_be_same(row)]
     if not open_:
@@ -38,10 +38,12 @@ def settle(difference: Difference, places: Sequence[str], cache: Cache) -> tuple
     except EngineError:
         return difference, len(open_)
     wanted = {digest for row in open_ for digest in row.files}
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for place in places:
-        found |= {kernel.sha256: kernel.content for kernel in kernels_in(place, cache, keep=wanted) if kernel.content}
-    same = {row.key for row in open_ if _are_same(row, found, tool)}
+        contents |= {
+            kernel.sha256: kernel.content for kernel in kernels_in(place, cache, keep=wanted) if kernel.content
+        }
+    same = {row.key for row in open_ if _are_same(row, contents, tool)}
     return difference.with_status(same, INSTRUCTIONS), 0
 
 
@@ -51,9 +53,9 @@ def _may_be_same(row: Row) -> bool:
     return row.status == CHANGED and objects and "code" not in row.changes()
 
 
-def _are_same(row: Row, found: dict[str, bytes], tool: Disassembler) -> bool:
+def _are_same(row: Row, contents: dict[str, bytes], tool: Disassembler) -> bool:
     try:
-        a, b = (instructions(found[digest], row.kernel, row.gpu, tool) for digest in row.files)
+        a, b = (instructions(contents[digest], row.kernel, row.gpu, tool) for digest in row.files)
     except (EmulationError, LookupError, ValueError):
         return False  # what cannot be decoded stays changed
     return a == b

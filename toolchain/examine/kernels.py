@@ -29,7 +29,7 @@ _CACHE_FOLDER = re.compile(r"[A-Z2-7]{40,64}|[0-9a-f]{64}")
 _RESULT = re.compile(r"(?:.*/)?results/(?:[0-9a-f]{2}/[0-9a-f]{62}|[0-9a-f]{64})")
 _IMAGES = "aotriton.images/"
 _AGAIN = "get it again from whoever made it"
-# Takes what is damaged; without one it is raised.
+# Called with damaged files; without it they raise.
 _OnFault = Callable[[KernelError], None] | None
 
 
@@ -38,12 +38,12 @@ class Kernel:
     """A compiled kernel in a place.
 
     Args:
-        key: names it among those of its place, alike in another place with the same kernels.
+        key: names it among those of its place, the same way in another place with the same kernels.
         path: where it lies.
         sha256: hex, of its file.
-        facts: None for an empty one, which AOTriton's loader takes for known bad.
+        facts: None for an empty one, which AOTriton's loader treats as known bad.
         launch: a digest of what it was compiled from, as the JSON beside it says; empty without one.
-        content: of the object, where somebody asked for it.
+        content: of the object, if requested.
     """
 
     key: str
@@ -67,7 +67,7 @@ class Kernel:
 
 
 def kernels_in(what: str, cache: Cache, *, keep: Collection[str] = ()) -> list[Kernel]:
-    """The kernels that somebody names, sorted by key.
+    """The kernels of a place, sorted by key.
 
     Args:
         what: see `places.opened`.
@@ -78,32 +78,32 @@ def kernels_in(what: str, cache: Cache, *, keep: Collection[str] = ()) -> list[K
         KernelError: a code object or a pack is damaged.
     """
     with opened(what, cache) as files:
-        found = list(kernels_of(files, keep=keep))
-    if not found:
+        kernels = list(kernels_of(files, keep=keep))
+    if not kernels:
         raise ConfigError(
             f"{what} holds no compiled kernels",
             why="nothing in it is a code object, a pack of AOTriton, a result of a kernel store or PTX",
             fix="name a folder, pack, prefix, store, archive, wheel or image with kernels",
         )
-    return sorted(_numbered(found), key=lambda kernel: kernel.key)
+    return sorted(_numbered(kernels), key=lambda kernel: kernel.key)
 
 
 def kernels_of(files: Iterable[File], on_fault: _OnFault = None, *, keep: Collection[str] = ()) -> Iterator[Kernel]:
     """The kernels among files.
 
     Args:
-        on_fault: called with what is damaged, which is passed over then.
+        on_fault: called with the error of a damaged file, which is then skipped.
 
     Raises:
-        KernelError: a code object or a pack is damaged, and nobody takes that.
+        KernelError: a code object or a pack is damaged, and there is no `on_fault`.
     """
     waiting: dict[str, list[Kernel]] = {}
     beside: dict[str, Mapping[str, Any]] = {}
     for path, content in files:
         stem, dot, suffix = path.rpartition(".")
         if dot and suffix == "json":
-            if (told := _told(content)) is not None:
-                beside[stem] = told
+            if (launch := _launch_json(content)) is not None:
+                beside[stem] = launch
             continue
         for kernel in _sound(_kernels(path, content, on_fault), on_fault):
             if kernel.sha256 not in keep:  # thousands of them take as much memory as the place has bytes
@@ -179,7 +179,7 @@ def _of_entry(path: str, key: str, entry: Entry) -> Iterator[Kernel]:
 
 
 def _of_archive(path: str, content: bytes, on_fault: _OnFault) -> Iterator[Kernel]:
-    """A .zip of .aks2, whatever they are called in it; any other .zip holds nothing that is known."""
+    """A .zip of .aks2, whatever they are called in it; any other .zip is ignored."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for row in archive.infolist():
@@ -219,7 +219,7 @@ def _of_record(path: str, content: bytes) -> Iterator[Kernel]:
         yield _kernel(key, path, result.code, facts, launch=_launch(launch))
 
 
-def _told(content: Callable[[], bytes]) -> Mapping[str, Any] | None:
+def _launch_json(content: Callable[[], bytes]) -> Mapping[str, Any] | None:
     with contextlib.suppress(ValueError, OSError):
         data = content()
         if len(data) <= LARGEST_METADATA and isinstance(told := strict_json.read(data), dict):
@@ -227,29 +227,29 @@ def _told(content: Callable[[], bytes]) -> Mapping[str, Any] | None:
     return None
 
 
-def _with_launch(kernel: Kernel, told: Mapping[str, Any] | None) -> Kernel:
-    if told is None or kernel.facts is None:
+def _with_launch(kernel: Kernel, launch: Mapping[str, Any] | None) -> Kernel:
+    if launch is None or kernel.facts is None:
         return kernel
-    lds = (kernel.facts.lds or 0) + (_shared(told) or 0)
-    return replace(kernel, facts=replace(kernel.facts, lds=lds), launch=_launch(told), key=_cached(kernel, told))
+    lds = (kernel.facts.lds or 0) + (_shared(launch) or 0)
+    return replace(kernel, facts=replace(kernel.facts, lds=lds), launch=_launch(launch), key=_cached(kernel, launch))
 
 
-def _shared(told: Mapping[str, Any]) -> int | None:
-    shared = told.get("shared")
+def _shared(launch: Mapping[str, Any]) -> int | None:
+    shared = launch.get("shared")
     return shared if isinstance(shared, int) and 0 <= shared < 1 << 31 else None
 
 
-def _launch(told: Mapping[str, Any]) -> str:
-    """What a kernel was compiled from; nothing where the JSON does not say all of it, as in Triton's own caches."""
-    return _digest({name: told.get(name) for name in _LAUNCH}) if {"signature", "constexprs"} <= told.keys() else ""
+def _launch(launch: Mapping[str, Any]) -> str:
+    """What a kernel was compiled from; empty if the JSON does not have all of it, as in Triton's own caches."""
+    return _digest({name: launch.get(name) for name in _LAUNCH}) if {"signature", "constexprs"} <= launch.keys() else ""
 
 
-def _cached(kernel: Kernel, told: Mapping[str, Any]) -> str:
-    """A key for a kernel of Triton's own cache, whose folder is another with each Triton."""
+def _cached(kernel: Kernel, launch: Mapping[str, Any]) -> str:
+    """A key for a kernel of Triton's own cache, whose folder differs with each Triton."""
     folder = kernel.key.rpartition("/")[0].rpartition("/")[2]
     if kernel.facts is None or not _CACHE_FOLDER.fullmatch(folder):
         return kernel.key
-    same = {name: told.get(name) for name in _CACHED}
+    same = {name: launch.get(name) for name in _CACHED}
     return f"{kernel.facts.gpu}/{kernel.facts.name}/{_digest(same)[:8]}"
 
 
@@ -258,7 +258,7 @@ def _digest(value: Any) -> str:
 
 
 def key_of(path: str) -> str:
-    """A path from the folder on that names the GPU, so that an image, a prefix and a build folder name it alike."""
+    """A path from the folder that names the GPU, so that an image, a prefix and a build folder give the same name."""
     parts = path.split("/")
     start = next((at for at, part in enumerate(parts) if _GPU.fullmatch(part)), 0)
     return "/".join(parts[start:]).removeprefix("amd-").removesuffix(".hsaco")

@@ -1,4 +1,4 @@
-"""What a library of a host says: its name, what it needs, the glibc that it runs on, and the GPU code inside."""
+"""Facts of a host library: its name, what it needs, the glibc that it runs on, and the GPU code inside."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Library:
     Args:
         glibc: the oldest that it runs on, as it asks for symbol versions; empty where it asks for none.
         targets: GPUs of the code inside, as `gfx942` or `sm_90`; `packed` for AMD code whose bundle is compressed.
-        llvms: revisions of LLVMs inside, as their own texts tell.
+        llvms: revisions of LLVMs inside, by their own text.
     """
 
     path: str
@@ -40,7 +40,7 @@ class Library:
 
 
 def read_library(path: str, content: bytes) -> Library | None:
-    """A library or program of a host; None for what is none, or a damaged one.
+    """A library or program of a host; None for other and for damaged files.
 
     Args:
         path: for messages.
@@ -73,7 +73,7 @@ def read_library(path: str, content: bytes) -> Library | None:
         glibc = max(versions, key=lambda text: [int(part) for part in text.split(".")], default="")
     except (ELFError, ValueError, KeyError, AttributeError, struct.error, UnicodeDecodeError):
         return None
-    llvms = {told.revision for told in revisions([content], path) if told.kind in INSIDE}
+    llvms = {revision.revision for revision in revisions([content], path) if revision.kind in INSIDE}
     return Library(
         path=path, soname=soname, needed=tuple(needed), glibc=glibc, targets=tuple(sorted(targets)),
         llvms=tuple(sorted(llvms)),
@@ -83,12 +83,12 @@ def read_library(path: str, content: bytes) -> Library | None:
 def amd_targets(section: memoryview) -> Iterator[str]:
     """The GPUs of clang's offload bundles."""
     data = bytes(section)
-    for found in re.finditer(re.escape(_BUNDLE) + b"|" + _PACKED, data):
-        if found[0] == _PACKED:
+    for match in re.finditer(re.escape(_BUNDLE) + b"|" + _PACKED, data):
+        if match[0] == _PACKED:
             yield "packed"
             continue
-        place = found.end() + 8
-        (count,) = struct.unpack_from("<Q", data, found.end())
+        place = match.end() + 8
+        (count,) = struct.unpack_from("<Q", data, match.end())
         for _ in range(min(count, _MOST)):
             _, size, length = struct.unpack_from("<QQQ", data, place)
             name = data[place + 24 : place + 24 + length].decode("ascii", "replace")

@@ -37,7 +37,7 @@ _AGAIN = "get it again from whoever made it"
 
 
 class _Member(CheckedHeader):
-    """tarfile takes a damaged header for the end; what lies behind it would be missing without a word."""
+    """tarfile takes a damaged header for the end; the rest would be silently missing."""
 
     @classmethod
     def look(cls, block: bytes, read: Callable[[], Self]) -> Self:
@@ -50,7 +50,7 @@ class _Member(CheckedHeader):
 
 
 class _Files:
-    """Files that can be gone through more than once."""
+    """Files that can be read more than once."""
 
     def __init__(self, start: Callable[[], Iterator[File]]) -> None:
         self._start = start
@@ -61,14 +61,14 @@ class _Files:
 
 @contextlib.contextmanager
 def opened(what: str, cache: Cache) -> Iterator[Iterable[File]]:
-    """The files of a place, which can be gone through more than once.
+    """The files of a place, which can be read more than once.
 
     Args:
         what: a folder, a file, the name of an image in the cache, or a reference.
 
     Raises:
         ConfigError: there is nothing of that name.
-        SourceError, UntrustedError, HostileInputError: it cannot be read as what it is.
+        SourceError, UntrustedError, HostileInputError: it cannot be read.
     """
     path = Path(what)
     if os.path.lexists(path):
@@ -84,7 +84,7 @@ def opened(what: str, cache: Cache) -> Iterator[Iterable[File]]:
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turn what reading a damaged file raises into the error of a source."""
+    """Turn errors of reading a damaged file into a SourceError."""
     try:
         yield
     except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, *DAMAGED) as error:
@@ -126,7 +126,7 @@ def _folder_files(root: Path) -> Iterator[File]:
         folders.sort()
         for name in sorted(names):
             path = Path(folder, name)
-            # Links out of the folder and pipes are nobody's kernels.
+            # Links out of the folder and pipes are skipped.
             if path.is_file() and path.resolve().is_relative_to(real):
                 yield str(path.relative_to(root)), _regular(path, root)
 
@@ -155,9 +155,9 @@ def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[
         return layout, [layout.resolve(record.manifest) for record in named_images(cache, [what])]
     with open_place(parse(what)) as place:
         layout, named = place.images(scratch)
-    found = [image for row in named for image in layout.walk(row.image) if image.media_type in media.IMAGES]
+    images = [image for row in named for image in layout.walk(row.image) if image.media_type in media.IMAGES]
     # An image may have several tags.
-    return layout, list({image.digest: image for image in found}.values())
+    return layout, list({image.digest: image for image in images}.values())
 
 
 def _image_files(layout: Layout, image: Descriptor) -> Iterator[File]:
@@ -175,7 +175,7 @@ def _image_files(layout: Layout, image: Descriptor) -> Iterator[File]:
 
 
 def _store_files(layout: Layout, layers: Sequence[Descriptor]) -> Iterator[File]:
-    """A pack of a kernel store: results one behind the other, and a list that says where each begins."""
+    """A pack of a kernel store: results one after the other, and a list of their offsets."""
     listed, blob = layers
     rows = strict_json.read(layout.blob(listed.digest).read_bytes())["results"]
     with layout.blob(blob.digest).open("rb") as stream:

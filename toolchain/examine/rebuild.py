@@ -1,4 +1,4 @@
-"""Some kernels of a place compiled again from the sources that it names, and compared by their bytes."""
+"""Compiles some kernels of a place again from the sources that it names, and compares the bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolchain.kernels.rules import Rule
 
 
 def rebuild(
-    found: Audit,
+    audited: Audit,
     count: int,
     triton: Triton,
     cache: Cache,
@@ -29,26 +29,26 @@ def rebuild(
     seed: int,
     timeout: float,
 ) -> dict[str, bool]:
-    """Compile random kernels again; by key, whether they came out with the same bytes.
+    """Compile random kernels again; by key, whether they gave the same bytes.
 
     Args:
         plan: folder of AOTriton's generator; without it the JSON beside each object says what it was compiled from.
         timeout: seconds for each.
 
     Raises:
-        ConfigError: nothing says what the kernels were compiled from.
+        ConfigError: it is unknown what the kernels were compiled from.
         SourceError: the source lacks their files.
     """
-    kernels = {kernel.key: kernel for kernel in found.kernels if kernel.facts is not None}
-    rules = _planned(plan, source, found) if plan is not None else _beside(found.what, kernels)
+    kernels = {kernel.key: kernel for kernel in audited.kernels if kernel.facts is not None}
+    rules = _planned(plan, source, audited) if plan is not None else _beside(audited.what, kernels)
     usable = sorted(kernels.keys() & rules.keys())
     if not usable:
         raise ConfigError(
-            "nothing says what these kernels were compiled from",
+            "it is unknown what these kernels were compiled from",
             why="packs of AOTriton need its generator's plan; objects need their JSON beside them, in a folder",
             fix="--plan DIR, or name a folder of a campaign",
         )
-    chosen = random.Random(seed).sample(usable, min(count, len(usable)))  # noqa: S311 - can be drawn again
+    chosen = random.Random(seed).sample(usable, min(count, len(usable)))  # noqa: S311 - a reproducible sample
     result = {}
     with tempfile.TemporaryDirectory(prefix="toolchain-rebuild-") as scratch:
         tasks = []
@@ -69,7 +69,7 @@ def _beside(what: str, kernels: Mapping[str, Kernel]) -> dict[str, Any]:
 
 
 def _rules(plan: Path, source: Path) -> dict[str, Rule]:
-    """The rules of a plan by their code objects, wherever the plan was written."""
+    """The rules of a plan by their code objects, at whatever path the plan was written."""
     with (plan / FLATZIP).open(encoding="utf-8") as stream:
         build = stream.readline().split(";")[3].partition("/aks2/")[0]
     with (plan / "Bare.compile").open(encoding="utf-8") as stream:
@@ -79,7 +79,7 @@ def _rules(plan: Path, source: Path) -> dict[str, Rule]:
 
 
 def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, Any] | None]:
-    """By a kernel's path in a pack, and its bytes of LDS, how the plan has it launched; None for one that it lacks.
+    """By a kernel's path in a pack, and its bytes of LDS, how the plan has it launched; None if it has no such kernel.
 
     Raises:
         SourceError: the folder holds no plan, or the source lacks its kernels.
@@ -93,8 +93,8 @@ def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, A
     return launch
 
 
-def _planned(plan: Path, source: Path, found: Audit) -> dict[str, Any]:
+def _planned(plan: Path, source: Path, audited: Audit) -> dict[str, Any]:
     """Tasks by key. AOTriton compiles dots of float32 as IEEE does."""
     rules = _rules(plan, source)
-    keys = objects_of(plan, sorted(gpu for gpu in found.gpus() if gpu.startswith("gfx")))
+    keys = objects_of(plan, sorted(gpu for gpu in audited.gpus() if gpu.startswith("gfx")))
     return {key: {**rules[path].task(str(source.resolve()), "/"), "precision": "ieee"} for key, path in keys.items()}

@@ -20,7 +20,7 @@ from toolchain.errors import ConfigError, KernelError, ResourceError, SourceErro
 from toolchain.filesystem import read_regular
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
 from toolchain.recipe import Mount
-from toolchain.stages.wheel_archive import open_wheel
+from toolchain.stages.triton_wheel import unzip
 from toolchain.stages.wheel_llvm import wheel_named
 
 _TAG = re.compile(r".*-cp3(\d+)-(cp\d+|abi3)-[^-]+\.whl")
@@ -81,11 +81,7 @@ def _unpack(wheel: Path, folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="wheel-") as partial:
-            with open_wheel(wheel) as archive:
-                for row in archive.infolist():
-                    place = Path(archive.extract(row, partial))
-                    if place.is_file():
-                        place.chmod((row.external_attr >> 16) & 0o755 | 0o600)
+            unzip(wheel, Path(partial))
             try:
                 Path(partial).chmod(0o755)
                 Path(partial).rename(folder)
@@ -110,17 +106,17 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
     """
     beside = path.with_suffix(".json")
     try:
-        told = strict_json.read(read_regular(beside, LARGEST_METADATA, within=beside.parent))
-        constants = dict(told["constexprs"])
+        metadata = strict_json.read(read_regular(beside, LARGEST_METADATA, within=beside.parent))
+        constants = dict(metadata["constexprs"])
         rule = {
             "id": path.stem,
-            "kernel": str(told["name"]),
-            "signature": {str(name): str(kind) for name, kind in told["signature"]},
+            "kernel": str(metadata["name"]),
+            "signature": {str(name): str(kind) for name, kind in metadata["signature"]},
             "constexprs": constants,
-            "target": str(told["arch"]),
-            **{name: int(told[name]) for name in ("num_warps", "num_stages", "waves_per_eu")},
+            "target": str(metadata["arch"]),
+            **{name: int(metadata[name]) for name in ("num_warps", "num_stages", "waves_per_eu")},
         }
-        file, precision = str(told["source"]), str(told.get("default_dot_input_precision", ""))
+        file, precision = str(metadata["source"]), str(metadata.get("default_dot_input_precision", ""))
     except OSError as error:
         raise ConfigError(
             f"{path.name} has no JSON beside it", why=f"{beside}: {error.strerror}", fix="name a kernel of a campaign"

@@ -1,4 +1,4 @@
-"""An audit as a signed in-toto statement, beside what was audited."""
+"""An audit as a signed in-toto statement about what was audited."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from toolchain.trust.keys import Signer
 PREDICATE = "urn:toolchain:audit:v1"
 
 
-def audit_statement(name: str, digests: list[str], told: Mapping[str, Any]) -> attest.Statement:
-    """The statement: what was found, but for where it lay."""
-    result = {key: value for key, value in told.items() if key not in {"what", "attested"}}
+def audit_statement(name: str, digests: list[str], result_json: Mapping[str, Any]) -> attest.Statement:
+    """The statement: the result without the path of what was audited."""
+    result = {key: value for key, value in result_json.items() if key not in {"what", "attested"}}
     return {
         "_type": attest.STATEMENT,
         "subject": attest.subjects(name, digests),
@@ -32,7 +32,9 @@ def audit_statement(name: str, digests: list[str], told: Mapping[str, Any]) -> a
     }
 
 
-def attach_audit(what: str, cache: Cache, told: Mapping[str, Any], signer: Signer, scratch: Path) -> AttachedEvidence:
+def attach_audit(
+    what: str, cache: Cache, result_json: Mapping[str, Any], signer: Signer, scratch: Path
+) -> AttachedEvidence:
     """Attach the signed statement to an image that a reference names.
 
     Raises:
@@ -41,11 +43,11 @@ def attach_audit(what: str, cache: Cache, told: Mapping[str, Any], signer: Signe
     _, images = images_of(what, cache, scratch)
     digests = [image.digest for image in images]
     with open_place(parse(what)) as place:
-        statement = audit_statement("image", digests, told)
+        statement = audit_statement("image", digests, result_json)
         return attach_statement(statement, digests, place, kind="audit", signer=signer, scratch=scratch)
 
 
-def signed_audit(what: str, cache: Cache, told: Mapping[str, Any], signer: Signer) -> bytes:
+def signed_audit(what: str, cache: Cache, result_json: Mapping[str, Any], signer: Signer) -> bytes:
     """The signed statement about a file by its digest, about a folder by that of the list of its files, or about an
     image by that of its manifest."""
     path = Path(what)
@@ -58,4 +60,4 @@ def signed_audit(what: str, cache: Cache, told: Mapping[str, Any], signer: Signe
     else:
         with tempfile.TemporaryDirectory(prefix="toolchain-audit-") as scratch:
             digests, name = [image.digest for image in images_of(what, cache, Path(scratch))[1]], "image"
-    return dsse.sign(audit_statement(name, digests, told), signer).as_bytes()
+    return dsse.sign(audit_statement(name, digests, result_json), signer).as_bytes()

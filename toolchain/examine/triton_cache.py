@@ -1,6 +1,6 @@
-"""Reads an image with a Triton cache by MCV's published rules ("compat"), and says what the cache serves.
+"""Reads an image with a Triton cache by MCV's published rules ("compat"), and reports what the cache serves.
 
-Written apart from what writes such images, `kernels.triton_cache`, so that it can find what that one gets wrong.
+Written apart from what writes such images, `kernels.triton_cache`, so that it can find that one's mistakes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LARGEST = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class TritonCache:
-    """What such an image says of itself, with the content that bears it out.
+    """The labels of such an image, checked against its content.
 
     Args:
         entries: kernels.
@@ -46,7 +46,7 @@ class TritonCache:
 
     @property
     def calls(self) -> list[dict[str, str]]:
-        """The calls that it serves, each with `gpu` among its arguments; empty where the image does not say."""
+        """The calls that it serves, each with `gpu` among its arguments; empty if the image has no list."""
         names: list[str] = strict_json.read(self.labels.get(labels.CACHE_CALLS, "[]"))
         split = (name.partition("/") for name in names)
         return [{"gpu": gpu, **dict(part.split("=", 1) for part in shape.split(","))} for gpu, _, shape in split]
@@ -73,33 +73,33 @@ def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
     if len(layers) != 1 or layers[0].media_type not in (LAYER_GZIP, DOCKER_LAYER_GZIP):
         kinds = ", ".join(layer.media_type for layer in layers)
         raise _broken("it has not one layer of gzip", kinds)
-    said = labels_of(layout.read_json(config))
+    image_labels = labels_of(layout.read_json(config))
     files = _files(layout, layers[0])
     cached = {name: content for name, content in files.items() if name.startswith(_CACHE)}
     size = sum(map(len, cached.values()))
-    _same("cache-size-bytes", said, str(size))
+    _same("cache-size-bytes", image_labels, str(size))
     rows = _entries(cached)
-    _same("entry-count", said, str(len(rows)))
+    _same("entry-count", image_labels, str(len(rows)))
     targets = {json.dumps(row["target"], sort_keys=True) for row in rows}
     try:
-        summary = strict_json.read(said.get("cache.triton.image/summary", ""))["targets"]
-        told = {json.dumps(target, sort_keys=True) for target in summary}
+        summary = strict_json.read(image_labels.get("cache.triton.image/summary", ""))["targets"]
+        named = {json.dumps(target, sort_keys=True) for target in summary}
         manifest = strict_json.read(files[f"{_MANIFEST}manifest.json"])["triton"]
     except (ValueError, KeyError, TypeError) as error:
         raise _broken("its summary or its manifest cannot be read", repr(error)) from error
-    if told != targets or len(summary) != len(told):
-        raise _broken("its summary names other GPUs than its kernels are for", f"{sorted(told)}, {sorted(targets)}")
+    if named != targets or len(summary) != len(named):
+        raise _broken("its summary names other GPUs than its kernels are for", f"{sorted(named)}, {sorted(targets)}")
     wanted = [_listed(row) for row in rows]
     if sorted(manifest, key=_text) != sorted(wanted, key=_text):
-        odd = [one for one in [*manifest, *wanted] if one not in manifest or one not in wanted]
+        odd = [row for row in [*manifest, *wanted] if row not in manifest or row not in wanted]
         raise _broken("its manifest does not list what is in it", _text(odd[0]) if odd else "an entry twice")
-    _groups(cached, said.get(labels.CACHE_MOUNT))
+    _groups(cached, image_labels.get(labels.CACHE_MOUNT))
     gpus = sorted({str(row["target"]["arch"]) for row in rows})
-    return TritonCache(entries=len(rows), size=size, targets=tuple(gpus), labels=said)
+    return TritonCache(entries=len(rows), size=size, targets=tuple(gpus), labels=image_labels)
 
 
 def _files(layout: Layout, layer: Descriptor) -> dict[str, bytes]:
-    """Content by name. MCV leaves out what has another name, and links, without a word."""
+    """Content by name. MCV silently leaves out links and files with other names."""
     files: dict[str, bytes] = {}
     try:
         with (
@@ -111,7 +111,7 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, bytes]:
                     continue
                 parts = PurePosixPath(member.name).parts
                 if not member.isfile() or not member.name.startswith((_CACHE, _MANIFEST)) or ".." in parts:
-                    raise _broken("it holds what MCV does not take out", member.name)
+                    raise _broken("it holds what MCV does not extract", member.name)
                 if member.size > _LARGEST or member.name in files:
                     raise _broken("a file of it is too large or there twice", member.name)
                 content = tar.extractfile(member)
@@ -122,7 +122,7 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, bytes]:
 
 
 def _entries(cached: Mapping[str, bytes]) -> list[dict[str, Any]]:
-    """Of each JSON with a hash what it says: each is a kernel, in the folder that Triton looks for it in."""
+    """The content of each JSON with a hash: each is a kernel, in the folder in which Triton looks for it."""
     rows = []
     for name, content in cached.items():
         if not name.endswith(".json"):
@@ -155,12 +155,12 @@ def _listed(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _groups(cached: Mapping[str, bytes], mount: str | None) -> None:
-    """That each group of files names those of its own folder, at the path that the label names."""
+    """Check that each group of files names those of its own folder, at the path that the label names."""
     for name, content in cached.items():
         path = PurePosixPath(name)
         if not path.name.startswith("__grp__"):
             continue
-        beside = {str(PurePosixPath(one).name) for one in cached if PurePosixPath(one).parent == path.parent}
+        beside = {str(PurePosixPath(file).name) for file in cached if PurePosixPath(file).parent == path.parent}
         try:
             children: dict[str, str] = strict_json.read(content)["child_paths"]
         except (ValueError, KeyError, TypeError) as error:
@@ -172,10 +172,10 @@ def _groups(cached: Mapping[str, bytes], mount: str | None) -> None:
             raise _broken(f"{name} is not for {mount}", wrong[0])
 
 
-def _same(what: str, said: Mapping[str, str], found: str) -> None:
+def _same(what: str, image_labels: Mapping[str, str], actual: str) -> None:
     name = f"cache.triton.image/{what}"
-    if said.get(name) != found:
-        raise _broken(f"its label {name} is wrong", f"it says {said.get(name)}, the layer has {found}")
+    if image_labels.get(name) != actual:
+        raise _broken(f"its label {name} is wrong", f"it says {image_labels.get(name)}, the layer has {actual}")
 
 
 def _text(value: Any) -> str:
@@ -187,28 +187,28 @@ def _broken(what: str, why: str) -> ContractError:
 
 
 def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
-    """Insist that Triton would find the kernels.
+    """Check that Triton would find the kernels.
 
     Args:
-        here: what containerfiles/triton-cache/calls.py says first, in the place where they are wanted.
+        here: the first output of containerfiles/triton-cache/calls.py in the place where they are wanted.
 
     Raises:
-        PinError: another Triton.
+        PinError: a different Triton.
         ContractError: Triton lies elsewhere.
-        ConfigError: a variable is set that counts, or Triton looks for its cache elsewhere.
+        ConfigError: a variable is set that is part of the key, or Triton looks for its cache elsewhere.
     """
-    said = cache.labels
-    if f"sha256:{here['triton_key']}" != said.get(labels.CACHE_TRITON_KEY):
+    image_labels = cache.labels
+    if f"sha256:{here['triton_key']}" != image_labels.get(labels.CACHE_TRITON_KEY):
         raise PinError(
-            "the cache is for another Triton, and every kernel would be compiled again",
+            "the cache is for a different Triton, and every kernel would be compiled again",
             why=f"Triton {here['triton']} has the key {here['triton_key'][:12]}…, the cache is for"
-            f" {said.get(labels.CACHE_TRITON_KEY, 'none')[:19]}…",
-            fix=f"use the Triton image of input digest {said.get(labels.CACHE_TRITON, 'unknown')}, or build the cache"
-            " again",
+            f" {image_labels.get(labels.CACHE_TRITON_KEY, 'none')[:19]}…",
+            fix=f"use the Triton image of input digest {image_labels.get(labels.CACHE_TRITON, 'unknown')}, or build"
+            " the cache again",
         )
-    if here["path"] != (path := said.get(labels.CACHE_TRITON_PATH)):
+    if here["path"] != (path := image_labels.get(labels.CACHE_TRITON_PATH)):
         raise ContractError(
-            "Triton lies elsewhere than when the cache was made, and every kernel would be compiled again",
+            "Triton is not where it was when the cache was made, and every kernel would be compiled again",
             why=f"it is {here['path']}, and was {path}: kernels are found by the path of its bitcode too",
             fix=f"put Triton at {path}",
         )
@@ -218,7 +218,7 @@ def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
             why="Triton finds kernels by these variables too, even where they hold their defaults",
             fix="unset them",
         )
-    if here["cache"] != (mount := said.get(labels.CACHE_MOUNT)):
+    if here["cache"] != (mount := image_labels.get(labels.CACHE_MOUNT)):
         raise ConfigError(
             f"Triton looks for its cache in {here['cache']}",
             why=f"the files of this one name each other by paths below {mount}",
@@ -227,7 +227,7 @@ def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
 
 
 def require_call(cache: TritonCache, wanted: Mapping[str, str]) -> Sequence[Mapping[str, str]]:
-    """The calls of the cache that have these arguments; those that are not named may be anything.
+    """The calls of the cache that have these arguments; arguments that are not named may have any value.
 
     Raises:
         ConfigError: no call has such an argument.
@@ -236,9 +236,9 @@ def require_call(cache: TritonCache, wanted: Mapping[str, str]) -> Sequence[Mapp
     known = sorted({name for call in cache.calls for name in call})
     if odd := sorted(set(wanted) - set(known)):
         raise ConfigError(f"no such argument of a call: {', '.join(odd)}", fix=f"one of {', '.join(known)}")
-    found = [call for call in cache.calls if all(call.get(name) == text for name, text in wanted.items())]
-    if found:
-        return found
+    matching = [call for call in cache.calls if all(call.get(name) == text for name, text in wanted.items())]
+    if matching:
+        return matching
     values = {name: sorted({call[name] for call in cache.calls if name in call}) for name in wanted}
     raise UnsupportedError(
         f"the cache has no call with {', '.join(f'{name}={text}' for name, text in wanted.items())}",

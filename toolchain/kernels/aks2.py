@@ -20,7 +20,7 @@ _AGAIN = "build again; report it if it stays"
 
 @dataclass(frozen=True)
 class Kernel:
-    """One entry: a code object, or an empty one, which the loader takes for known bad.
+    """One entry: a code object, or an empty one, which the loader treats as known bad.
 
     Args:
         shared: bytes of shared memory.
@@ -52,13 +52,15 @@ def read_aks2(data: bytes) -> tuple[Kernel, ...]:
     if not unpack.eof or unpack.unused_data:
         # Without the end there is no checksum; the loader would take such a file all the same.
         raise KernelError(
-            "an AKS2 file that ends early, or goes on behind its end", why=f"{len(data)} bytes", fix=_AGAIN
+            "an AKS2 file that ends early, or has data after its end", why=f"{len(data)} bytes", fix=_AGAIN
         )
     if len(content) != total:
         raise KernelError(
-            "an AKS2 file of another size than it says", why=f"{len(content)} bytes instead of {total}", fix=_AGAIN
+            "an AKS2 file whose size does not match its header",
+            why=f"{len(content)} bytes instead of {total}",
+            fix=_AGAIN,
         )
-    found = []
+    kernels = []
     place = 0
     for _ in range(count):
         try:
@@ -71,12 +73,12 @@ def read_aks2(data: bytes) -> tuple[Kernel, ...]:
         start = directory + offset
         if start + size > total:
             raise KernelError("an AKS2 file whose entry lies outside", why=name, fix=_AGAIN)
-        found.append(Kernel(name, shared, threads, content[start : start + size]))
+        kernels.append(Kernel(name, shared, threads, content[start : start + size]))
     if place != directory:
         raise KernelError(
-            "an AKS2 file whose directory has another size than it says", why=f"{place}, {directory}", fix=_AGAIN
+            "an AKS2 file whose directory's size does not match its header", why=f"{place}, {directory}", fix=_AGAIN
         )
-    return tuple(found)
+    return tuple(kernels)
 
 
 def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:

@@ -23,7 +23,7 @@ from toolchain.catalog.gpus import check_gpu
 from toolchain.errors import KernelError, SourceError
 from toolchain.kernels.rules import Rule, RuleSet, Value, cut
 
-COMPILE, CLUSTER, FLATZIP, AFFINE = "Bare.compile", "Bare.cluster", "Bare.flatzip", "Affine.cluster"
+COMPILE, CLUSTER, FLATZIP = "Bare.compile", "Bare.cluster", "Bare.flatzip"
 IMAGES = "aotriton.images"
 _HINTS = (1, 8, 16)
 _WAVES = 1  # Triton's own default, up to 3.1 at least
@@ -38,7 +38,7 @@ class Cluster:
 
     Args:
         path: of the .aks2, below the build folder.
-        manifest: its .nsv, alike; empty where its generation writes none.
+        manifest: its .nsv, below the build folder too; empty if its generation writes none.
         objects: (code object below the build folder, name inside), in order.
     """
 
@@ -76,7 +76,6 @@ class BarePlan:
     rules: tuple[Rule, ...]
     clusters: tuple[Cluster, ...]
     archives: tuple[Archive, ...]
-    affine: tuple[str, ...]
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def part(self, *, select: str | None = None, limit: int | None = None) -> tuple[RuleSet, tuple[Cluster, ...]]:
@@ -101,7 +100,7 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
         of: the release's way of planning; 0.13b's by default.
 
     Raises:
-        SourceError: a file is missing or of another form, or they contradict each other: something would be left out.
+        SourceError: a file is missing or malformed, or they contradict each other: kernels would be left out.
         UnsupportedError: a GPU whose code objects cannot be checked.
     """
     of = of or generation_of("0.13b")
@@ -121,18 +120,17 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
         archives = tuple(
             Archive(cluster.path, "", ((cluster.path, cluster.path.rpartition("/")[2]),)) for cluster in clusters
         )
-    affine = tuple(";".join(fields[:3]) for fields in _lines(folder / AFFINE, 3)) if (folder / AFFINE).exists() else ()
-    found, copies = _distinct(rules.values(), alike=not of.waves)
+    distinct, copies = _distinct(rules.values(), alike=not of.waves)
     if of.layout != "library":
         _agree(rules, clusters, archives)
-    return BarePlan(found, clusters, archives, affine, copies)
+    return BarePlan(distinct, clusters, archives, copies)
 
 
 def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
     """What the archives of a plan hold, without the source that it was made of.
 
     Args:
-        folder: the generator's build folder, wherever it was when the plan was written.
+        folder: the generator's build folder, at any path, not only where the plan was written.
 
     Raises:
         SourceError: see `read_plan`.
@@ -188,10 +186,10 @@ def _folder_below(folder: str, top: str) -> str:
     Raises:
         ValueError: it lies elsewhere.
     """
-    found = PurePosixPath(folder).relative_to(top).as_posix()
-    if not _is_plain(found):
+    inside = PurePosixPath(folder).relative_to(top).as_posix()
+    if not _is_plain(inside):
         raise ValueError(folder)
-    return "" if found == "." else found
+    return "" if inside == "." else inside
 
 
 def _outside(path: str, top: str) -> SourceError:
@@ -228,7 +226,7 @@ def _cluster(folder: Path, fields: Sequence[str], build: str, of: Generation) ->
     arch, family, kernel, name, *objects = fields
     if of.layout == "aks2":
         path = _below(f"{IMAGES}/{arch}/{family}/{kernel}/{name}.aks2", "")
-        return Cluster(path, "", tuple((_below(one, build), PurePosixPath(one).stem) for one in objects))
+        return Cluster(path, "", tuple((_below(file, build), PurePosixPath(file).stem) for file in objects))
     stem = _below(f"aks2/{arch}/{family}/{kernel}/{name}", "")
     return Cluster(f"{stem}.aks2", f"{stem}.nsv", _manifest(folder / f"{stem}.nsv", build, objects))
 
@@ -239,7 +237,7 @@ def _archive(folder: Path, fields: Sequence[str], build: str) -> Archive:
 
 
 def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Sequence[Archive]) -> None:
-    """Every kernel is in a cluster and every cluster in one archive, or the images would lack it without a word.
+    """Every kernel is in a cluster and every cluster in one archive, or the images would silently lack it.
 
     Raises:
         SourceError: with the first that is not.
@@ -345,10 +343,10 @@ class _Rules:
 
     def _signature(self, file: str, kernel: str, text: str, *, where: str) -> Signature:
         key = (file, kernel, text)
-        if (found := self._signatures.get(key)) is None:
+        if (signature := self._signatures.get(key)) is None:
             names = _argument_names(self._tree / file, kernel)
-            found = self._signatures[key] = parse_signature(text, names, where=where, known=self._parts)
-        return found
+            signature = self._signatures[key] = parse_signature(text, names, where=where, known=self._parts)
+        return signature
 
 
 def parse_signature(
@@ -375,10 +373,10 @@ def parse_signature(
     kinds: list[tuple[str, str]] = []
     constants: list[tuple[str, Value]] = []
     for key in zip(names, parts, strict=True):
-        if (found := known.get(key)) is None:
-            found = known[key] = _argument(key[0], key[1].strip(" "), where)
-        kinds += found[0]
-        constants += found[1]
+        if (argument := known.get(key)) is None:
+            argument = known[key] = _argument(key[0], key[1].strip(" "), where)
+        kinds += argument[0]
+        constants += argument[1]
     return tuple(kinds), tuple(sorted(constants, key=lambda row: row[0]))
 
 
@@ -433,7 +431,7 @@ def _distinct(rules: Iterable[Rule], *, alike: bool = False) -> tuple[tuple[Rule
     """The rules, sorted by output; the ledger knows a rule by its id, so no two may have one.
 
     Args:
-        alike: rules with one id are expected; the first is kept, and the outputs of the others are told by its own.
+        alike: rules with the same id are expected; the first is kept, with the outputs of the others.
 
     Raises:
         KernelError: two outputs would be the same object.
@@ -441,8 +439,8 @@ def _distinct(rules: Iterable[Rule], *, alike: bool = False) -> tuple[tuple[Rule
     seen: dict[str, Rule] = {}
     copies: dict[str, list[str]] = {}
     for rule in sorted(rules, key=lambda rule: rule.out):
-        if (other := seen.setdefault(rule.id, rule)) is not rule:
+        if (first := seen.setdefault(rule.id, rule)) is not rule:
             if not alike:
-                raise KernelError(f"{rule.out} and {other.out} are one and the same rule", fix=_REPORT)
-            copies.setdefault(other.out, []).append(rule.out)
+                raise KernelError(f"{rule.out} and {first.out} are the same rule", fix=_REPORT)
+            copies.setdefault(first.out, []).append(rule.out)
     return tuple(seen.values()), {out: tuple(more) for out, more in copies.items()}

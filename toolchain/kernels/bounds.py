@@ -1,4 +1,4 @@
-"""What a kernel and its worker may take of time and memory: measured, and whose turn it is when one needs all of it.
+"""Limits of time and memory for kernels and their workers: measuring, and turns when one worker needs all memory.
 
 A limit of the address space would be wrong: Triton maps much more than it uses. Control groups need a system that hands
 them out. So the processes below each worker are measured, as `/proc` has them.
@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from toolchain import console
 
 RUNAWAY_SECONDS = 3600.0
-"""A kernel takes seconds. One that takes an hour never ends, unless --kernel-timeout says that it does."""
+"""A kernel takes seconds. One that takes an hour is treated as endless, unless --kernel-timeout allows longer."""
 OVER_MEMORY = "memory: "
 """Begins the reason of a kernel that was stopped because of its memory."""
 EVERY = 1.0  # seconds between two looks
@@ -27,13 +27,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROC = Path("/proc")
 
 
-def patience(asked: float | None) -> float:
+def patience(timeout: float | None) -> float:
     """Seconds that a kernel may take.
 
     Args:
-        asked: `--kernel-timeout`.
+        timeout: `--kernel-timeout`.
     """
-    return asked or RUNAWAY_SECONDS
+    return timeout or RUNAWAY_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +52,21 @@ class MemoryBounds:
 
     @classmethod
     def of(cls, available: int, workers: int, kernel: int = 0) -> MemoryBounds:
-        """The bounds of so many workers on a machine with so much memory; something is left for everybody else."""
+        """The bounds of so many workers on a machine with so much memory; some is left for other programs."""
         together = max(available - max(_RESERVE, available // 10), available // 2, 1)
         share = together // max(workers, 1)
         return cls(together=together, share=min(share, kernel) if kernel else share, kernel=kernel)
+
+
+def memory_row(bounds: MemoryBounds | None, workers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """What workers have and may take, as `kernels status --json` prints it; bounds are 0 where there are none."""
+    known = bounds or MemoryBounds(together=0, share=0)
+    return {
+        "workers": sum(int(worker["memory"]) for worker in workers),
+        "together": known.together,
+        "share": known.share,
+        "kernel": known.kernel,
+    }
 
 
 class Watched(Protocol):
@@ -72,7 +83,7 @@ class Watched(Protocol):
         """What it compiles, None between two kernels."""
 
     def end_for(self, task: Any, reason: str, *, final: bool) -> None:
-        """End it, unless it has gone on to something else than `task`.
+        """End it, unless it is no longer working on `task`.
 
         Args:
             final: whether the kernel would need as much in any case.
@@ -123,7 +134,7 @@ class Watch:
                 return
         if sum(worker.memory for worker, _ in live) <= self._bounds.together:
             return
-        # Pages that workers share count once: they all map the same compiler.
+        # Shared pages are counted once: all workers map the same compiler.
         exact = [(proportional(worker.pid), worker, task) for worker, task in live]
         busy = [row for row in exact if row[2] is not None]
         if busy and sum(row[0] for row in exact) > self._bounds.together:
@@ -143,10 +154,10 @@ def over_share(pid: int, bounds: MemoryBounds | None) -> int:
 
 
 class Turns:
-    """Who compiles now: everybody beside each other, or one alone.
+    """Whose turn it is to compile: all workers at once, or one alone.
 
     Args:
-        stopping: set when nobody shall wait any more.
+        stopping: set when waiting must end.
     """
 
     def __init__(self, stopping: threading.Event) -> None:
@@ -157,7 +168,7 @@ class Turns:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody waits to be alone, or is."""
+        """Whether a worker waits to be alone, or is."""
         return self._wanted > 0
 
     @contextlib.contextmanager
@@ -165,7 +176,7 @@ class Turns:
         """Work while others do.
 
         Args:
-            before_waiting: called when one wants to be alone: to let go of what the other one needs.
+            before_waiting: called when another worker wants to be alone, to free what that one needs.
         """
         with self._change:
             if self._wanted:
@@ -179,7 +190,7 @@ class Turns:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Work while nobody else does; of several who want that, one after the other."""
+        """Work while no other worker does; several take turns."""
         with self._change:
             self._wanted += 1
             self._change.wait_for(lambda: self._working == 0 or self._stopping.is_set())
@@ -192,7 +203,7 @@ class Turns:
             self._leave()
 
     def wake(self) -> None:
-        """Let everybody see that it is stopping."""
+        """Wake all who wait, so that they see that it is stopping."""
         with self._change:
             self._change.notify_all()
 
@@ -203,12 +214,12 @@ class Turns:
 
 
 def resident(pid: int) -> int:
-    """Bytes in memory of a process and all below it; pages that they share count for each."""
+    """Bytes in memory of a process and all below it; shared pages are counted for each."""
     return sum(_resident(process) for process in processes(pid))
 
 
 def proportional(pid: int) -> int:
-    """Bytes in memory of a process and all below it, of shared pages a fair part: exact, and dear for large ones."""
+    """Bytes in memory of a process and all below it, of shared pages a fair part: exact, but slow for large ones."""
     return sum(_proportional(process) for process in processes(pid))
 
 
@@ -232,10 +243,10 @@ def _proportional(pid: int) -> int:
 def processes(pid: int) -> list[int]:
     """A process and all below it."""
     below = _children if _lists_children() else _parents().get
-    found = [pid]
-    for one in found:
-        found += below(one) or ()
-    return found
+    pids = [pid]
+    for process_id in pids:
+        pids += below(process_id) or ()
+    return pids
 
 
 @functools.cache
@@ -244,21 +255,21 @@ def _lists_children() -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     try:
         for task in (_PROC / str(pid) / "task").iterdir():
-            found += map(int, (task / "children").read_bytes().split())
+            pids += map(int, (task / "children").read_bytes().split())
     except OSError:
         pass  # it has ended
-    return found
+    return pids
 
 
 def _parents() -> dict[int, list[int]]:
     """Children by parent, for kernels that do not list them."""
-    found: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}
     for folder in _PROC.iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError, IndexError, ValueError):
                 fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-                found.setdefault(int(fields[1]), []).append(int(folder.name))
-    return found
+                children.setdefault(int(fields[1]), []).append(int(folder.name))
+    return children

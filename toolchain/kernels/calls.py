@@ -1,4 +1,4 @@
-"""Calls of a wheel whose kernels are compiled ahead of time: which there are, and what became of each."""
+"""Calls of a wheel whose kernels are compiled ahead of time: which there are, and their outcomes."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a call.
+    """The outcome of a call.
 
     Args:
-        refused: whether the wheel itself raised an error: it has nothing for this GPU or these arguments.
+        refused: whether the wheel itself raised an error: it does not support this GPU or these arguments.
         kernels: (function, hash in Triton's cache) of all that it launched.
     """
 
@@ -126,12 +126,12 @@ def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
     Raises:
         UnsupportedError: none are listed for one of the GPUs.
     """
-    found: list[Call] = []
+    calls: list[Call] = []
     for gpu in sorted(gpus or table.gpus):
         check_gpu(gpu)
         axes = [
-            {name: values for name, values in one.items() if name != "gpus"}
-            for one in table.call if gpu in one.get("gpus", table.gpus)
+            {name: values for name, values in row.items() if name != "gpus"}
+            for row in table.call if gpu in row.get("gpus", table.gpus)
         ]  # fmt: skip
         if not axes:
             raise UnsupportedError(
@@ -140,11 +140,11 @@ def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
                 fix="name another GPU, or add it there",
             )
         more = table.of_gpu.get(gpu, {})
-        found += [
+        calls += [
             Call(gpu=gpu, rows=({**dict(zip(axe, values, strict=True)), **more},))
             for axe in axes for values in itertools.product(*axe.values())
         ]  # fmt: skip
-    return list({call.name: call for call in found}.values())
+    return list({call.name: call for call in calls}.values())
 
 
 def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
@@ -174,7 +174,7 @@ def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
 
 def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None:
     selector = table.selector
-    known = list(dict.fromkeys(value for one in table.call for value in one[selector]))
+    known = list(dict.fromkeys(value for row in table.call for value in row[selector]))
     for value in axes.get(selector) or [None]:
         if value not in known:
             raise ConfigError(
@@ -182,7 +182,7 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
                 why=f"{table.wheel} has {', '.join(known)}",
                 fix=f'{selector} = ["{known[0]}"]',
             )
-        like = [one for one in table.call if value in one[selector]]
+        like = [row for row in table.call if value in row[selector]]
         takes = [name for name in like[0] if name != "gpus"]
         if wrong := [
             *(f"{name} is missing" for name in takes if not axes.get(name)),
@@ -192,7 +192,7 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
                 f"{where}: {wrong[0]}", why=f"{value} takes {', '.join(takes)}", fix="name each of them, and no other"
             )
         for name in takes:
-            examples = [example for one in like for example in one[name]]
+            examples = [example for row in like for example in row[name]]
             for given in axes[name]:
                 if not any(_alike(given, example) for example in examples):
                     raise ConfigError(
@@ -203,7 +203,7 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
 
 
 def _alike(value: Any, example: Any) -> bool:
-    """Whether a value is as good as one that is listed: any number that is positive, but no other word."""
+    """Whether a value may replace a listed one: any positive number may, but no other word."""
     if isinstance(example, list):
         pairs = zip(value, example, strict=False) if isinstance(value, list) else ()
         return isinstance(value, list) and len(value) == len(example) and all(itertools.starmap(_alike, pairs))
@@ -220,13 +220,13 @@ def in_orders(outcomes: Iterable[Outcome]) -> list[Call]:
     Triton puts a global constant of a function that a kernel calls into the kernel's key if another kernel called it
     before. So a kernel has a key for when its call comes first, and may have others.
     """
-    found = []
+    calls = []
     for gpu, group in itertools.groupby(
         (outcome.call for outcome in outcomes if outcome.done), key=lambda call: call.gpu
     ):
         rows = tuple(row for call in group for row in call.rows)
-        found += [Call(gpu=gpu, rows=rows, order="all in order"), Call(gpu=gpu, rows=rows[::-1], order="all backwards")]
-    return found
+        calls += [Call(gpu=gpu, rows=rows, order="all in order"), Call(gpu=gpu, rows=rows[::-1], order="all backwards")]
+    return calls
 
 
 def local_memory(gpu: str) -> int:
@@ -253,7 +253,7 @@ def make_calls(
 
     Args:
         executor_for: gives the workers of a GPU.
-        notes: folder that keeps which kernels a call launched, for a run that goes on.
+        notes: folder that keeps which kernels a call launched, for a run that is continued.
         on_count: called with calls made, all calls, and the name of the last one.
 
     Returns:
@@ -324,15 +324,15 @@ def _earlier(call: Call, ledger: Ledger, notes: Path) -> tuple[Outcome, dict[str
 
 def by_gpu(outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:
     """Calls, kernels and seconds of each GPU."""
-    for gpu, group in itertools.groupby(outcomes, key=lambda one: one.call.gpu):
+    for gpu, group in itertools.groupby(outcomes, key=lambda outcome: outcome.call.gpu):
         rows = list(group)
         alone = [row for row in rows if not row.call.order]
         yield {
             "gpu": gpu,
             "calls": len(alone),
-            "refused": sum(one.refused for one in alone),
-            "failed": sum(not one.done and not one.refused for one in alone),
-            "kernels": len({hash_ for one in alone if one.done for _, hash_ in one.kernels}),
+            "refused": sum(outcome.refused for outcome in alone),
+            "failed": sum(not outcome.done and not outcome.refused for outcome in alone),
+            "kernels": len({hash_ for outcome in alone if outcome.done for _, hash_ in outcome.kernels}),
             "entries": len({hash_ for row in rows if row.done for _, hash_ in row.kernels}),
             "seconds": round(sum(row.entry.seconds for row in rows), 1),
         }

@@ -28,7 +28,7 @@ from toolchain.kernels.summary import summary
 from toolchain.kernels.worker_process import machine_fault
 
 REPORT = "report.json"
-# What AOTriton's loader and packers read for a kernel that is known not to compile, beside an empty object.
+# What AOTriton's loader and packers read beside an empty object, for a kernel that is known not to compile.
 KNOWN_BAD = {FAILED: "ExitWithError", TIMEOUT: "Timeout"}
 LISTED = 20
 
@@ -126,25 +126,25 @@ def run_campaign(
 ) -> CampaignResult:
     """Compile what is not there yet, check every object, write the report.
 
-    All rules are tried even after one has failed: the list of failures is whole. How far it is stands in `status.json`
+    All rules are tried even after one has failed: the list of failures is whole. Its progress is in `status.json`
     beside the ledger while it runs.
 
     Args:
         out: folder of the objects, `Rule.out` below it; also gets `report.json`.
         worker_tree: the source tree as the workers see it.
-        worker_out: `out` as the workers see it, when that is another path.
+        worker_out: `out` as the workers see it, if that is a different path.
         keep_going: mark failed rules as known bad, an empty object and a JSON that says so, instead of raising.
         on_count: called with rules finished, all rules, and the name of the last one.
         on_end: called with the lines of a summary, also before failures are raised.
-        command: what was called, for those who are told how to go on.
-        bounds: those of the executor's workers, for those who look.
-        shared: where results may be that others compiled, and where these go.
+        command: the command line, for advice on how to continue.
+        bounds: those of the executor's workers, for the status.
+        shared: stores to take results from, and to add new ones to.
         tell: see `Board`.
 
     Raises:
         KernelError: rules failed or timed out and `keep_going` is not set, or no worker came up.
-        ResourceError: the disk is full, or something ends the workers. What failed by that is no bad kernel: it is not
-            recorded, and the same campaign goes on with it.
+        ResourceError: the disk is full, or something ends the workers. What failed for that reason is not a bad kernel:
+            it is not recorded, and the same campaign continues with it.
     """
     wanted = rules.rules if isinstance(rules, RuleSet) else tuple(rules)
     partial = rules.partial if isinstance(rules, RuleSet) else False
@@ -174,9 +174,9 @@ def run_campaign(
             shared=shared.counts.as_json() if shared is not None else {},
         )
         if on_end is not None:
-            told = summary(result, seconds=time.monotonic() - began, command=command, keep_going=keep_going)
+            lines = summary(result, seconds=time.monotonic() - began, command=command, keep_going=keep_going)
             where = ["to look at all of them:", f"  toolchain report {shlex.quote(str(ledger.path.parent))}"]
-            on_end([*told, *(where if result.bad else [])])
+            on_end([*lines, *(where if result.bad else [])])
         _settle(result, len(wanted), ledger, out, keep_going=keep_going)
     return result
 
@@ -194,7 +194,7 @@ def _settle(result: CampaignResult, wanted: int, ledger: Ledger, out: Path, *, k
             f"{len(bad)} of {wanted} kernels did not compile",
             why="\n".join(f"{entry.out}: {_brief(entry.reason)}" for entry in bad[:LISTED])
             + (f"\n… and {len(bad) - LISTED} more" if len(bad) > LISTED else ""),
-            fix=f"see {ledger.path}; keep-going marks them as known bad and goes on",
+            fix=f"see {ledger.path}; keep-going marks them as known bad and continues",
         )
     for entry in bad:
         _mark_known_bad(out, entry)
@@ -235,7 +235,7 @@ class _Run:
         shared.flush()
 
     def tell(self, label: str = "") -> None:
-        """How many rules are through."""
+        """Report how many rules are finished."""
         count = len(self.wanted) - len(self.todo)
         self.ledger.progress(count, len(self.wanted))
         if self.on_count is not None:
@@ -300,12 +300,12 @@ class _Run:
 
 
 def _blame_the_machine(entry: Entry, out: Path) -> None:
-    """Raise where a failure says nothing about the kernel: marked as known bad, it would be missed for ever."""
+    """Raise if a failure is not the kernel's fault: marked as known bad, it would be missing forever."""
     if entry.status == FAILED and (what := machine_fault(entry.reason, out)):
         raise ResourceError(
             what,
             why=f"{entry.out}: {_brief(entry.reason)}",
-            fix="free disk or memory, or give fewer --jobs, and run it again: it goes on with this kernel",
+            fix="free disk or memory, or give fewer --jobs, and run it again: it continues with this kernel",
         )
 
 
@@ -332,12 +332,12 @@ def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Pa
         raise KernelError(
             f"{rule.out} leads out of {out}",
             why="a worker or a rule made a link or a path that does",
-            fix="remove what lies there, then run it again: it goes on",
+            fix="remove what lies there, then run it again: it continues",
         )
     both = (path, path.with_suffix(".json"))
     if unlink:
-        for one in both:
-            one.unlink(missing_ok=True)
+        for file in both:
+            file.unlink(missing_ok=True)
     return both
 
 
@@ -353,7 +353,7 @@ def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
             metadata = strict_json.read(read_regular(beside, LARGEST_METADATA))
             reason = metadata_fault(metadata, rule.target)
             if digest != outcome.get("sha256"):
-                reason = f"the object's SHA-256 is {digest}, the worker said {outcome.get('sha256')}"
+                reason = f"the object's SHA-256 is {digest}, the worker reported {outcome.get('sha256')}"
         except KernelError as error:
             reason = error.why
         except (OSError, ValueError) as error:

@@ -61,8 +61,8 @@ def _read(path: Path) -> _Header:
     with open_regular(path) as stream:
         elf = ELFFile(stream)
         table = elf.get_section_by_name(".dynsym")
-        found = table.iter_symbols() if isinstance(table, SymbolTableSection) else ()
-        symbols = {str(symbol.name): int(symbol["st_size"]) for symbol in found if symbol.name}
+        rows = table.iter_symbols() if isinstance(table, SymbolTableSection) else ()
+        symbols = {str(symbol.name): int(symbol["st_size"]) for symbol in rows if symbol.name}
         stream.seek(7)
         return _Header(
             elfclass=elf.elfclass,

@@ -6,13 +6,13 @@ msgpack without extensions, and in it text that is JSON. Nothing listens on a wo
 
 On the board, below `toolchain`:
 
-- `workers`, worker: what a worker is and does, and its beat;
-- `beats`, campaign: its beat;
-- `orders`, worker, campaign: what the worker shall compile;
-- `answers`, campaign, worker: what came of it;
-- `campaigns`, name: how far a campaign is.
+- `workers`, worker: what a worker is and does, and its heartbeat;
+- `beats`, campaign: its heartbeat;
+- `orders`, worker, campaign: what the worker has to compile;
+- `answers`, campaign, worker: the results;
+- `campaigns`, name: the progress of a campaign.
 
-Every entry is the whole state of its writer. So what a lost message or a restarted scheduler takes away, the next
+Every entry is the whole state of its writer. So what is lost with a message or a restarted scheduler, the next
 writing brings back.
 """
 
@@ -34,9 +34,9 @@ from toolchain.errors import UnreachableError
 from toolchain.kernels.dask_link import check_address, library, security
 
 KEY = "toolchain"
-BEAT = 1.0  # seconds between two signs of life
+BEAT = 1.0  # seconds between two heartbeats
 TICK = 0.2  # seconds between two looks at the board
-GONE = 20.0  # seconds without a new sign of life after which a worker or a campaign is gone
+GONE = 20.0  # seconds without a heartbeat after which a worker or a campaign is lost
 _ANSWER = 30.0  # seconds for one question
 _LARGEST = 64 << 20  # bytes of one message
 _FRAMES = 1000
@@ -44,7 +44,7 @@ _NUMBER = struct.Struct("<Q")
 
 
 class BoardError(OSError):
-    """The scheduler is gone, or speaks in a way that is not understood."""
+    """The connection to the scheduler is lost, or its messages are invalid."""
 
 
 class Board:
@@ -99,20 +99,20 @@ class Board:
         """Replace an entry, by its JSON; None for an empty one.
 
         Raises:
-            BoardError: the connection is gone.
+            BoardError: the connection is lost.
         """
         text = "" if value is None else json.dumps(value)
         self._ask({"op": "set_metadata", "keys": [KEY, *keys], "value": text})
 
     def read(self, *keys: str) -> dict[str, Any]:
-        """The entries below a place, by their last key. Those that are empty or hold something strange are left out.
+        """The entries below a place, by their last key. Empty and invalid ones are left out.
 
         Raises:
-            BoardError: the connection is gone.
+            BoardError: the connection is lost.
         """
-        found = self._ask({"op": "get_metadata", "keys": [KEY, *keys], "default": None})
+        entries = self._ask({"op": "get_metadata", "keys": [KEY, *keys], "default": None})
         read = {}
-        for name, text in found.items() if isinstance(found, dict) else ():
+        for name, text in entries.items() if isinstance(entries, dict) else ():
             with contextlib.suppress(ValueError):
                 if isinstance(text, str):
                     read[str(name)] = strict_json.read(text)
@@ -165,13 +165,13 @@ class Board:
     def _exactly(self, count: int, until: float) -> bytes:
         if count < 0:
             raise ValueError("a message whose parts are longer than it is")
-        found = bytearray()
-        while len(found) < count:
-            piece = self._timed(until).recv(min(count - len(found), 1 << 20))
+        received = bytearray()
+        while len(received) < count:
+            piece = self._timed(until).recv(min(count - len(received), 1 << 20))
             if not piece:
                 raise BoardError("the scheduler closed the connection")
-            found += piece
-        return bytes(found)
+            received += piece
+        return bytes(received)
 
     def _timed(self, until: float) -> socket.socket:
         """The socket, with the time that is left for what it is used for next."""
@@ -185,13 +185,13 @@ class Board:
 
 
 class Presence:
-    """Who beats on the board. A peer is there while its beat goes on; clocks of other machines are not looked at."""
+    """Which peers are alive: those whose heartbeat changes. Clocks of other machines are not used."""
 
     def __init__(self) -> None:
         self._beats: dict[str, tuple[object, float]] = {}
 
     def alive(self, name: str, beat: object) -> bool:
-        """Whether a peer whose entry has this beat now is there."""
+        """Whether a peer whose entry now has this heartbeat is alive."""
         now = time.monotonic()
         if name not in self._beats or self._beats[name][0] != beat:
             self._beats[name] = (beat, now)
@@ -213,7 +213,7 @@ _WORKER = {"said": _SAID, "now": _NOW, "at": str, "beat": int}
 
 
 def fits(value: Any, shape: Any) -> bool:
-    """Whether a value of a stranger has a shape: a type or several, a list of one shape, or keys and their shapes."""
+    """Whether an untrusted value has a shape: a type or several, a list of one shape, or keys and their shapes."""
     if isinstance(shape, dict):
         return isinstance(value, dict) and all(name in value and fits(value[name], of) for name, of in shape.items())
     if isinstance(shape, list):
@@ -222,10 +222,10 @@ def fits(value: Any, shape: Any) -> bool:
 
 
 def workers_on(board: Board, presence: Presence) -> dict[str, dict[str, Any]]:
-    """The workers that are there, by id: what they said of themselves, in `now` what they are at, and their `beat`.
+    """The live workers, by id: how they describe themselves, in `now` what they are doing, and their `beat`.
 
     Raises:
-        BoardError: the connection is gone.
+        BoardError: the connection is lost.
     """
     return {
         key: {**row["said"], "at": row["at"], "now": row["now"], "beat": row["beat"]}

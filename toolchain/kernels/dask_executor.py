@@ -42,19 +42,19 @@ _ANSWER = {"status": str, "reason": str, "seconds": (int, float), "attempt": int
 class DaskExecutor:
     """Compiles by the workers of a Dask scheduler; see `Executor`. Used as a context.
 
-    A worker that was made of another Triton, or has other limits, gets no order. One whose machine fails is set aside,
-    and what it had is compiled by others. Where the scheduler or all workers are gone it waits.
+    A worker with a different Triton or different limits gets no order. A worker whose machine fails is set aside, and
+    its orders go to others. If the scheduler or all workers are lost, it waits.
 
     Args:
         address: of the scheduler.
         rules: all that may be asked for.
         out: folder of the objects.
-        campaign: its name, for those who ask the scheduler.
+        campaign: its name, for status queries.
         patience: seconds to wait for a scheduler, and for the first worker.
         on_log: called with a kernel that failed, who compiled it, and the last lines of the log there.
 
     Raises:
-        ConfigError: there is no store that others see at once.
+        ConfigError: there is no store in which others see results at once.
         UnreachableError: no scheduler answers.
     """
 
@@ -117,12 +117,12 @@ class DaskExecutor:
         """See `Executor.workers`; with `worker`, the machine's name."""
         with self._lock:
             seen = list(self._seen.values())
-        return [{"worker": one["name"], **row} for one in seen for row in one["now"].get("processes", ())]
+        return [{"worker": machine["name"], **row} for machine in seen for row in machine["now"].get("processes", ())]
 
     def tell(self, status: Mapping[str, Any]) -> None:
-        """Let those know how far the campaign is who ask the scheduler. Nobody's kernels fail because that fails."""
-        told = {"campaign": self._campaign, "refused": dict(self._aside), "status": dict(status)}
-        self._write_if_there("campaigns", self._campaign, value=told)
+        """Publish the campaign's progress on the scheduler. A failure to do so fails no kernel."""
+        report = {"campaign": self._campaign, "refused": dict(self._aside), "status": dict(status)}
+        self._write_if_there("campaigns", self._campaign, value=report)
 
     def _write_if_there(self, *keys: str, value: object) -> None:
         board = self._board
@@ -140,8 +140,8 @@ class DaskExecutor:
         """See `Executor.run`.
 
         Raises:
-            KernelError: no worker that could compile came for so long, the store is gone, or an order ends in nothing.
-            UnreachableError: the scheduler is gone for so long.
+            KernelError: no usable worker came in time, the store does not answer, or an order never succeeds.
+            UnreachableError: the scheduler does not come back in time.
         """
         waiting = deque(Order(self._rules[task["id"]]) for task in tasks)
         left = len(waiting)
@@ -183,18 +183,18 @@ class DaskExecutor:
         return self._board
 
     def _look(self) -> None:
-        """Who is there, at most once a second; and wait while nobody is."""
+        """Look for workers, at most once a second; wait while there are none."""
         since = time.monotonic()
         if self._seen and since - self._looked < _LOOK:
             return
-        told = False
+        warned = False
         while True:
             self._known = workers_on(self._there(), self._presence)
-            found = {key: row for key, row in self._known.items() if self._takes(row)}
+            fitting = {key: row for key, row in self._known.items() if self._takes(row)}
             with self._lock:
-                self._seen = found
+                self._seen = fitting
             self._looked = time.monotonic()
-            if found:
+            if fitting:
                 return
             if time.monotonic() - since > self._patience:
                 raise KernelError(
@@ -202,28 +202,28 @@ class DaskExecutor:
                     why="\n".join(f"{name}: {why}" for name, why in self._aside.items()) or "none came",
                     fix="start some: `toolchain kernels worker`, with the options of this campaign; then run it again",
                 )
-            if not told:
-                told = True
+            if not warned:
+                warned = True
                 LOG.warning("waiting for workers at %s", self._address)
             time.sleep(_LOOK)
 
     def _lost(self) -> list[Order]:
-        """Take orders back from workers that are gone, or that get none any more."""
+        """Take orders back from workers that are lost, or that get no more orders."""
 
         def lost(order: Order) -> bool:
             gone = order.worker not in self._known
             return order.worker not in self._seen and not (gone and time.monotonic() < self._back_until)
 
-        found = self._orders.take_back(lost)
-        for order in found:
+        orders = self._orders.take_back(lost)
+        for order in orders:
             if order.worker not in self._known:
-                # Perhaps it was this very order that the machine did not survive.
+                # Perhaps this order made the machine fail.
                 order.tries += 1
-                LOG.warning("%s: no answer: the worker is gone", order.rule.out)
-        return found
+                LOG.warning("%s: no answer: the worker is lost", order.rule.out)
+        return orders
 
     def _takes(self, row: Mapping[str, Any]) -> bool:
-        """Whether a worker may compile for this campaign; why not is told once."""
+        """Whether a worker may compile for this campaign; the reason is logged once."""
         name = str(row["name"])
         if name not in self._aside and (why := self._unfit(row)):
             self._set_aside(name, why)
@@ -251,12 +251,12 @@ class DaskExecutor:
         if isinstance(answer, dict) and answer.get("status") == RETURNED:
             return None
         if not fits(answer, _ANSWER) or not 0 <= answer["seconds"] < math.inf:
-            self._set_aside(order.name, "its answers are not understood")
+            self._set_aside(order.name, "its answers are invalid")
             return None
         return self._heard(order, order.name, answer)
 
     def _heard(self, order: Order, name: str, answer: Mapping[str, Any]) -> Outcome | None:
-        """What an answer is worth."""
+        """The outcome of an answer; None if it is not usable."""
         rule, status = order.rule, answer["status"]
         if name in self._aside:
             return None
@@ -266,9 +266,9 @@ class DaskExecutor:
             self._on_log(rule, name, str(answer.get("log") or answer.get("reason", "")))
             return self._outcome(rule, answer, origin=of_worker(name))
         why = str(answer.get("reason", ""))
-        if status == REFUSED and isinstance(told := answer.get("inputs"), dict):
+        if status == REFUSED and isinstance(inputs := answer.get("inputs"), dict):
             own = self._shared.naming.inputs(rule)
-            why = difference({**own, **{part: told[part] for part in own.keys() & told.keys() - {"rule"}}}, own)
+            why = difference({**own, **{part: inputs[part] for part in own.keys() & inputs.keys() - {"rule"}}}, own)
         self._set_aside(name, why if status in {REFUSED, MACHINE} else f"it answers {status!r}")
         return None
 
@@ -277,15 +277,15 @@ class DaskExecutor:
         if not shared.stores:
             raise KernelError(
                 "the kernel store does not answer any more",
-                why="workers write their results there; the log says why it was given up",
-                fix="see that it can be read and has room, then run it again: it goes on",
+                why="workers write their results there; the log has the reason",
+                fix="check that it can be read and has room, then run it again: it continues",
             )
-        found = bool(answer.get("found"))
+        stored = bool(answer.get("found"))
         try:
             entry = None
             for pause in _LATE:
                 time.sleep(pause)
-                origin = shared.stores[0].ref if found else maker
+                origin = shared.stores[0].ref if stored else maker
                 entry = shared.receive(rule, self._out, origin, str(answer.get("sha256", "")))
                 if entry is not None:
                     break
@@ -298,7 +298,7 @@ class DaskExecutor:
                 self._set_aside(name, "what it leaves in the store cannot be used")
             return None
         if entry is None:
-            self._set_aside(name, f"what it compiled is not in {shared.stores[0].ref}: its --kernel-store is another")
+            self._set_aside(name, f"what it compiled is not in {shared.stores[0].ref}: its --kernel-store differs")
             return None
         return {
             **self._outcome(rule, answer, origin=entry.origin),
@@ -322,7 +322,7 @@ class DaskExecutor:
             raise KernelError(
                 f"{order.rule.out} ends in neither an object nor a failure",
                 why=f"{order.tries} orders for it were lost with their workers, or answered wrongly",
-                fix="see the warnings above and the workers' logs; run it again: it goes on with this kernel",
+                fix="see the warnings above and the workers' logs; run it again: it continues with this kernel",
             )
         waiting.appendleft(order)
 
@@ -333,7 +333,7 @@ class DaskExecutor:
             self._orders.post(self._there())
 
     def _reconnect(self, why: str) -> None:
-        LOG.warning("the scheduler at %s is gone (%s); waiting for it", self._address, why)
+        LOG.warning("lost the scheduler at %s (%s); waiting for it", self._address, why)
         self._close()
         until = time.monotonic() + self._patience
         while True:

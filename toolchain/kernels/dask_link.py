@@ -1,6 +1,6 @@
 """The way to a Dask scheduler: which addresses may be one, TLS, and the library, which is an extra.
 
-Whoever reaches a scheduler can run any code on it, since Dask unpickles what comes. It can also give orders to workers
+Anyone who reaches a scheduler can run any code on it, since Dask unpickles messages. It can also give orders to workers
 and forge their answers. So a scheduler that is not on this machine alone must ask for certificates. Workers and
 campaigns read data alone: see `dask_board`.
 """
@@ -20,7 +20,7 @@ from toolchain.errors import ConfigError
 from toolchain.kernels.rules import Rule
 
 FORMAT = 1
-"""Of orders, answers, and of what workers say of themselves."""
+"""Of orders, answers and the descriptions of workers."""
 _TLS = {"client": "the campaign's", "worker": "the worker's"}
 
 
@@ -28,7 +28,7 @@ def check_address(text: str) -> str:
     """The address of a scheduler, if it may be one.
 
     Raises:
-        ConfigError: it is invalid, or anybody could speak to it.
+        ConfigError: it is invalid, or open to everyone.
     """
     example = "e.g. tcp://127.0.0.1:8786, or tls://HOST:8786"
     try:
@@ -41,7 +41,7 @@ def check_address(text: str) -> str:
     if parts.scheme == "tcp" and not _is_loopback(host):
         raise ConfigError(
             f"the scheduler at {text} is not on this machine, and without TLS",
-            why="whoever reaches it can run any code on it, and give orders to all workers",
+            why="anyone who reaches it can run any code on it, and give orders to all workers",
             fix=f"start it with certificates and give tls://{host}:{port}, or tcp://127.0.0.1:{port} through a tunnel",
         )
     return text
@@ -101,7 +101,7 @@ def security(address: str, role: Literal["client", "worker"]) -> Any:
 
 
 def machine_name() -> str:
-    """What a worker is called where nobody gave it a name."""
+    """The default name of a worker."""
     return socket.gethostname()
 
 
@@ -110,7 +110,7 @@ def order_of(rule: Rule, name: str, *, recompile: bool) -> dict[str, Any]:
 
     Args:
         name: of the result.
-        recompile: compile it whatever the store has.
+        recompile: compile it even if the store has it.
     """
     content = asdict(rule)
     del content["_id"]
@@ -123,6 +123,6 @@ def rule_of(content: Mapping[str, Any]) -> Rule:
     Raises:
         TypeError, ValueError, KeyError: it is invalid.
     """
-    pairs = {name: tuple((str(one), value) for one, value in content[name]) for name in ("signature", "constexprs")}
+    pairs = {key: tuple((str(name), value) for name, value in content[key]) for key in ("signature", "constexprs")}
     options = tuple((str(name), value) for name, value in content["options"])
     return Rule(**{**content, **pairs, "options": options})

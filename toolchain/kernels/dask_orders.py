@@ -20,7 +20,7 @@ class Order:
     """A rule on its way.
 
     Args:
-        tries: that came to nothing.
+        tries: how many failed.
         worker, name: the id of the worker that has it, and what it is called.
         content: as the worker reads it.
         wanted_back: whether another worker could begin it at once.
@@ -48,18 +48,13 @@ class Orders:
         self._refreshed = time.monotonic()
         self._sent = 0
 
-    @property
-    def rules(self) -> list[Rule]:
-        """What workers may be at."""
-        return [order.rule for order in self._held.values()]
-
     def assign(
         self,
         waiting: deque[Order],
         workers: Mapping[str, Mapping[str, Any]],
         content: Callable[[Rule], Mapping[str, Any]],
     ) -> None:
-        """Give each worker some orders more than it can begin, and want some back for one that has none.
+        """Give each worker more orders than it can begin, and take some back for an idle one.
 
         Args:
             workers: by id; see `dask_board.workers_on`.
@@ -109,14 +104,14 @@ class Orders:
         Raises:
             BoardError: the connection is gone.
         """
-        found = []
+        settled = []
         for worker, answers in board.read("answers", self._campaign).items():
             for number, answer in answers.items() if isinstance(answers, dict) else ():
                 order = self._held.get(number)
                 if order is not None and order.worker == worker:
                     del self._held[number]
-                    found.append((order, answer))
-        return found
+                    settled.append((order, answer))
+        return settled
 
     def take_back(self, lost: Callable[[Order], bool]) -> list[Order]:
         """Take out the orders for which `lost` holds, in the order in which they were given."""

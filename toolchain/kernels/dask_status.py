@@ -1,4 +1,4 @@
-"""How campaigns stand that a scheduler spreads, and its workers, for whoever reaches it."""
+"""The state of a scheduler's campaigns and workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from toolchain.errors import UnreachableError
 from toolchain.kernels.dask_board import Board, BoardError, Presence, workers_on
-from toolchain.kernels.status import FORMAT, told_elsewhere
+from toolchain.kernels.status import FORMAT, remote_row
 
 _COUNTS = ("compiled", "found", "failed", "refused")
 
@@ -17,8 +17,8 @@ def ask(address: str, *, watch: float = 0.0) -> dict[str, Any]:
     """`{"campaigns", "machines"}` as `kernels status --scheduler --json` prints them.
 
     Args:
-        watch: seconds between two looks; workers without a sign of life in between are left out. Without it those that
-            were killed are still in it.
+        watch: seconds between two looks; workers without a heartbeat in between are left out. Without it, those that
+            were killed are still listed.
 
     Raises:
         ConfigError, UnreachableError: see `dask_board.Board`.
@@ -27,22 +27,22 @@ def ask(address: str, *, watch: float = 0.0) -> dict[str, Any]:
     try:
         before = workers_on(board, Presence())
         time.sleep(watch)
-        workers, told = workers_on(board, Presence()), board.read("campaigns")
+        workers, campaign_rows = workers_on(board, Presence()), board.read("campaigns")
     except BoardError as error:
         raise UnreachableError(
             f"the scheduler at {address} does not answer",
             why=str(error),
-            fix="see that it runs and is no other version of Dask; its campaigns go on when it is there again",
+            fix="check that it runs and has the same version of Dask; its campaigns continue when it is back",
         ) from error
     finally:
         board.close()
     campaigns: list[dict[str, Any]] = []
     refused: dict[str, dict[str, str]] = {}
-    for name, row in sorted(told.items()):
-        # Anybody who reaches the scheduler may have written it.
+    for name, row in sorted(campaign_rows.items()):
+        # Anyone who reaches the scheduler may have written it.
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
             if row["status"].get("format") == FORMAT:
-                campaigns.append(told_elsewhere(name, row["status"]))
+                campaigns.append(remote_row(name, row["status"]))
                 for worker, why in row["refused"].items():
                     refused.setdefault(str(worker), {})[name] = str(why)
     machines = [

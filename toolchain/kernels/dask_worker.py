@@ -1,4 +1,4 @@
-"""A worker that takes orders from the board of a Dask scheduler: it stays where schedulers come and go."""
+"""A worker that takes orders from the board of a Dask scheduler: it keeps running when schedulers come and go."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from toolchain.kernels.worker import MACHINE, Answer, KernelWorker
 
 LOG = logging.getLogger(__name__)
 PATIENCE = 600.0
-"""Seconds for which a worker and a campaign wait for a scheduler that is gone."""
+"""Seconds for which a worker and a campaign wait for a lost scheduler."""
 RETURNED = "returned"
 """The status of an order that a campaign wants back and that was not begun."""
 _PAUSE = 1.0
@@ -29,14 +29,14 @@ _PAUSE = 1.0
 def serve(
     address: str, worker: KernelWorker, *, patience: float = PATIENCE, ended: threading.Event | None = None
 ) -> None:
-    """Work for a scheduler until somebody interrupts, or sets `ended`.
+    """Work for a scheduler until interrupted, or until `ended` is set.
 
     Args:
         patience: seconds; see `PATIENCE`.
 
     Raises:
         ConfigError: see `dask_link`.
-        UnreachableError: no scheduler answers for so long.
+        UnreachableError: no scheduler answers in time.
     """
     ended = ended or threading.Event()
     desk = _Desk(worker, ended)
@@ -55,7 +55,7 @@ def serve(
                 with contextlib.closing(board):
                     desk.attend(board)
             except BoardError as error:
-                LOG.warning("the scheduler at %s is gone (%s); waiting for it", address, error)
+                LOG.warning("lost the scheduler at %s (%s); waiting for it", address, error)
             last = time.monotonic()
     finally:
         desk.close()
@@ -63,7 +63,7 @@ def serve(
 
 @dataclass(eq=False)
 class _Job:
-    """An order and what has become of it."""
+    """An order and its state."""
 
     order: Mapping[str, Any]
     wanted: float
@@ -79,7 +79,7 @@ class _Job:
             self.begun = True
         try:
             answer = worker.carry_out(self.order)
-        except Exception as error:  # noqa: BLE001 - the campaign is told, and gives the order to another
+        except Exception as error:  # noqa: BLE001 - reported to the campaign, which gives the order to another
             answer = {"status": MACHINE, "reason": f"{type(error).__name__}: {error}"}
         with self.lock:
             self.answer = answer
@@ -92,7 +92,7 @@ class _Job:
 
 
 class _Desk:
-    """What a worker knows of orders, across connections."""
+    """A worker's orders, across connections."""
 
     def __init__(self, worker: KernelWorker, ended: threading.Event) -> None:
         self._worker = worker
@@ -110,13 +110,13 @@ class _Desk:
             BoardError: the connection is gone.
         """
         written: dict[str, dict[str, Answer]] = {}
-        said = self._worker.describe()
+        description = self._worker.describe()
         beaten = -BEAT
         try:
             while not self._ended.wait(TICK):
                 if time.monotonic() - beaten >= BEAT:
                     beaten = time.monotonic()
-                    row = {"said": said, "now": self._worker.now(), "at": board.local, "beat": next(self._beats)}
+                    row = {"said": description, "now": self._worker.now(), "at": board.local, "beat": next(self._beats)}
                     board.write("workers", self._id, value=row)
                 answers = self._settle(board)
                 for campaign in {*answers, *written}:
@@ -152,14 +152,14 @@ class _Desk:
         return answers
 
     def _forget(self) -> None:
-        """Leave out what no campaign has wanted for long; one whose scheduler was restarted asks again."""
+        """Forget what no campaign has wanted for long; a campaign whose scheduler was restarted asks again."""
         oldest = time.monotonic() - PATIENCE
         for key, job in list(self._jobs.items()):
             if job.wanted < oldest and job.answer is not None:
                 del self._jobs[key]
 
     def close(self) -> None:
-        """Begin nothing any more."""
+        """Begin no further order."""
         for job in self._jobs.values():
             job.give_back()
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -31,10 +31,10 @@ Outcome = dict[str, Any]
 START_SECONDS = 180.0
 ATTEMPTS = 2
 SHARES = 4
-"""Into how many parts at least the tasks of each worker fall: the last ones to work should not work alone for long."""
+"""The least number of parts for the tasks of each worker, so that the last one does not work alone for long."""
 RECYCLE = 500
 SLOW_SECONDS = 600.0
-"""After so long somebody should hear of a kernel: a compiler in an endless loop looks just like a slow one."""
+"""After so long a kernel is reported: a compiler in an endless loop looks just like a slow one."""
 
 
 class Executor(Protocol):
@@ -46,7 +46,7 @@ class Executor(Protocol):
         Yields:
             for each task one outcome, `{"id", "status": "done"|"failed"|"timeout", "reason", "seconds", "attempt"}`,
             and when done also the worker's `"sha256"`, `"size"` and `"bitcode"`; when failed perhaps `"log"`, the last
-            lines that the worker wrote. `"origin"` names the machine that compiled it, where it is another one. Closing
+            lines that the worker wrote. `"origin"` names the machine that compiled it, if not this one. Closing
             it ends all workers.
 
         Raises:
@@ -55,11 +55,11 @@ class Executor(Protocol):
         ...
 
     def about(self) -> dict[str, Any]:
-        """What the workers said of themselves when they came up: Triton's version, bitcode digests."""
+        """What the workers reported at their start: Triton's version, bitcode digests."""
         ...
 
     def workers(self) -> list[dict[str, Any]]:
-        """Those that live now: `{"pid", "memory", "compiled", "kernel", "gpu", "out", "seconds"}`.
+        """The live workers: `{"pid", "memory", "compiled", "kernel", "gpu", "out", "seconds"}`.
 
         Memory is in bytes, and `compiled` counts kernels; the last four are empty and 0 for one that waits.
         """
@@ -107,7 +107,11 @@ class LocalExecutor:
     def workers(self) -> list[dict[str, Any]]:
         """See `Executor.workers`."""
         pool = self._pool
-        return [] if pool is None else sorted((one.as_json() for one in pool.live()), key=lambda row: int(row["pid"]))
+        return (
+            []
+            if pool is None
+            else sorted((worker.as_json() for worker in pool.live()), key=lambda row: int(row["pid"]))
+        )
 
     def about(self) -> dict[str, Any]:
         """See `Executor.about`; empty before the first worker is up."""
@@ -216,7 +220,7 @@ class WorkerPool:
         return slot.tasks.popleft() if slot.tasks else None
 
     def _drop_idle(self) -> None:
-        """Have those who wait for a task let go of their memory: somebody needs all of it."""
+        """End the workers that wait for a task: another worker needs their memory."""
         with self._lock:
             workers = [slot.worker for slot in self._idle if slot.worker is not None]
             for slot in self._idle:
@@ -285,7 +289,7 @@ class WorkerPool:
             self._end(worker)
             if not isinstance(error, (DiedError, TimedOutError)):
                 raise
-            why = str(error) or f"no sign of life for {START_SECONDS:.0f} s"
+            why = str(error) or f"no answer for {START_SECONDS:.0f} s"
             raise KernelError(
                 "a kernel worker does not start", why=why, fix="check that `import triton` works there"
             ) from error
@@ -314,7 +318,7 @@ class WorkerPool:
         finally:
             slow.cancel()
         if answer.get("id") != task["id"] or answer.get("status") not in ("done", "failed"):
-            why = f"the worker answered something else: {json.dumps(answer)[:500]}"
+            why = f"the worker's answer is invalid: {json.dumps(answer)[:500]}"
             return _ended(task, "failed", why, started, attempt), False
         if answer["status"] == "failed":
             answer["log"] = worker.tail

@@ -111,8 +111,8 @@ class Launches:
 
 
 def of_rule(rule: Rule, shared: int) -> dict[str, Any]:
-    """The same of a rule, for packs of somebody whose plan is here. That Triton wants memory of its own shows as a
-    fault then."""
+    """The same for a rule, for packs whose plan is here. If Triton needs scratch memory of its own, that shows as a
+    fault."""
     file = _File()
     file.add("", rule, 0)
     return Launches(strict_json.read(file.content())).metadata("", shared)

@@ -1,4 +1,4 @@
-"""The ledger: what became of each rule. It outlives kill -9, and nothing finished is done again."""
+"""The ledger: the outcome of each rule. It survives kill -9, and nothing finished is done again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS numbers (id TEXT PRIMARY KEY, content TEXT NOT NULL);
 
 
 class Maker(Enum):
-    """Who compiled an object: this campaign itself, one of its workers elsewhere, or whoever filled the store."""
+    """Who compiled an object: this campaign, one of its remote workers, or whoever filled the store."""
 
     HERE = auto()
     WORKER = auto()
@@ -47,7 +47,7 @@ def of_worker(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What became of one rule.
+    """The outcome of one rule.
 
     Args:
         status: `done`, `failed` or `timeout`.
@@ -95,7 +95,7 @@ class Entry:
         )
 
 
-_KEYS: Keys = dict.fromkeys(one.name for one in fields(Entry))
+_KEYS: Keys = dict.fromkeys(part.name for part in fields(Entry))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class Ledger:
     """Entries by rule, in one SQLite file. Used by one process and one thread at a time.
 
     Args:
-        path: the file; made when missing, and emptied where its format is another.
+        path: the file; made when missing, and emptied if its format differs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -136,7 +136,8 @@ class Ledger:
         self._progress = known.pop(_PROGRESS, "")
         if known.get("format") != FORMAT:
             self._progress = ""
-            with self._transaction():
+            self._db.execute("BEGIN IMMEDIATE")
+            with self._db:  # commits, or rolls back after an error
                 self._db.execute("DELETE FROM entry")
                 self._db.execute("DELETE FROM about")
                 self._db.execute("INSERT INTO about VALUES ('format', ?)", (FORMAT,))
@@ -154,11 +155,8 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._db.close()
-
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._db)
 
     def record(self, entry: Entry) -> None:
         """Note an entry; it is on disk when this returns.
@@ -175,7 +173,7 @@ class Ledger:
             raise ResourceError(
                 f"the ledger {self.path} cannot be written",
                 why=str(error),
-                fix="free room and run it again: it goes on",
+                fix="free disk space and run it again: it continues",
             ) from error
 
     def get(self, rule_id: str) -> Entry | None:
@@ -189,7 +187,7 @@ class Ledger:
             yield _entry(content)
 
     def note_check(self, rule_id: str, row: Mapping[str, Any]) -> None:
-        """Note what a check of its numbers said of a rule's object.
+        """Note the result of a check of a rule's object.
 
         Raises:
             ResourceError: it could not be written.
@@ -197,7 +195,7 @@ class Ledger:
         self._write("numbers", rule_id, canonical(dict(row)).decode())
 
     def checks(self) -> dict[str, dict[str, Any]]:
-        """What such checks said, by rule."""
+        """The results of such checks, by rule."""
         rows = self._db.execute("SELECT id, content FROM numbers ORDER BY id")
         return {rule_id: strict_json.read(content, "the ledger") for rule_id, content in rows}
 
@@ -205,28 +203,28 @@ class Ledger:
         """The entries of some rules, in the rules' order, for those that have one."""
         return tuple(entry for entry in (self.get(rule.id) for rule in rules) if entry is not None)
 
-    def progress(self, count: int, asked: int) -> None:
-        """Note how many of the kernels that the latest request asks for are through.
+    def progress(self, count: int, total: int) -> None:
+        """Note how many of the kernels in the latest request are finished.
 
         Raises:
             ResourceError: it could not be written.
         """
-        self._progress = f"{count}/{asked}"
+        self._progress = f"{count}/{total}"
         self._write("about", _PROGRESS, self._progress)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What a ledger tells somebody who only looks.
+    """The state of a campaign by its ledger.
 
     Args:
-        count, asked: how many are through of how many that the latest request asked for; zeros where that is unknown.
+        count, total: how many of those in the latest request are finished; zeros if that is unknown.
         by_kernel: by kernel and GPU.
         numbers: of kernels whose numbers were checked, how many are `right`, `wrong`, `skipped` and `refused`.
     """
 
     count: int
-    asked: int
+    total: int
     by_kernel: Mapping[tuple[str, str], Summary]
     numbers: Mapping[str, int]
 
@@ -251,15 +249,15 @@ def look(path: Path) -> Standing:
         ConfigError: it cannot be read.
     """
     entries, progress, numbers = _read(path)
-    found = Counter((entry.kernel, entry.target, entry.status) for entry in entries)
-    count, _, asked = progress.partition("/")
+    counts = Counter((entry.kernel, entry.target, entry.status) for entry in entries)
+    count, _, total = progress.partition("/")
     rows = {
         (kernel, gpu): Summary(
-            done=found[kernel, gpu, DONE], failed=found[kernel, gpu, FAILED], timed_out=found[kernel, gpu, TIMEOUT]
+            done=counts[kernel, gpu, DONE], failed=counts[kernel, gpu, FAILED], timed_out=counts[kernel, gpu, TIMEOUT]
         )
-        for kernel, gpu in {(kernel, gpu) for kernel, gpu, _ in found}
+        for kernel, gpu in {(kernel, gpu) for kernel, gpu, _ in counts}
     }
-    return Standing(count=int(count or 0), asked=int(asked or 0), by_kernel=rows, numbers=Counter(numbers))
+    return Standing(count=int(count or 0), total=int(total or 0), by_kernel=rows, numbers=Counter(numbers))
 
 
 def entries_of(path: Path) -> list[Entry]:
@@ -280,9 +278,7 @@ def _read(path: Path) -> tuple[list[Entry], str, list[str]]:
                 return [], "", []
             # All at once: while rows are read the campaign cannot write.
             rows = db.execute("SELECT content FROM entry ORDER BY id").fetchall()
-            checked = []
-            if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'numbers'").fetchone():
-                checked = db.execute("SELECT content FROM numbers").fetchall()
+            checked = db.execute("SELECT content FROM numbers").fetchall()
     except sqlite3.DatabaseError as error:
         raise ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=f"remove {path}") from error
     numbers = [str(strict_json.read(content, "the ledger")["status"]) for (content,) in checked]
@@ -292,7 +288,7 @@ def _read(path: Path) -> tuple[list[Entry], str, list[str]]:
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     """Entries by output path, without seconds, attempts and where they were compiled."""
     rows = []
-    for entry in sorted(entries, key=lambda one: (one.out, one.id)):
+    for entry in sorted(entries, key=lambda entry: (entry.out, entry.id)):
         row = asdict(entry)
         del row["seconds"], row["attempt"], row["origin"]
         row["bitcode"] = list(entry.bitcode)
@@ -303,18 +299,3 @@ def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
 def _entry(content: str) -> Entry:
     entry = Entry(**strict_json.read(content, "the ledger", keys=_KEYS))
     return replace(entry, bitcode=tuple(entry.bitcode))
-
-
-class _Transaction:
-    """BEGIN … COMMIT, or ROLLBACK on an error: the connection itself commits each statement."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")

@@ -1,8 +1,8 @@
 """A kernel store in a layout folder or a repository: packs of records, each an artifact under a tag of its own.
 
-A registry bears few large things better than many small ones: a blob is three requests or more, and tags are listed one
-by one. So results go out in packs, as they come. A pack's tag says of which Triton and GPU it is, a list beside it
-names what is in it. Its tag follows from its content: writers never change what another one wrote.
+A registry handles few large blobs better than many small ones: a blob is three requests or more, and tags are listed
+one by one. So results are sent in packs, in the order in which they come. A pack's tag names its Triton and GPU, a list
+beside it its results. The tag follows from the content: writers never change what another one wrote.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class OciStore:
                 self._names.update(pack.rows)
 
     def _list(self, tag: str) -> _Pack | None:
-        """What a pack holds; None, with a word, where that cannot be told."""
+        """The content of a pack; None, with a warning, if it cannot be read."""
         try:
             manifest, content = self._place.manifest(tag)
             _, listed, blob = children_of(parse_object(content, tag), manifest)
@@ -90,12 +90,12 @@ class OciStore:
             }
             self._scratch.forget(listed.digest)
             if any(row.offset < 0 or row.size < 0 or row.offset + row.size > blob.size for row in rows.values()):
-                raise ValueError("its list leads out of it")
+                raise ValueError("its list points outside of it")
         except (RegistryError, DigestError, DocumentError) as error:
-            LOG.warning("%s: the pack %s is passed over: %s", self.ref, tag, error.what)
+            LOG.warning("%s: the pack %s is ignored: %s", self.ref, tag, error.what)
             return None
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            LOG.warning("%s: the pack %s is passed over: %s", self.ref, tag, error)
+            LOG.warning("%s: the pack %s is ignored: %s", self.ref, tag, error)
             return None
         return _Pack(blob, rows)
 
@@ -132,7 +132,7 @@ class OciStore:
         self._names.add(addition.name)
         waiting = self._waiting.setdefault(addition.target, [])
         waiting.append(addition)
-        full = len(waiting) >= RECORDS or sum(len(one.record) for one in waiting) >= BYTES
+        full = len(waiting) >= RECORDS or sum(len(row.record) for row in waiting) >= BYTES
         return self.flush() if full or time.monotonic() - self._since >= SECONDS else 0
 
     def flush(self) -> int:
@@ -144,13 +144,13 @@ class OciStore:
         return count
 
     def _send(self, target: str, additions: Sequence[Addition]) -> int:
-        # In one order: the same results make the same pack, whoever compiled them in which order.
-        ordered = sorted(additions, key=lambda one: one.name)
+        # In one order: the same results make the same pack, in whatever order they were compiled.
+        ordered = sorted(additions, key=lambda addition: addition.name)
         rows: dict[str, Any] = {}
         content = bytearray()
-        for one in ordered:
-            rows[one.name] = [len(content), len(one.record), one.rule, one.seconds]
-            content += one.record
+        for addition in ordered:
+            rows[addition.name] = [len(content), len(addition.record), addition.rule, addition.seconds]
+            content += addition.record
         blob = self._scratch.put_bytes(bytes(content), PACK)
         listed = self._scratch.put_json({"results": rows}, LIST)
         manifest = self._artifact(PACK, [listed, blob])
@@ -171,16 +171,16 @@ class OciStore:
 
     def seconds(self, targets: Sequence[str]) -> Mapping[str, float]:
         """See `KernelStore`."""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for tag in sorted(self._place.tags()):
             known = _PACK_TAG.fullmatch(tag)
             if known and known["target"] in targets:
                 pack = self._packs.get(tag) or self._list(tag)
-                found |= {row.rule: row.seconds for row in pack.rows.values()} if pack is not None else {}
-        return found
+                seconds |= {row.rule: row.seconds for row in pack.rows.values()} if pack is not None else {}
+        return seconds
 
     def note(self, name: str, content: bytes, *, first: bool = False) -> bytes:
-        """See `KernelStore`. No registry can be told to keep the first one: two writers at once may both think so."""
+        """See `KernelStore`. A registry cannot guarantee that the first one stays: two writers may both succeed."""
         tag = f"n-{check_note(name)}"
         if not (first and tag in self._place.tags()):
             blob = self._scratch.put_bytes(content, NOTE)

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from toolchain.digest import sha256_bytes, sha256_file
 
-# A module that says one of these may read what no import names. Then the whole tree counts.
+# A module with one of these names may read files that no import names. Then the whole tree is used.
 _OPAQUE_NAMES = frozenset({"__import__", "__file__", "__path__", "__loader__", "__spec__", "exec", "eval", "open"})
 _OPAQUE_ANYWHERE = frozenset(
     {
@@ -32,7 +32,7 @@ class _Import:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a module: the names that it says, and whether it may read what no import names."""
+    """A part of a module: the names that it uses, and whether it may read files that no import names."""
 
     names: frozenset[str]
     opaque: bool
@@ -44,7 +44,7 @@ class _Scanned:
 
     Args:
         runs: what runs when it is imported or compiled: all but the plain functions.
-        functions: its plain functions by name; each runs only where something that runs says its name.
+        functions: its plain functions by name; each runs only if code that runs uses its name.
     """
 
     imports: tuple[_Import, ...]
@@ -55,9 +55,9 @@ class _Scanned:
 class Reach:
     """The files of one source tree, as kernels reach them.
 
-    The scan finds more than what runs: an import inside a function or behind a condition counts. What Python finds
-    outside of the tree is no part of it: that is in the Triton image. Where a module may read what no import names,
-    the whole tree counts.
+    The scan finds more than what runs: an import inside a function or behind a condition is included. What Python finds
+    outside of the tree is no part of it: that is in the Triton image. If a module may read files that no import names,
+    the whole tree is used.
 
     Args:
         tree: the source tree on this machine.
@@ -89,22 +89,22 @@ class Reach:
     def _files(self, root: str, source: str) -> set[str] | None:
         """The files; None where only the whole tree is sure to hold them."""
         roots = tuple(dict.fromkeys((root, *self._search)))
-        found: set[str] = set()
+        files: set[str] = set()
         waiting = [source]
         while waiting:
             file = waiting.pop()
-            if file in found:
+            if file in files:
                 continue
-            found.add(file)
+            files.add(file)
             if not file.endswith(".py"):
                 continue  # an extension module
             waiting.extend(self._packages(file, roots))
-            for one in self._scan(file).imports:
-                waiting.extend(self._resolve(one, file, roots))
-        return None if self._is_opaque(found) else found
+            for import_ in self._scan(file).imports:
+                waiting.extend(self._resolve(import_, file, roots))
+        return None if self._is_opaque(files) else files
 
     def _is_opaque(self, files: Iterable[str]) -> bool:
-        """Whether something that runs may read what no import names. Functions are told apart by their names alone."""
+        """Whether something that runs may read what no import names. Functions are identified by name only."""
         scans = [self._scan(file) for file in files if file.endswith(".py")]
         waiting = [scan.runs for scan in scans]
         functions: dict[str, list[_Part]] = {}
@@ -136,19 +136,19 @@ class Reach:
             if (self._tree / inside).is_file():
                 yield inside
 
-    def _resolve(self, one: _Import, file: str, roots: Sequence[str]) -> Iterator[str]:
-        if one.level:
+    def _resolve(self, import_: _Import, file: str, roots: Sequence[str]) -> Iterator[str]:
+        if import_.level:
             base = PurePosixPath(file)
-            for _ in range(one.level):
+            for _ in range(import_.level):
                 base = base.parent
             bases = [str(base)]
         else:
             bases = list(roots)
         for base_folder in bases:
-            parts = one.module.split(".") if one.module else []
+            parts = import_.module.split(".") if import_.module else []
             places = list(self._walk(base_folder, parts))
             yield from places
-            for name in one.names:
+            for name in import_.names:
                 yield from self._walk(base_folder, [*parts, name])
 
     def _walk(self, base: str, parts: Sequence[str]) -> Iterator[str]:
@@ -187,7 +187,7 @@ class Reach:
 
     @cached_property
     def _whole(self) -> dict[str, str]:
-        found = {}
+        digests = {}
         for folder, below, names in os.walk(self._tree):
             below[:] = [name for name in below if name not in {".git", "__pycache__"}]
             for name in (*names, *below):
@@ -198,21 +198,21 @@ class Reach:
                     digest = sha256_file(path)
                 else:
                     continue
-                found[path.relative_to(self._tree).as_posix()] = digest
-        return dict(sorted(found.items()))
+                digests[path.relative_to(self._tree).as_posix()] = digest
+        return dict(sorted(digests.items()))
 
 
 def _scan(module: ast.Module) -> _Scanned:
     # Decorators, defaults and annotations run where the function is defined.
     plain = [node for node in module.body if isinstance(node, ast.FunctionDef) and not node.decorator_list]
-    others: list[ast.AST] = [node for node in module.body if node not in plain]
-    others += [part for node in plain for part in (node.args, node.returns) if part is not None]
+    rest: list[ast.AST] = [node for node in module.body if node not in plain]
+    rest += [part for node in plain for part in (node.args, node.returns) if part is not None]
     functions: dict[str, list[ast.AST]] = {}
     for node in plain:
         functions.setdefault(node.name, []).extend(node.body)
     return _Scanned(
         imports=tuple(_imports(module)),
-        runs=_part(others),
+        runs=_part(rest),
         functions={name: _part(nodes) for name, nodes in functions.items()},
     )
 

@@ -11,7 +11,7 @@ from toolchain.digest import canonical, sha256_bytes, sha256_json
 from toolchain.kernels.reached import Reach
 from toolchain.kernels.rules import Rule
 
-# Raised when the same inputs would make another result, or a record is of another form.
+# Raised when the same inputs would give a different result, or the form of records changes.
 FORMAT = 1
 
 
@@ -20,10 +20,10 @@ class Naming:
 
     Args:
         tree: the kernels' source tree on this machine.
-        triton: diff_ids of the Triton image, lowest first. By content: its labels say when and of what it was
+        triton: diff_ids of the Triton image, lowest first. By content: its labels say when and from what it was
             built, which no kernel sees.
         recipe: digests of the files of ours that run beside Triton: the worker, and what stands in for a module.
-        environment: variables of the workers that count.
+        environment: variables of the workers that are part of the name.
         search: see `Reach`.
     """
 

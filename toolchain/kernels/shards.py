@@ -1,7 +1,7 @@
-"""A campaign in parts that no engine spreads: each machine compiles its shard, and one joins them.
+"""A campaign in parts without a scheduler: each machine compiles its shard, and one joins them.
 
-All machines must cut alike, or kernels would be compiled twice and others never. The cut follows from the rules, the
-number of shards, and the seconds that the store knew when the first shard began: that one leaves the cut in the store.
+All machines must cut the same way, or kernels would be compiled twice and others never. The cut follows from the rules,
+the number of shards, and the seconds in the store when the first shard began, which writes the cut to the store.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ def cut(rules: Sequence[Rule], count: int, seconds: Mapping[str, float]) -> dict
 def heaviest(weights: Mapping[str, float], count: int) -> dict[str, int]:
     """The part of each cluster, from 0 on: the heaviest cluster first, each to the part with the least so far."""
     loads: list[tuple[float, int]] = [(0, number) for number in range(count)]
-    found = {}
+    parts = {}
     for name in sorted(weights, key=lambda name: (-weights[name], name)):
         load, number = loads[0]
         heapq.heapreplace(loads, (load + weights[name], number))
-        found[name] = number
-    return found
+        parts[name] = number
+    return parts
 
 
 def _milliseconds(rules: Sequence[Rule], seconds: Mapping[str, float]) -> dict[str, int]:
-    # Whole numbers: their sum is the same in any order, so that all machines cut alike.
+    # Whole numbers: their sum is the same in any order, so that all machines cut the same way.
     known = {rule.id: max(round(seconds[rule.id] * 1000), 1) for rule in rules if rule.id in seconds}
     groups: dict[tuple[str, str], list[int]] = {}
     for rule in rules:
@@ -83,7 +83,7 @@ class Shard:
 
     Args:
         rules: the shard's own, in their order.
-        identity: what all shards of one campaign have alike.
+        identity: what all shards of one campaign have in common.
         part: which of how many; None for the whole.
         cut: digest of the cut; all shards must be of one.
     """
@@ -94,7 +94,7 @@ class Shard:
     cut: str = ""
 
     def finish(self, shared: SharedResults | None, entries: Sequence[Entry]) -> None:
-        """Say in the store that this shard is through, and which kernels do not compile.
+        """Record in the store that this shard is finished, and which kernels do not compile.
 
         Raises:
             ToolchainError: the store lacks some of its results, or does not take the mark.
@@ -107,8 +107,8 @@ class Shard:
         if not shared.stores:
             raise KernelError(
                 f"shard {number}/{count} has no store for its results",
-                why="the one that was named does not answer any more",
-                fix="see that it can be read and has room, and run it again: nothing is compiled twice",
+                why="the named store no longer answers",
+                fix="check that it can be read and has room, and run it again: nothing is compiled twice",
             )
         mark = {
             **self.identity,
@@ -135,7 +135,7 @@ def _identity(rules: RuleSet, shared: SharedResults) -> dict[str, Any]:
 
 
 def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults | None) -> Shard:
-    """The part of the rules that this machine has to compile; all of them where nobody asked for a part.
+    """The part of the rules that this machine has to compile; all of them if no part was requested.
 
     Where `shared` may compile nothing, the shards in its stores are looked at first.
 
@@ -152,7 +152,7 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
     if shared is None:
         raise ConfigError(
             f"--shard {part[0]}/{part[1]} needs --kernel-store",
-            why="that is how its results get to the others",
+            why="its results reach the others through it",
             fix="give a folder, oci:DIR or REGISTRY/NAME",
         )
     identity = _identity(rules, shared)
@@ -183,14 +183,14 @@ def _agreed(rules: RuleSet, count: int, store: KernelStore, identity: Mapping[st
 
 
 def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) -> dict[str, Entry]:
-    """What the shards say of kernels that do not compile, by a rule's id.
+    """The shards' entries for kernels that do not compile, by a rule's id.
 
     Raises:
         ConfigError: a shard of other inputs.
         KernelError: a shard is missing.
     """
     cuts: dict[tuple[int, str], str] = {}
-    found: dict[int, Mapping[str, Any]] = {}
+    by_number: dict[int, Mapping[str, Any]] = {}
     for store in shared.stores:
         marks = _marks(store, shared)
         own = [mark for mark in marks if all(mark.get(name) == value for name, value in identity.items())]
@@ -200,19 +200,19 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
             )
         for mark in own:
             cuts.setdefault((int(mark["of"]), str(mark.get("cut"))), store.ref)
-            found[int(mark["shard"])] = mark
+            by_number[int(mark["shard"])] = mark
     if len(cuts) > 1:
-        told = "; ".join(f"{ref}: into {count}, {digest[:19]}" for (count, digest), ref in sorted(cuts.items()))
-        raise ConfigError("these are shards of different cuts", why=told, fix="merge the shards of one cut")
+        texts = "; ".join(f"{ref}: into {count}, {digest[:19]}" for (count, digest), ref in sorted(cuts.items()))
+        raise ConfigError("these are shards of different cuts", why=texts, fix="merge the shards of one cut")
     count = next(iter(cuts))[0]
-    if lacking := [f"{number}/{count}" for number in range(1, count + 1) if number not in found]:
+    if lacking := [f"{number}/{count}" for number in range(1, count + 1) if number not in by_number]:
         raise KernelError(
             f"{len(lacking)} of {count} shards are missing: {', '.join(lacking)}",
             why=f"{', '.join(store.ref for store in shared.stores)} hold the others",
             fix="run them, or name the stores that they wrote to",
         )
     ids = {rule.id for rule in rules.rules}
-    return {entry.id: entry for mark in found.values() for entry in _bad(mark) if entry.id in ids}
+    return {entry.id: entry for mark in by_number.values() for entry in _bad(mark) if entry.id in ids}
 
 
 def _marks(store: KernelStore, shared: SharedResults) -> list[Mapping[str, Any]]:
@@ -226,7 +226,7 @@ def _marks(store: KernelStore, shared: SharedResults) -> list[Mapping[str, Any]]
                 raise DamagedError(f"there is no shard {mark['shard']} of {mark['of']}")
         except (DamagedError, UnsignedError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{store.ref}: the mark {name} does not count", why=str(error), fix="run that shard again"
+                f"{store.ref}: the mark {name} is invalid", why=str(error), fix="run that shard again"
             ) from error
         marks.append(mark)
     return marks
@@ -242,8 +242,8 @@ def _bad(mark: Mapping[str, Any]) -> list[Entry]:
 
 def _why(marks: Sequence[Mapping[str, Any]], identity: Mapping[str, Any]) -> str:
     if not marks:
-        return "no shard said that it is through"
-    # Of several, the one that is the most alike.
+        return "no shard is finished"
+    # Of several, the most similar one.
     unlike = min(([name for name in identity if mark.get(name) != identity[name]] for mark in marks), key=len)
     return "its shards are of " + ", ".join(_WORDS[name] for name in unlike)
 

@@ -34,13 +34,13 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class Counts:
-    """What a campaign had of its store.
+    """How a campaign used its stores.
 
     Args:
         taken: results that were taken.
         absent: results that were not there.
         damaged, unsigned: results that were there and could not be used.
-        added: results that the store has from this campaign.
+        added: results that this campaign added.
     """
 
     taken: int = 0
@@ -62,7 +62,7 @@ class SharedResults:
         naming: names this campaign's results.
         key: signs what is added; what is taken must be signed by it. None: signatures are not looked at.
         only: whether results may come from the stores alone: nothing is compiled for them.
-        about: what the workers here said of themselves in an earlier run, where that was recorded.
+        about: how the workers here described themselves in an earlier run, if recorded.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class SharedResults:
 
     @property
     def stores(self) -> Sequence[KernelStore]:
-        """Those that answer."""
+        """The stores that answer."""
         return tuple(self._stores)
 
     def prepare(self, rules: Sequence[Rule]) -> None:
-        """Ask the stores what they have.
+        """List what the stores have.
 
         Raises:
-            ToolchainError: one of them cannot be used. Better now than after hours of compiling what it has.
+            ToolchainError: one of them cannot be used. This is checked before hours of compiling.
         """
         targets = sorted({rule.target for rule in rules})
         for store in self._stores:
@@ -112,7 +112,7 @@ class SharedResults:
         return self._inputs[rule.id]
 
     def take(self, rules: Sequence[Rule], out: Path) -> Iterator[Entry]:
-        """Bring what the stores have of some rules' results; an entry for each.
+        """Take the results of some rules from the stores; an entry for each.
 
         Args:
             out: folder of the objects.
@@ -152,14 +152,14 @@ class SharedResults:
         except ToolchainError as error:
             if self.only:
                 raise
-            LOG.warning("%s is not asked any more: %s", store.ref, error.what)
+            LOG.warning("%s is no longer used: %s", store.ref, error.what)
             self._stores.remove(store)
 
     def receive(self, rule: Rule, out: Path, origin: str, digest: str) -> Entry | None:
-        """Bring what a worker elsewhere left in the first store; None where it is not there.
+        """Take what a remote worker added to the first store; None if it is not there.
 
         Args:
-            origin: of the entry: that worker, or the store where the worker found it there.
+            origin: of the entry: that worker, or the store if the worker found it there.
             digest: SHA-256 of the object, as the worker reported it.
 
         Raises:
@@ -182,11 +182,11 @@ class SharedResults:
         return None
 
     def reject(self, rule: Rule) -> None:
-        """Use nothing that the stores have of a rule: what is compiled next is stored in its place."""
+        """Ignore the stores' results of a rule: the next one that is compiled replaces them."""
         self._unusable.add(self.name(rule))
 
     def is_rejected(self, rule: Rule) -> bool:
-        """Whether what the first store has of a rule cannot be used."""
+        """Whether the first store's result of a rule is unusable."""
         return self.name(rule) in self._unusable
 
     def _taken(self, origin: str, rule: Rule, record: bytes, out: Path) -> Entry:
@@ -205,7 +205,7 @@ class SharedResults:
             _lay(path, result.code)
         except OSError as error:
             raise ResourceError(
-                f"cannot write {path}", why=str(error), fix="free room and run it again: it goes on"
+                f"cannot write {path}", why=str(error), fix="free disk space and run it again: it continues"
             ) from error
         try:
             check_object(path, rule.target, rule.kernel)
@@ -226,17 +226,17 @@ class SharedResults:
         )
 
     def compiled_by(self, about: Mapping[str, Any]) -> None:
-        """Note what the workers here say of themselves: it goes into what is added."""
+        """Note how the workers here describe themselves, for the results that are added."""
         self._about_here = about or self._about_here
 
     def known_bad(self, rules: Sequence[Rule]) -> Iterator[Entry]:
-        """What shards say of rules that did not compile there."""
+        """The shards' entries for rules that did not compile there."""
         for rule in rules:
             if rule.id in self.failures:
                 yield self.failures[rule.id]
 
     def add(self, rule: Rule, entry: Entry, out: Path) -> None:
-        """Store a result that was compiled here. What keeps it from being stored is told once, and stops nothing."""
+        """Store a result that was compiled here. A failure to store it is logged once, and stops nothing."""
         store, name = self._writes, self.name(rule)
         if store is None or not self._about_here or entry.maker is Maker.STORE:
             return
@@ -277,14 +277,14 @@ class SharedResults:
             self.counts.added += store()
         except ToolchainError as error:
             self.failure, self._writes = error, None
-            LOG.warning("results are not added to the kernel store any more: %s (%s)", error.what, error.why)
+            LOG.warning("results are no longer added to the kernel store: %s (%s)", error.what, error.why)
 
 
 def _lay(path: Path, content: bytes) -> None:
     """Write a file that is there whole or not at all.
 
-    It is not flushed to disk, which would cost more than all the rest of a hit: a campaign reads what it finds, and
-    takes again what a crash has lost.
+    It is not flushed to disk, which would cost more than all the rest of a hit: a campaign reads what is there, and
+    takes what a crash has lost again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with NewFile(path) as new:

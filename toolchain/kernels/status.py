@@ -1,4 +1,4 @@
-"""What a running campaign tells others: a small file beside its ledger, and who reads it."""
+"""The status of a running campaign: a small file beside its ledger, written and read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from toolchain import strict_json
 from toolchain.cache import LEDGER
 from toolchain.digest import canonical, write_atomically
 from toolchain.errors import KernelError
-from toolchain.kernels.bounds import MemoryBounds
+from toolchain.kernels.bounds import MemoryBounds, memory_row
 from toolchain.kernels.ledger import DONE, FAILED, Entry, Standing, look
 from toolchain.kernels.rules import Rule
 
@@ -28,10 +28,10 @@ STATUS, WATCHED = "status.json", "watched"
 FORMAT = 1
 RUNNING, ENDED, FAILURES, STOPPED, KILLED = "running", "done", "failed", "stopped", "killed"
 SHOWN = 5  # slowest and bad kernels
-_EVERY, _WATCHED_EVERY = 15.0, 1.0  # seconds between two files, alone and while somebody looks
+_EVERY, _WATCHED_EVERY = 15.0, 1.0  # seconds between two files, normally and while they are read
 _TOLD_EVERY = 2.0
-_SILENT = 60.0  # seconds after which a campaign is gone that told somebody every two
-_PATIENCE = 5.0  # seconds for which somebody looks who has just looked
+_SILENT = 60.0  # seconds after which a campaign that reported every two is lost
+_PATIENCE = 5.0  # seconds for which the last reader is assumed to go on reading
 _WINDOW = 600.0
 _PROC = Path("/proc")
 
@@ -40,7 +40,7 @@ _PROC = Path("/proc")
 class _Group:
     """The kernels of one function for one GPU, counted."""
 
-    asked: int = 0
+    total: int = 0
     done: int = 0
     reused: int = 0
     failed: int = 0
@@ -53,15 +53,15 @@ class _Group:
 
 
 class Board:
-    """Counts what becomes of a campaign's rules, and writes it down: every 15 s, and every second while it is read.
+    """Counts the outcomes of a campaign's rules, and writes them to a file: every 15 s, every second while it is read.
 
     Used as a context: what ends the block is the campaign's state.
 
     Args:
         path: the file, which is replaced as a whole.
-        rules: all that were asked for.
+        rules: all in the request.
         workers: see `Executor.workers`.
-        command: what was called, to be called again.
+        command: the command line, to run it again.
         clock: seconds since 1970.
         tell: called with what the file holds, each time and every 2 s at least.
     """
@@ -87,7 +87,7 @@ class Board:
         self._state = RUNNING
         self._groups: dict[tuple[str, str], _Group] = {}
         for rule in rules:
-            self._groups.setdefault((rule.kernel, rule.target), _Group()).asked += 1
+            self._groups.setdefault((rule.kernel, rule.target), _Group()).total += 1
         self._recent: deque[tuple[float, float]] = deque()
         self._slowest: list[tuple[float, str, str, str]] = []
         self._bad: deque[dict[str, str]] = deque(maxlen=SHOWN)
@@ -109,7 +109,7 @@ class Board:
         self._write()
 
     def count(self, entry: Entry, *, reused: bool = False) -> None:
-        """Note what became of a rule.
+        """Note the outcome of a rule.
 
         Args:
             reused: an earlier run had compiled it.
@@ -141,7 +141,6 @@ class Board:
         with self._lock:
             groups = self._groups.values()
             rate, left = self._pace()
-            bounds = self._bounds
             return {
                 "format": FORMAT,
                 "state": self._state,
@@ -150,7 +149,7 @@ class Board:
                 "command": self._command,
                 "began": _text(self._began),
                 "updated": _text(self._clock()),
-                "asked": sum(group.asked for group in groups),
+                "asked": sum(group.total for group in groups),
                 "done": sum(group.done for group in groups),
                 "reused": sum(group.reused for group in groups),
                 "failed": sum(group.failed for group in groups),
@@ -159,16 +158,13 @@ class Board:
                 "left_seconds": left,
                 "memory": {
                     "coordinator": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-                    "workers": sum(int(worker["memory"]) for worker in workers),
-                    "together": bounds.together if bounds else 0,
-                    "share": bounds.share if bounds else 0,
-                    "kernel": bounds.kernel if bounds else 0,
+                    **memory_row(self._bounds, workers),
                 },
                 "by_kernel": [
                     {
                         "kernel": kernel,
                         "gpu": gpu,
-                        "asked": group.asked,
+                        "asked": group.total,
                         "done": group.done,
                         "reused": group.reused,
                         "failed": group.failed,
@@ -186,18 +182,18 @@ class Board:
             }
 
     def _pace(self) -> tuple[float | None, float | None]:
-        """Kernels a second, and seconds until all are through. Functions differ in cost, and come one after the other.
+        """Kernels a second, and seconds until all are finished. Functions differ in cost, and come one after the other.
 
-        So what is left counts in seconds of compiling, of which the last ten minutes did so many a second.
+        So the rest is estimated in seconds of compiling, at the rate of the last ten minutes.
         """
-        left = sum(group.asked - group.through for group in self._groups.values())
+        left = sum(group.total - group.through for group in self._groups.values())
         if self._state != RUNNING or not self._recent:
             return None, None if left else 0.0
         passed = max(self._clock() - max(self._began, self._clock() - _WINDOW), 0.001)
         through = sum(group.through for group in self._groups.values())
         mean = sum(group.seconds for group in self._groups.values()) / through
         work = sum(
-            (group.asked - group.through) * (group.seconds / group.through if group.through else mean)
+            (group.total - group.through) * (group.seconds / group.through if group.through else mean)
             for group in self._groups.values()
         )
         pace = sum(seconds for _, seconds in self._recent) / passed
@@ -212,17 +208,17 @@ class Board:
                 written = self._clock()
 
     def _write(self) -> None:
-        # Nobody's kernels fail because nobody can be told of them.
-        told = self.as_json()
+        # A status that cannot be written fails no kernel.
+        content = self.as_json()
         with contextlib.suppress(OSError):
-            write_atomically(self._path, canonical(told) + b"\n")
+            write_atomically(self._path, canonical(content) + b"\n")
         if self._tell is not None:
-            self._tell(told)
+            self._tell(content)
 
 
 def ask_for_more(folder: Path) -> None:
     """Have the campaign that runs in `folder` write its status every second for a while."""
-    with contextlib.suppress(OSError):  # somebody else's: it goes on every 15 s
+    with contextlib.suppress(OSError):  # another user's: it is written every 15 s all the same
         (folder / WATCHED).touch()
 
 
@@ -233,45 +229,47 @@ def _looked(path: Path) -> bool:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """How a campaign stands, as `kernels status --json` prints it.
+    """The state of a campaign, as `kernels status --json` prints it.
 
     Args:
-        folder: it has a ledger; nothing in it is changed, and nobody waits for us.
+        folder: it has a ledger; nothing in it is changed or locked.
 
     Raises:
         ConfigError: the ledger cannot be read.
     """
     standing = look(folder / LEDGER)
-    told = _told(folder / STATUS)
-    named = {"campaign": folder.name, "count": standing.count, "asked": standing.asked, **standing.summary.as_json()}
+    content = _status_in(folder / STATUS)
+    named = {"campaign": folder.name, "count": standing.count, "asked": standing.total, **standing.summary.as_json()}
     named["numbers"] = dict(sorted(standing.numbers.items()))
-    if told is None:
+    if content is None:
         return {**named, "state": "unknown", **_nothing(standing)}
-    state = told["state"]
-    alive = state != RUNNING or told["process"] == _identity(told["pid"])
-    told = {**told, "state": state if alive else KILLED}
-    if told["state"] != RUNNING:
-        told = {**told, "rate": None, "left_seconds": None, "workers": []}
-    # What was through when the file was written is less than what the ledger has by now.
-    del told["format"], told["asked"], told["done"], told["failed"], told["timed_out"]
-    return {**named, **told}
+    state = content["state"]
+    alive = state != RUNNING or content["process"] == _identity(content["pid"])
+    content = {**content, "state": state if alive else KILLED}
+    if content["state"] != RUNNING:
+        content = {**content, "rate": None, "left_seconds": None, "workers": []}
+    # The ledger is newer than the file.
+    del content["format"], content["asked"], content["done"], content["failed"], content["timed_out"]
+    return {**named, **content}
 
 
-def told_elsewhere(campaign: str, told: dict[str, Any], *, now: float | None = None) -> dict[str, Any]:
-    """How a campaign on another machine stands by what it told last; a row as `read` gives it.
+def remote_row(campaign: str, content: dict[str, Any], *, now: float | None = None) -> dict[str, Any]:
+    """The state of a campaign on another machine by its last report; a row as `read` gives it.
 
     Args:
-        told: see `Board.as_json`.
+        content: see `Board.as_json`.
         now: seconds since 1970.
     """
-    state = told["state"]
-    age = (time.time() if now is None else now) - calendar.timegm(time.strptime(told["updated"], "%Y-%m-%dT%H:%M:%SZ"))
-    count = sum(int(told[name]) for name in ("done", "failed", "timed_out"))
+    state = content["state"]
+    age = (time.time() if now is None else now) - calendar.timegm(
+        time.strptime(content["updated"], "%Y-%m-%dT%H:%M:%SZ")
+    )
+    count = sum(int(content[name]) for name in ("done", "failed", "timed_out"))
     row = {
         "campaign": campaign,
         "count": count,
         "numbers": {},
-        **told,
+        **content,
         "state": KILLED if state == RUNNING and age > _SILENT else state,
     }
     if row["state"] != RUNNING:
@@ -281,7 +279,7 @@ def told_elsewhere(campaign: str, told: dict[str, Any], *, now: float | None = N
 
 
 def _nothing(standing: Standing) -> dict[str, Any]:
-    """What is not known of a campaign that left no status: one of an earlier version of the tool."""
+    """The unknown values of a campaign without a readable status."""
     rows = [
         {"kernel": kernel, "gpu": gpu, "asked": None, "reused": None, "mean_seconds": None, **counts.as_json()}
         for (kernel, gpu), counts in sorted(standing.by_kernel.items())
@@ -292,7 +290,7 @@ def _nothing(standing: Standing) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _told(path: Path) -> dict[str, Any] | None:
+def _status_in(path: Path) -> dict[str, Any] | None:
     try:
         value = strict_json.read(path.read_bytes())
     except (OSError, ValueError):
@@ -301,7 +299,7 @@ def _told(path: Path) -> dict[str, Any] | None:
 
 
 def _identity(pid: int) -> str:
-    """What tells a process from a later one with the same number; empty when there is none."""
+    """What distinguishes a process from a later one with the same number; empty when there is none."""
     try:
         started = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19].decode()
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

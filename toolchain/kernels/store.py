@@ -1,7 +1,7 @@
-"""Results of kernels where campaigns on many machines find them: the form of a result, and a folder of them.
+"""Results of kernels that campaigns on many machines share: the form of a result, and a folder of them.
 
-A record is one line of JSON and the object's bytes. The line holds a statement, which says what the object is and all
-that it was made from, and a signature over it where the writer has a key. Whoever takes a record checks it; see
+A record is one line of JSON and the object's bytes. The line holds a statement, which describes the object and all
+that it was made from, and a signature over it where the writer has a key. Each reader checks a record; see
 `read_record`.
 """
 
@@ -38,7 +38,7 @@ _NOTE = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
 class DamagedError(Exception):
-    """A record that is not whole, or of something else than its name says."""
+    """A record that is not whole, or does not match its name."""
 
 
 class UnsignedError(Exception):
@@ -61,14 +61,14 @@ class Key(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """An object and all that is said of it.
+    """An object and its description.
 
     Args:
         inputs: what it was made from, see `Naming.inputs`.
         metadata: the JSON beside the object, byte for byte.
         bitcode: as in a ledger's entry.
         seconds: that compiling it took, where it was compiled.
-        about: what the worker said of itself.
+        about: how the worker described itself.
     """
 
     inputs: Mapping[str, Any]
@@ -120,21 +120,21 @@ def opened(line: bytes, key: Key | None) -> bytes:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"it is no statement: {type(error).__name__}") from error
     if not whole:
-        raise DamagedError("its statement is not what was written")
+        raise DamagedError("its statement was changed")
     if key is not None and not key.verifies(signature, statement):
         raise UnsignedError("signed by another key" if signature else "not signed")
     return statement
 
 
 def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None) -> Result:
-    """The result in a record, if it is whole and the one that was asked for.
+    """The result in a record, if it is whole and the requested one.
 
     Args:
         inputs: what it must have been made from.
-        key: whose signature counts; without it none is looked at.
+        key: whose signature is required; without it none is checked.
 
     Raises:
-        DamagedError: it is not whole, or another result than its name says.
+        DamagedError: it is not whole, or does not match its name.
         UnsignedError: no signature, or by another key.
     """
     result = stored_record(record, key)
@@ -152,16 +152,16 @@ def stored_record(record: bytes, key: Key | None = None) -> Result:
     line, _, code = record.partition(b"\n")
     statement = opened(line[:_LARGEST_LINE], key)
     try:
-        said = strict_json.read(statement, "the statement", keys=_STATEMENT)
+        content = strict_json.read(statement, "the statement", keys=_STATEMENT)
         result = Result(
-            inputs=dict(said["inputs"]),
+            inputs=dict(content["inputs"]),
             code=code,
-            metadata=str(said["json"]).encode(),
-            bitcode=tuple(str(name) for name in said["bitcode"]),
-            seconds=read_seconds(said["seconds"]),
-            about=dict(said["about"]),
+            metadata=str(content["json"]).encode(),
+            bitcode=tuple(str(name) for name in content["bitcode"]),
+            seconds=read_seconds(content["seconds"]),
+            about=dict(content["about"]),
         )
-        digest, size = str(said["sha256"]), int(said["size"])
+        digest, size = str(content["sha256"]), int(content["size"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"it is no record: {type(error).__name__}") from error
     if len(code) != size or hashlib.sha256(code).hexdigest() != digest:
@@ -169,7 +169,7 @@ def stored_record(record: bytes, key: Key | None = None) -> Result:
     return result
 
 
-def difference(said: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     words = {
         "triton": "by another Triton",
         "environment": "in another environment",
@@ -177,11 +177,11 @@ def difference(said: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
         "sources": "from other sources",
         "rule": "by another rule",
     }
-    rule, asked = dict(said.get("rule") or {}), dict(wanted.get("rule") or {})
-    if rule.get("target") != asked.get("target"):
-        return f"it was made for {rule.get('target')}, not for {asked.get('target')}"
-    found = [text for name, text in words.items() if said.get(name) != wanted.get(name)]
-    return f"it was made {', '.join(found) or 'from other inputs'}"
+    rule, wanted_rule = dict(made.get("rule") or {}), dict(wanted.get("rule") or {})
+    if rule.get("target") != wanted_rule.get("target"):
+        return f"it was made for {rule.get('target')}, not for {wanted_rule.get('target')}"
+    differing = [text for name, text in words.items() if made.get(name) != wanted.get(name)]
+    return f"it was made {', '.join(differing) or 'from other inputs'}"
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Addition:
 
 
 class KernelStore(Protocol):
-    """A place of records by name, and of notes: small documents that campaigns leave for each other.
+    """A place of records by name, and of notes: small documents that campaigns write for each other.
 
     Every method may raise a ToolchainError: the place refuses, is full or does not answer.
     """
@@ -204,13 +204,13 @@ class KernelStore(Protocol):
     ref: str
 
     def prepare(self, scope: str, targets: Sequence[str]) -> None:
-        """Say once what the campaign is about: `Naming.scope`, and its GPUs."""
+        """Begin a campaign: its `Naming.scope` and its GPUs."""
 
     def holds(self, name: str) -> bool:
         """Whether there is a record of this name, as far as was known when this was prepared."""
 
     def fetch(self, names: Collection[str]) -> Iterator[tuple[str, bytes | None]]:
-        """Records with their names, those alone that are there, in any order. None: it is there, and damaged.
+        """The records of these names that exist, in any order; None for a damaged one.
 
         A name may come more than once, with other records. The caller may take out of `names` what it has.
         """
@@ -219,7 +219,7 @@ class KernelStore(Protocol):
         """Store a record, now or with the next `flush`; how many were stored by this call.
 
         Args:
-            replace: put it in the place of the one that is there, which is worth nothing.
+            replace: replace the existing one, which is unusable.
         """
 
     def flush(self) -> int:
@@ -229,18 +229,18 @@ class KernelStore(Protocol):
         """By rule, what compiling it took: of any source and Triton, the latest that is known."""
 
     def note(self, name: str, content: bytes, *, first: bool = False) -> bytes:
-        """Leave a note; what is there then.
+        """Write a note; its content then.
 
         Args:
             name: lower-case letters and digits, with `-` between.
-            first: what is there already stays.
+            first: keep an existing note.
         """
 
     def notes(self, prefix: str) -> Mapping[str, bytes]:
         """The notes whose name begins so."""
 
     def close(self) -> None:
-        """Let go of it; what was not flushed is not stored."""
+        """Close it; what was not flushed is not stored."""
 
 
 class FolderStore:
@@ -250,7 +250,7 @@ class FolderStore:
         root: the folder; made when something is stored.
 
     Raises:
-        ConfigError: there is another thing of that name, or a store of another format.
+        ConfigError: the name is used for something else, or for a store of another format.
     """
 
     _MARKER = "kernel-store.json"
@@ -262,7 +262,7 @@ class FolderStore:
         try:
             if os.path.lexists(marker) and self._read(marker) != {"format": FORMAT}:
                 raise ConfigError(f"{root} is a kernel store of another format", fix="name another folder")
-            # Others may be at their first result: its partial name begins with a dot, and the marker comes first.
+            # Another process may be at its first result: partial names begin with a dot, the marker comes first.
             named = root.exists() and any(not path.name.startswith(".") for path in root.iterdir())
             if named and not os.path.lexists(marker):
                 raise ConfigError(
@@ -314,13 +314,13 @@ class FolderStore:
 
     def seconds(self, targets: Sequence[str]) -> Mapping[str, float]:  # noqa: ARG002 - a rule's id knows its GPU
         """See `KernelStore`."""
-        found: dict[str, float] = {}
+        by_rule: dict[str, float] = {}
         with contextlib.suppress(OSError), open_regular(self._root / "seconds.jsonl", within=self._root) as stream:
             for line in stream:
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     row = strict_json.read(line)
-                    found[str(row["rule"])] = read_seconds(row["seconds"])
-        return found
+                    by_rule[str(row["rule"])] = read_seconds(row["seconds"])
+        return by_rule
 
     def note(self, name: str, content: bytes, *, first: bool = False) -> bytes:
         """See `KernelStore`."""
@@ -366,7 +366,7 @@ class FolderStore:
             raise ResourceError(
                 f"the kernel store {self._root} cannot be written",
                 why=str(error),
-                fix="free room or mend its permissions, and run it again: it goes on",
+                fix="free disk space or fix its permissions, and run it again: it continues",
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""The end of a campaign on one screen: what was made, what was slow, what failed and why, and how to go on."""
+"""The end of a campaign on one screen: what was made, what was slow, what failed and why, and how to continue."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def _table(result: CampaignResult) -> list[str]:
 
 
 def _reasons(bad: Sequence[Entry]) -> list[str]:
-    """The commonest reasons, each with one kernel that it struck."""
+    """The most common reasons, each with an example."""
     by_reason = Counter(_first(entry) for entry in bad)
     lines: list[str] = []
     for reason, count in by_reason.most_common(_REASONS):
-        one = min(entry.out for entry in bad if _first(entry) == reason)
-        lines += [f"  {count:5}  {reason[: WIDTH - 9]}", f"         {_tail(one, WIDTH - 9)}"]
+        example = min(entry.out for entry in bad if _first(entry) == reason)
+        lines += [f"  {count:5}  {reason[: WIDTH - 9]}", f"         {_tail(example, WIDTH - 9)}"]
     if (more := len(by_reason) - _REASONS) > 0:
         lines.append(f"         and {more} other reasons")
     return lines
@@ -76,7 +76,7 @@ def _first(entry: Entry) -> str:
 def _advice(bad: Sequence[Entry], command: str, *, keep_going: bool) -> list[str]:
     if not bad or not command:
         return []
-    lines = [] if keep_going else ["to go on without them:", f"  {_more(command, 'keep-going')}"]
+    lines = [] if keep_going else ["to continue without them:", f"  {_more(command, 'keep-going')}"]
     if _any(bad, TIMEOUT, ""):
         lines += ["to give slow ones longer:", f"  {_more(command, 'kernel-timeout', 'SECONDS')}"]
     if _any(bad, FAILED, OVER_MEMORY):
@@ -89,13 +89,13 @@ def _any(bad: Iterable[Entry], status: str, begins: str) -> bool:
 
 
 def _more(command: str, option: str, value: str = "") -> str:
-    """The command with a further option of campaigns, for which `build` has a variable; the later one counts."""
+    """The command with a further option of campaigns, for which `build` has a variable; the last one is used."""
     if command.startswith("toolchain build "):
         return f"TOOLCHAIN_{option.replace('-', '_').upper()}={value or 1} {command}"
     return f"{command} --{option} {value}".rstrip()
 
 
 def _tail(text: str, width: int) -> str:
-    """The end of a text, which tells kernels apart."""
+    """The end of a text, which distinguishes kernels."""
     text = console.one_line(text)
     return text if len(text) <= width else f"…{text[-width + 1 :]}"

@@ -48,7 +48,7 @@ def entry_folder(hash_: str) -> str:
 
 
 def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mount: str) -> list[Entry]:
-    """Copy whole entries, and nothing else: what an unfinished or failed compile left stays behind.
+    """Copy whole entries, and nothing else: leftovers of unfinished or failed compiles are not copied.
 
     Args:
         made: folder that Triton wrote to; containers had it, so no link in it is followed.
@@ -60,7 +60,7 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
         KernelError: an entry is not whole, or holds another kernel.
     """
     entries = []
-    for gpu, name, hash_ in sorted(set(kernels), key=lambda one: one[2]):
+    for gpu, name, hash_ in sorted(set(kernels), key=lambda row: row[2]):
         source, target = made / entry_folder(hash_), tree / FOLDER / entry_folder(hash_)
         target.mkdir(parents=True)
         try:
@@ -129,7 +129,7 @@ def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
         "dummy_source_content",
         f"{target['backend']}-{target['arch']}-{target['warp_size']}",
         json.dumps(options, sort_keys=True, separators=(",", ":")),
-        "{}",  # the variables that count, none of which is set
+        "{}",  # the variables that are part of the key, none of which is set
     )
     return _hex("-".join([key, *map(_hex, parts)]))
 

@@ -1,6 +1,6 @@
 """A machine that compiles kernels for campaigns elsewhere: orders come in, results go to the store, answers go back.
 
-It trusts no campaign: what it compiles follows from its own sources and its own Triton, and an order whose result
+It trusts no campaign: it compiles its own sources with its own Triton, and an order whose result
 would have another name is refused.
 """
 
@@ -22,7 +22,7 @@ from typing import Any, Self
 from toolchain.digest import sha256_file
 from toolchain.errors import ToolchainError
 from toolchain.filesystem import read_regular
-from toolchain.kernels.bounds import EVERY, MemoryBounds, Watch
+from toolchain.kernels.bounds import EVERY, MemoryBounds, Watch, memory_row
 from toolchain.kernels.dask_link import FORMAT, rule_of
 from toolchain.kernels.executors import Outcome, WorkerPool
 from toolchain.kernels.ledger import DONE, FAILED
@@ -69,7 +69,7 @@ class CompileSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a kernel may take; with other limits other kernels would fail.
+    """The limits of a kernel; with different limits, different kernels would fail.
 
     Args:
         timeout: seconds.
@@ -82,7 +82,7 @@ class Limits:
 
 @dataclass
 class _Running:
-    """Compile processes, the orders that wait for one, and whoever waits for an order."""
+    """Compile processes, the queued orders, and the futures of their results."""
 
     pool: WorkerPool
     watch: Watch
@@ -91,14 +91,14 @@ class _Running:
 
 
 class KernelWorker:
-    """Compiles what it is told, with so many processes at once. Any number of threads may tell it.
+    """Compiles orders, several at once. Any number of threads may give them.
 
     Args:
         name: as campaigns see it.
         store: where results go.
         slots: how many at once.
         bounds: of the processes' memory.
-        key: signs what is stored; what is found there must be signed by it.
+        key: signs what is stored; what is taken from there must be signed by it.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class KernelWorker:
         self.close()
 
     def describe(self) -> dict[str, Any]:
-        """What it says of itself to campaigns, which take or refuse it by that."""
+        """Its description for campaigns, which accept or refuse it by that."""
         shared = self._setup.naming.shared
         return {
             "format": FORMAT,
@@ -150,31 +150,21 @@ class KernelWorker:
         }
 
     def now(self) -> dict[str, Any]:
-        """What it is at: its processes as `Executor.workers` has them, their bounds, and orders counted."""
+        """Its state: processes as `Executor.workers` has them, their bounds, and counts of orders."""
         with self._lock:
             running, counts = self._processes, dict(self._counts)
         live = running.pool.live() if running is not None else []
         rows = sorted((process.as_json() for process in live), key=lambda row: row["pid"])
-        bounds = self._bounds
-        return {
-            **counts,
-            "processes": rows,
-            "memory": {
-                "workers": sum(int(row["memory"]) for row in rows),
-                "together": bounds.together if bounds else 0,
-                "share": bounds.share if bounds else 0,
-                "kernel": bounds.kernel if bounds else 0,
-            },
-        }
+        return {**counts, "processes": rows, "memory": memory_row(self._bounds, rows)}
 
     def carry_out(self, order: Mapping[str, Any]) -> Answer:
         """Carry out an order, see `dask_link.order_of`; JSON-able.
 
-        An order for what is being compiled now waits for that one: a scheduler that was restarted asks again.
+        An order for a result that is being compiled waits for it: after a restart of the scheduler orders come again.
 
         Returns:
             `{"status", "worker", "reason", "seconds", "attempt", "found", "sha256", "log", "inputs"}`. The status is
-            that of a ledger's entry, or `refused` with this machine's own inputs, or `machine` where the kernel is not
+            that of a ledger's entry, or `refused` with this machine's own inputs, or `machine` if the kernel is not
             to blame. `found`: the store had it.
         """
         try:
@@ -184,8 +174,8 @@ class KernelWorker:
         except (KeyError, TypeError, ValueError, OSError) as error:
             return self._answer(REFUSED, reason=f"it cannot name the result: {type(error).__name__}: {error}")
         if name_of(inputs) != name:
-            told = {part: inputs[part] for part in (*_PARTS, "sources")}
-            return self._answer(REFUSED, reason="the result would be another one here", inputs=told)
+            own = {part: inputs[part] for part in (*_PARTS, "sources")}
+            return self._answer(REFUSED, reason="the result would differ here", inputs=own)
         mine: Future[Answer] = Future()
         with self._lock:
             running = self._running.setdefault(name, mine)
@@ -211,19 +201,19 @@ class KernelWorker:
         folder = f"order-{next(self._serial)}"
         out = self._setup.out / folder
         try:
-            found, useless = (None, True) if recompile else self._found(name, inputs)
-            if found is not None:
-                digest = hashlib.sha256(found.code).hexdigest()
-                return self._answer(DONE, found=True, seconds=found.seconds, sha256=digest)
+            stored, useless = (None, True) if recompile else self._stored(name, inputs)
+            if stored is not None:
+                digest = hashlib.sha256(stored.code).hexdigest()
+                return self._answer(DONE, found=True, seconds=stored.seconds, sha256=digest)
             tree, seen = self._setup.seen
-            # Its id is one of ours: two campaigns may want the same rule of other sources.
+            # An id of our own: two campaigns may want the same rule from different sources.
             task = {**replace(rule, out=f"{folder}/kernel.hsaco").task(tree, seen), "id": f"{rule.id} {folder}"}
             outcome = self._compile(task)
-            told = {name: outcome[name] for name in ("reason", "seconds", "attempt")}
+            answer = {name: outcome[name] for name in ("reason", "seconds", "attempt")}
             if outcome["status"] != DONE:
                 wrong = outcome["status"] == FAILED and machine_fault(str(outcome["reason"]), self._setup.out)
                 log = "\n".join(outcome.get("log", ()))
-                return self._answer(MACHINE if wrong else outcome["status"], **told, log=log)
+                return self._answer(MACHINE if wrong else outcome["status"], **answer, log=log)
             path = out / "kernel.hsaco"
             if sha256_file(path) != f"sha256:{outcome['sha256']}":
                 raise OSError(f"{path} is not what the compiler wrote")
@@ -236,17 +226,21 @@ class KernelWorker:
                 about=self._about(),
             )
             self._add(Addition(name, rule.target, rule.id, result.seconds, result.record(self._key)), replace=useless)
-            return self._answer(DONE, **told, found=False, sha256=str(outcome["sha256"]))
+            return self._answer(DONE, **answer, found=False, sha256=str(outcome["sha256"]))
         except (ToolchainError, OSError, ValueError, KeyError) as error:
             LOG.warning("%s: %s", rule.out, error)
             return self._answer(MACHINE, reason=str(error))
         finally:
             shutil.rmtree(out, ignore_errors=True)
 
-    def _found(self, name: str, inputs: Mapping[str, Any]) -> tuple[Result | None, bool]:
-        """What the store has, and whether it has something unusable."""
+    def _stored(self, name: str, inputs: Mapping[str, Any]) -> tuple[Result | None, bool]:
+        """The stored result, and whether there is an unusable one."""
         with self._store_lock:
-            records = [record for found, record in self._store.fetch([name]) if found == name and record is not None]
+            records = [
+                record
+                for stored_name, record in self._store.fetch([name])
+                if stored_name == name and record is not None
+            ]
         for record in records:
             try:
                 return read_record(record, inputs, self._key), False
@@ -256,7 +250,7 @@ class KernelWorker:
 
     def _add(self, addition: Addition, *, replace: bool) -> None:
         with self._store_lock:
-            # What came there meanwhile stays: this machine may be late with an order that others carried out.
+            # A result that was added in the meantime stays: another machine may have been faster.
             self._store.add(addition, replace=replace)
             self._store.flush()
 

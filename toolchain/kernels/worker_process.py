@@ -1,4 +1,4 @@
-"""One worker process: what is asked, what it answers, and how it ends."""
+"""One worker process: tasks, answers, and how it ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Task = dict[str, Any]
 MakeWorker = Callable[[], AbstractContextManager["subprocess.Popen[str]"]]
 TAIL_LINES = 25
 
-# What a worker says, or how it ends, when the machine is at fault and not the kernel.
+# What a worker prints, or how it ends, when the machine is at fault and not the kernel.
 _MACHINE_FAULT = re.compile(
     r"No space left on device|Disk quota exceeded|Cannot allocate memory|Read-only file system|Input/output error"
     r"|Too many open files|\bMemoryError\b|std::bad_alloc|LLVM ERROR: out of memory"
@@ -65,7 +65,7 @@ def machine_fault(reason: str, folder: Path) -> str:
 
 
 class DiedError(Exception):
-    """The worker is gone."""
+    """The worker ended."""
 
 
 class TimedOutError(Exception):

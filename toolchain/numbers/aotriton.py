@@ -85,7 +85,7 @@ def _problem(form: _Form, lengths: Sequence[tuple[int, int]], seed: int, *, pack
 
 
 def _common(form: _Form, problem: Problem, arguments: Arguments) -> None:
-    """What all of them take."""
+    """The arguments that all of them take."""
     shape = problem.shape
     count = len(shape.lengths) if shape.packed else 0
     starts = [np.array(problem.starts(keys=keys), np.int32) if shape.packed else None for keys in (False, True)]
@@ -141,12 +141,12 @@ def _lse(problem: Problem) -> Tensor:
     return rows_tensor(1 if shape.packed else len(shape.lengths), HEADS, rows)
 
 
-def _lse_expected(form: _Form, places: Array, found: Triple) -> Expected:
+def _lse_expected(form: _Form, places: Array, results: Triple) -> Expected:
     """LSE in float32. A bias is scaled in its own type, and xf32 rounds the scores: LSE is no better than these."""
     if form.bias:
-        return Expected("L", "LSE", form.element, places, found.exact.lse, found.plain.lse, stored=FP32)
+        return Expected("L", "LSE", form.element, places, results.exact.lse, results.plain.lse, stored=FP32)
     element = XF32 if form.element is XF32 else FP32
-    return Expected("L", "LSE", element, places, found.exact.lse, found.single.lse)
+    return Expected("L", "LSE", element, places, results.exact.lse, results.single.lse)
 
 
 def _blocks(rows: int, block: int) -> list[int]:
@@ -187,12 +187,12 @@ def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
         expected = []
         for block, head in todo:
             part = _slice(block, form.block_m, rows)
-            found = problem.results(sequence, head, part)
+            results = problem.results(sequence, head, part)
             places = problem.part(out.places, sequence, head, keys=False)[part]
             row_places = problem.part(lse.places, sequence, head, keys=False)[part, 0]
             expected += [
-                Expected("Out", "O", form.element, places, found.exact.o, found.plain.o),
-                _lse_expected(form, row_places, found),
+                Expected("Out", "O", form.element, places, results.exact.o, results.plain.o),
+                _lse_expected(form, row_places, results),
             ]
         free = {"persistent_atomic_counter": np.array([0])} if arguments.has("persistent_atomic_counter") else {}
         yield Case(_label(form, problem, sequence), arguments.done(), grid, only, expected, free)
@@ -222,14 +222,14 @@ def _keys_expected(
     dk, dv = (problem.empty(name, keys=True, heads=KEY_HEADS) for name in ("dk", "dv"))
     arguments.tensors(DK=dk, DV=dv)
     arguments.strides(dk=dk.strides, dv=dv.strides)
-    found = [problem.results(sequence, head) for head in range(HEADS)]
+    results = [problem.results(sequence, head) for head in range(HEADS)]
     keys = problem.shape.lengths[sequence][1]
     expected = []
     for block in blocks:
         part = _slice(block, form.block_n, keys)
         for argument, tensor in (("dk", dk), ("dv", dv)):
-            exact = sum(getattr(triple.exact, argument)[part] for triple in found)
-            plain = form.element.rounded(sum(getattr(triple.plain, argument)[part] for triple in found))
+            exact = sum(getattr(triple.exact, argument)[part] for triple in results)
+            plain = form.element.rounded(sum(getattr(triple.plain, argument)[part] for triple in results))
             places = problem.part(tensor.places, sequence, 0, keys=True)[part]
             expected.append(
                 Expected(argument.upper(), f"d{argument[1].upper()}", form.element, places, np.asarray(exact), plain)
@@ -245,7 +245,7 @@ def _queries_expected(
     arguments.tensors(DQ=dq)
     arguments.strides(dq=dq.strides)
     at = HEADS - 1
-    found = problem.results(sequence, at)
+    results = problem.results(sequence, at)
     queries, keys = problem.shape.lengths[sequence]
     db = None
     if form.bias and arguments.has("DB"):
@@ -256,10 +256,10 @@ def _queries_expected(
     for block in blocks:
         part = _slice(block, size, queries)
         places = problem.part(dq.places, sequence, at, keys=False)[part]
-        expected.append(Expected("DQ", "dQ", form.element, places, found.exact.dq[part], found.plain.dq[part]))
+        expected.append(Expected("DQ", "dQ", form.element, places, results.exact.dq[part], results.plain.dq[part]))
         if db is not None:
             places = db.places[sequence, at, part, :keys]
-            expected.append(Expected("DB", "dB", form.element, places, found.exact.db[part], found.plain.db[part]))
+            expected.append(Expected("DB", "dB", form.element, places, results.exact.db[part], results.plain.db[part]))
     return expected
 
 

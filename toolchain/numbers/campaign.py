@@ -17,7 +17,7 @@ from toolchain.numbers.check import REFUSED, RIGHT, SKIPPED, WRONG, Checked, che
 from toolchain.numbers.objects import Object
 
 _LISTED = 20
-# What the numbers are held against; stated here, and in what is published.
+# The rule that results are compared by; published with them.
 RULE = (
     "an error is the largest absolute difference from a float64 reference; a result passes when its error is at most"
     " twice that of a plain implementation in the same type, plus one unit of the type's precision (2^-10 for fp16,"
@@ -27,7 +27,7 @@ RULE = (
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a check.
+    """The result of a check.
 
     Args:
         available: kernels that the sample was drawn from.
@@ -40,8 +40,8 @@ class Report:
 
     def counts(self) -> dict[str, int]:
         """Kernels by status."""
-        found = Counter(row.status for row in self.rows)
-        return {status: found[status] for status in (RIGHT, WRONG, SKIPPED, REFUSED)}
+        counts = Counter(row.status for row in self.rows)
+        return {status: counts[status] for status in (RIGHT, WRONG, SKIPPED, REFUSED)}
 
     def of(self, status: str) -> list[Checked]:
         """The rows of a status."""
@@ -65,7 +65,7 @@ class Report:
         ]
 
     def require_right(self) -> None:
-        """Insist that no kernel is wrong.
+        """Check that no kernel is wrong.
 
         Raises:
             NumbersError: some are.
@@ -74,7 +74,7 @@ class Report:
             raise NumbersError(f"{len(wrong)} of {len(self.rows)} kernels compute wrong numbers", why=listed(wrong))
 
     def published(self) -> dict[str, Any]:
-        """What a record and a statement say of it; the same for the same kernels, whatever the time."""
+        """The part for a record and a statement: reproducible for the same kernels."""
         kernels = [
             {"name": row.name, "sha256": row.sha256, "gpu": row.gpu, "kernel": row.kernel, "status": row.status,
              "share": finite(round(row.share, 4)), "reason": row.reason}
@@ -119,12 +119,12 @@ def run(
         available: kernels that these were drawn from; so many as these by default.
         on_row: called with each result as it comes, the number of results so far, and that of all.
     """
-    found: dict[str, Checked] = {}
+    checked: dict[str, Checked] = {}
     for row in results(objects, disassembler, jobs):
-        found[row.name] = row
+        checked[row.name] = row
         if on_row is not None:
-            on_row(row, len(found), len(objects))
-    rows = tuple(found[each.name] for each in objects)
+            on_row(row, len(checked), len(objects))
+    rows = tuple(checked[each.name] for each in objects)
     return Report(rows, len(objects) if available is None else available, disassembler.label)
 
 

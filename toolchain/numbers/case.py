@@ -55,14 +55,14 @@ class Expected:
         return 2 * error + self.element.precision * float(np.abs(self.exact[finite]).max())
 
     def error(self, data: Array) -> float:
-        """The largest error of what lies in the buffer; infinite where one is NaN or infinite and the other not."""
-        found = (self.stored or self.element).decode(data[self.places])
+        """The largest error of what lies in the buffer; infinite if one is NaN or infinite and the other is not."""
+        values = (self.stored or self.element).decode(data[self.places])
         if self.summed:
-            found = found.sum(0)
+            values = values.sum(0)
         finite = np.isfinite(self.exact)
-        if not np.array_equal(found[~finite], self.exact[~finite], equal_nan=True):
+        if not np.array_equal(values[~finite], self.exact[~finite], equal_nan=True):
             return float("inf")
-        difference = np.abs(found[finite] - self.exact[finite])
+        difference = np.abs(values[finite] - self.exact[finite])
         return float(np.where(np.isnan(difference), np.inf, difference).max(initial=0.0))
 
 
@@ -110,7 +110,7 @@ class Arguments:
         """Numbers by argument. One that is compiled in must be the same.
 
         Raises:
-            NotCheckedError: it is another one.
+            NotCheckedError: it differs.
         """
         for name, value in given.items():
             if self.has(name):
@@ -125,15 +125,15 @@ class Arguments:
             NotCheckedError: one is compiled in with another value.
         """
         for name, strides in given.items():
-            found = [
+            names = [
                 argument
                 for argument in self.metadata.names
                 if argument.startswith(f"stride_{name}")
                 and len(argument.removeprefix(f"stride_{name}").strip("_")) == 1
             ]
-            if found and len(found) != len(strides):
-                raise NotCheckedError(f"{len(found)} strides of {name}: {', '.join(found)}")
-            self.numbers(**dict(zip(found, strides, strict=False)))
+            if names and len(names) != len(strides):
+                raise NotCheckedError(f"{len(names)} strides of {name}: {', '.join(names)}")
+            self.numbers(**dict(zip(names, strides, strict=False)))
 
     def zero(self, *patterns: str) -> None:
         """Give 0 to arguments that no value depends on, by name or glob."""

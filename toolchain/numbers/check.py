@@ -29,10 +29,10 @@ SEED = 20261124
 
 @dataclass(frozen=True)
 class Checked:
-    """What became of a kernel.
+    """The result of a kernel.
 
     Args:
-        status: `right`, `wrong`, `skipped` (no case fits) or `refused` (the emulator does not know something).
+        status: `right`, `wrong`, `skipped` (no case fits) or `refused` (not emulated).
         reason: why it is not right; empty where it is.
         share: the largest error as a share of what the rule allows; infinite where the kernel could not go on.
         errors: by result the largest error and the bound.
@@ -118,7 +118,7 @@ def check_program(
     Raises:
         NotCheckedError: no case fits it.
         EmulationError: something is not emulated.
-        NumbersError: the kernel does what no kernel may.
+        NumbersError: the kernel is invalid.
     """
     began = time.process_time() if began is None else began
     make = make or CASES.get((metadata.source, metadata.kernel))
@@ -130,16 +130,16 @@ def check_program(
         labels.append(case.label)
         launch = Launch(metadata.parameters, case.values, case.grid, metadata.waves, metadata.lds, case.only)
         done = run(program, launch, seed=seed)
-        other = run(program, launch, reverse=True, seed=seed + 1)
+        again = run(program, launch, reverse=True, seed=seed + 1)
         instructions += done.instructions
         workgroups += len(case.only)
-        found = [*_compare(case, done, errors)]
-        if differing := _differing(done, other):
+        differences = [*_compare(case, done, errors)]
+        if differing := _differing(done, again):
             # Both were changed at once, for one run less.
             same = run(program, launch, reverse=True, seed=seed)
             cause = "the order of the waves" if _differing(done, same) else "registers or LDS that were never written"
-            found.append(f"{', '.join(differing)} depends on {cause}")
-        faults += [f"{case.label}: {fault}" for fault in found]
+            differences.append(f"{', '.join(differing)} depends on {cause}")
+        faults += [f"{case.label}: {fault}" for fault in differences]
     share = max((error / bound if bound else float(error > 0) for error, bound in errors.values()), default=0.0)
     return Checked(
         name,
@@ -157,9 +157,9 @@ def check_program(
     )
 
 
-def _differing(launched: Launched, other: Launched) -> list[str]:
+def _differing(first: Launched, second: Launched) -> list[str]:
     """Buffers whose bytes are not the same in two runs."""
-    return [name for name in launched.buffers if launched.buffers[name].tobytes() != other.buffers[name].tobytes()]
+    return [name for name in first.buffers if first.buffers[name].tobytes() != second.buffers[name].tobytes()]
 
 
 def _compare(case: Case, done: Launched, errors: dict[str, tuple[float, float]]) -> Iterator[str]:

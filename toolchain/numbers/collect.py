@@ -1,7 +1,7 @@
-"""Code objects out of files of any place, with what says how they are launched: a sample of them is laid into a folder.
+"""Code objects out of files of any place, with their launch data: a sample of them is written to a folder.
 
-A file is a path and a function that reads it. They are gone through twice: to see what there is, and to take the
-chosen ones. So of a whole set of AOTriton's kernels only these are written.
+A file is a path and a function that reads it. They are read twice: to list them, and to take the
+chosen ones. So only these are written, even of a whole set of AOTriton's kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolchain.kernels.store import LARGEST_METADATA, DamagedError, stored_recor
 from toolchain.numbers.objects import SUFFIX, Object, sample
 
 File = tuple[str, Callable[[], bytes]]
-# What a pack's kernel is launched as where the pack does not say: by its path, with its bytes of LDS.
+# The launch of a pack's kernel by its path and its bytes of LDS, for packs without launch data.
 Planned = Callable[[str, int], Mapping[str, Any] | None]
 _IMAGES = "aotriton.images/"
 _LAUNCH = ".launch"  # of a Triton cache, where the JSON beside an object is Triton's own
@@ -38,7 +38,7 @@ class Collected:
     Args:
         objects: the chosen ones.
         available: how many there are.
-        unknown: packs of AOTriton that nothing says the launches of.
+        unknown: packs of AOTriton without launch data.
     """
 
     objects: list[Object]
@@ -56,7 +56,7 @@ def collect(
     label: str = "",
     planned: Planned | None = None,
 ) -> Collected:
-    """Choose code objects of a place, and lay them into a folder, each with its JSON.
+    """Choose code objects of a place, and write them to a folder, each with its JSON.
 
     Empty ones, which mark kernels as known bad, are left out.
 
@@ -72,24 +72,24 @@ def collect(
         KernelError: a pack or a result of a kernel store is damaged.
     """
     known = _Known(planned)
-    found: dict[str, Object] = {}
+    objects: dict[str, Object] = {}
     for name, about in known.list(files):
         gpu, kernel = (about.gpu, f"{about.source}:{about.kernel}") if about is not None else ("", "")
-        if name in found:
+        if name in objects:
             raise ConfigError(
                 f"{label} holds {name} more than once", why="there are several images in it", fix="name one of them"
             )
         if not gpus or gpu in gpus:
-            found[name] = Object(folder / f"{len(found)}{SUFFIX}", name, gpu, kernel)
-    if not found:
+            objects[name] = Object(folder / f"{len(objects)}{SUFFIX}", name, gpu, kernel)
+    if not objects:
         raise _nothing(known, label, gpus)
-    chosen = {each.name: each for each in sample(sorted(found.values(), key=lambda each: each.name), count, seed)}
+    chosen = {each.name: each for each in sample(sorted(objects.values(), key=lambda each: each.name), count, seed)}
     folder.mkdir(parents=True, exist_ok=True)
     for name, code, beside in known.take(files, chosen):
         chosen[name].path.write_bytes(code)
         if beside is not None:
             chosen[name].path.with_suffix(".json").write_bytes(beside)
-    return Collected(objects=list(chosen.values()), available=len(found), unknown=known.unknown)
+    return Collected(objects=list(chosen.values()), available=len(objects), unknown=known.unknown)
 
 
 def _nothing(known: _Known, label: str, gpus: Sequence[str]) -> ConfigError:
@@ -108,7 +108,7 @@ def _nothing(known: _Known, label: str, gpus: Sequence[str]) -> ConfigError:
 
 
 class _Known:
-    """What is told about the code objects of a place."""
+    """The metadata of the code objects of a place."""
 
     def __init__(self, planned: Planned | None) -> None:
         self._planned = planned
@@ -116,7 +116,7 @@ class _Known:
         self.unknown: list[str] = []
 
     def list(self, files: Iterable[File]) -> Iterator[tuple[str, Metadata | None]]:
-        """The objects: a name, and what is told of it."""
+        """The objects: a name, and its metadata."""
         codes, beside, packs = [], {}, []
         for path, content in files:
             stem, _, suffix = path.rpartition(".")
@@ -124,14 +124,14 @@ class _Known:
                 if content():
                     codes.append(stem)
             elif suffix == "json":
-                if (told := _told(content())) is not None:
-                    beside[stem.removesuffix(_LAUNCH)] = told
+                if (metadata := _metadata_in(content())) is not None:
+                    beside[stem.removesuffix(_LAUNCH)] = metadata
             elif _is_result(path):
                 yield path, _metadata(_record(path, content)[1])
             elif PurePosixPath(path).name == NAME:
                 self._launches[str(PurePosixPath(path).parent)] = _launches(path, content)
             elif _may_be_pack(path):
-                # Its launches may come behind it.
+                # Its launches may come later.
                 packs.append((path, [] if self._planned is None else list(_keys(path, content))))
         for stem in codes:
             yield f"{stem}{SUFFIX}", beside.get(stem)
@@ -146,8 +146,8 @@ class _Known:
                 if key.startswith(f"{stem}/"):
                     yield f"{folder}/{key}", _metadata(launches.metadata(key, 0))
             return
-        told = [(key, self._planned(key, shared)) for key, shared in keys] if self._planned is not None else []
-        there = [(key, about) for key, about in told if about is not None]
+        planned = [(key, self._planned(key, shared)) for key, shared in keys] if self._planned is not None else []
+        there = [(key, about) for key, about in planned if about is not None]
         if not there and _IMAGES in f"/{path}":
             self.unknown.append(path)
         for key, about in there:
@@ -237,8 +237,8 @@ def _is_result(path: str) -> bool:
 
 def _record(path: str, content: Callable[[], bytes]) -> tuple[bytes, Any]:
     try:
-        found = stored_record(content())
-        return found.code, strict_json.read(found.metadata)
+        result = stored_record(content())
+        return result.code, strict_json.read(result.metadata)
     except (DamagedError, ValueError) as error:
         raise KernelError(f"{path} is no whole result of a kernel store", why=str(error), fix=_AGAIN) from error
 
@@ -254,13 +254,13 @@ def _launches(path: str, content: Callable[[], bytes]) -> Launches:
         ) from error
 
 
-def _told(data: bytes) -> Metadata | None:
+def _metadata_in(data: bytes) -> Metadata | None:
     if len(data) > LARGEST_METADATA:
         return None
     try:
         return metadata_of(strict_json.read(data), "the JSON")
     except (EmulationError, DocumentError, ValueError):
-        return None  # the check says what is wrong with it
+        return None  # the check reports what is wrong with it
 
 
 def _metadata(about: Any) -> Metadata | None:

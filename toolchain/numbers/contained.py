@@ -44,15 +44,15 @@ def check_contained(
         EngineError: there are no such namespaces here, or the check died in them.
     """
     namespace.enter()
-    found: dict[str, Checked] = {}
+    checked: dict[str, Checked] = {}
 
     def take(line: str) -> None:
         if not line.startswith(ROW):
             return
         row = Checked.from_json(strict_json.read(line.removeprefix(ROW), "a row of the check"))
-        found[row.name] = row
+        checked[row.name] = row
         if on_row is not None:
-            on_row(row, len(found), len(objects))
+            on_row(row, len(checked), len(objects))
 
     with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch:
         copies = Path(scratch, "copies")
@@ -68,7 +68,7 @@ def check_contained(
         if objdump.parts[1] not in launcher.SYSTEM:
             show.append(Mount(view.visible(objdump, copies), _OBJDUMP))
             objdump = Path(_OBJDUMP)
-        asked = {
+        job = {
             "objdump": str(objdump), "version": list(disassembler.version), "jobs": jobs,
             "objects": [[f"{_OBJECTS}/{each.path.relative_to(folder)}", each.name] for each in objects],
         }  # fmt: skip
@@ -76,19 +76,19 @@ def check_contained(
         words = ["env", *environment, os.path.realpath(sys.executable), "-m", "toolchain.numbers.inside"]
         command = view.command(words, cache.engine / "settings", show=show)
         try:
-            done = process.run(command, stdin=json.dumps(asked), capture=True, on_line=take)
+            done = process.run(command, stdin=json.dumps(job), capture=True, on_line=take)
         except process.CommandError as error:
             raise EngineError(
                 "the check of kernels died", why=error.why, fix="free memory, or give fewer --jobs; report it otherwise"
             ) from error
-    lacking = [each.name for each in objects if each.name not in found]
+    lacking = [each.name for each in objects if each.name not in checked]
     if lacking:
         raise EngineError(
             "the check of kernels ended early",
             why=f"{lacking[0]}: no answer; {done.stdout[-300:]}",
             fix="give fewer --jobs; report it otherwise",
         )
-    return Report(tuple(found[each.name] for each in objects), available, disassembler.label)
+    return Report(tuple(checked[each.name] for each in objects), available, disassembler.label)
 
 
 def _modules() -> Path:

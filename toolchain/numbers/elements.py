@@ -68,13 +68,9 @@ class Tensor:
     places: Array
     strides: tuple[int, int, int, int]
 
-    def read(self, data: Array | None = None) -> Array:
-        """The elements as `float64[batch, head, row, column]`.
-
-        Args:
-            data: the memory after a launch.
-        """
-        return self.element.decode((self.data if data is None else data)[self.places])
+    def read(self) -> Array:
+        """The elements as `float64[batch, head, row, column]`."""
+        return self.element.decode(self.data[self.places])
 
 
 def tensor(
@@ -103,8 +99,8 @@ def tensor(
     return Tensor(element, data, places, strides)
 
 
-def rows_tensor(batch: int, heads: int, rows: int, values: Array | None = None, *, guard: int = 16) -> Tensor:
-    """A float32 number for each row, laid out as [batch, head, row], with guard elements behind the last one.
+def rows_tensor(batch: int, heads: int, rows: int, values: Array | None = None) -> Tensor:
+    """A float32 number for each row, laid out as [batch, head, row], with 16 guard elements behind the last one.
 
     Args:
         values: `[batch, heads, rows]`; NaN by default.
@@ -112,7 +108,7 @@ def rows_tensor(batch: int, heads: int, rows: int, values: Array | None = None, 
     shape, strides = (batch, heads, rows, 1), (heads * rows, rows, 1, 1)
     parts = np.ix_(*(np.arange(count) for count in shape))
     places = sum((part * stride for part, stride in zip(parts, strides, strict=True)), np.zeros(shape, np.int64))
-    data = np.full(batch * heads * rows + guard, np.nan, np.float32)
+    data = np.full(batch * heads * rows + 16, np.nan, np.float32)
     if values is not None:
         data[places[..., 0]] = values
     return Tensor(FP32, data, places, strides)

@@ -77,10 +77,10 @@ def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
     expected = []
     for place, at, _ in only:
         rows = slice(place * block, (place + 1) * block)
-        found = problem.results(0, at, rows)
+        results = problem.results(0, at, rows)
         expected += [
-            Expected("Out", "O", element, out.places[0, at, rows], found.exact.o, found.plain.o),
-            Expected("LSE", "LSE", FP32, lse.places[0, at, rows, 0], found.exact.lse, found.single.lse),
+            Expected("Out", "O", element, out.places[0, at, rows], results.exact.o, results.plain.o),
+            Expected("LSE", "LSE", FP32, lse.places[0, at, rows, 0], results.exact.lse, results.single.lse),
         ]
     label = f"{queries} queries, {keys} keys{', causal' if causal else ''}"
     yield Case(label, arguments.done(), (-(-queries // block), heads, 1), only, expected)
@@ -147,15 +147,15 @@ def backward(metadata: Metadata, seed: int) -> Iterator[Case]:
         num_block_n=blocks, stride_dq_all=part,
     )  # fmt: skip
     arguments.zero(*_UNUSED)
-    found = problem.results(0, at)
+    results = problem.results(0, at)
     expected = []
     if arguments.has("DQ"):
         places = dq.places[0, at] if not in_parts else np.stack([dq.places[0, at] + k * part for k in range(parts)])
-        expected.append(Expected("DQ", "dQ", element, places, found.exact.dq, found.plain.dq, summed=in_parts))
+        expected.append(Expected("DQ", "dQ", element, places, results.exact.dq, results.plain.dq, summed=in_parts))
     if arguments.has("DK"):
         expected += [
-            Expected("DK", "dK", element, dk.places[0, at], found.exact.dk, found.plain.dk),
-            Expected("DV", "dV", element, dv.places[0, at], found.exact.dv, found.plain.dv),
+            Expected("DK", "dK", element, dk.places[0, at], results.exact.dk, results.plain.dk),
+            Expected("DV", "dV", element, dv.places[0, at], results.exact.dv, results.plain.dv),
         ]
     only = [(at, k, 0) if in_parts else (k, 0, at) for k in range(blocks)]
     grid = (heads, blocks, 1) if in_parts else (blocks, 1, heads)

@@ -1,4 +1,4 @@
-"""What checks kernels in namespaces of its own: `python -m toolchain.numbers.inside`, see `contained`.
+"""Checks kernels inside namespaces: `python -m toolchain.numbers.inside`, see `contained`.
 
 It reads one document on standard input and prints a line for each kernel, both JSON.
 """
@@ -20,12 +20,12 @@ ROW = "@row "
 
 
 def main() -> None:
-    """Check what is asked for."""
-    asked: dict[str, Any] = strict_json.read(sys.stdin.read())
-    major, minor, patch = asked["version"]
-    disassembler = Disassembler(Path(asked["objdump"]), (major, minor, patch))
-    objects = [Object(Path(path), name, "", "") for path, name in asked["objects"]]
-    for row in results(objects, disassembler, asked["jobs"]):
+    """Check the kernels of the job on standard input."""
+    job: dict[str, Any] = strict_json.read(sys.stdin.read())
+    major, minor, patch = job["version"]
+    disassembler = Disassembler(Path(job["objdump"]), (major, minor, patch))
+    objects = [Object(Path(path), name, "", "") for path, name in job["objects"]]
+    for row in results(objects, disassembler, job["jobs"]):
         sys.stdout.write(f"{ROW}{json.dumps(row.as_json())}\n")
         sys.stdout.flush()
 

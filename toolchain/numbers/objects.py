@@ -1,4 +1,4 @@
-"""A code object that is checked, and a sample of several."""
+"""Code objects to be checked, and samples of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SUFFIX = ".hsaco"
 
 @dataclass(frozen=True)
 class Object:
-    """A code object, its name in its place, and what is told of it; empty where nothing is."""
+    """A code object, its name in its place, its GPU and its kernel; both are empty if unknown."""
 
     path: Path
     name: str
@@ -30,7 +30,7 @@ def sample(objects: Sequence[Object], count: int | None, seed: int) -> list[Obje
     """
     if count is None or count >= len(objects):
         return list(objects)
-    draw = random.Random(seed)  # noqa: S311 - a sample that can be drawn again
+    draw = random.Random(seed)  # noqa: S311 - a reproducible sample
     queues: dict[tuple[str, str], list[Object]] = {}
     for each in objects:
         queues.setdefault((each.gpu, each.kernel), []).append(each)

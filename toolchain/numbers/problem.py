@@ -19,7 +19,7 @@ _ALL = slice(None)
 
 @dataclass(frozen=True)
 class Dropout:
-    """What dropout is made of: its probability, and the seed and offset of its random numbers."""
+    """Dropout: its probability, and the seed and offset of its random numbers."""
 
     probability: float
     seed: int
@@ -98,7 +98,7 @@ class Problem:
         )
 
     def empty(self, name: str, *, keys: bool, heads: int) -> Tensor:
-        """The same for a result: it begins as other numbers, so that what is not written shows."""
+        """The same for a result: it begins with other numbers, so that missing writes show."""
         made = self.make(f"old {name}", keys=keys, heads=heads)
         return replace(made, data=made.data.copy())
 
@@ -142,8 +142,8 @@ class Problem:
 
     def part(self, values: Array, sequence: int, head: int, *, keys: bool) -> Array:
         """The rows of one sequence and head out of `[batch, head, row, …]`."""
-        found: Array = values[self.batch(sequence), head, self.rows(sequence, keys=keys)]
-        return found
+        rows: Array = values[self.batch(sequence), head, self.rows(sequence, keys=keys)]
+        return rows
 
     def visible(self, sequence: int, rows: slice = _ALL) -> Array:
         """What each of some queries of a sequence may see."""

@@ -1,4 +1,4 @@
-"""What a record or a statement says of a check, read; `campaign.Report.published` wrote it."""
+"""Reads the result of a check in a record or a statement, as `campaign.Report.published` wrote it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 def describe(numbers: Mapping[str, Any]) -> str:
-    """What a check found, in a sentence."""
+    """The result of a check, in a sentence."""
     counts = {name: int(numbers[name]) for name in ("right", "wrong", "skipped", "refused")}
     parts = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     return f"{int(numbers['checked'])} of {int(numbers['available'])} kernels checked by emulation: {parts}"
 
 
 def enough(numbers: Mapping[str, Any] | None, count: int) -> bool:
-    """Whether it was of as many kernels as are asked for.
+    """Whether it checked as many kernels as requested.
 
     Args:
         numbers: None where nothing was checked.

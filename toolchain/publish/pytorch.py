@@ -293,7 +293,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
 
 def _other_hip(library: Path, rocm: str) -> list[str]:
     """What is wrong with the HIP that a library asks for."""
-    from toolchain.stages.hip_check import read_linked  # noqa: PLC0415 - most calls read no ELF
+    from toolchain.stages.elf import read_linked  # noqa: PLC0415 - most calls read no ELF
 
     soname = rocm_of(rocm).soname
     try:

@@ -84,7 +84,7 @@ def _commits(wanted: Wanted) -> set[str]:
 
 
 def _runtime(tree: Path, archive: Archive, wanted: Wanted) -> list[str]:
-    from toolchain.stages.hip_check import read_linked  # noqa: PLC0415 - most calls read no ELF
+    from toolchain.stages.elf import read_linked  # noqa: PLC0415 - most calls read no ELF
 
     faults = []
     version = re.sub(r"[a-z].*$", "", wanted.release)

@@ -37,7 +37,7 @@ def build_report(cache: Cache, record: Record) -> Report:
     """
     records = [*reversed(stages_below(cache, record.inputs)), record]
     facts = record.facts
-    total = sum(float(one.facts.get("total_seconds", 0)) for one in records)
+    total = sum(float(row.facts.get("total_seconds", 0)) for row in records)
     figures = [
         ("all stages, each once", console.duration(total), Tone.PLAIN),
         (f"stage {record.stage}", console.duration(float(facts.get("total_seconds", 0))), Tone.PLAIN),
@@ -68,7 +68,7 @@ def _work(record: Record) -> str:
 
 
 def _kept_log(cache: Cache, record: Record) -> bytes:
-    with contextlib.suppress(OSError):  # one that was taken from elsewhere, or pruned
+    with contextlib.suppress(OSError):  # an image that was not built here, or pruned
         return read_regular(cache.kept(_work(record), NINJA_LOG), LARGEST_NINJA_LOG)
     return b""
 
@@ -176,7 +176,7 @@ def _folder_of(path: PurePosixPath, below: PurePosixPath) -> PurePosixPath:
 
 
 def _family(below: PurePosixPath) -> str:
-    """What a file belongs to: by the name of a library, else its folder."""
+    """The part to which a file belongs: by the name of a library, else its folder."""
     if below.name.startswith("lib") and (".a" in below.suffixes or ".so" in below.suffixes):
         stem = below.name.removeprefix("lib")
         for name in ("LLVM", "MLIR", "lld", "clang", "triton"):

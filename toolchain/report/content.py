@@ -1,4 +1,4 @@
-"""What a page shows: figures, pictures and tables, whatever they are about."""
+"""The content of a page: figures, pictures and tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Column:
     Args:
         key: by which the filter names it: `vgpr>128`.
         label: its heading.
-        help: what it counts, where the heading does not say it all.
+        help: what it counts, if the heading does not say it.
         before: key of the column with the same of side A, where this one is of side B.
     """
 
@@ -54,7 +54,7 @@ class Table:
     Args:
         sort: key of the column that it is first sorted by; empty for the order of the rows.
         descending: whether the largest come first.
-        pictures: what is drawn of the rows that the filter leaves.
+        pictures: drawn of the rows that the filter leaves.
     """
 
     columns: Sequence[Column]
@@ -69,8 +69,8 @@ class Table:
         for at, column in enumerate(self.columns):
             values = [row[at] for row in self.rows]
             if any(value not in (None, "") for value in values):
-                told = {"key": column.key, "label": column.label, "kind": column.kind.value, "help": column.help}
-                columns.append({**told, "before": column.before, "values": values})
+                heading = {"key": column.key, "label": column.label, "kind": column.kind.value, "help": column.help}
+                columns.append({**heading, "before": column.before, "values": values})
         return {
             "count": len(self.rows),
             "columns": columns,

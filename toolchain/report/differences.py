@@ -17,7 +17,7 @@ _LOSS = {"only_a", "empty_b"}
 _FINDINGS = ("missing", "empty", "damaged", "absent", "uneven")
 
 
-def told_report(value: Any, name: str) -> Report:
+def json_report(value: Any, name: str) -> Report:
     """The page of a document that a verb printed.
 
     Args:
@@ -46,7 +46,7 @@ def _unknown(name: str, why: str) -> ConfigError:
 
 
 def diff_report(value: Mapping[str, Any], name: str) -> Report:
-    """The page of two places with kernels held against each other."""
+    """The page of a comparison of two places with kernels."""
     counts, listed = value["counts"], value["kernels"]
     slower = sum(row["lost_waves"] > 0 for row in listed)
     faster = sum(row["lost_waves"] < 0 for row in listed)
@@ -111,7 +111,7 @@ def _groups(groups: Any) -> Table:
 
 
 def audit_report(value: Mapping[str, Any]) -> Report:
-    """The page of what somebody shipped."""
+    """The page of an audit."""
     rebuilt = {key: bool(equal) for key, equal in value.get("rebuilt", {}).items()}
     figures = [("GPUs", f"{len(value['gpus']):,}", Tone.PLAIN), ("kernels", f"{value['kernels']:,}", Tone.PLAIN)]
     figures += [("planned", f"{value['planned']:,}", Tone.PLAIN)] if value.get("planned") is not None else []
@@ -121,8 +121,8 @@ def audit_report(value: Mapping[str, Any]) -> Report:
         tone = Tone.GOOD if good == len(rebuilt) else Tone.BAD
         figures.append(("rebuilt equal", f"{good} of {len(rebuilt)}", tone))
     figures += [("glibc, or newer", str(value["glibc"]), Tone.PLAIN)] if value.get("glibc") else []
-    found = [[kind, str(text)] for kind in _FINDINGS for text in value[kind]]
-    found += [["equal" if equal else "other bytes", key] for key, equal in rebuilt.items()]
+    findings = [[kind, str(text)] for kind in _FINDINGS for text in value[kind]]
+    findings += [["equal" if equal else "other bytes", key] for key, equal in rebuilt.items()]
     functions = [[name, gpu, count] for gpu, counts in value["gpus"].items() for name, count in counts.items()]
     sections = []
     if functions:
@@ -137,13 +137,13 @@ def audit_report(value: Mapping[str, Any]) -> Report:
         ]
         table = Table(columns=columns, rows=functions, sort="count", descending=True, pictures=pictures)
         sections.append(Section(title="Kernels by GPU", table=table))
-    if found:
+    if findings:
         columns = [
             Column("found", "Found", Kind.CHOICE),
             Column("name", "What", Kind.TEXT),
         ]
         pictures = [{"kind": "bars", "title": "What was found", "by": "found"}]
-        sections.append(Section(title="Findings", table=Table(columns=columns, rows=found, pictures=pictures)))
+        sections.append(Section(title="Findings", table=Table(columns=columns, rows=findings, pictures=pictures)))
     if value["libraries"]:
         sections.append(Section(title="Libraries", table=_libraries(value["libraries"])))
     problems = "; ".join(value.get("problems", ())) or "nothing is missing, empty or damaged"

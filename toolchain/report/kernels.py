@@ -1,4 +1,4 @@
-"""The page of compiled kernels: what became of each in a campaign, and what its code object says."""
+"""The page of compiled kernels: the outcome of each in a campaign, and the facts of its code object."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def campaign_report(title: str, entries: Sequence[Entry], kernels: Sequence[Kern
 
 
 def campaign_figures(entries: Sequence[Entry], kernels: Sequence[Kernel]) -> list[tuple[str, str, Tone]]:
-    """How many, how many of them not, how long."""
+    """How many, how many without an object, how long."""
     done = sum(entry.status == DONE for entry in entries)
     late = sum(entry.status == TIMEOUT for entry in entries)
     failed = len(entries) - done - late
@@ -159,5 +159,5 @@ def _gpus(gpus: Iterable[str]) -> str:
 
 def _note(known: bool) -> str:
     if known:
-        return "Registers, spills, LDS, scratch and code are what the code objects say; waves follow for each GPU."
+        return "Registers, spills, LDS, scratch and code are from the code objects; waves follow for each GPU."
     return "The code objects are not at hand: registers, spills and waves are not known."

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-_MOST_RUNS = 50  # of a build that was stopped and went on; in a log that ninja rewrote the order says nothing
+_MOST_RUNS = 50  # of a build that was stopped and continued; in a log that ninja rewrote the order has no meaning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +33,13 @@ class Step:
 
 
 def steps_of(content: bytes) -> list[Step]:
-    """The steps of a log, in the order in which they began; of lines that are none it takes no notice."""
+    """The steps of a log, in the order in which they began; other lines are ignored."""
     rows: list[tuple[float, float, str]] = []
     offset = 0.0
     for run in _runs(list(_lines(content.decode("utf-8", "replace")))):
         rows += [(offset + start, offset + end, output) for start, end, output in run]
         offset += max(end for _, end, _ in run)
-    found: list[Step] = []
+    steps: list[Step] = []
     free: list[int] = []  # lanes by number, so that few are used
     busy: list[tuple[float, int]] = []
     for start, end, output in sorted(rows):
@@ -47,8 +47,8 @@ def steps_of(content: bytes) -> list[Step]:
             heapq.heappush(free, heapq.heappop(busy)[1])
         lane = heapq.heappop(free) if free else len(busy) + 1
         heapq.heappush(busy, (end, lane))
-        found.append(Step(output=output, kind=_kind(output), start=start, end=end, lane=lane))
-    return found
+        steps.append(Step(output=output, kind=_kind(output), start=start, end=end, lane=lane))
+    return steps
 
 
 def _lines(text: str) -> Iterator[tuple[float, float, str]]:

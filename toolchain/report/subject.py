@@ -12,7 +12,7 @@ from toolchain.examine.kernels import Kernel, kernels_in
 from toolchain.filesystem import read_regular
 from toolchain.kernels.ledger import entries_of
 from toolchain.report.content import Report
-from toolchain.report.differences import told_report
+from toolchain.report.differences import json_report
 from toolchain.report.kernels import campaign_report, kernels_report
 
 _LARGEST = 512 << 20  # bytes of a document
@@ -37,7 +37,7 @@ def report_of(what: str, cache: Cache) -> Report:
     if path.is_dir() and (path / LEDGER).is_file():
         return _campaign(path / LEDGER, path.resolve().name, cache)
     if path.is_file() and path.suffix == ".json":
-        return told_report(_document(path), path.name)
+        return json_report(_document(path), path.name)
     if path.is_file() and _is_ledger(path):
         return _campaign(path, path.name.removesuffix(f".{LEDGER}"), cache)
     if not path.exists() and "/" not in what and not what.startswith("oci:"):

@@ -106,7 +106,7 @@ class AotritonStage:
         workspace.require_disk(_DISK)
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
-        given = next((workspace.fetch(one).path for one in planned.sources if one.name == DATABASE), None)
+        given = next((workspace.fetch(row).path for row in planned.sources if row.name == DATABASE), None)
         generation, database = _checked(source.path, request, given)
         intake, findings = take_in("aotriton", source.path, request)
         words = generation.words_of(gpus) if generation.inside else ()
@@ -118,7 +118,7 @@ class AotritonStage:
         with held(tree_of, what="the same library"):
             built = workspace.build(making)
         versions = dependencies["hip"].facts["hip"] if library.rocm else {}
-        # Told before hours of kernels, where the library is there before them.
+        # Checked before hours of kernels, if the library is built before them.
         linked = {} if generation.inside else library_facts(built, library, headers=versions, glibc=request.glibc)
         with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
             triton = dependencies["triton"]
@@ -133,8 +133,8 @@ class AotritonStage:
                 linked = library_facts(built, library, headers=versions, glibc=request.glibc)
             tree = workspace.work() / "tree"
             assemble(tree, prefix, built / "prefix", made, gpus=gpus, of=generation)
-            told = partial_text(made, asked=planned.partial, gpus=gpus, of=generation)
-            planned = replace(planned, partial=told, binaries=intake.binaries(planned.binaries))
+            text = partial_text(made, part=planned.partial, gpus=gpus, of=generation)
+            planned = replace(planned, partial=text, binaries=intake.binaries(planned.binaries))
             done = workspace.finish(
                 planned,
                 tree=tree,
@@ -173,7 +173,7 @@ class AotritonStage:
             )
             whole = not made.partial and not result.bad
             if whole and not lacking(gpus, generation):
-                # Otherwise the rest may be asked for next, and need not compile these again.
+                # Otherwise the rest may be built next, and these need not be compiled again.
                 shutil.rmtree(folder, ignore_errors=True)
         if whole:
             with held(tree_of, what="the same library"):
@@ -192,7 +192,7 @@ def _checked(tree: Path, request: Request, given: Path | None) -> tuple[Generati
 
 
 def _objects(dependencies: Mapping[str, Built], request: Request, library: Library) -> dict[str, Any]:
-    """All that decides the objects beside their rules. Which GPUs, and how the library is built, is not among it."""
+    """All that determines the objects besides their rules; not the GPUs, and not how the library is built."""
     return {
         "sources": source_inputs([library.source], request.patches),
         "dropped": list(library.dropped),
@@ -224,10 +224,10 @@ def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
 
 
 def lacking(gpus: Sequence[str], of: Generation) -> dict[str, tuple[str, ...]]:
-    """By image pack, the GPUs that it is for and that were not asked for; packs that lack none are left out."""
+    """By image pack, the GPUs that it is for and that were not requested; complete packs are left out."""
     packs = {of.pack(gpu) for gpu in gpus} if not of.inside else set()
     missing = {
-        f"amd-{one}": tuple(gpu for gpu in known_gpus() if of.pack(gpu) == one and gpu not in gpus) for one in packs
+        f"amd-{pack}": tuple(gpu for gpu in known_gpus() if of.pack(gpu) == pack and gpu not in gpus) for pack in packs
     }
     return {name: lacks for name, lacks in sorted(missing.items()) if lacks}
 
@@ -235,7 +235,7 @@ def lacking(gpus: Sequence[str], of: Generation) -> dict[str, tuple[str, ...]]:
 def assemble(
     tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus: Sequence[str], of: Generation
 ) -> None:
-    """Lay library and images into `tree`, and beside each pack's signature what is in it and what is not."""
+    """Lay library and images into `tree`, and beside each pack's signature a list of what it holds and lacks."""
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(installed, tree, symlinks=True)
     if of.inside:
@@ -272,7 +272,7 @@ def assemble(
         lacks = lacking(gpus, of).get(name, ())
         entries = [entry for entry in result.entries if entry.cluster.startswith(f"{name}/")]
         bad = sorted(entry.out for entry in entries if entry.status != DONE)
-        told = {
+        facts = {
             "partial": made.partial,
             "gpus": [gpu for gpu in gpus if f"amd-{of.pack(gpu)}" == name],
             "without_gpus": list(lacks),
@@ -283,27 +283,27 @@ def assemble(
         }
         # Only the first line of a reason: what follows may hold addresses and temporary names.
         kernels = [{**row, "reason": row["reason"].partition("\n")[0]} for row in reproducible(entries)]
-        _write_json(images / name / LEDGER, {**told, "kernels": kernels})
+        _write_json(images / name / LEDGER, {**facts, "kernels": kernels})
         if name in made.launches:
             write_atomically(images / name / launches.NAME, made.launches[name])
         if made.partial or lacks or bad:
-            _write_json(images / name / PARTIAL, {**told, "known_bad": bad})
+            _write_json(images / name / PARTIAL, {**facts, "known_bad": bad})
 
 
 def _write_json(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
 
-def partial_text(made: MadeImages, *, asked: str, gpus: Sequence[str], of: Generation) -> str:
-    """What is not there, for people; empty when nothing is missing.
+def partial_text(made: MadeImages, *, part: str, gpus: Sequence[str], of: Generation) -> str:
+    """What is missing, for people; empty when nothing is.
 
     Args:
-        asked: how the request cut it, as `limit 300`.
+        part: how the request cut it, as `limit 300`.
     """
-    told = [f"{len(made.result.entries)} of {made.rules} kernels ({asked})"] if made.partial else []
-    told += [f"{name} without {', '.join(lacks)}" for name, lacks in lacking(gpus, of).items()]
+    parts = [f"{len(made.result.entries)} of {made.rules} kernels ({part})"] if made.partial else []
+    parts += [f"{name} without {', '.join(lacks)}" for name, lacks in lacking(gpus, of).items()]
     bad = len(made.result.bad)
-    return "; ".join([*told, *([f"{bad} kernels known bad"] if bad else [])])
+    return "; ".join([*parts, *([f"{bad} kernels known bad"] if bad else [])])
 
 
 def _bitcode(result: CampaignResult) -> dict[str, int]:
@@ -322,19 +322,21 @@ def _check(
         workspace.step("contract")
         runner, log = workspace.runner, workspace.log
         if generation.inside:
-            # Its API is another one than the program's.
+            # Its API differs from the one that the program uses.
             name = f"{library.prefix}/{{}}lib/libaotriton_v2.so"
-            files = {one: name.format(f"rocm{one}/") for one in library.rocm} or {"": name.format("")}
+            files = {rocm: name.format(f"rocm{rocm}/") for rocm in library.rocm} or {"": name.format("")}
             loaded(runner, image, files, workspace, dependencies["hip"] if library.rocm else None)
             return {"contract": {"loads": list(files.values()), "rocm": list(library.rocm)}}
         if not library.rocm:
             return {"contract": {"version": consumed(runner, image, library.prefix, log=log)}}
         here = workspace.unpack(dependencies["hip"]) / PLACE.lstrip("/")
-        told = {
-            one: consumed(runner, image, library.prefix, log=log, mounts=[Mount(here, PLACE)], hip=f"{PLACE}/rocm{one}")
-            for one in library.rocm
+        versions = {
+            rocm: consumed(
+                runner, image, library.prefix, log=log, mounts=[Mount(here, PLACE)], hip=f"{PLACE}/rocm{rocm}"
+            )
+            for rocm in library.rocm
         }
-        return {"contract": {"version": next(iter(told.values())), "rocm": list(told)}}
+        return {"contract": {"version": next(iter(versions.values())), "rocm": list(versions)}}
 
     return check
 
@@ -342,7 +344,7 @@ def _check(
 def consumed(
     runner: Runner, image: str, prefix: str, *, log: Path, mounts: Sequence[Mount] = (), hip: str = "/usr"
 ) -> str:
-    """The version that a C++ program prints which found the AOTriton at `prefix` by find_package, and linked it.
+    """The version printed by a C++ program that finds the AOTriton at `prefix` by find_package and links it.
 
     Args:
         mounts: what lies in the container beside the image's own files.
@@ -359,9 +361,9 @@ def consumed(
     )
     places = [Mount(recipe.root() / "aotriton" / "contract", "/contract", read_only=True), *mounts]
     done = runner.run(image, ["sh", "-c", script, "sh", prefix, hip], mounts=places, log=log, capture=True, check=False)
-    said = done.stdout.strip().splitlines()
-    if done.returncode != 0 or not said or not said[-1].startswith("aotriton "):
+    printed = done.stdout.strip().splitlines()
+    if done.returncode != 0 or not printed or not printed[-1].startswith("aotriton "):
         raise ContractError(
-            "a program cannot be built on this AOTriton", why="\n".join(said[-40:]), fix=f"see the log: {log}"
+            "a program cannot be built on this AOTriton", why="\n".join(printed[-40:]), fix=f"see the log: {log}"
         )
-    return said[-1].removeprefix("aotriton ")
+    return printed[-1].removeprefix("aotriton ")

@@ -105,7 +105,7 @@ class KernelImages:
         """Compile what the request asks for, compare a sample, pack and read back.
 
         Args:
-            built: what the recipe left: the generator's plan and its modules.
+            built: the output of the recipe: the generator's plan and its modules.
 
         Raises:
             KernelError, ContractError, SourceError, UnsupportedError: see the steps.
@@ -166,8 +166,8 @@ class KernelImages:
 
     def _shared(self) -> AbstractContextManager[SharedResults | None]:
         about = self.build.with_name("about.json")
-        told = strict_json.read(about.read_bytes()) if about.is_file() else None
-        return self.workspace.shared_results(self.naming(), about=told)
+        content = strict_json.read(about.read_bytes()) if about.is_file() else None
+        return self.workspace.shared_results(self.naming(), about=content)
 
     def compile(self, rules: RuleSet, shared: SharedResults | None = None) -> CampaignResult:
         """Compile what is not there yet.
@@ -177,14 +177,14 @@ class KernelImages:
         """
         about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
         if not about.is_file():
-            # Killed before it could be told what compiles here: a ledger without that is worth nothing.
+            # Killed before the workers' description was written: a ledger without it is useless.
             known.unlink(missing_ok=True)
 
         with Ledger(known) as ledger, compiling(self.compile_setup(), self.workspace, rules.rules, shared) as workers:
 
             def count(done: int, total: int, label: str) -> None:
-                if not about.is_file() and (told := workers.executor.about()):
-                    write_atomically(about, json.dumps(told, sort_keys=True).encode())
+                if not about.is_file() and (facts := workers.executor.about()):
+                    write_atomically(about, json.dumps(facts, sort_keys=True).encode())
                 self.workspace.count(done, total, label)
 
             result = workers.run(rules, ledger, count)
@@ -226,8 +226,8 @@ class KernelImages:
             "package": self.generation.generator,
             "loose": self.generation.layout == "aks2",
             "clusters": [
-                {"path": one.path, "manifest": one.manifest, "objects": [path for path, _ in one.objects]}
-                for one in clusters
+                {"path": cluster.path, "manifest": cluster.manifest, "objects": [path for path, _ in cluster.objects]}
+                for cluster in clusters
             ],
             "archives": [{"path": archive.path, "members": archive.members} for archive in archives],
             "arches": list(gpus),
@@ -264,7 +264,7 @@ class KernelImages:
         by_id = {rule.id: rule for rule in rules.rules}
         # Chosen by the content of the campaign, so that the same campaign is checked the same way again.
         chosen = random.Random(rules.digest).sample(result.done, min(sample, len(result.done)))  # noqa: S311
-        # What was stopped for its memory would take as much of it there, where nothing bounds it.
+        # A kernel that was stopped for its memory would take as much there, without a limit.
         bad = tuple(entry for entry in result.bad if not entry.reason.startswith(OVER_MEMORY))
         minutes = patience(self.workspace.request.kernel_timeout) / 60
         job = {
@@ -309,7 +309,7 @@ def compile_setup(source: Path, triton: Built, out: Path, workspace: Workspace) 
 
 
 def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:
-    """Insist that the plan has kernels for every GPU: upstream's generator passes over names that it does not know.
+    """Check that the plan has kernels for every GPU: upstream's generator passes over names that it does not know.
 
     Raises:
         UnsupportedError: with those that it passed over.
@@ -338,7 +338,7 @@ def upstream_arguments(rule: Rule, word: str = "") -> list[str]:
 
 
 def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Entries of the campaign with what upstream's script said of the same rules; see `against_upstream`."""
+    """Compare entries of the campaign with what upstream's script made of the same rules; see `against_upstream`."""
     differing = [
         f"{entry.out}: {entry.sha256[:16]} here, {str(answers[entry.id]['sha256'])[:16] or 'nothing'} by upstream's"
         for entry in chosen
@@ -352,7 +352,7 @@ def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str,
     if differing or unlike:
         raise ContractError(
             f"{len(differing)} of {len(chosen)} sampled kernels differ from what AOTriton's own script makes, and "
-            f"{len(unlike)} of {len(bad)} failures do not fail alike there",
+            f"{len(unlike)} of {len(bad)} failures differ there",
             why="\n".join([*differing, *unlike][:20]),
             fix="report this with the log; --no-contract skips the comparison, and compiles nothing again",
         )
@@ -368,7 +368,7 @@ def _there(answer: Mapping[str, Any]) -> str:
 
 
 def _alike(entry: Entry, answer: Mapping[str, Any]) -> bool:
-    """Whether upstream's script failed as the campaign did. Another failure, at its start for one, shows nothing."""
+    """Whether upstream's script failed as the campaign did. A different failure proves nothing."""
     if answer["size"]:
         return False
     if entry.status == TIMEOUT:
@@ -380,15 +380,17 @@ def _alike(entry: Entry, answer: Mapping[str, Any]) -> bool:
         return bool(answer["code"] == int(left[1]))
     if kind := re.match(r"[A-Za-z_][\w.]*(?=:|$)", how):
         return bool(answer["code"] != 0 and str(answer["error"]).partition(":")[0] == kind[0])
-    # The campaign's own check found fault with what came out.
+    # The campaign's own check refused the object.
     return bool(answer["code"] == 0)
 
 
 def packed(plan: BarePlan, clusters: Sequence[Cluster]) -> list[Archive]:
-    """The archives with those members alone that are packed; an archive without any is left out."""
+    """The archives with only those members that are packed; an empty archive is left out."""
     here = {cluster.path for cluster in clusters}
-    found = [replace(archive, members=tuple(m for m in archive.members if m[0] in here)) for archive in plan.archives]
-    return [one for one in found if one.members]
+    archives = [
+        replace(archive, members=tuple(m for m in archive.members if m[0] in here)) for archive in plan.archives
+    ]
+    return [archive for archive in archives if archive.members]
 
 
 def check_images(
@@ -412,14 +414,14 @@ def check_images(
             seen.add(name)
             if name not in names:
                 raise ContractError(
-                    f"{archive.path} holds other clusters than were packed",
+                    f"{archive.path} does not hold the clusters that were packed",
                     why=name,
                     fix="build the stage again; report it if it stays",
                 )
             wanted: dict[str, Any] = {inside: path for path, inside in by_path[names[name]].objects}
             if [kernel.name for kernel in kernels] != list(wanted):
                 raise ContractError(
-                    f"{archive.path}: {name} holds other kernels than were compiled",
+                    f"{archive.path}: {name} does not hold the kernels that were compiled",
                     fix="build the stage again; report it if it stays",
                 )
             for kernel in kernels:
@@ -437,13 +439,13 @@ def check_images(
                 launch = _launch(build / path) if content else (0, 0)
                 if (kernel.shared, kernel.threads) != launch:
                     raise ContractError(
-                        f"{archive.path}: {kernel.name} would be launched with other values than it was compiled for",
+                        f"{archive.path}: {kernel.name} would be launched with values that it was not compiled for",
                         why=f"shared memory and threads {(kernel.shared, kernel.threads)} instead of {launch}",
                         fix="build the stage again; report it if it stays",
                     )
         if missing := names.keys() - seen:
             raise ContractError(
-                f"{archive.path} holds other clusters than were packed",
+                f"{archive.path} does not hold the clusters that were packed",
                 why=f"without {min(missing)}",
                 fix="build the stage again; report it if it stays",
             )
@@ -451,13 +453,13 @@ def check_images(
 
 def _launch(path: Path) -> tuple[int, int]:
     """Shared memory in bytes and threads of a block, from the JSON beside an object."""
-    told = strict_json.read(read_regular(path.with_suffix(".json"), LARGEST_METADATA))
-    return int(told["shared"]), int(told["num_warps"]) * int(told["warp_size"])
+    metadata = strict_json.read(read_regular(path.with_suffix(".json"), LARGEST_METADATA))
+    return int(metadata["shared"]), int(metadata["num_warps"]) * int(metadata["warp_size"])
 
 
 def _scratch(path: Path) -> int | None:
     """Bytes of memory that Triton wants for itself, from the JSON beside an object; None for one that is empty."""
     if not path.is_file() or not path.stat().st_size:
         return None
-    told = strict_json.read(read_regular(path.with_suffix(".json"), LARGEST_METADATA))
-    return int(told.get("global_scratch_size", 0))
+    metadata = strict_json.read(read_regular(path.with_suffix(".json"), LARGEST_METADATA))
+    return int(metadata.get("global_scratch_size", 0))

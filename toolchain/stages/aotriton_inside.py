@@ -1,4 +1,4 @@
-"""An AOTriton whose library holds its kernels (0.7): the objects as its build takes them, and what is said of them."""
+"""An AOTriton whose library holds its kernels (0.7): the objects as its build takes them, and their ledger."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from toolchain.kernels.ledger import reproducible
 from toolchain.recipe import Mount, Runner
 from toolchain.stages.hip import PLACE
 from toolchain.stages.stage import Built, Workspace
+from toolchain.stages.wheels import place
 
 # Below the prefix; which kernels the library holds, and which it lacks.
 LEDGER = "share/aotriton/__ledger__"
@@ -27,7 +28,7 @@ OBJECTS = "objects"
 def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path) -> None:
     """Lay out what the library is built with: a code object and its JSON for each line of the plan.
 
-    One that was left out or did not compile is empty, which the library takes for no kernel.
+    An object that was left out or did not compile is an empty file, which the library treats as no kernel.
 
     Args:
         build: folder of what was compiled.
@@ -40,34 +41,27 @@ def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path)
             target = into / out
             target.parent.mkdir(parents=True, exist_ok=True)
             if rule.out in good:
-                _lay(build / rule.out, target)
-                _lay((build / rule.out).with_suffix(".json"), target.with_suffix(".json"))
+                place(build / rule.out, target)
+                place((build / rule.out).with_suffix(".json"), target.with_suffix(".json"))
                 continue
             target.write_bytes(b"")
             wide = 32 if int(rule.target[3:-2]) >= 10 else 64
             # "Complete", since the function's name is taken from the first of a kernel's objects.
-            told = {
+            metadata = {
                 "compile_status": "Complete", "name": rule.kernel, "shared": 0, "num_warps": rule.num_warps,
                 "num_stages": rule.num_stages, "warp_size": wide,
             }  # fmt: skip
-            target.with_suffix(".json").write_text(json.dumps(told), encoding="utf-8")
+            target.with_suffix(".json").write_text(json.dumps(metadata), encoding="utf-8")
 
 
-def _lay(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-
-
-def lay_ledger(tree: Path, prefix: str, result: CampaignResult, told: Mapping[str, Any]) -> None:
+def lay_ledger(tree: Path, prefix: str, result: CampaignResult, facts: Mapping[str, Any]) -> None:
     """Write which kernels the library holds beside it.
 
     Args:
-        told: what else is said of the build.
+        facts: what else is said of the build.
     """
     kernels = [{**row, "reason": row["reason"].partition("\n")[0]} for row in reproducible(result.entries)]
-    content = json.dumps({**told, "kernels": kernels}, indent=1, sort_keys=True) + "\n"
+    content = json.dumps({**facts, "kernels": kernels}, indent=1, sort_keys=True) + "\n"
     path = tree / prefix.lstrip("/") / LEDGER
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content.encode())

@@ -29,7 +29,7 @@ from toolchain.request import Request
 from toolchain.sources.patch import copy_tree
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import FetchedSource, Source, require
-from toolchain.stages.hip import PLACE, asked
+from toolchain.stages.hip import PLACE, requested_rocms
 from toolchain.stages.stage import Built, Planned, Workspace, source_inputs
 from toolchain.stages.wheels import wheel_folder
 
@@ -40,7 +40,7 @@ _WEIGHTS = {"configure": 60.0, "plan": 30.0, "compile": 1000.0, "install": 5.0}
 
 @dataclass(frozen=True)
 class Library:
-    """What upstream's own build is told.
+    """The settings of upstream's own build.
 
     Args:
         source: AOTriton's tree, fetched.
@@ -73,7 +73,7 @@ def library_of(
     words: tuple[str, ...] = (),
     database: tuple[Path, str] | None = None,
 ) -> Library:
-    """What to tell upstream's build; `words` and `database` as in `Library`."""
+    """The settings of upstream's build; `words` and `database` as in `Library`."""
     gpus = request.gpus or DEFAULT_GPUS
     key = sha256_json(
         {
@@ -92,7 +92,7 @@ def library_of(
 
 def rocms_of(request: Request) -> tuple[str, ...]:
     """The ROCms that a library is linked for; none where it takes its base's HIP."""
-    return asked(request) if request.glibc else ()
+    return requested_rocms(request) if request.glibc else ()
 
 
 def portable_inputs(under: Mapping[str, str | None], request: Request) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def library_recipe(
             "SHA1": what.sha1,
             "TREE_SHA1": what.sha1,
             "DROP": ";".join(what.dropped),
-            **({"ROCM": " ".join(f"{one}={rocm_of(one).headers}" for one in what.rocm)} if what.rocm else {}),
+            **({"ROCM": " ".join(f"{row}={rocm_of(row).headers}" for row in what.rocm)} if what.rocm else {}),
             **({"WORDS": " ".join(what.words)} if what.words else {}),
             **({"OBJECTS": "1"} if objects is not None else {}),
             "JOBS": str(workspace.jobs("compile")),
@@ -143,7 +143,7 @@ def library_recipe(
         },
         contexts={
             "aotriton": what.source.path,
-            "wheels": wheel_folder([one for one in planned.sources[1:] if one.name != DATABASE], workspace),
+            "wheels": wheel_folder([row for row in planned.sources[1:] if row.name != DATABASE], workspace),
             **({"objects": objects} if objects is not None else {}),
             **({"database": _overlay(*what.database, workspace)} if what.database else {}),
             **(
@@ -176,25 +176,26 @@ def _overlay(database: Path, place: str, workspace: Workspace) -> Path:
 def library_facts(
     built: Path, what: Library | None = None, *, headers: Mapping[str, str] | None = None, glibc: str = ""
 ) -> dict[str, Any]:
-    """What the recipe's build says of itself, and what its libraries ask for.
+    """What the recipe's build reports, and what its libraries need.
 
     Args:
-        what: it was told; None for a library of its base.
+        what: its settings; None for a library that uses its base's HIP.
         headers: the version of HIP of each set of headers, where there are several ROCms.
         glibc: the floor of those.
 
     Returns:
         `hip`: the version that HIP's CMake package names, or that of the headers; `redirected`: how many of upstream's
         tuned choices of aiter's kernels lead to Triton's now, by operator and GPU; `rocm`, for each see `check_linked`;
-        its `holds` are the floors on record whose systems have all that it asks for.
+        its `holds` are the floors on record whose systems have all that it needs.
 
     Raises:
-        ContractError: a library asks for another HIP, or a newer system.
+        ContractError: a library needs a different HIP, or a newer system.
     """
-    told: dict[str, Any] = {"redirected": strict_json.read(read_built(built, "redirected.json"))}
+    facts: dict[str, Any] = {"redirected": strict_json.read(read_built(built, "redirected.json"))}
     if what is None or not what.rocm:
-        return {"hip": read_built(built, "hip-version").strip(), **told}
-    from toolchain.stages.hip_check import check_linked, holds_on, read_linked  # noqa: PLC0415 - plans read no ELF
+        return {"hip": read_built(built, "hip-version").strip(), **facts}
+    from toolchain.stages.elf import read_linked  # noqa: PLC0415 - plans read no ELF
+    from toolchain.stages.hip_check import check_linked, holds_on  # noqa: PLC0415
 
     headers = headers or {}
     stubs = {stub.soname: stub for stub in stubs_of(what.rocm)}
@@ -211,9 +212,9 @@ def library_facts(
             **check_linked(path, stubs, soname=row.soname, floor=floor),
             "headers": headers[row.headers],
             "sha256": sha256_file(path).removeprefix("sha256:"),
-            "holds": [one.glibc for one in load_floors().values() if holds_on(linked, one)],
+            "holds": [row.glibc for row in load_floors().values() if holds_on(linked, row)],
         }
-    return {"hip": ", ".join(headers[row.name] for row in headers_of(what.rocm)), "rocm": rows, **told}
+    return {"hip": ", ".join(headers[row.name] for row in headers_of(what.rocm)), "rocm": rows, **facts}
 
 
 def library_in(prefix: Path, major: str) -> Path:
@@ -223,10 +224,12 @@ def library_in(prefix: Path, major: str) -> Path:
         BuildError: it is not there.
     """
     folder = prefix / f"rocm{major}" / "lib"
-    found = [path for path in sorted(folder.glob("libaotriton*_v2.so*")) if path.is_file() and not path.is_symlink()]
-    if len(found) != 1:
+    libraries = [
+        path for path in sorted(folder.glob("libaotriton*_v2.so*")) if path.is_file() and not path.is_symlink()
+    ]
+    if len(libraries) != 1:
         raise BuildError(f"the build left no library for ROCm {major}", why=f"in {folder}", fix="see the log")
-    return found[0]
+    return libraries[0]
 
 
 def aotriton_source(request: Request) -> Source:
@@ -283,7 +286,7 @@ def database_source(request: Request) -> Source | None:
 
 
 def release_asked(request: Request) -> str:
-    """The release on record that a request asks for, by name or by its commit; empty where it is none."""
+    """The release on record that a request names, by name or by commit; empty if there is none."""
     spec = request.sources.get("aotriton")
     if spec is not None and spec.kind == "git":
         return release_of(spec.version)
@@ -323,7 +326,7 @@ _NEEDED = {
 
 
 def require_aotriton(tree: Path, release: str = "") -> Generation:
-    """Insist that a source is a tree of AOTriton whose kernels can be planned, and say how they are.
+    """Check that a source is a tree of AOTriton whose kernels can be planned, and say how they are.
 
     Args:
         release: that it is of.

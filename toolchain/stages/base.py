@@ -197,7 +197,7 @@ def run_mmdebstrap(
     # Its apt cannot handle a root whose path has quotes; the tar goes where we say all the same.
     plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(workspace.cache.work)) is not None
     place = workspace.work() / "mmdebstrap" if plain else Path(tempfile.mkdtemp(prefix="toolchain-"))
-    # A killed run leaves a whole root file system behind; the stage's lock says that nobody is in it, and the folder is
+    # A killed run leaves a whole root file system behind; the stage's lock shows that it is unused, and the folder is
     # this stage's own: another base may be made at the same time.
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -270,8 +270,8 @@ def local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
     if request.base.image is None:
         raise UnsupportedError(f"{request.base} is not a local image", fix="name one: --base oci:DIR")
     layout = Layout(request.base.image.path)
-    found = resolve(request.base.image)
-    for descriptor in layout.walk(found):
+    top = resolve(request.base.image)
+    for descriptor in layout.walk(top):
         if descriptor.media_type in media.IMAGES:
             manifest = layout.read_json(descriptor)
             config = layout.read_json(layout.children(descriptor)[0])
@@ -300,32 +300,32 @@ def _local_label(digest: str) -> str:
 
 
 def _plan_local(request: Request) -> Planned:
-    _, found = local_manifest(request)
+    _, image = local_manifest(request)
     return Planned(
         name="base",
         image=f"toolchain-base-{base_label(request)}",
-        inputs={**common_inputs("base", request), "image": found["digest"]},
+        inputs={**common_inputs("base", request), "image": image["digest"]},
     )
 
 
 def _take_local(planned: Planned, workspace: Workspace) -> Built:
     """Copy a user's image into the local layout; its blobs keep their digests."""
-    layout, found = local_manifest(workspace.request)
+    layout, image = local_manifest(workspace.request)
     own = Layout(workspace.cache.images)
     own.ensure()
-    manifest = found["manifest"]
+    manifest = image["manifest"]
     for part in (manifest["config"], *manifest["layers"]):
         # Every build comes here, also one with nothing to do, so what was copied before is not read again.
         if not own.has(part["digest"]) or own.blob(part["digest"]).stat().st_size != part["size"]:
             own.put_file(layout.blob(part["digest"]), digest=part["digest"])
-    content = layout.blob(found["digest"]).read_bytes()
-    if sha256_bytes(content) != found["digest"]:
+    content = layout.blob(image["digest"]).read_bytes()
+    if sha256_bytes(content) != image["digest"]:
         raise SourceError(
             f"{workspace.request.base} is damaged",
-            why=f"its manifest is not {found['digest']}",
+            why=f"its manifest is not {image['digest']}",
             fix="make or copy that image again",
         )
-    own.put_bytes(content, media_type=found["type"])
+    own.put_bytes(content, media_type=image["type"])
     digest = planned.input_digest
     assert digest is not None  # noqa: S101 - a local image is always locked
-    return Built(planned=planned, input_digest=digest, manifest=found["digest"], layers=tuple(manifest["layers"]))
+    return Built(planned=planned, input_digest=digest, manifest=image["digest"], layers=tuple(manifest["layers"]))

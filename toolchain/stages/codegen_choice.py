@@ -28,7 +28,7 @@ def triton_here(request: Request) -> Path | None:
         return folder
     spec = request.sources.get("triton")
     if spec is not None and spec.path is not None and not spec.path.exists():
-        return None  # what it lacks the plan of a stage that reads it tells
+        return None  # the plan of a stage that reads it reports that it is missing
     source = triton_source(request)
     return Store(request.cache.store).stored_tree(source.digest) if source.digest is not None else None
 
@@ -37,7 +37,7 @@ def codegen_pins(request: Request) -> tuple[CodegenPin, ...]:
     """The pins of the Triton from source that is asked for: its tree's where that is here, else those on record.
 
     Raises:
-        UnsupportedError: the tree names one that no rule knows.
+        UnsupportedError: the tree has a pin without a rule.
         PinError: a pin is malformed.
     """
     tree = triton_here(request)
@@ -68,28 +68,28 @@ def _on_record(request: Request) -> tuple[CodegenPin, ...]:
 
 
 def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[str] = ()) -> None:
-    """Hold the pins in a fetched tree against what was planned.
+    """Compare the pins in a fetched tree with the plan.
 
     Args:
         planned: revisions `COMMIT-BUILD` by target.
-        named: targets whose LLVM the user named: there the pin does not count.
+        named: targets whose LLVM the user named: their pins are not used.
 
     Raises:
-        PinError: they are others.
+        PinError: they differ.
         UnsupportedError: see `codegen_pins`.
     """
-    found = {pin.target: pin.revision for pin in read_codegen_pins(tree)}
-    found |= {target: revision for target, revision in planned.items() if target in named and target in found}
-    if found == dict(planned):
+    pins = {pin.target: pin.revision for pin in read_codegen_pins(tree)}
+    pins |= {target: revision for target, revision in planned.items() if target in named and target in pins}
+    if pins == dict(planned):
         return
-    told = "; ".join(
-        f"{target}: {found.get(target, 'none')} in the tree, {planned.get(target, 'none')} planned"
-        for target in sorted({*found, *planned})
-        if found.get(target) != planned.get(target)
+    differing = "; ".join(
+        f"{target}: {pins.get(target, 'none')} in the tree, {planned.get(target, 'none')} planned"
+        for target in sorted({*pins, *planned})
+        if pins.get(target) != planned.get(target)
     )
     raise PinError(
         "this Triton makes code for GPUs with other LLVMs than those that were planned",
-        why=told,
+        why=differing,
         fix="run the command again, now that its tree is here; it is planned by that",
     )
 
@@ -150,8 +150,8 @@ def codegen_source(rule: Codegen, request: Request) -> Source:
     locked = held.repository if held is not None and held.ref == pin.llvm else ""
     parts = [part_of(name, tests=tests).name for tests in (False, True)]
     where = locked or holder_of(pin.llvm, urls, request.cache, parts=parts)
-    found = request.locate(name, replace(of_github(rule.repositories[0], pin.llvm), where=where or urls[0]))
-    return found if where else replace(found, digest=None, locked=False, among=urls)
+    located = request.locate(name, replace(of_github(rule.repositories[0], pin.llvm), where=where or urls[0]))
+    return located if where else replace(located, digest=None, locked=False, among=urls)
 
 
 def refuse_unused(request: Request, rules: tuple[Codegen, ...], known: tuple[Codegen, ...]) -> None:

@@ -67,7 +67,7 @@ class CodegenLibraryStage:
             inputs = {
                 **common_inputs(self.name, request),
                 **under,
-                # What a patch adds or changes counts by the patch.
+                # What a patch adds or changes is covered by the patch's own digest.
                 "files": {name: sha256_file(tree / name) for name in read_files(tree, rule, patched=bool(patches))},
                 **({"patches": patches} if patches else {}),
                 "recipe": digests(RECIPE, *_TOOLCHAIN),
@@ -158,26 +158,26 @@ def read_files(tree: Path, rule: Codegen, *, patched: bool = False) -> list[str]
         patched: whether patches are still to come, which may add what is not there.
 
     Raises:
-        SourceError: one that the rule names is not there, or is no file.
+        SourceError: a file that the rule names is missing, or is not a plain file.
     """
-    found = set()
+    names = set()
     for name in rule.reads:
         path = tree / name
-        inside = [path] if path.is_file() else [one for one in path.rglob("*") if not one.is_dir()]
+        inside = [path] if path.is_file() else [file for file in path.rglob("*") if not file.is_dir()]
         if not inside and not patched:
             raise SourceError(
                 f"this Triton has no {name}, which {rule.library} is built from",
                 why=f"its {rule.pin_file} says that it takes this library",
                 fix="give a whole checkout; for a Triton whose project moved, correct toolchain/data/codegen.toml",
             )
-        found |= {one.relative_to(tree).as_posix() for one in inside}
-    if links := [name for name in sorted(found) if (tree / name).is_symlink() or not (tree / name).is_file()]:
+        names |= {file.relative_to(tree).as_posix() for file in inside}
+    if links := [name for name in sorted(names) if (tree / name).is_symlink() or not (tree / name).is_file()]:
         raise SourceError(
             f"{links[0]} of this Triton is not a plain file",
             why=f"{rule.library} is built from it",
             fix="give a checkout that has the file itself",
         )
-    return sorted(found)
+    return sorted(names)
 
 
 def library_recipe(
@@ -199,7 +199,7 @@ def library_recipe(
     Args:
         base, llvm: images, as the engine knows them.
         prefix: where the LLVM lies in its image.
-        revision: what the library shall answer.
+        revision: the revision that the library reports.
         files: see `take_files`.
         sysroot: the old system, unpacked.
         jobs: compile jobs; as many as ninja likes where empty.
@@ -252,10 +252,10 @@ def take_files(tree: Path, rule: Codegen, into: Path) -> Path:
 
 
 def _answer(workspace: Workspace, image: str, rule: Codegen, revision: str) -> str:
-    """Load the library in a fresh container and ask for its revision.
+    """Load the library in a fresh container and read its revision.
 
     Raises:
-        ContractError: it does not load, or answers another one.
+        ContractError: it does not load, or reports a different one.
     """
     words = ["python3", "-c", _ASK, f"{where(rule)}/{rule.library}", rule.answers]
     done = workspace.runner.run(image, words, log=workspace.log, capture=True, check=False, env={"LD_BIND_NOW": "1"})
@@ -265,8 +265,8 @@ def _answer(workspace: Workspace, image: str, rule: Codegen, revision: str) -> s
         raise ContractError(f"{rule.library} does not load", why="\n".join(done.tail[-10:]), fix="see the log")
     if answer != revision:
         raise ContractError(
-            f"{rule.library} answers another revision than the one that it was built for",
-            why=f"{rule.answers}() says {answer}, asked for was {revision}",
+            f"{rule.library} reports a different revision from the one it was built for",
+            why=f"{rule.answers}() returns {answer}, expected was {revision}",
             fix=f"see how {rule.project} takes {rule.revision}",
         )
     return answer

@@ -83,7 +83,7 @@ class CodegenLlvmStage:
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
         require(source.path, "llvm/CMakeLists.txt")
-        planned, found = take_in_llvm(source.path, request, planned)
+        planned, intake_facts = take_in_llvm(source.path, request, planned)
         prefix = _prefix(rule, source.short_id)
         system = workspace.unpack(dependencies["sysroot"])
         tree = workspace.build(
@@ -123,7 +123,7 @@ class CodegenLlvmStage:
         return workspace.finish(
             planned,
             tree=tree,
-            facts={"prefix": prefix, **found},
+            facts={"prefix": prefix, **intake_facts},
             labels=image_labels(planned, revision=source.ref, more=floor_labels(request.glibc)),
             check=check if request.contract else None,
             check_on=dependencies["base"],
@@ -131,7 +131,7 @@ class CodegenLlvmStage:
 
 
 def require_portable(rule: Codegen, request: Request) -> None:
-    """Insist that a request is for a portable LLVM.
+    """Check that a request is for a portable LLVM.
 
     Raises:
         UnsupportedError: it is for a base.

@@ -125,8 +125,8 @@ class CrossTarget:
 
 def check_names(needs: LlvmRequirements, *, portable: bool = False) -> tuple[str, ...]:
     """The checks that a layer for these needs must pass, in order."""
-    asked = {"FileCheck": needs.filecheck, "clang++": needs.clang, "lld": needs.lld, "symbols": portable}
-    return tuple(name for name in _FIXES if name not in _PARTS_ONLY and asked.get(name, True))
+    conditions = {"FileCheck": needs.filecheck, "clang++": needs.clang, "lld": needs.lld, "symbols": portable}
+    return tuple(name for name in _FIXES if name not in _PARTS_ONLY and conditions.get(name, True))
 
 
 def check_layer(

@@ -33,7 +33,7 @@ _OF_TRITON = "third_party/amd/backend/include"
 _WHERE = ("hip", "include/hip", "usr/include/hip", f"{_OF_TRITON}/hip")
 _API = "hip_runtime_api.h"
 _NEEDS = ("hip_runtime.h", _API, "hip_version.h", "amd_detail")
-# hipErrorNoDevice: what a program is told that was linked with a stub and runs with it.
+# hipErrorNoDevice: what a stub returns to a program that runs with it.
 _NO_DEVICE = 100
 
 
@@ -44,19 +44,19 @@ class HipStage:
     name: str = "hip"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        majors = asked(request)
+        majors = requested_rocms(request)
         rows = _rows(majors)
         sources = tuple(source_of(row, request) for row in rows)
         for row, source in zip(rows, sources, strict=True):
             if isinstance(row, Headers) and source.path is not None and source.path.is_dir():
                 check_headers(source.path, row)
-        base, told = dependencies["base"].input_digest, source_inputs(sources, request.patches)
+        base, inputs_of_sources = dependencies["base"].input_digest, source_inputs(sources, request.patches)
         inputs: dict[str, Any] | None = None
-        if told is not None and locked(base):
+        if inputs_of_sources is not None and locked(base):
             inputs = {
                 **common_inputs(self.name, request),
                 "base": base,
-                "sources": told,
+                "sources": inputs_of_sources,
                 "stubs": {stub.name: stub.as_json() for stub in stubs_of(majors)},
                 "recipe": digests(RECIPE),
             }
@@ -72,7 +72,7 @@ class HipStage:
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         from toolchain.stages.hip_check import check_stub  # noqa: PLC0415 - plans read no ELF
 
-        majors, work = asked(workspace.request), workspace.work()
+        majors, work = requested_rocms(workspace.request), workspace.work()
         workspace.step("source")
         tree = work / "tree"
         shutil.rmtree(tree, ignore_errors=True)
@@ -81,10 +81,10 @@ class HipStage:
         for row, source in zip(_rows(majors), planned.sources, strict=True):
             content = _content(workspace.fetch(source).path, work / f"unpacked-{row.name}", workspace)
             if isinstance(row, Headers):
-                found = check_headers(content, row)
-                versions[row.name] = version_in(found)
+                headers = check_headers(content, row)
+                versions[row.name] = version_in(headers)
                 (place / row.name / "include").mkdir(parents=True)
-                copy_tree(found, place / row.name / "include" / "hip")
+                copy_tree(headers, place / row.name / "include" / "hip")
                 # For compilers of NVIDIA's.
                 shutil.rmtree(place / row.name / "include" / "hip" / "nvidia_detail", ignore_errors=True)
             else:
@@ -115,13 +115,13 @@ class HipStage:
         return workspace.finish(
             planned,
             tree=tree,
-            facts={"hip": versions, "stubs": {one.name: one.as_json() for one in stubs}},
+            facts={"hip": versions, "stubs": {stub.name: stub.as_json() for stub in stubs}},
             compress=False,
             labels=image_labels(planned, of=", ".join(majors)),
         )
 
 
-def asked(request: Request) -> tuple[str, ...]:
+def requested_rocms(request: Request) -> tuple[str, ...]:
     """The ROCms that libraries are linked for."""
     return request.rocm or DEFAULT_ROCM
 
@@ -143,8 +143,8 @@ def source_of(row: Headers | Library, request: Request) -> Source:
 def _of_checkout(row: Headers, request: Request) -> Path | None:
     """The headers in the Triton that the user gives as a folder, where they serve. A Triton by commit is not looked
     into: a plan before its fetch would name other sources than one behind it."""
-    asked = request.sources.get("triton")
-    tree = asked.path / _OF_TRITON if asked is not None and asked.path is not None else None
+    spec = request.sources.get("triton")
+    tree = spec.path / _OF_TRITON if spec is not None and spec.path is not None else None
     if tree is None or not (tree / "hip").is_dir():
         return None
     try:
@@ -161,7 +161,7 @@ def headers_in(tree: Path) -> Path | None:
 
 
 def check_headers(tree: Path, row: Headers) -> Path:
-    """Insist that a tree holds headers that serve.
+    """Check that a tree holds headers that serve.
 
     Returns:
         The folder `hip`.
@@ -170,27 +170,27 @@ def check_headers(tree: Path, row: Headers) -> Path:
         SourceError: there are none, or files of them are missing.
         UnsupportedError: of another HIP, or without a function that AOTriton's library calls.
     """
-    found, given = headers_in(tree), f"--source {row.name}="
-    if found is None:
+    folder, given = headers_in(tree), f"--source {row.name}="
+    if folder is None:
         raise SourceError(
             f"the source {row.name} holds no headers of HIP",
             why=f"none of {', '.join(f'{name}/hip_version.h' for name in _WHERE)} is there",
             fix=f"{given}PATH: ROCm's include folder, or third_party/amd/backend/include of a Triton",
         )
-    if missing := [name for name in _NEEDS if not (found / name).exists()]:
+    if missing := [name for name in _NEEDS if not (folder / name).exists()]:
         raise SourceError(
             f"the headers of the source {row.name} are not whole",
-            why=f"{', '.join(missing)} is missing in {found.relative_to(tree)}",
+            why=f"{', '.join(missing)} is missing in {folder.relative_to(tree)}",
             fix=f"{given}PATH of all of HIP's headers, or leave it out",
         )
-    version = version_in(found)
+    version = version_in(folder)
     if int(version.partition(".")[0]) not in row.hip:
         raise UnsupportedError(
             f"the source {row.name} is HIP {version}",
             why=f"it must be HIP {' or '.join(map(str, row.hip))}: objects compiled with another are for another ROCm",
             fix=f"{given}PATH of such headers, or leave it out",
         )
-    text = (found / _API).read_text(encoding="utf-8", errors="replace")
+    text = (folder / _API).read_text(encoding="utf-8", errors="replace")
     wanted = [name for stub in stubs_of([str(row.hip[0])])[:1] for name in stub.symbols]
     if missing := [name for name in wanted if not re.search(rf"\b{name}\b", text)]:
         raise UnsupportedError(
@@ -198,7 +198,7 @@ def check_headers(tree: Path, row: Headers) -> Path:
             why="AOTriton's library calls it",
             fix=f"{given}PATH of a newer HIP, or leave it out for the distribution's package",
         )
-    return found
+    return folder
 
 
 def version_in(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""`build --check`: the numbers of the kernels that a campaign compiled, held against float64 by emulation."""
+"""`build --check`: the numbers of the kernels that a campaign compiled, compared with float64 by emulation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def require_check() -> Disassembler:
 def check_numbers(
     result: CampaignResult, rules: Sequence[Rule], out: Path, ledger: Ledger, workspace: Workspace
 ) -> dict[str, Any]:
-    """Check a sample of what a campaign compiled, as large as the request says; what the record says of it.
+    """Check a sample of what a campaign compiled, as large as the request says; the result for the record.
 
     Returns:
         Nothing where no check was asked for.
@@ -71,7 +71,7 @@ def check_files(
     jobs: int,
     count: Callable[[int, int, str], None] | None = None,
 ) -> dict[str, Any]:
-    """Check a sample of the code objects among files, as large as the request says; what a record says of it.
+    """Check a sample of the code objects among files, as large as the request says; the result for the record.
 
     Args:
         files: see `numbers.collect`.
@@ -85,8 +85,10 @@ def check_files(
 
     with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch:
         folder = Path(scratch, "objects")
-        found = collect(files, folder, count=request.check or None, seed=SEED, label=label)
-        return run_check(found.objects, folder, request.cache, available=found.available, jobs=jobs, count=count)
+        collected = collect(files, folder, count=request.check or None, seed=SEED, label=label)
+        return run_check(
+            collected.objects, folder, request.cache, available=collected.available, jobs=jobs, count=count
+        )
 
 
 def run_check(
@@ -99,11 +101,11 @@ def run_check(
     count: Callable[[int, int, str], None] | None = None,
     note: Callable[[str, Mapping[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Check kernels in namespaces of their own; what a record says of it.
+    """Check kernels in namespaces of their own; the result for the record.
 
     Args:
         folder: the objects lie below it.
-        note: called with the name of each kernel and what became of it.
+        note: called with the name of each kernel and its result.
 
     Raises:
         NumbersError: a kernel computes wrong numbers.
@@ -117,7 +119,7 @@ def run_check(
     if note is not None:
         for row in report.rows:
             note(row.name, row.as_json())
-    found = report.published()
-    console.note(describe(found))
+    published = report.published()
+    console.note(describe(published))
     report.require_right()
-    return found
+    return published

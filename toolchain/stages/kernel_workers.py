@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from toolchain.kernels.worker import CompileSetup, Limits
     from toolchain.kernels.worker_process import MakeWorker
 
-# What runs beside Triton in a worker, below the recipe root: it counts in what a kernel's result depends on.
+# What runs beside Triton in a worker, below the recipe root: a kernel's result depends on it.
 WORKER_FILES = ("aotriton/worker.py", "aotriton/shared_stages.py")
 # Where compile processes see the files of ours, `aotriton/` and all.
 RECIPE = "/recipe"
@@ -41,7 +41,7 @@ class KernelProject:
 
     Args:
         source: where compile processes see the project's tree.
-        environment: their variables that count.
+        environment: their variables that are part of a result's name.
         recipe: what of ours runs beside Triton, files and folders below the recipe root.
         search: see `kernels.reached.Reach`.
     """
@@ -88,7 +88,7 @@ def layer_digests(triton: Built, cache: Cache) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """Who compiles for a campaign; the arguments of `run_campaign` of the same names."""
+    """The workers of a campaign; the fields are arguments of `run_campaign`."""
 
     setup: CompileSetup
     workspace: Workspace
@@ -128,7 +128,7 @@ class Workers:
 def compiling(
     setup: CompileSetup, workspace: Workspace, rules: Sequence[Rule], shared: SharedResults | None
 ) -> Iterator[Workers]:
-    """Those who compile for a campaign, until the end of the block: workers here, or those of the scheduler.
+    """The workers of a campaign, until the end of the block: on this machine, or those of the scheduler.
 
     Raises:
         ConfigError, UnreachableError: see `dask_executor`.
@@ -183,9 +183,9 @@ def local_workers(make: MakeWorker, workspace: Workspace) -> LocalExecutor:
     from toolchain.kernels.bounds import MemoryBounds  # noqa: PLC0415 - a plan compiles nothing
     from toolchain.kernels.executors import LocalExecutor  # noqa: PLC0415
 
-    asked, count = kernel_limits(workspace.request), workspace.jobs("kernel")
-    bounds = MemoryBounds.of(workspace.memory(), count, asked.memory)
-    return LocalExecutor(make, workers=count, timeout=asked.timeout, bounds=bounds)
+    allowed, count = kernel_limits(workspace.request), workspace.jobs("kernel")
+    bounds = MemoryBounds.of(workspace.memory(), count, allowed.memory)
+    return LocalExecutor(make, workers=count, timeout=allowed.timeout, bounds=bounds)
 
 
 def part_of_kernels(request: Request) -> str:
@@ -212,10 +212,10 @@ def campaign_inputs(request: Request, default: Sequence[str]) -> dict[str, Any]:
 
 
 def limits(request: Request) -> dict[str, float]:
-    """What counts as an input: with --keep-going, what takes too much is marked as known bad, so it makes other
+    """The limits that are inputs: with --keep-going, a kernel over a limit is marked as known bad, which makes other
     results. Otherwise it fails the build."""
-    asked = {"timeout": request.kernel_timeout, "memory": request.kernel_memory}
-    return {name: value for name, value in asked.items() if value and request.keep_going}
+    values = {"timeout": request.kernel_timeout, "memory": request.kernel_memory}
+    return {name: value for name, value in values.items() if value and request.keep_going}
 
 
 def _tell(lines: Sequence[str]) -> None:

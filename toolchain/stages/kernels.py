@@ -39,8 +39,8 @@ from toolchain.stages.stage import (
     Workspace,
     common_inputs,
     image_labels,
-    short_id_of,
     source_inputs,
+    triton_id,
 )
 from toolchain.stages.triton_wheel import SITE
 
@@ -80,7 +80,7 @@ class KernelsStage:
                 **campaign_inputs(request, DEFAULT_GPUS),
             }
         stem = "flash-attn-kernels-partial" if part else "flash-attn-kernels"
-        triton = short_id_of(dependencies["triton"])
+        triton = triton_id(dependencies["triton"])
         return Planned(
             name=self.name,
             image=f"{stem}-{source.short_id}-triton-{triton}-{base_label(request)}",
@@ -118,8 +118,8 @@ class KernelsStage:
             shard.finish(shared, result.entries)
             numbers = check_numbers(result, rules.rules, out, ledger, workspace)
         if result.bad:
-            told = [planned.partial] if planned.partial else []
-            planned = replace(planned, partial=", ".join([*told, f"{len(result.bad)} kernels known bad"]))
+            parts = [planned.partial] if planned.partial else []
+            planned = replace(planned, partial=", ".join([*parts, f"{len(result.bad)} kernels known bad"]))
         licence = next((p for p in (source.path / "LICENSE", source.path / "LICENSE.txt") if p.is_file()), None)
         if licence is not None:
             write_atomically(out / "LICENSE", licence.read_bytes())  # a worker writes there, links too
@@ -163,7 +163,7 @@ def compile_setup(
     Args:
         source: the sdist's tree.
         out: folder of the objects.
-        mounts, variables: what compile processes get besides the usual.
+        mounts, variables: additional ones for compile processes.
     """
     from toolchain.kernels.worker import CompileSetup  # noqa: PLC0415 - a plan compiles nothing
 
@@ -189,7 +189,7 @@ def compile_setup(
 
 
 def take_in_sdist(tree: Path, request: Request) -> tuple[Intake, tuple[Finding, ...]]:
-    """Insist that a fetched sdist has the kernels, and decide on each prebuilt file in it.
+    """Check that a fetched sdist has the kernels, and decide on each prebuilt file in it.
 
     Raises:
         SourceError: it has none.

@@ -110,7 +110,7 @@ class LlvmStage:
                 "projects": list(part.projects),
                 "components": list(part.components) if part.target == "distribution" else [],
                 "libraries": {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop} if part.whole else {},
-                # Whose needs count is then decided by the tree, once it is here.
+                # The tree then decides, once it is here, whose needs are used.
                 **({"by_version": digests(COMPONENTS)} if open_ else {}),
                 "goal": part.target,
                 **({"headers": list(part.headers)} if part.headers else {}),
@@ -124,7 +124,7 @@ class LlvmStage:
             inputs=inputs,
             sources=(source, *profile),
             binaries=(PROFILE,) if profile else (),
-            partial=part.told,
+            partial=part.label,
             disk=part.disk,
             engine=True,
             # What links an instrumented library needs the compiler's own for it.
@@ -154,7 +154,7 @@ class LlvmStage:
         _require(source.path, needs)
         if note := _note(part, needs, major(version)):
             console.note(f"{source.ref} is LLVM {version}: {note}")
-        planned, found = take_in_llvm(source.path, request, planned)
+        planned, intake_facts = take_in_llvm(source.path, request, planned)
         prefix = prefix_of(source)
         system = workspace.unpack(dependencies["sysroot"]) if "sysroot" in dependencies else None
         tree = workspace.build(
@@ -200,7 +200,7 @@ class LlvmStage:
         return workspace.finish(
             planned,
             tree=tree,
-            facts={"prefix": prefix, "version": version, "serves": needs.serves, **found},
+            facts={"prefix": prefix, "version": version, "serves": needs.serves, **intake_facts},
             labels=image_labels(
                 planned,
                 revision=source.ref,
@@ -216,8 +216,8 @@ class LlvmStage:
         if self.instrumented:
             require_portable(request)
             return ()
-        found = profile_source(request)
-        return () if found is None else (found,)
+        source = profile_source(request)
+        return () if source is None else (source,)
 
     def _own_recipe(self, part: LlvmSubset, profile: Sequence[Source]) -> tuple[str, ...]:
         """What shapes it besides the recipe of every layer; the folder of its Containerfile is the first."""
@@ -268,8 +268,8 @@ def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planne
             fix="leave --drop-binary out; --allow-binary NAME lets them in, --patch llvm=FILE removes them",
         )
     tests = [finding.as_json() for finding in findings if finding.file in intake.tests]
-    others = [finding for finding in findings if finding.file not in intake.tests]
-    facts = {"found_binaries": intake.rows(others), "found_in_tests": {"count": len(tests), "list": sha256_json(tests)}}
+    listed = [finding for finding in findings if finding.file not in intake.tests]
+    facts = {"found_binaries": intake.rows(listed), "found_in_tests": {"count": len(tests), "list": sha256_json(tests)}}
     return replace(planned, binaries=intake.binaries(planned.binaries)), facts
 
 
@@ -303,7 +303,7 @@ def _require(tree: Path, needs: LlvmRequirements) -> None:
 
 
 def triton_of(request: Request) -> str | None:
-    """The Triton whose needs count: the version asked for, or the commit that an AOTriton release or `--source` names.
+    """The Triton whose needs are used: the requested version, or the commit of an AOTriton release or `--source`.
 
     None where none is named, or one as a folder.
     """
@@ -323,7 +323,7 @@ def triton_of(request: Request) -> str | None:
 
 
 def _by_version(triton: str) -> str:
-    """The version of the release whose own commit `triton` is; else what it was."""
+    """The version of the release with the commit `triton`; else `triton` itself."""
     return next((row.version for row in triton_releases() if row.version and row.commit == triton), triton)
 
 
@@ -370,7 +370,7 @@ def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
 
 
 def _by_version_of_llvm(request: Request) -> bool:
-    """Whether the LLVM's own version decides: no Triton is named, or a commit that is not on record."""
+    """Whether the LLVM's own version decides: no Triton is named, or one whose commit is not on record."""
     triton = triton_of(request)
     if triton is None:
         return True

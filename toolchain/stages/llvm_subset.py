@@ -39,7 +39,7 @@ class LlvmSubset:
 
     Args:
         name: as `--only` takes it.
-        told: for people; empty for the whole.
+        label: for people; empty for the whole.
         stem: of the image's name.
         projects: LLVM_ENABLE_PROJECTS.
         components: LLVM_DISTRIBUTION_COMPONENTS.
@@ -52,7 +52,7 @@ class LlvmSubset:
     """
 
     name: str
-    told: str
+    label: str
     stem: str
     projects: tuple[str, ...]
     components: tuple[str, ...]
@@ -77,19 +77,19 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
     """
     if only == DISTRIBUTION:
         return LlvmSubset(
-            name=only, told="", stem="llvm-triton", projects=needs.projects, components=needs.components,
+            name=only, label="", stem="llvm-triton", projects=needs.projects, components=needs.components,
             target="distribution", native=_GENERATORS, disk=FULL_DISK,
         )  # fmt: skip
     if only == TABLEGEN:
         return LlvmSubset(
-            name=only, told="table generators only", stem="llvm-triton-tablegen", projects=needs.projects,
+            name=only, label="table generators only", stem="llvm-triton-tablegen", projects=needs.projects,
             components=needs.components, target="llvm-tblgen mlir-tblgen", native=("llvm-min-tblgen",),
             disk=5_000_000_000,
         )  # fmt: skip
     if only == MLIR_TBLGEN:
         # llvm-tblgen would double the work: its emitters for instruction selection are what costs most to compile.
         return LlvmSubset(
-            name=only, told="mlir-tblgen only", stem="llvm-triton-mlir-tblgen", projects=needs.projects,
+            name=only, label="mlir-tblgen only", stem="llvm-triton-mlir-tblgen", projects=needs.projects,
             components=needs.components, target="mlir-tblgen", native=("llvm-min-tblgen",), disk=4_000_000_000,
             recipe=(
                 "containerfiles/llvm-programs", "llvm-config/pch-instantiated.cmake", "llvm-config/pch-programs.cmake",
@@ -100,7 +100,7 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
         # Nothing of lld is built; but LLVM compiles with other options where no project is named, and ccache would know
         # none of these objects from the other parts.
         return LlvmSubset(
-            name=only, told="LLVMDemangle and LLVMSupport only", stem="llvm-triton-support", projects=("lld",),
+            name=only, label="LLVMDemangle and LLVMSupport only", stem="llvm-triton-support", projects=("lld",),
             components=(*libraries, "cmake-exports"), target="distribution", libraries=libraries, headers=_HEADERS,
             native=(), disk=3_000_000_000,
         )  # fmt: skip

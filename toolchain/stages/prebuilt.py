@@ -1,4 +1,4 @@
-"""Which prebuilt files a build takes: each source tree is scanned, and each binary has to be accounted for."""
+"""Which prebuilt files a build takes: each source tree is scanned, and each binary in it needs a decision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolchain.record import Fate
 from toolchain.request import Request
 from toolchain.sources.scan import Finding, scan
 
-# Let in by name, and no file of any source's tree.
+# Allowed by name, and not files of a source's tree.
 APART = frozenset({"dask", "profile", "triton-wheel"})
 _LISTED = 30
 _ODD = ";=*?[]\\\n"
@@ -43,7 +43,7 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Intake:
-    """What became of the binaries of one source.
+    """The decisions on the binaries of one source.
 
     Args:
         allowed: allowed by name.
@@ -58,7 +58,7 @@ class Intake:
     tests: tuple[str, ...] = ()
 
     def rows(self, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-        """Every finding with what became of it, for records."""
+        """Every finding with the decision on it, for records."""
         return [
             {
                 **finding.as_json(),
@@ -135,7 +135,7 @@ def take_in(
         The decision and all findings, sorted.
 
     Raises:
-        PolicyError: with the list of those that nothing accounts for.
+        PolicyError: with the list of those without a decision.
     """
     rows = [row for row in known_files() if row.source == source]
     findings = scan(tree)
@@ -158,7 +158,7 @@ def take_in(
             replaced[finding.file] = row.replacement(finding.file)
         else:
             unknown.append(finding)
-    # The recipes get lists with `;` between names; one that does not survive that would stay in the build, unsaid.
+    # The recipes get lists with `;` between names; a name that breaks it would silently stay in the build.
     odd = sorted(name for name in (*dropped, *replaced) if set(name) & set(_ODD))
     if odd:
         raise PolicyError(
@@ -169,10 +169,10 @@ def take_in(
     if unknown:
         raise PolicyError(
             f"the source {source} holds {len(unknown)} prebuilt file{'s' if len(unknown) > 1 else ''}",
-            why="\n".join(_told(finding, _row_of(finding.file, rows)) for finding in unknown[:_LISTED])
+            why="\n".join(_described(finding, _row_of(finding.file, rows)) for finding in unknown[:_LISTED])
             + (f"\n… and {len(unknown) - _LISTED} more" if len(unknown) > _LISTED else ""),
-            fix=" ".join(dict.fromkeys(f"--allow-binary {_name_of(one.file, rows)}" for one in unknown[:3]))
-            + " lets them in by name; --drop-binary leaves them out",
+            fix=" ".join(dict.fromkeys(f"--allow-binary {_name_of(finding.file, rows)}" for finding in unknown[:3]))
+            + " allows them by name; --drop-binary leaves them out",
         )
     intake = Intake(
         allowed=tuple(allowed), dropped=tuple(sorted(dropped)), replaced=replaced, tests=tuple(sorted(tested))
@@ -190,5 +190,5 @@ def _name_of(file: str, rows: Sequence[Known] | None = None) -> str:
     return row.name if row else file
 
 
-def _told(finding: Finding, row: Known | None) -> str:
+def _described(finding: Finding, row: Known | None) -> str:
     return f"{finding.path}: {finding.what}, {finding.size} bytes" + (f" ({row.why})" if row else "")

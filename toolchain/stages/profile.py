@@ -1,7 +1,7 @@
-"""A profile of LLVM and Triton at work: both built so that they count, and run on kernels for several GPUs.
+"""A profile of LLVM and Triton at work: both built with counters, and run on kernels for several GPUs.
 
 The kernels are those of flash-attn, forward and backward, for one GPU of each family of AMD's. AOTriton's are not among
-them: by those this project measures.
+them: they are what this project measures with.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ class ProfileStage:
         workspace.runner.run(image, ["sh", "-c", _MERGE], mounts=mounts, log=workspace.log)
         llvm, triton = (dependencies[name].planned.sources[0] for name in (LLVM, TRITON))
         trained = {"kernels": len(tasks) - len(failed), "gpus": sorted({rule.target for rule in rules})}
-        said = about(llvm, triton, request.patches, trained=trained)
+        facts = about(llvm, triton, request.patches, trained=trained)
         # A container wrote here: the names may be links.
-        write_atomically(merged / ABOUT, (json.dumps(said, indent=1, sort_keys=True) + "\n").encode())
+        write_atomically(merged / ABOUT, (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode())
         tree = work / "tree"
         shutil.rmtree(tree, ignore_errors=True)
         shutil.copytree(merged, tree / FOLDER.lstrip("/"), symlinks=True)
@@ -130,7 +130,7 @@ class ProfileStage:
             tree=tree,
             facts={
                 "prefix": FOLDER,
-                "profile": said,
+                "profile": facts,
                 "bytes": (merged / DATA).stat().st_size,
                 "failed": failed,
                 "found_binaries": intake.rows(findings),
@@ -142,14 +142,14 @@ class ProfileStage:
 def train(
     make: MakeWorker, tasks: Sequence[Task], *, workers: int, on_count: Callable[[int, int, str], None]
 ) -> list[str]:
-    """Compile tasks by long-lived workers that end in peace, so that each leaves its counts.
+    """Compile tasks by long-lived workers that exit normally, so that each writes its counts.
 
     Args:
         make: starts one.
         on_count: called with tasks finished, all tasks, and what they are.
 
     Returns:
-        why each task failed that did.
+        the reason of each failed task.
 
     Raises:
         BuildError: a worker does not start, or ends by itself.
@@ -176,13 +176,13 @@ def train(
         except (DiedError, TimedOutError) as error:
             with lock:
                 left.clear()
-            raise BuildError("a process that counts ended by itself", why=str(error), fix="see the log") from error
+            raise BuildError("an instrumented worker exited", why=str(error), fix="see the log") from error
         finally:
             worker.stop(patience=_LAST)
 
     with ThreadPoolExecutor(workers) as pool:
-        for one in [pool.submit(work) for _ in range(min(workers, len(tasks)))]:
-            one.result()
+        for future in [pool.submit(work) for _ in range(min(workers, len(tasks)))]:
+            future.result()
     if failed:
         console.note(f"{len(failed)} of {len(tasks)} kernels did not compile; the profile is of the others")
     return failed

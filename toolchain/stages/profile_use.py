@@ -53,7 +53,7 @@ def require_portable(request: Request) -> None:
 
 
 def about(llvm: Source, triton: Source, patches: Mapping[str, Sequence[Path]], **more: Any) -> dict[str, Any]:
-    """What a profile says of itself.
+    """The description that a profile carries.
 
     Args:
         more: further facts, as JSON values.
@@ -62,29 +62,29 @@ def about(llvm: Source, triton: Source, patches: Mapping[str, Sequence[Path]], *
 
 
 def check_profile(tree: Path, llvm: Source, patches: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
-    """Insist that a profile is of this LLVM, and return what it says of itself.
+    """Check that a profile is of this LLVM, and return its description.
 
     The recipe holds the compiler against it.
 
     Raises:
-        SourceError: it is no profile.
+        SourceError: it is not a profile.
         PinError: it is of another LLVM.
     """
     require(tree, DATA, ABOUT, CLANG)
     try:
-        said: dict[str, Any] = strict_json.read((tree / ABOUT).read_bytes())
-        known, of = said["format"], said["llvm"]
+        facts: dict[str, Any] = strict_json.read((tree / ABOUT).read_bytes())
+        known, of = facts["format"], facts["llvm"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SourceError("this profile does not say what it is of", why=f"{ABOUT}: {error}", fix=_AGAIN) from error
+        raise SourceError("this profile has no usable description", why=f"{ABOUT}: {error}", fix=_AGAIN) from error
     if known != FORMAT:
         raise SourceError(f"this profile has format {known!r}", why=f"this version reads {FORMAT}", fix=_AGAIN)
     if of != _identity(llvm, patches):
         raise PinError(
-            f"this profile is of another LLVM than {llvm.ref}",
-            why=f"it is of {of.get('ref') if isinstance(of, dict) else of}; counts of other code would mislead",
+            f"this profile is not of {llvm.ref}",
+            why=f"it is of {of.get('ref') if isinstance(of, dict) else of}; counts of other code are misleading",
             fix=f"leave --source {SOURCE} out, or {_AGAIN}",
         )
-    return said
+    return facts
 
 
 def triton_options(profile: str | None) -> str:

@@ -10,16 +10,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.pythons import Python, check_version, python_of
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError
 from toolchain.request import Request
-from toolchain.stages.base import read_packages, write_packages
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels
-from toolchain.stages.sysroot import PARTIAL, System, make_links_relative, unpack_system
+from toolchain.stages.stage import Built, Planned, Workspace
+from toolchain.stages.sysroot import System, finish_packages, make_links_relative, plan_packages, unpack_system
 
 # Neither compiled in nor imported; the static library alone is half of the rest.
 _LEFT_OUT = ("*.a", "./usr/share/*", "./usr/lib/python*/test", "./usr/lib/python*/config-*")
@@ -54,8 +52,10 @@ class Pythons:
     @property
     def digest(self) -> str:
         """Of all that decides what is asked for; what it then holds is in its package list."""
-        asked = {row.version: self.system(row).as_inputs() for row in self.rows}
-        return sha256_json({"kind": "python", "links": "relative, merged", "without": list(_LEFT_OUT), "asked": asked})
+        systems = {row.version: self.system(row).as_inputs() for row in self.rows}
+        return sha256_json(
+            {"kind": "python", "links": "relative, merged", "without": list(_LEFT_OUT), "asked": systems}
+        )
 
 
 @dataclass(frozen=True)
@@ -65,34 +65,23 @@ class PythonStage:
     name: str = "python"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        asked = pythons(request)
-        path = request.cache.package_list(self.name, asked.name, asked.arch)
-        return _planned(request, read_packages(path, asked.digest))
+        wanted = pythons(request)
+        return plan_packages(self.name, wanted.name, wanted.digest, request)
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        request = workspace.request
-        asked = pythons(request)
+        wanted = pythons(workspace.request)
         tree = workspace.work() / "tree"
         shutil.rmtree(tree, ignore_errors=True)
         packages: dict[tuple[str, ...], dict[str, str]] = {}
-        for row in asked.rows:
+        for row in wanted.rows:
             workspace.step("packages")
             root = tree / row.version
-            for package in unpack_system(asked.system(row), root, workspace, leave_out=_LEFT_OUT):
+            for package in unpack_system(wanted.system(row), root, workspace, leave_out=_LEFT_OUT):
                 packages[package["name"], package["version"], package.get("architecture", "")] = package
             _merge_usr(root)
             make_links_relative(root)
-        lock = {"recipe": asked.digest, "packages": [packages[key] for key in sorted(packages)]}
-        resolved = _planned(request, lock)
-        built = workspace.finish(
-            resolved,
-            tree=tree,
-            facts={"packages": len(packages)},
-            compress=False,
-            labels=image_labels(resolved, of=asked.name.replace("-", ", ")),
-        )
-        write_packages(workspace.cache.package_list(self.name, asked.name, asked.arch), lock)
-        return built
+        rows, title = [packages[key] for key in sorted(packages)], wanted.name.replace("-", ", ")
+        return finish_packages(planned, wanted.digest, tree, rows, workspace, name=wanted.name, of=title)
 
 
 def _merge_usr(root: Path) -> None:
@@ -136,11 +125,3 @@ def versions_of(request: Request) -> tuple[str, ...]:
     """
     versions = {check_version(version) for version in request.pythons} or {own_python(request)}
     return tuple(sorted(versions, key=lambda version: int(version.partition(".")[2])))
-
-
-def _planned(request: Request, lock: Mapping[str, Any] | None) -> Planned:
-    asked = pythons(request)
-    inputs: dict[str, Any] | None = None
-    if lock is not None:
-        inputs = {**common_inputs("python", request), "base": asked.name, "packages": sha256_json(dict(lock))}
-    return Planned(name="python", image=f"toolchain-python-{asked.name}", inputs=inputs, partial=PARTIAL, online=True)

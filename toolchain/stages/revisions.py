@@ -1,4 +1,4 @@
-"""Which LLVM is in a library, as its own text tells: the revision that LLVM compiles into itself.
+"""Which LLVM is in a library, by its own text: the revision that LLVM compiles into itself.
 
 The same 40 digits stand there for several reasons, and not each proves the same. `KINDS` says what each proves.
 """
@@ -46,8 +46,8 @@ _FORMS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """A revision that a file tells of.
+class Revision:
+    """A revision that a file names.
 
     Args:
         kind: of `KINDS`.
@@ -66,30 +66,32 @@ class Told:
     at: int
 
 
-def revisions(pieces: Iterable[bytes], name: str) -> tuple[Told, ...]:
-    """Every revision that a file tells of, once each, in the order of their places.
+def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
+    """Every revision that a file names, once each, in the order of their places.
 
     Args:
         pieces: the file's bytes in order; a little more than one of them is held at a time.
         name: of the file, for the message.
 
     Raises:
-        HostileInputError: it tells of more revisions than any library.
+        HostileInputError: it names more revisions than any library.
     """
-    found: dict[tuple[str, str, str, str, int | None], Told] = {}
+    by_content: dict[tuple[str, str, str, str, int | None], Revision] = {}
     held, start = b"", 0
     for piece, last in _with_last(pieces):
         held += piece
         for at in _runs(held, first=start == 0):
             if at + _DIGITS + _AFTER > len(held) and not last:
                 break  # what comes after is in the next piece, and so are the digits again
-            if (told := _told(held, at, start)) is not None:
-                found.setdefault((told.kind, told.revision, told.version, told.repository, told.build), told)
-        if len(found) > _MOST:
-            raise HostileInputError(f"{name} tells of more than {_MOST} revisions", fix="get the wheel anew")
+            if (revision := _revision_at(held, at, start)) is not None:
+                by_content.setdefault(
+                    (revision.kind, revision.revision, revision.version, revision.repository, revision.build), revision
+                )
+        if len(by_content) > _MOST:
+            raise HostileInputError(f"{name} names more than {_MOST} revisions", fix="get the wheel anew")
         keep = max(0, len(held) - _BEFORE - _DIGITS - _AFTER)
         held, start = held[keep:], start + keep
-    return tuple(sorted(found.values(), key=lambda told: (told.at, told.kind)))
+    return tuple(sorted(by_content.values(), key=lambda revision: (revision.at, revision.kind)))
 
 
 def _with_last(pieces: Iterable[bytes]) -> Iterable[tuple[bytes, bool]]:
@@ -118,18 +120,18 @@ def _runs(held: bytes, *, first: bool) -> Iterable[int]:
         at = kinds.find(_RUN, end)
 
 
-def _told(held: bytes, at: int, start: int) -> Told | None:
+def _revision_at(held: bytes, at: int, start: int) -> Revision | None:
     before = held[max(0, at - _BEFORE) : at] if at or start else b"\0"
     after = held[at + _DIGITS : at + _DIGITS + _AFTER] + b"\0"  # the end of a file ends a text
     for kind, (form, end) in _FORMS.items():
         if (head := form.search(before)) and (tail := end.match(after)):
-            said = {**head.groupdict(), **tail.groupdict()}
-            return Told(
+            groups = {**head.groupdict(), **tail.groupdict()}
+            return Revision(
                 kind=kind,
                 revision=held[at : at + _DIGITS].decode(),
-                version=(said.get("version") or b"").decode(),
-                repository=(said.get("repository") or b"").decode(),
-                build=int(said["build"]) if said.get("build") else None,
+                version=(groups.get("version") or b"").decode(),
+                repository=(groups.get("repository") or b"").decode(),
+                build=int(groups["build"]) if groups.get("build") else None,
                 at=start + at,
             )
     return None

@@ -32,7 +32,7 @@ class Planned:
         partial: what is left out, for people; empty for a whole.
         disk: bytes that must be free before it is begun.
         engine: whether it is built by the container engine; what a stage does with files alone needs none.
-        online: whether making it reaches out for more than its sources.
+        online: whether making it needs the network for more than its sources.
         has_contract_check: whether building it tries what it made, unless --no-contract says not to.
         prefix: where its files lie in its image, if they lie in one folder that others copy.
         serves: of an LLVM, the Triton whose parts it has; empty where only its tree tells.
@@ -71,7 +71,7 @@ class Built:
     Args:
         manifest: digest of the image's manifest in the local layout.
         layers: descriptors of the layers, as in the manifest, lowest first.
-        facts: sizes, seconds, counts: what the report shows. Not an input.
+        facts: sizes, seconds, counts: for reports, not an input.
         binaries: prebuilt things in it, by the names of `--allow-binary`: those planned, and those a scan found.
         taken_from: where the image was taken from, by digest, if this invocation took it from somewhere.
     """
@@ -150,10 +150,10 @@ class Workspace(Protocol):
         """Refuse with `ResourceError` when fewer than `count` bytes are free where the work lies."""
 
     def step(self, name: str) -> None:
-        """Tell the user what happens now."""
+        """Tell the user which step begins."""
 
     def count(self, done: int, total: int, label: str = "") -> None:
-        """Tell the user how far the step is."""
+        """Tell the user how far the step has come."""
 
     def on_line(self, line: str) -> None:
         """A line of a container, which may be progress as in-image scripts print it."""
@@ -230,7 +230,7 @@ def image_labels(
     """The labels of a stage's image.
 
     Args:
-        of: the system, where the image is one; it says nothing but its title.
+        of: the system, where the image is one; only its title is set.
         revision: commit or version of the source.
         binaries: prebuilt things in it, by the names of `--allow-binary`; None where it does not say.
         licensed: False where the licence stands in the layer alone.
@@ -239,19 +239,19 @@ def image_labels(
     row = stage_row(planned.name)
     if row.title:
         return {labels.TITLE: row.title.format(of)}
-    found = {
+    texts = {
         labels.TITLE: planned.image,
         labels.REVISION: revision,
         labels.LICENSES: row.license if licensed else "",
         labels.PARTIAL: planned.partial,
     }
     named = {labels.BINARIES: ",".join(binaries)} if binaries is not None else {}
-    return {**{name: text for name, text in found.items() if text}, **named, **(more or {})}
+    return {**{name: text for name, text in texts.items() if text}, **named, **(more or {})}
 
 
-def short_id_of(planned: Planned, source: str = "triton") -> str:
-    """How a source of a stage is called in names of images above it."""
-    return next((one.short_id for one in planned.sources if one.name == source), "unknown")
+def triton_id(planned: Planned) -> str:
+    """What the Triton of a stage is called in names of images above it."""
+    return next((source.short_id for source in planned.sources if source.name == "triton"), "unknown")
 
 
 def locked(*digests: str | None) -> bool:

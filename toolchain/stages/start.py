@@ -46,23 +46,23 @@ def _pull(recipe: BaseRecipe, ref: Target, layout: Layout) -> Descriptor:
 
     try:
         with open_place(ref) as place:
-            found, content = place.find(Platform("linux", recipe.arch))
-            parts = children_of(parse_object(content, found.digest), found)
+            image, content = place.find(Platform("linux", recipe.arch))
+            parts = children_of(parse_object(content, image.digest), image)
             console.note(f"base {recipe.name}: pulling {ref} ({console.size(sum(part.size for part in parts))})")
-            place.fetch_below(found, content, layout)
+            place.fetch_below(image, content, layout)
     except (RegistryError, DigestError, UnreachableError) as error:
         error.what = f"base {recipe.name} cannot be pulled: {error.what}"
         error.fix = "\n".join(filter(None, (error.fix, _advice(recipe, error))))
         raise
-    _require_arch(recipe, layout, found)
-    return found
+    _require_arch(recipe, layout, image)
+    return image
 
 
 def _advice(recipe: BaseRecipe, error: Exception) -> str:
-    other = "or name another base: --base debian13, or --base oci:DIR with an image of your own"
+    alternative = "or name another base: --base debian13, or --base oci:DIR with an image of your own"
     if isinstance(error, UnreachableError):
-        return f"check the network, and a proxy if there is one; {other}"
-    return f"compare {recipe.image} in {DATA} with the registry (it was {recipe.tag} on {recipe.seen}); {other}"
+        return f"check the network, and a proxy if there is one; {alternative}"
+    return f"compare {recipe.image} in {DATA} with the registry (it was {recipe.tag} on {recipe.seen}); {alternative}"
 
 
 def _require_arch(recipe: BaseRecipe, layout: Layout, manifest: Descriptor) -> None:

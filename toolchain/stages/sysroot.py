@@ -25,7 +25,7 @@ from toolchain.request import Request
 from toolchain.stages.base import parse_packages, read_packages, run_mmdebstrap, write_packages
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels
 
-# Runs before mmdebstrap takes the archives away: what dpkg would say of packages that it had installed.
+# Runs before mmdebstrap removes the archives: what dpkg would report if the packages were installed.
 _LIST_ARCHIVES = (
     'for deb in "$1"/var/cache/apt/archives/*.deb; do dpkg-deb -f "$deb" Package Version Architecture'
     ' && sha256sum <"$deb" | sed "s/^/SHA256: /; s/ *-$//" && echo; done'
@@ -66,28 +66,16 @@ class SysrootStage:
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         system = sysroot_system(request)
-        path = request.cache.package_list(self.name, system.name, system.arch)
-        return _planned(request, read_packages(path, sysroot_digest(system)))
+        return plan_packages(self.name, system.name, sysroot_digest(system), request)
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        request = workspace.request
-        system = sysroot_system(request)
+        system = sysroot_system(workspace.request)
         tree = workspace.work() / "tree"
         workspace.step("packages")
         packages = unpack_system(system, tree, workspace)
         if system.glibc:
             make_links_relative(tree)
-        lock = {"recipe": sysroot_digest(system), "packages": packages}
-        resolved = _planned(request, lock)
-        built = workspace.finish(
-            resolved,
-            tree=tree,
-            facts={"packages": len(packages)},
-            compress=False,
-            labels=image_labels(resolved, of=system.name),
-        )
-        write_packages(workspace.cache.package_list(self.name, system.name, system.arch), lock)
-        return built
+        return finish_packages(planned, sysroot_digest(system), tree, packages, workspace, name=system.name)
 
 
 def sysroot_system(request: Request) -> System:
@@ -169,11 +157,44 @@ def make_links_relative(tree: Path) -> None:
                 path.symlink_to(os.path.relpath(tree / target.relative_to("/"), path.parent))
 
 
-def _planned(request: Request, lock: Mapping[str, Any] | None) -> Planned:
-    system = sysroot_system(request)
+def plan_packages(stage: str, name: str, recipe: str, request: Request) -> Planned:
+    """The plan of a stage that unpacks packages: by the list that its recipe was resolved to, where that is here.
+
+    Args:
+        name: of what is unpacked, part of image names.
+        recipe: digest of all that decides what is asked for; what that then holds is in the list.
+    """
+    return _planned(
+        stage, name, request, read_packages(request.cache.package_list(stage, name, request.arch[0]), recipe)
+    )
+
+
+def finish_packages(
+    planned: Planned, recipe: str, tree: Path, packages: Sequence[Mapping[str, str]], workspace: Workspace,
+    *, name: str, of: str = "", facts: Mapping[str, Any] | None = None,
+) -> Built:  # fmt: skip
+    """Make the image of unpacked packages, and keep their list; `recipe` and `name` as for `plan_packages`.
+
+    Args:
+        of: what its title calls it, where that is not `name`.
+        facts: further ones.
+    """
+    stage, request = planned.name, workspace.request
+    lock = {"recipe": recipe, "packages": list(packages)}
+    resolved = _planned(stage, name, request, lock)
+    built = workspace.finish(
+        resolved,
+        tree=tree,
+        facts={"packages": len(packages), **(facts or {})},
+        compress=False,
+        labels=image_labels(resolved, of=of or name),
+    )
+    write_packages(workspace.cache.package_list(stage, name, request.arch[0]), lock)
+    return built
+
+
+def _planned(stage: str, name: str, request: Request, lock: Mapping[str, Any] | None) -> Planned:
     inputs: dict[str, Any] | None = None
     if lock is not None:
-        inputs = {**common_inputs("sysroot", request), "base": system.name, "packages": sha256_json(dict(lock))}
-    return Planned(
-        name="sysroot", image=f"toolchain-sysroot-{system.name}", inputs=inputs, partial=PARTIAL, online=True
-    )
+        inputs = {**common_inputs(stage, request), "base": name, "packages": sha256_json(dict(lock))}
+    return Planned(name=stage, image=f"toolchain-{stage}-{name}", inputs=inputs, partial=PARTIAL, online=True)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from toolchain.catalog.wheels import TorchRow, torch_row
 from toolchain.digest import sha256_json
 from toolchain.errors import UnsupportedError
 from toolchain.request import Request
-from toolchain.stages.base import read_packages, write_packages
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels
-from toolchain.stages.sysroot import PARTIAL, System, unpack_system
+from toolchain.stages.stage import Built, Planned, Workspace
+from toolchain.stages.sysroot import System, finish_packages, plan_packages, unpack_system
 
 # The base has links in their place; and what neither runs nor is imported.
 _LEFT_OUT = (
@@ -28,9 +26,7 @@ class TorchStage:
     name: str = "torch"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        row = torch_of(request)
-        path = request.cache.package_list(self.name, row.name, request.arch[0])
-        return _planned(request, read_packages(path, torch_digest(request)))
+        return plan_packages(self.name, torch_of(request).name, torch_digest(request), request)
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         request = workspace.request
@@ -41,18 +37,9 @@ class TorchStage:
         for link, target in row.links.items():
             (tree / link).unlink(missing_ok=True)
             (tree / link).symlink_to(target)
-        lock = {"recipe": torch_digest(request), "packages": packages}
-        resolved = _planned(request, lock)
         version = next((package["version"] for package in packages if package["name"] == "python3-torch"), "")
-        built = workspace.finish(
-            resolved,
-            tree=tree,
-            facts={"packages": len(packages), "torch": version},
-            compress=False,
-            labels=image_labels(resolved, of=row.name),
-        )
-        write_packages(workspace.cache.package_list(self.name, row.name, request.arch[0]), lock)
-        return built
+        facts = {"torch": version}
+        return finish_packages(planned, torch_digest(request), tree, packages, workspace, name=row.name, facts=facts)
 
 
 def torch_of(request: Request) -> TorchRow:
@@ -73,17 +60,9 @@ def torch_of(request: Request) -> TorchRow:
 def torch_digest(request: Request) -> str:
     """Of all that decides what is asked for; what it then holds is in its package list."""
     row = torch_of(request)
-    asked = {**_system(row, request.arch[0]).as_inputs(), "kind": "torch", "beside": list(_LEFT_OUT)}
-    return sha256_json({**asked, "links": dict(row.links)})
+    inputs = {**_system(row, request.arch[0]).as_inputs(), "kind": "torch", "beside": list(_LEFT_OUT)}
+    return sha256_json({**inputs, "links": dict(row.links)})
 
 
 def _system(row: TorchRow, arch: str) -> System:
     return System(name=f"torch-{row.name}", arch=arch, suite=row.suite, packages=row.packages)
-
-
-def _planned(request: Request, lock: Mapping[str, Any] | None) -> Planned:
-    row = torch_of(request)
-    inputs: dict[str, Any] | None = None
-    if lock is not None:
-        inputs = {**common_inputs("torch", request), "base": row.name, "packages": sha256_json(dict(lock))}
-    return Planned(name="torch", image=f"toolchain-torch-{row.name}", inputs=inputs, partial=PARTIAL, online=True)

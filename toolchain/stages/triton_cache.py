@@ -37,7 +37,7 @@ from toolchain.request import Request
 from toolchain.stages.base import base_label
 from toolchain.stages.kernel_numbers import STEP, check_files
 from toolchain.stages.kernel_workers import layer_digests, limits, local_workers
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, short_id_of
+from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, triton_id
 from toolchain.stages.wheel import environment
 
 RECIPE = "containerfiles/triton-cache"
@@ -52,7 +52,7 @@ class TritonCacheStage:
     name: str = "triton-cache"
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        table, calls = asked(request)
+        table, calls = requested_calls(request)
         below = {name: dependencies[name].input_digest for name in ("torch", "triton", table.wheel)}
         inputs: dict[str, Any] | None = None
         if locked(*below.values()):
@@ -69,7 +69,7 @@ class TritonCacheStage:
         wheel, triton = dependencies[table.wheel], dependencies["triton"]
         return Planned(
             name=self.name,
-            image=f"triton-cache-{table.wheel}-triton-{short_id_of(triton)}-{base_label(request)}",
+            image=f"triton-cache-{table.wheel}-triton-{triton_id(triton)}-{base_label(request)}",
             inputs=inputs,
             binaries=wheel.binaries,
             engine=True,
@@ -79,7 +79,7 @@ class TritonCacheStage:
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         request = workspace.request
-        table, calls = asked(request)
+        table, calls = requested_calls(request)
         image = workspace.image_to_run(dependencies[table.wheel])
         made = workspace.work() / "made"
         (made / triton_cache.LAUNCHES).mkdir(parents=True, exist_ok=True)
@@ -90,10 +90,12 @@ class TritonCacheStage:
             _require(outcomes, keep_going=request.keep_going)
             ordered, _ = make_calls(in_orders(outcomes), workers, ledger, notes, on_count=workspace.count)
         _require(ordered, keep_going=False)
-        everything = sorted([*outcomes, *ordered], key=lambda one: one.call.gpu)
+        everything = sorted([*outcomes, *ordered], key=lambda outcome: outcome.call.gpu)
         for row in by_gpu(everything):
             console.note(", ".join(f"{name} {value}" for name, value in row.items()))
-        kernels = {(one.call.gpu, name, hash_) for one in everything if one.done for name, hash_ in one.kernels}
+        kernels = {
+            (outcome.call.gpu, name, hash_) for outcome in everything if outcome.done for name, hash_ in outcome.kernels
+        }
         tree = workspace.work() / "tree"
         shutil.rmtree(tree, ignore_errors=True)
         entries = triton_cache.lay_out(made, kernels, tree, mount())
@@ -102,13 +104,13 @@ class TritonCacheStage:
         bad, refused = (
             [outcome for outcome in outcomes if not outcome.done and outcome.refused is kind] for kind in (False, True)
         )
-        told = [f"{len(refused)} calls refused by {table.wheel}"] if refused else []
-        told += [f"{len(bad)} calls known bad"] if bad else []
-        planned = replace(planned, partial=", ".join(told))
+        parts = [f"{len(refused)} calls refused by {table.wheel}"] if refused else []
+        parts += [f"{len(bad)} calls known bad"] if bad else []
+        planned = replace(planned, partial=", ".join(parts))
         counts = {
             "done": sum(outcome.done for outcome in outcomes),
-            "failed": sum(one.entry.status == "failed" for one in bad),
-            "timed_out": sum(one.entry.status == "timeout" for one in bad),
+            "failed": sum(outcome.entry.status == "failed" for outcome in bad),
+            "timed_out": sum(outcome.entry.status == "timeout" for outcome in bad),
         }
         triton = dependencies["triton"]
         return workspace.finish(
@@ -116,8 +118,8 @@ class TritonCacheStage:
             tree=tree,
             facts={
                 "kernels": counts,
-                "known_bad": [one.call.name for one in bad],
-                "refused": {one.call.name: one.entry.reason for one in refused},
+                "known_bad": [outcome.call.name for outcome in bad],
+                "refused": {outcome.call.name: outcome.entry.reason for outcome in refused},
                 "by_gpu": list(by_gpu(everything)),
                 "entries": len(entries),
                 "bytes": sum(entry.size for entry in entries),
@@ -144,7 +146,7 @@ class TritonCacheStage:
         )
 
 
-def asked(request: Request) -> tuple[WheelCalls, list[Call]]:
+def requested_calls(request: Request) -> tuple[WheelCalls, list[Call]]:
     """The calls that a request names, and the table that they are from.
 
     Raises:
@@ -171,8 +173,10 @@ def _wheel(request: Request) -> str:
 
 
 def variables(wheel: str) -> dict[str, str]:
-    """The environment of what calls the wheel: that of its image, and where Triton's cache is. None of it counts in the
-    keys of the cache."""
+    """The environment of the program that calls the wheel: that of its image, and where Triton's cache is.
+
+    None of it is part of the keys of the cache.
+    """
     home = {"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}  # noqa: S108 - in the container
     return {**environment([wheel_row(wheel)]), **home, "TRITON_CACHE_DIR": mount()}
 
@@ -196,17 +200,19 @@ def _workers(image: str, table: WheelCalls, made: Path, workspace: Workspace) ->
 
 
 def _require(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
-    """Raise for calls that failed, and where a wheel refused all.
+    """Raise if calls failed, or if a wheel refused all of them.
 
     Raises:
         KernelError: calls failed or timed out, and `keep_going` is not set.
-        UnsupportedError: the wheel has nothing for these GPUs.
+        UnsupportedError: the wheel supports none of these GPUs.
     """
     bad = [outcome for outcome in outcomes if not outcome.done and not outcome.refused]
     if bad and not keep_going:
         raise KernelError(
             f"{len(bad)} of {len(outcomes)} calls did not compile",
-            why="\n".join(f"{one.call.name}: {one.entry.reason.splitlines()[-1][:300]}" for one in bad[:_LISTED]),
+            why="\n".join(
+                f"{outcome.call.name}: {outcome.entry.reason.splitlines()[-1][:300]}" for outcome in bad[:_LISTED]
+            ),
             fix="TOOLCHAIN_KEEP_GOING=1 leaves them out, TOOLCHAIN_KERNEL_TIMEOUT=SECONDS gives them longer",
         )
     if not any(outcome.done for outcome in outcomes):
@@ -220,7 +226,7 @@ def _require(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
 
 
 def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:
-    """Hold what a sample of the kernels computes against float64, as far as there are cases for them (`--check`).
+    """Compare a sample of the kernels with float64, as far as there are cases for them (`--check`).
 
     Raises:
         NumbersError: one is wrong.
@@ -237,7 +243,7 @@ def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:
 def _check_hits(
     table: WheelCalls, outcomes: Sequence[Outcome], workspace: Workspace
 ) -> Callable[[str], Mapping[str, Any]]:
-    """That in a fresh container, with the cache where it belongs, the same calls and orders compile nothing."""
+    """Check that the same calls and orders compile nothing in a fresh container with the cache in its place."""
 
     def check(image: str) -> Mapping[str, Any]:
         workspace.step("contract")
@@ -256,12 +262,12 @@ def _check_hits(
                 capture=True,
                 check=False,
             )
-            said = [strict_json.read(line) for line in done.stdout.splitlines()[1:]]
-            seen = [kernel for answer in said for kernel in answer["kernels"]]
-            hits += sum(one["hit"] for one in seen)
+            answers = [strict_json.read(line) for line in done.stdout.splitlines()[1:]]
+            seen = [kernel for answer in answers for kernel in answer["kernels"]]
+            hits += sum(kernel["hit"] for kernel in seen)
             wanted = sum(len(row.kernels) for row in rows)
-            if done.returncode != 0 or not all(one["hit"] for one in seen) or len(seen) < wanted:
-                missed = ", ".join(sorted({str(one["name"]) for one in seen if not one["hit"]}))
+            if done.returncode != 0 or not all(kernel["hit"] for kernel in seen) or len(seen) < wanted:
+                missed = ", ".join(sorted({str(kernel["name"]) for kernel in seen if not kernel["hit"]}))
                 raise ContractError(
                     f"the cache does not serve {gpu} in a fresh container",
                     why=f"compiled again: {missed}" if missed else "\n".join(done.tail),

@@ -39,8 +39,8 @@ def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
         return patches
     release = llvm_release(llvm, request)
     given = {path.name for path in patches.get(_SOURCE, ())}  # a bundle brings them as patches
-    wanted = [one for one in shipped() if one.source == _SOURCE and release and one.is_for(release)]
-    taken = tuple(one.path for one in wanted if one.path.name not in given and _takes(request, one))
+    wanted = [edits for edits in shipped() if edits.source == _SOURCE and release and edits.is_for(release)]
+    taken = tuple(edits.path for edits in wanted if edits.path.name not in given and _takes(request, edits))
     return {**patches, _SOURCE: (*taken, *patches.get(_SOURCE, ()))} if taken else patches
 
 
@@ -59,7 +59,7 @@ def _takes(request: Request, edits: EditFile) -> bool:
 def llvm_release(spec: SourceSpec, request: Request) -> str:
     """The version of the LLVM that a source names, e.g. `22.1.8`, as far as it is known without a network.
 
-    A tree of LLVM's main branch calls itself `23.0.0`, a release `23.1.0` or later. Empty where nothing tells.
+    A tree of LLVM's main branch calls itself `23.0.0`, a release `23.1.0` or later. Empty if that is unknown.
     """
     if spec.kind == "git" and (tagged := re.fullmatch(r"llvmorg-([0-9.]+)", spec.tag)):
         return tagged[1]

@@ -50,7 +50,7 @@ class TritonPortableStage:
     """See `Stage`.
 
     Args:
-        instrumented: whether it is built on the LLVM whose functions count what runs, and counts alike.
+        instrumented: whether it is built on the instrumented LLVM, and is instrumented too.
     """
 
     name: str = "triton"
@@ -78,14 +78,14 @@ class TritonPortableStage:
             "glibc": request.glibc,
             **({"stable_abi": True} if bindings(request).stable else {}),
         }
-        found = plan_from_source(request, dependencies, recipe=digests(*files), more=more)
+        planned = plan_from_source(request, dependencies, recipe=digests(*files), more=more)
         if self.instrumented:
             own = {"stage": self.name, "instrumented": True}
-            inputs = None if found.inputs is None else {**found.inputs, **own}
-            return replace(found, name=self.name, image=f"{found.image}-instrumented", inputs=inputs)
+            inputs = None if planned.inputs is None else {**planned.inputs, **own}
+            return replace(planned, name=self.name, image=f"{planned.image}-instrumented", inputs=inputs)
         if PROFILE in request.sources:
-            return replace(found, image=f"{found.image}-pgo", binaries=tuple(sorted({*found.binaries, PROFILE})))
-        return found
+            return replace(planned, image=f"{planned.image}-pgo", binaries=tuple(sorted({*planned.binaries, PROFILE})))
+        return planned
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         request = workspace.request
@@ -117,7 +117,7 @@ class TritonPortableStage:
             **({"STABLE_ABI": "ON"} if bound.stable else {}),
         }
         if self.instrumented:
-            # Upstream's tests would take hours, and say nothing that they do not say of the other one.
+            # Upstream's tests would take hours, and show nothing that they do not show for the plain build.
             args |= {"CMAKE_EXTRA": triton_options(None), "LIT": "OFF"}
         elif profile is not None:
             tree = workspace.fetch(profile).path
@@ -160,7 +160,7 @@ class TritonPortableStage:
 
 
 def instrumented(request: Request) -> TritonPortableStage:
-    """The stage that counts what runs.
+    """The instrumented stage.
 
     Raises:
         UnsupportedError: it is for a base; or Triton is a wheel, or has LLVMs for GPUs of their own.
@@ -169,7 +169,7 @@ def instrumented(request: Request) -> TritonPortableStage:
     if not from_source(request):
         raise UnsupportedError(
             "no profile is made of a Triton that is a wheel",
-            why="both LLVM and Triton are compiled so that they count",
+            why="both LLVM and Triton are compiled with counters",
             fix="name Triton's source: --source triton=PATH, or --triton VERSION",
         )
     if rules := rules_of(request):
@@ -211,7 +211,7 @@ def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], 
 
 
 def _require_own(request: Request, versions: Sequence[str]) -> None:
-    """Insist that the base's own Python is among them: the image of base and wheel runs that one.
+    """Check that the base's own Python is among them: the image of base and wheel runs it.
 
     Raises:
         UnsupportedError: it is not.
@@ -226,10 +226,10 @@ def _require_own(request: Request, versions: Sequence[str]) -> None:
 
 
 def check_pythons(versions: Sequence[str], tree: Path, name: str) -> None:
-    """Insist that a tree of Triton supports these Pythons.
+    """Check that a tree of Triton supports these Pythons.
 
     Raises:
-        UnsupportedError: it says that it does not support one of them.
+        UnsupportedError: it does not support one of them.
     """
     requires = python_requires(tree)
     for version in versions:

@@ -14,10 +14,10 @@ _LARGEST_LOG = 256 << 20  # bytes
 
 
 def lit_totals(path: Path) -> dict[str, Any]:
-    """What a lit run's JUnit file says: `{"tests", "passed", "failed", "skipped", "failures": {name: why}, "skips"}`.
+    """Totals of a lit run's JUnit file: `{"tests", "passed", "failed", "skipped", "failures": {name: why}, "skips"}`.
 
     Raises:
-        BuildError: it is no such file, or has no test in it.
+        BuildError: it is not a JUnit file, or has no test in it.
     """
     try:
         cases = list(ET.parse(path).getroot().iter("testcase"))  # noqa: S314 - written by our own build
@@ -30,7 +30,7 @@ def lit_totals(path: Path) -> dict[str, Any]:
     failures, skipped = {}, {}
     for case in cases:
         name = f"{case.get('classname', '')}/{case.get('name', '')}"
-        failure = next((found for found in map(case.find, ("failure", "error")) if found is not None), None)
+        failure = next((element for element in map(case.find, ("failure", "error")) if element is not None), None)
         left = case.find("skipped")
         if failure is not None:
             failures[name] = _why(failure.text or failure.get("message") or "")
@@ -46,23 +46,23 @@ def lit_totals(path: Path) -> dict[str, Any]:
     }
 
 
-def _why(said: str) -> str:
-    """Of what a failed lit test said, the lines that name an error; its last ones where none does."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _why(output: str) -> str:
+    """The lines of a failed lit test's output that name an error; its last ones if none does."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     named = [line for line in lines if re.search(r"\b(?:error|Assertion|command not found|No such file)\b", line)]
     return "\n".join(named[:3] or lines[-3:])[:1000]
 
 
-def lit(out: Path, *, asked: bool) -> dict[str, Any]:
+def lit(out: Path, *, required: bool) -> dict[str, Any]:
     """Totals by Python version.
 
     Raises:
-        BuildError: they were asked for and did not run. That nothing failed would say nothing.
+        BuildError: they were required and did not run.
     """
-    found = {path.stem.removeprefix("lit-"): lit_totals(path) for path in sorted(out.glob("lit-*.xml"))}
-    if asked and not found:
+    totals = {path.stem.removeprefix("lit-"): lit_totals(path) for path in sorted(out.glob("lit-*.xml"))}
+    if required and not totals:
         raise BuildError("upstream's lit tests left no report", fix="see the log; --no-contract leaves them out")
-    return found
+    return totals
 
 
 def ninja_seconds(path: Path) -> dict[str, float]:

@@ -79,7 +79,7 @@ class TritonSourceStage:
 
 
 def _check_pythons(request: Request) -> None:
-    """Insist on the one Python that a base of Debian has. Of other images the build tells.
+    """Require the one Python that a base of Debian has. Other images are checked by the build.
 
     Raises:
         UnsupportedError: another one is asked for.
@@ -87,9 +87,9 @@ def _check_pythons(request: Request) -> None:
     if request.base.image is not None or base_recipe(request.base.recipe).os_release["id"] != "debian":
         return
     own = own_python(request)
-    if others := [version for version in versions_of(request) if version != own]:
+    if absent := [version for version in versions_of(request) if version != own]:
         raise UnsupportedError(
-            f"base {request.base} has no Python {', '.join(others)}",
+            f"base {request.base} has no Python {', '.join(absent)}",
             why=f"a wheel that is bound to a base is for the base's own Python, {own}",
             fix=f"--python {own}; or leave --base out: the portable wheels are for each Python that is named",
         )
@@ -105,14 +105,14 @@ def plan_from_source(
         more: further inputs.
 
     Raises:
-        SourceError: the tree that lies here is none of Triton's.
+        SourceError: the tree is not one of Triton.
         ContractError: the LLVM below is a part.
-        PinError: the tree is not the Triton that was asked for.
+        PinError: the tree is not the requested Triton.
     """
     source = triton_source(request)
     if source.path is not None:
         require_tree(source.path, source.ref)
-    # What is here already is looked at now, before hours of LLVM.
+    # A tree that is here already is checked now, before hours of LLVM.
     if (tree := triton_here(request)) is not None and dependencies["llvm"].sources:
         require_tree(tree, source.ref)
         check_setup(tree)
@@ -157,7 +157,7 @@ class Taken:
     Args:
         planned: the stage, with the binaries that it really has.
         source: its tree.
-        intake, findings: prebuilt files in it, and what becomes of each (`stages.prebuilt`).
+        intake, findings: prebuilt files in it, and the decision on each (`stages.prebuilt`).
     """
 
     planned: Planned
@@ -167,7 +167,7 @@ class Taken:
 
 
 def take_source(planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Taken:
-    """Fetch Triton's source, and hold it and the LLVM below against what was asked for.
+    """Fetch Triton's source, and compare it and the LLVM below with the request.
 
     Raises:
         ToolchainError: not available, a different Triton, or with binaries that are not allowed; or LLVM lacks
@@ -192,7 +192,7 @@ def codegen_rules(dependencies: Mapping[str, Any]) -> tuple[Codegen, ...]:
 
 
 def _check_codegen(tree: Path, planned: Planned, dependencies: Mapping[str, Built], request: Request) -> None:
-    """Hold a fetched tree against the LLVMs for GPUs and the bindings that it was planned with.
+    """Compare a fetched tree with the LLVMs for GPUs and the bindings that it was planned with.
 
     Raises:
         PinError: it takes others.
@@ -287,9 +287,9 @@ def finish(
     """
     request = workspace.request
     known = {
-        "wheels": [keep_wheel(one, workspace.cache) for one in wheels_in(out)],
+        "wheels": [keep_wheel(file, workspace.cache) for file in wheels_in(out)],
         "auditwheel": read_built(out, "auditwheel.txt"),
-        "lit": lit(out, asked=request.contract and tested),
+        "lit": lit(out, required=request.contract and tested),
         "found_binaries": taken.intake.rows(taken.findings),
         "seconds_by_kind": {path.stem: ninja_seconds(path) for path in sorted(out.glob("ninja-*.log"))},
         **(facts or {}),
@@ -342,7 +342,7 @@ def run_contract(
     Args:
         python: the command that runs a Python with this Triton; `env` and `mounts` are what it needs.
         name: of the Triton, for messages.
-        dead: what it means when nothing was printed.
+        dead: the error's text if nothing was printed.
 
     Raises:
         ContractError: see `check_compiles`.
@@ -358,19 +358,19 @@ def run_contract(
         check=False,
     )
     try:
-        found: dict[str, Any] = strict_json.read((done.stdout.strip().splitlines() or [""])[-1])
+        result: dict[str, Any] = strict_json.read((done.stdout.strip().splitlines() or [""])[-1])
     except ValueError:
         why = "\n".join(done.tail[-40:])
         missing = re.search(r"undefined symbol: (\S+)", why)
         fix = f"its library asks for {missing[1]}, which nothing beside it has" if missing else ""
         raise ContractError(dead, why=why, fix=fix) from None
-    if done.returncode != 0 or found["failed"]:
+    if done.returncode != 0 or result["failed"]:
         raise ContractError(
-            f"{name} does not compile for " + ", ".join(sorted(found["failed"])),
-            why="\n".join(f"{gpu}: {why}" for gpu, why in sorted(found["failed"].items())),
+            f"{name} does not compile for " + ", ".join(sorted(result["failed"])),
+            why="\n".join(f"{gpu}: {why}" for gpu, why in sorted(result["failed"].items())),
             fix="see the log; it may not fit the LLVM it was built with",
         )
-    return found
+    return result
 
 
 def for_python(wheels: Sequence[Path], version: str) -> Path:

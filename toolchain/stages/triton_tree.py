@@ -1,4 +1,4 @@
-"""What a tree of Triton says of itself: its version, its commit, its LLVM; and whether that is what was asked for."""
+"""What a tree of Triton states: its version, its commit, its LLVM; and whether it matches the request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def setup_text(tree: Path) -> str:
 
 
 def require_tree(tree: Path, name: str) -> None:
-    """Insist on a source tree of Triton that can be built: its setup.py, and both of its backends.
+    """Require a source tree of Triton that can be built: its setup.py, and both of its backends.
 
     Args:
         name: of the source, for messages.
@@ -73,7 +73,7 @@ def require_tree(tree: Path, name: str) -> None:
 
 
 def check_setup(tree: Path) -> None:
-    """Insist that the recipes can keep a tree's setup.py from downloading packages.
+    """Check that the recipes can keep a tree's setup.py from downloading packages.
 
     Raises:
         SourceError: it takes one by a variable that they do not know.
@@ -100,8 +100,8 @@ def python_requires(tree: Path) -> str:
             values[statement.targets[0].id] = _value(statement.value, values)
     calls = (node for node in ast.walk(module) if isinstance(node, ast.Call))
     words = (word for call in calls for word in call.keywords if word.arg == "python_requires")
-    asked = next((_value(word.value, values) for word in words), None)
-    return asked if isinstance(asked, str) else ""
+    value = next((_value(word.value, values) for word in words), None)
+    return value if isinstance(value, str) else ""
 
 
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
@@ -138,28 +138,28 @@ class Bindings:
     project: str = "pybind11"
     stable: bool = False
 
-    def projects(self, others: Sequence[str]) -> tuple[str, ...]:
+    def projects(self, names: Sequence[str]) -> tuple[str, ...]:
         """The projects of a build that are listed with pybind11, with this one in its place; sorted."""
-        return tuple(sorted(self.project if other == "pybind11" else other for other in others))
+        return tuple(sorted(self.project if name == "pybind11" else name for name in names))
 
 
 def bindings_of(tree: Path) -> Bindings:
     """What a tree's build files say; nothing of them is run."""
-    asked = "\n".join(_text(tree, name) for name in ("pyproject.toml", "python/pyproject.toml"))
-    nanobind = re.search(r"""["']nanobind\b""", asked) is not None
+    text = "\n".join(_text(tree, name) for name in ("pyproject.toml", "python/pyproject.toml"))
+    nanobind = re.search(r"""["']nanobind\b""", text) is not None
     return Bindings(project="nanobind" if nanobind else "pybind11", stable="TRITON_STABLE_ABI" in setup_text(tree))
 
 
 def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
-    """Insist that a tree's build takes the libraries that it is given, and can be told to fetch nothing.
+    """Check that a tree's build takes given libraries, and can be told to fetch nothing.
 
     Raises:
         SourceError: its build files know no such setting: they would download.
     """
     files = (*_SETUPS, _HELPERS, "CMakeLists.txt")
-    said = "\n".join(_text(tree, name) for name in files)
+    text = "\n".join(_text(tree, name) for name in files)
     for rule in rules:
-        lacking = [name for name in (rule.variable, "TRITON_OFFLINE_BUILD") if name not in said]
+        lacking = [name for name in (rule.variable, "TRITON_OFFLINE_BUILD") if name not in text]
         if lacking:
             raise SourceError(
                 f"building this Triton would download {rule.library}",
@@ -176,82 +176,82 @@ def _text(tree: Path, name: str) -> str:
 
 
 def head_of(tree: Path) -> str:
-    """The commit that a checkout stands at; empty where it is none."""
+    """The commit that is checked out; empty if it is not a checkout."""
     if not (tree / ".git").exists():
         return ""
     env = {"PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     words = ["git", "-c", "safe.directory=*", "-C", os.fspath(tree), "rev-parse", "--verify", "HEAD"]
     try:
-        said = process.run(words, env=env, capture=True).stdout.strip()
+        printed = process.run(words, env=env, capture=True).stdout.strip()
     except CommandError:
         return ""
-    return said if is_commit(said) else ""
+    return printed if is_commit(printed) else ""
 
 
 def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
-    """Insist that a tree is the Triton that `--triton` names beside it.
+    """Check that a tree is the Triton that `--triton` names.
 
     Args:
         wanted: a version or a commit.
         name: what people call the tree, e.g. `--source triton=PATH`.
-        llvm: whether its LLVM pin counts too; where the user names an LLVM it does not.
+        llvm: whether its LLVM pin is compared too; not if the user names an LLVM.
 
     Raises:
-        PinError: it is another one, or nothing in it tells.
+        PinError: it is a different one, or its version is unknown.
     """
-    said = _told(tree, wanted, llvm=llvm)
+    rows = _facts(tree, wanted, llvm=llvm)
     fix = "leave one of them out; a tree alone is built as it is, with its own LLVM pin"
-    if not said:
+    if not rows:
         what = "its commit" if is_commit(wanted) else "its version or its LLVM"
         raise PinError(f"nothing shows that {name} is Triton {wanted}", why=f"nothing in it tells {what}", fix=fix)
-    for found, expected, what in said:
-        if found != expected:
-            why = f"{what} there is {found}; that of Triton {wanted} is {expected}"
-            raise PinError(f"--triton {wanted} and {name} are two Tritons", why=why, fix=fix)
+    for actual, expected, what in rows:
+        if actual != expected:
+            why = f"{what} there is {actual}; that of Triton {wanted} is {expected}"
+            raise PinError(f"--triton {wanted} and {name} refer to different Triton versions", why=why, fix=fix)
 
 
-def _told(tree: Path, wanted: str, *, llvm: bool) -> list[tuple[str, str, str]]:
-    """What a tree says, what was wanted, and what that is called."""
+def _facts(tree: Path, wanted: str, *, llvm: bool) -> list[tuple[str, str, str]]:
+    """The tree's own values, the expected ones, and what they are called."""
     if is_commit(wanted):
         head = head_of(tree)
         return [(head, wanted, "the commit")] if head else []
     row = newest_patch(wanted)
-    said = [(version, row.version.partition("+")[0], "the version")] if (version := version_in(tree)) else []
+    rows = [(version, row.version.partition("+")[0], "the version")] if (version := version_in(tree)) else []
     if llvm and row.llvm and pin_files(tree):
-        said.append((read_pin(tree).commit, row.llvm, "the LLVM"))
-    return said
+        rows.append((read_pin(tree).commit, row.llvm, "the LLVM"))
+    return rows
 
 
 def _check_generation(tree: Path, llvm: Source) -> None:
-    """Refuse an LLVM that is far from the Triton in a tree, as far as both tell their versions."""
-    said, there = version_in(tree), major_of(llvm)
-    if not said or there is None:
+    """Refuse an LLVM that is far from the Triton in a tree, if both versions are known."""
+    version, there = version_in(tree), major_of(llvm)
+    if not version or there is None:
         return
     try:
-        own = needs_for(said).llvm
+        own = needs_for(version).llvm
     except UnsupportedError:
         return  # nothing is on record of it
-    # Main has the version of the last release for months, and may take a newer LLVM meanwhile.
+    # Main has the version of the last release for months, and may need a newer LLVM by then.
     if not own - 1 <= there <= own + 1:
         how = "old" if there < own else "new"
         raise UnsupportedError(
             f"{llvm.ref} is too {how} for this Triton: LLVM {there}, not {own - 1} or {own}",
-            why=f"the tree calls itself Triton {said}, which is written for an LLVM between these releases",
+            why=f"the tree calls itself Triton {version}, which is written for an LLVM between these releases",
             fix=f"use LLVM {own - 1} or {own}, or another Triton",
         )
 
 
 def check_tree(tree: Path, request: Request, llvm: Source) -> None:
-    """Hold a fetched tree against what was asked for and against the LLVM that it will be built on.
+    """Compare a fetched tree with the request and with the LLVM that it will be built on.
 
-    Where neither a checkout nor the user named that LLVM, a row of data did; the tree itself knows better.
+    If neither a checkout nor the user named that LLVM, it came from a row of data; the tree's own pin is better.
 
     Args:
         llvm: the source of the LLVM below.
 
     Raises:
-        PinError: it is another version than the one asked for, or pins another LLVM.
-        UnsupportedError: that LLVM is of another generation than the one that it is written for.
+        PinError: it is not the requested version, or pins a different LLVM.
+        UnsupportedError: that LLVM is too far from the one that it is written for.
     """
     _check_generation(tree, llvm)
     named = request.sources.get("triton")
@@ -263,7 +263,7 @@ def check_tree(tree: Path, request: Request, llvm: Source) -> None:
     if pin.commit != llvm.version:
         file = Path(pin.origin).relative_to(tree)
         raise PinError(
-            "this Triton pins another LLVM than the one on record for it",
+            "this Triton does not pin the LLVM that is on record for it",
             why=f"its {file} says {pin.commit}; on record, and planned, is {llvm.version}",
             fix=f"build it on its own pin: --source llvm={of_github(pin.repository, pin.commit)}",
         )

@@ -70,7 +70,7 @@ def wheel_source(request: Request) -> Source:
     """The wheel that is named, without any network.
 
     Raises:
-        UnsupportedError: what is named is no wheel of the index.
+        UnsupportedError: the source is not a wheel of the index.
     """
     spec = request.sources["triton"]  # without one this stage is not among those of a goal
     source = request.locate("triton", spec)
@@ -84,10 +84,10 @@ def wheel_source(request: Request) -> Source:
 
 
 def _check_python(request: Request, source: Source) -> None:
-    """Refuse a wheel that the base's Python cannot import; of a base of the user's own, that is asked in it later.
+    """Refuse a wheel that the base's Python cannot import; a user's own base is probed later.
 
     Raises:
-        UnsupportedError: it is for another CPython.
+        UnsupportedError: it is for a different CPython.
     """
     if request.base.image is not None:
         return

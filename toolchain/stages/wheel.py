@@ -31,8 +31,8 @@ from toolchain.stages.stage import (
     common_inputs,
     image_labels,
     locked,
-    short_id_of,
     source_inputs,
+    triton_id,
 )
 from toolchain.stages.triton_wheel import SITE as TRITON_SITE
 from toolchain.stages.triton_wheel import unzip
@@ -44,7 +44,7 @@ LISTING = "usr/share/toolchain/wheels.json"
 _ALWAYS = ("packaging", "setuptools", "wheel")
 _DISK = 3_000_000_000
 _WEIGHTS = {"configure": 20.0, "compile": 20.0}
-# By the kind that build.py tells: what is raised, and what helps.
+# By the kind of failure that build.py reports: the error, and what helps.
 _FAILURES: Mapping[str, tuple[type[ToolchainError], str]] = {
     "triton": (ContractError, "build Triton again: its wheel brings the dist-info"),
     "torch": (ContractError, "see that the packages of torch in data/wheels.toml fit the base"),
@@ -86,7 +86,7 @@ class WheelStage:
                 "binaries": choices(self.name, request),
                 "site": SITE,
             }
-        triton = short_id_of(dependencies["triton"])
+        triton = triton_id(dependencies["triton"])
         stray = f"upstream packs {', '.join(row.stray)} along by accident" if row.stray else ""
         return Planned(
             name=self.name,
@@ -184,15 +184,15 @@ class WheelsStage:
         under = {
             name: dependency.input_digest for name, dependency in dependencies.items() if name in {"torch", "triton"}
         }
-        under |= {one.name: one.input_digest for one in below}
+        under |= {wheel.name: wheel.input_digest for wheel in below}
         inputs = {**common_inputs(self.name, request), **under} if locked(*under.values()) else None
-        triton = short_id_of(dependencies["triton"])
+        triton = triton_id(dependencies["triton"])
         return Planned(
             name=self.name,
-            image=f"wheels-{'-'.join(one.name for one in below)}-triton-{triton}-{base_label(request)}",
+            image=f"wheels-{'-'.join(wheel.name for wheel in below)}-triton-{triton}-{base_label(request)}",
             inputs=inputs,
-            binaries=tuple(sorted({name for one in below for name in one.binaries})),
-            partial="; ".join(f"{one.name} {one.partial}" for one in below if one.partial),
+            binaries=tuple(sorted({name for wheel in below for name in wheel.binaries})),
+            partial="; ".join(f"{wheel.name} {wheel.partial}" for wheel in below if wheel.partial),
             disk=_DISK,
             engine=request.contract,
             has_contract_check=True,
@@ -201,8 +201,8 @@ class WheelsStage:
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         names = wheel_names(workspace.request)
         rows, below = [wheel_row(name) for name in names], [dependencies[name] for name in names]
-        made = {one.planned.name: one.facts["wheels"] for one in below}
-        planned = replace(planned, binaries=tuple(sorted({name for one in below for name in one.binaries})))
+        made = {wheel.planned.name: wheel.facts["wheels"] for wheel in below}
+        planned = replace(planned, binaries=tuple(sorted({name for wheel in below for name in wheel.binaries})))
         tree = workspace.work() / "tree"
         shutil.rmtree(tree, ignore_errors=True)
         (tree / LISTING).parent.mkdir(parents=True)
@@ -220,7 +220,7 @@ class WheelsStage:
 
 
 def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[str], Mapping[str, Any]]:
-    """That the modules of the rows import in a fresh container, with the variables that the image sets."""
+    """Check that the modules of the rows import in a fresh container, with the variables that the image sets."""
     wanted = [name for row in rows for name in row.imports]
 
     def check(image: str) -> Mapping[str, Any]:
@@ -235,16 +235,16 @@ def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[s
             check=False,
         )
         try:
-            found: dict[str, Any] = strict_json.read((done.stdout.strip().splitlines() or [""])[-1])
+            result: dict[str, Any] = strict_json.read((done.stdout.strip().splitlines() or [""])[-1])
         except ValueError:
             raise ContractError("nothing imports in the image", why="\n".join(done.tail), fix="see the log") from None
-        if wrong := [name for name in wanted if name in found["failed"]]:
+        if wrong := [name for name in wanted if name in result["failed"]]:
             raise ContractError(
                 f"{wrong[0]} does not import in its image",
-                why="\n".join(f"{name}: {found['failed'][name]}" for name in wrong),
+                why="\n".join(f"{name}: {result['failed'][name]}" for name in wrong),
                 fix="see that `run` of its row in data/wheels.toml has the variables that it needs",
             )
-        return {"imports": found}
+        return {"imports": result}
 
     return check
 
@@ -256,7 +256,7 @@ def environment(rows: Sequence[WheelRow]) -> dict[str, str]:
 
 
 def stands_on(request: Request) -> tuple[str, ...]:
-    """What that image stands on."""
+    """The stages that the image is built on."""
     return ("base", "torch", "triton", *wheel_names(request))
 
 
@@ -276,13 +276,13 @@ def wheel_source(row: WheelRow, request: Request) -> Source:
 
 
 def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
-    """Hold a wheel against its row.
+    """Compare a wheel with its row.
 
     Returns:
         `{"tag", "files", "packages"}`: the tag of its name, how many files it has, and its top folders.
 
     Raises:
-        ContractError: it has another tag, a file that must not be inside, a part that is said to be missing, or other
+        ContractError: it has another tag, a file that must not be inside, a part that the row calls missing, or other
             packages.
     """
     match = re.search(r"-([^-]+-[^-]+-[^-]+)\.whl$", wheel.name)
@@ -291,8 +291,10 @@ def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
         names = archive.namelist()
     tops = sorted({name.partition("/")[0] for name in names if "/" in name and ".dist-info/" not in name})
     wrong = [f"its tag is {tag}, expected was {row.tag}"] if tag != row.tag else []
-    wrong += [f"{name} must not be inside" for name in names if any(fnmatchcase(name, one) for one in row.without)]
-    wrong += [f"{part} is inside, and is said to be missing" for part in row.lacks if any(map(_like(part), names))]
+    wrong += [
+        f"{name} must not be inside" for name in names if any(fnmatchcase(name, pattern) for pattern in row.without)
+    ]
+    wrong += [f"{part} is inside, but its row calls it missing" for part in row.lacks if any(map(_like(part), names))]
     if set(tops) != set(row.packages):
         wrong.append(f"it holds {', '.join(tops)}, expected was {', '.join(row.packages)}")
     if wrong:
@@ -305,7 +307,7 @@ def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
 
 
 def elsewhere(findings: Sequence[Finding], folders: Sequence[str]) -> list[Finding]:
-    """Those that lie in none of some folders of a source."""
+    """The findings outside of some folders of a source."""
     return [finding for finding in findings if not any(finding.file.startswith(f"{name}/") for name in folders)]
 
 

@@ -1,4 +1,4 @@
-"""A wheel as an archive of anybody's: opened and read in bounded memory, its names checked before one is used."""
+"""An untrusted wheel: opened and read in bounded memory, its names checked before use."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]
 
 
 def _check_directory(path: Path) -> None:
-    """Refuse a list of members that would fill the memory: zipfile reads the whole of it before anybody is asked."""
+    """Refuse a list of members that would fill the memory: zipfile reads all of it at once."""
     with path.open("rb") as stream:
         size = stream.seek(0, 2)
         stream.seek(max(0, size - _END_BYTES - _LOCATOR_BYTES - (1 << 16)))
@@ -84,7 +84,7 @@ def _check_members(wheel: str, archive: zipfile.ZipFile) -> None:
         if name.startswith("/") or ".." in Path(name).parts or "\\" in name or not name.isprintable():
             raise HostileInputError(f"{wheel} holds the name {name[:200]!r}", fix=_ELSEWHERE)
         if name in seen:
-            raise HostileInputError(f"{wheel} holds {name} twice", why="which one counts?", fix=_ELSEWHERE)
+            raise HostileInputError(f"{wheel} holds {name} twice", why="it is ambiguous", fix=_ELSEWHERE)
         seen.add(name)
         # bzip2 and lzma may ask for gigabytes before the first byte comes.
         if member.flag_bits & 1 or member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:

@@ -1,6 +1,6 @@
 """The LLVMs inside a wheel of Triton, and whether they are those that the data pins for it.
 
-The wheel may be anybody's. What it says is its own word: it shows a mistake, and no proof against who wants to deceive.
+The wheel is untrusted. Its own text can show a mistake, but is no proof against deception.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from toolchain.sources.pypi import download_wheel, known_files
 from toolchain.sources.resolve import fetch_source, locate
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
-from toolchain.stages.revisions import INSIDE, Told, revisions
+from toolchain.stages.revisions import INSIDE, Revision, revisions
 from toolchain.stages.wheel_archive import open_wheel, pieces
 
 Verdict = Literal["pinned", "other", "contradictory", "missing", "untold", "no pin", "not pinned"]
-# What makes a wheel another one than the data knows.
+# Verdicts that contradict the data.
 WRONG: tuple[Verdict, ...] = ("other", "contradictory", "missing")
 
 _PROJECT = "triton"
@@ -47,21 +47,21 @@ _MAX_TEXT = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """A file of the wheel that tells of a compiler, and how it stands to the pins.
+    """A file of the wheel that names a compiler, and how it compares with the pins.
 
     Args:
-        file: its name in the wheel; empty for one that the data knows and the wheel lacks.
+        file: its name in the wheel; empty if the wheel lacks a file that the data has.
         part: `core`, LLVM's name of a GPU's code generator (`AMDGPU`), or `bitcode`.
         revision: the one LLVM inside; of a codegen library with the number of its build, `COMMIT-BUILD`; empty where no
-            text tells, or several differ. Of bitcode it is empty: what is told there is its compiler.
+            text names one, or several differ. It is empty for bitcode, whose text names its compiler.
         pin: what the data has for it, in the same form; empty where it has none.
-        verdict: `not pinned` for bitcode, of which only the compiler is told.
+        verdict: `not pinned` for bitcode, which only names its compiler.
         also: what else on record is built with this LLVM.
     """
 
     file: str
     part: str
-    told: tuple[Told, ...] = ()
+    told: tuple[Revision, ...] = ()
     revision: str = ""
     pin: str = ""
     certainty: str = ""
@@ -78,7 +78,7 @@ class WheelLlvm:
     """A wheel, and the LLVMs in it.
 
     Args:
-        project, version: of its metadata, else of its name; empty where neither tells.
+        project, version: of its metadata, else of its name; empty if neither has it.
         tag: `cp313-cp313-manylinux_2_28_x86_64`, of its name.
     """
 
@@ -92,14 +92,14 @@ class WheelLlvm:
 
     @property
     def wrong(self) -> tuple[Library, ...]:
-        """Those that are not as the data has them."""
+        """Those that do not match the data."""
         return tuple(library for library in self.libraries if library.verdict in WRONG)
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
         plain = {"file": self.file, "bytes": self.bytes, "sha256": self.sha256}
-        said = {"project": self.project or None, "version": self.version or None, "tag": self.tag or None}
-        return {**plain, **said, "libraries": [library.as_json() for library in self.libraries]}
+        named = {"project": self.project or None, "version": self.version or None, "tag": self.tag or None}
+        return {**plain, **named, "libraries": [library.as_json() for library in self.libraries]}
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def wheel_named(text: str, cache: Cache) -> Iterator[Path]:
 
 
 def read_wheel(path: Path) -> WheelLlvm:
-    """Read a wheel and hold the LLVMs in it against the pins. Nothing of it is unpacked or run.
+    """Read a wheel and compare the LLVMs in it with the pins. Nothing of it is unpacked or run.
 
     Raises:
         SourceError: it is no wheel, or a damaged one.
@@ -139,7 +139,7 @@ def read_wheel(path: Path) -> WheelLlvm:
     """
     with open_wheel(path) as archive:
         project, version = _named(path.name, archive)
-        found = [
+        libraries = [
             Library(file=member.filename, part=part, told=revisions(pieces(archive, member), member.filename))
             for member in archive.infolist()
             if (part := _part(member.filename))
@@ -152,7 +152,7 @@ def read_wheel(path: Path) -> WheelLlvm:
         project=project,
         version=version,
         tag=name["tag"] if name else "",
-        libraries=_compared(found, project, version),
+        libraries=_compared(libraries, project, version),
     )
 
 
@@ -168,55 +168,57 @@ def _part(name: str) -> str:
 def _named(file: str, archive: zipfile.ZipFile) -> tuple[str, str]:
     """Project and version by the metadata, else by the file's name."""
     match = _NAME.fullmatch(file)
-    metadata = [one for one in archive.infolist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", one.filename)]
+    metadata = [member for member in archive.infolist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", member.filename)]
     if len(metadata) > 1:
         raise HostileInputError(f"{file} has the metadata of {len(metadata)} projects", fix="get the wheel anew")
-    said: dict[str, str] = {}
+    fields: dict[str, str] = {}
     if metadata:
         if metadata[0].file_size > _MAX_TEXT:
             raise HostileInputError(f"{file} has metadata of {metadata[0].file_size} bytes", fix="get the wheel anew")
         headers = HeaderParser().parsestr(archive.read(metadata[0]).decode("utf-8", "replace"))
-        said = {key: str(headers[key]).strip() for key in ("Name", "Version") if headers[key]}
-    project, version = said.get("Name", match["project"] if match else ""), said.get("Version", "")
+        fields = {key: str(headers[key]).strip() for key in ("Name", "Version") if headers[key]}
+    project, version = fields.get("Name", match["project"] if match else ""), fields.get("Version", "")
     version = version or (match["version"] if match else "")
     return re.sub(r"[-_.]+", "-", _printable(project)).lower(), _printable(version)
 
 
 def _printable(text: str) -> str:
-    """What a line for people can hold; the rest is no name of anything."""
+    """The text if it can be a name, else an empty one."""
     return text if len(text) <= 100 and re.fullmatch(r"[\w.+!-]*", text, re.ASCII) else ""
 
 
-# --- held against the pins ---
+# --- compared with the pins ---
 
 
 def _known(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value if value != "" else None for name, value in row.items()}
 
 
-def _compared(found: Sequence[Library], project: str, version: str) -> tuple[Library, ...]:
+def _compared(libraries: Sequence[Library], project: str, version: str) -> tuple[Library, ...]:
     rows = [row for row in triton_releases() if row.version and row.version == version and project == _PROJECT]
     row = rows[0] if rows else None
     pins = {} if row is None else {pin.target: (pin.revision, pin.certainty) for pin in row.codegen}
     if row is not None and row.llvm:
         pins["core"] = (row.llvm, row.certainty)
-    lacking = [Library(file="", part=part) for part in sorted(pins) if part not in {one.part for one in found}]
+    lacking = [
+        Library(file="", part=part) for part in sorted(pins) if part not in {library.part for library in libraries}
+    ]
     order = {"core": 0, "bitcode": 2}
-    judged = [_judged(one, *pins.get(one.part, ("", ""))) for one in (*found, *lacking)]
-    return tuple(sorted(judged, key=lambda one: (order.get(one.part, 1), one.part, one.file)))
+    judged = [_judged(library, *pins.get(library.part, ("", ""))) for library in (*libraries, *lacking)]
+    return tuple(sorted(judged, key=lambda library: (order.get(library.part, 1), library.part, library.file)))
 
 
 def _judged(library: Library, pin: str, certainty: str) -> Library:
     if library.part == "bitcode":
         return library
-    inside = {told.revision for told in library.told if told.kind in INSIDE}
-    named = {f"{told.revision}-{told.build}" for told in library.told if told.kind == "codegen"}
+    inside = {text.revision for text in library.told if text.kind in INSIDE}
+    named = {f"{text.revision}-{text.build}" for text in library.told if text.kind == "codegen"}
     if library.part == "core":
         clash = len(inside) > 1
         revision = "" if clash else next(iter(inside), "")
     else:
-        # The name is what the library's build was told; LLVM's own text may say otherwise.
-        clash = len(named) > 1 or len(inside) > 1 or bool(named and inside - {one.partition("-")[0] for one in named})
+        # The name was given to the library's build; LLVM's own text may differ.
+        clash = len(named) > 1 or len(inside) > 1 or bool(named and inside - {text.partition("-")[0] for text in named})
         revision = "" if clash else next(iter(named or inside), "")
         pin = pin if named else pin.partition("-")[0]
     verdict: Verdict
@@ -237,12 +239,12 @@ def _judged(library: Library, pin: str, certainty: str) -> Library:
 def _on_record(llvm: str) -> tuple[str, ...]:
     """What on record is built with an LLVM, at most three of them."""
     rows: list[TritonRelease | AotritonRelease] = [*triton_releases(), *aotriton_releases()]
-    found = [row.title for row in rows if llvm and row.llvm == llvm]
-    found += [f"{row.title}'s {pin.target}" for row in triton_releases() for pin in row.codegen if pin.llvm == llvm]
-    return tuple(found[:3])
+    titles = [row.title for row in rows if llvm and row.llvm == llvm]
+    titles += [f"{row.title}'s {pin.target}" for row in triton_releases() for pin in row.codegen if pin.llvm == llvm]
+    return tuple(titles[:3])
 
 
-def repository_told(library: Library) -> str:
-    """Where the source of the LLVM inside was checked out from, as lld tells; empty where it does not."""
-    told = {one.repository for one in library.told if one.kind in INSIDE and one.repository}
-    return next(iter(told)) if len(told) == 1 else ""
+def repository_inside(library: Library) -> str:
+    """Where the source of the LLVM inside was checked out from, by lld's text; empty if it has none."""
+    repositories = {revision.repository for revision in library.told if revision.kind in INSIDE and revision.repository}
+    return next(iter(repositories)) if len(repositories) == 1 else ""

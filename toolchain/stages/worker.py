@@ -30,7 +30,7 @@ from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, ima
 from toolchain.stages.triton_wheel import unzip
 
 BINARY = "dask"
-# Dask is no part of a distribution in the version that the tool has, and two versions do not understand each other.
+# No distribution has Dask in the version that the tool needs, and different versions are incompatible.
 WHEELS = (
     "click", "cloudpickle", "dask", "distributed", "fsspec", "jinja2", "locket", "markupsafe", "msgpack", "packaging",
     "partd", "psutil", "pyyaml", "sortedcontainers", "tblib", "toolz", "tornado", "zict",
@@ -142,7 +142,7 @@ class WorkerStage:
             source, tree / project.source.lstrip("/"), symlinks=True,
             ignore=shutil.ignore_patterns(".git", "__pycache__"),
         )  # fmt: skip
-        said = {
+        content = {
             "format": 1,
             "name": planned.image,
             "stage": self.of,
@@ -154,7 +154,7 @@ class WorkerStage:
             "environment": dict(project.environment),
             "search": project.search,
         }
-        (folder / "kernels.json").write_bytes(canonical(said) + b"\n")
+        (folder / "kernels.json").write_bytes(canonical(content) + b"\n")
         program = tree / PROGRAM.lstrip("/")
         program.parent.mkdir(parents=True)
         program.write_text(_START, encoding="utf-8")
@@ -171,10 +171,10 @@ def _copy(file: Path, target: Path) -> None:
 
 
 def _check_python(request: Request) -> None:
-    """Refuse a base that cannot import Dask's wheels; of a base of the user's own, the image itself tells.
+    """Refuse a base that cannot import Dask's wheels; a user's own base is checked when the image is tried.
 
     Raises:
-        UnsupportedError: its Python is another one.
+        UnsupportedError: it has a different Python.
     """
     if request.base.image is None and (has := own_python(request)) != PYTHON:
         raise UnsupportedError(
@@ -185,7 +185,7 @@ def _check_python(request: Request) -> None:
 
 
 def _check(workspace: Workspace) -> Callable[[str], Mapping[str, Any]]:
-    """That the image's own program starts and imports Dask."""
+    """Check that the image's own program starts and imports Dask."""
 
     def check(image: str) -> Mapping[str, Any]:
         workspace.step("contract")

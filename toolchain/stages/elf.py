@@ -1,0 +1,127 @@
+"""Programs and shared libraries as the dynamic linker sees them, read from their ELF files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection, GNUVerSymSection
+from elftools.elf.sections import SymbolTableSection
+
+from toolchain.errors import ContractError
+
+_HIDDEN, _GLOBAL = 0x8000, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linked:
+    """A program or a shared library.
+
+    Args:
+        soname: its own name.
+        needed: the names of what it asks for.
+        exports: the version node of each symbol that it gives; empty for none.
+        imports: `(library, node)` of each symbol that it asks for; two empty texts for one without a version.
+        machine: ELF's name of it: `EM_X86_64`.
+        dynamic: whether it has what a dynamic linker needs.
+    """
+
+    soname: str
+    needed: tuple[str, ...]
+    exports: Mapping[str, tuple[str, ...]]
+    imports: Mapping[str, tuple[str, str]]
+    machine: str = ""
+    dynamic: bool = True
+
+    def asks_of(self, soname: str) -> dict[str, str]:
+        """The node of each symbol that it asks of one library."""
+        return {name: node for name, (library, node) in self.imports.items() if library == soname}
+
+    def newest(self, prefix: str) -> tuple[int, ...]:
+        """The newest version of a family of nodes (`GLIBC_`) that it asks for; empty where it asks for none."""
+        nodes = {node.removeprefix(prefix) for _, node in self.imports.values() if node.startswith(prefix)}
+        return max((version_numbers(node) for node in nodes if node[:1].isdigit()), default=())
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """A version as numbers that compare."""
+    return tuple(int(part) for part in text.split("."))
+
+
+def read_linked(path: Path) -> Linked:
+    """Read a shared library.
+
+    Raises:
+        ContractError: it is not one.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _damaged(path.name, error) from error
+    linked = linked_of(path.name, content)
+    if not linked.dynamic:
+        raise ContractError(f"{path.name} is no shared library", fix="see the log, and build it again")
+    return linked
+
+
+def linked_of(name: str, content: bytes) -> Linked:
+    """Read a program or a library.
+
+    Raises:
+        ContractError: it is not a whole ELF file.
+    """
+    try:
+        elf = ELFFile(io.BytesIO(content))
+        dynamic = next((section for section in elf.iter_sections() if isinstance(section, DynamicSection)), None)
+        symbols = elf.get_section_by_name(".dynsym")
+        exports: dict[str, tuple[str, ...]] = {}
+        imports = {}
+        for symbol, defined, version in _symbols(elf, symbols) if isinstance(symbols, SymbolTableSection) else ():
+            if defined:
+                exports[symbol] = (*exports.get(symbol, ()), version[1])
+            else:
+                imports[symbol] = version
+        # pyelftools sets these on tags of their kind alone.
+        tags = [] if dynamic is None else list(dynamic.iter_tags())
+        return Linked(
+            machine=str(elf["e_machine"]),
+            dynamic=dynamic is not None and isinstance(symbols, SymbolTableSection),
+            soname=next((str(tag.soname) for tag in tags if tag.entry.d_tag == "DT_SONAME"), ""),  # type: ignore[attr-defined]
+            needed=tuple(str(tag.needed) for tag in tags if tag.entry.d_tag == "DT_NEEDED"),  # type: ignore[attr-defined]
+            exports=exports,
+            imports=imports,
+        )
+    except ELFError as error:
+        raise _damaged(name, error) from error
+
+
+def _damaged(name: str, error: Exception) -> ContractError:
+    return ContractError(f"{name} is no whole ELF file", why=str(error), fix="see the log, and build it again")
+
+
+def _symbols(elf: ELFFile, symbols: SymbolTableSection) -> Iterator[tuple[str, bool, tuple[str, str]]]:
+    """Name, whether it is defined here, and library and node, of each symbol that others can see."""
+    nodes: dict[int, tuple[str, str]] = {}
+    of_symbol: GNUVerSymSection | None = None
+    for section in elf.iter_sections():
+        if isinstance(section, GNUVerSymSection):
+            of_symbol = section
+        elif isinstance(section, GNUVerNeedSection):
+            for library, versions in section.iter_versions():
+                for row in versions:
+                    nodes[int(row["vna_other"])] = (str(library.name), str(row.name))
+        elif isinstance(section, GNUVerDefSection):
+            for definition, names in section.iter_versions():
+                nodes[int(definition["vd_ndx"])] = ("", str(next(iter(names)).name))
+    for number, symbol in enumerate(symbols.iter_symbols()):
+        if not symbol.name or symbol["st_info"]["bind"] == "STB_LOCAL":
+            continue
+        index = of_symbol.get_symbol(number)["ndx"] if of_symbol is not None else _GLOBAL
+        plain = index & ~_HIDDEN if isinstance(index, int) else _GLOBAL
+        version = nodes.get(plain, ("", "")) if plain > _GLOBAL else ("", "")
+        yield symbol.name, symbol["st_shndx"] != "SHN_UNDEF", version
