@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -181,14 +180,6 @@ def features_of(checkout: Path) -> frozenset[str]:
     return frozenset(features)
 
 
-def installed(prefix: Path) -> frozenset[str]:
-    """The files below an installed LLVM as paths below `prefix`; programs in bin/ only if they are executable."""
-    files = (path for path in prefix.rglob("*") if path.is_file())
-    return frozenset(
-        path.relative_to(prefix).as_posix() for path in files if path.parent.name != "bin" or os.access(path, os.X_OK)
-    )
-
-
 def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
     """What an LLVM lacks, as paths below its prefix, sorted; empty when nothing.
 
@@ -196,7 +187,7 @@ def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
     also link is for the contract check to show.
 
     Args:
-        files: paths below the prefix, as `installed` gives them.
+        files: paths below the prefix.
     """
     packages = {"llvm": "LLVM", "mlir": "MLIR"} | ({"lld": "LLD"} if needs.lld else {})
     wanted = [f"lib/cmake/{low}/{name}Config.cmake" for low, name in packages.items()]

@@ -21,7 +21,7 @@ from typing import TypeGuard
 from toolchain.catalog.aotriton_generations import Generation, generation_of
 from toolchain.catalog.gpus import check_gpu
 from toolchain.errors import KernelError, SourceError
-from toolchain.kernels.rules import Rule, RuleSet, Value, cut
+from toolchain.kernels.rules import Rule, RuleSet, Value, cut, parsed
 
 COMPILE, CLUSTER, FLATZIP = "Bare.compile", "Bare.cluster", "Bare.flatzip"
 IMAGES = "aotriton.images"
@@ -406,10 +406,7 @@ def _constant(text: str) -> int | float | bool | None:
 
 @memoize
 def _argument_names(path: Path, kernel: str) -> tuple[str, ...]:
-    try:
-        module = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
-        raise SourceError(f"cannot read the kernel source {path}", why=str(error), fix=_REPORT) from error
+    module = parsed(path)
     for node in module.body:
         if isinstance(node, ast.FunctionDef) and node.name == kernel:
             return tuple(argument.arg for argument in [*node.args.posonlyargs, *node.args.args])

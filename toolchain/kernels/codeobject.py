@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,58 +44,37 @@ def metadata_fault(metadata: Any, gpu: str) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class _Header:
-    elfclass: int
-    machine: int | str
-    osabi: int
-    flags: int
-    symbols: Mapping[str, int]  # size by name, of the dynamic symbols
-
-
-def _read(path: Path) -> _Header:
-    from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - a plan knows GPUs by their names alone
-    from elftools.elf.sections import SymbolTableSection  # noqa: PLC0415
-
-    with open_regular(path) as stream:
-        elf = ELFFile(stream)
-        table = elf.get_section_by_name(".dynsym")
-        rows = table.iter_symbols() if isinstance(table, SymbolTableSection) else ()
-        symbols = {str(symbol.name): int(symbol["st_size"]) for symbol in rows if symbol.name}
-        stream.seek(7)
-        return _Header(
-            elfclass=elf.elfclass,
-            machine=elf["e_machine"],
-            osabi=stream.read(1)[0],  # pyelftools knows this number by another architecture's name
-            flags=int(elf["e_flags"]),
-            symbols=symbols,
-        )
-
-
 def _fault(path: Path, gpu: str, kernel: str | None) -> str:
     """What is wrong; empty when nothing is."""
-    from elftools.common.exceptions import ELFError  # noqa: PLC0415 - see `_read`
+    from elftools.common.exceptions import ELFError  # noqa: PLC0415 - a plan knows GPUs by their names alone
+    from elftools.elf.elffile import ELFFile  # noqa: PLC0415
+    from elftools.elf.sections import SymbolTableSection  # noqa: PLC0415
 
     try:
         if path.stat().st_size == 0:
             return "the file is empty"
-        header = _read(path)
+        with open_regular(path) as stream:
+            elf = ELFFile(stream)
+            table = elf.get_section_by_name(".dynsym")
+            rows = table.iter_symbols() if isinstance(table, SymbolTableSection) else ()
+            symbols = {str(symbol.name): int(symbol["st_size"]) for symbol in rows if symbol.name}
+            stream.seek(7)  # pyelftools knows this OS ABI by another architecture's name
+            return _fault_of_header(elf, stream.read(1)[0], gpu) or _fault_of_kernel(symbols, kernel)
     except OSError as error:
         return str(error.strerror or error)
     except (ELFError, ValueError, KeyError, AttributeError) as error:
         return f"not a whole ELF file: {error}"
-    return _fault_of_header(header, gpu) or _fault_of_kernel(header.symbols, kernel)
 
 
-def _fault_of_header(header: _Header, gpu: str) -> str:
+def _fault_of_header(elf: Any, osabi: int, gpu: str) -> str:
+    machine, flags = elf["e_machine"], int(elf["e_flags"])
     # Older pyelftools give the number.
-    if header.elfclass != 64 or header.machine not in (EM_AMDGPU, "EM_AMDGPU"):
-        return f"an ELF{header.elfclass} for machine {header.machine}, not an AMDGPU ELF64"
-    if header.osabi != ELFOSABI_AMDGPU_HSA:
-        return f"for OS ABI {header.osabi}, not HSA"
-    if header.flags & _MACH_MASK != machine_flag(gpu):
-        made_for = gpu_of_flag(header.flags & _MACH_MASK) or "another GPU"
-        return f"made for {made_for} (flags {header.flags:#x})"
+    if elf.elfclass != 64 or machine not in (EM_AMDGPU, "EM_AMDGPU"):
+        return f"an ELF{elf.elfclass} for machine {machine}, not an AMDGPU ELF64"
+    if osabi != ELFOSABI_AMDGPU_HSA:
+        return f"for OS ABI {osabi}, not HSA"
+    if flags & _MACH_MASK != machine_flag(gpu):
+        return f"made for {gpu_of_flag(flags & _MACH_MASK) or 'another GPU'} (flags {flags:#x})"
     return ""
 
 

@@ -272,15 +272,23 @@ def _choices(axes: Mapping[str, Sequence[Value]], skip: Sequence[Mapping[str, Va
             yield choice
 
 
-def _arguments(path: Path, function: str) -> dict[str, bool]:
-    """The arguments of a function in their order, and whether each must be a constant; by parsing, not by importing."""
+def parsed(path: Path) -> ast.Module:
+    """A file with kernels, parsed and not run.
+
+    Raises:
+        SourceError: it cannot be read.
+    """
     try:
-        module = ast.parse(path.read_text(encoding="utf-8"))
+        return ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
         raise SourceError(
-            f"cannot read the kernels of {path}", why=str(error), fix="check the kernel source"
+            f"cannot read the kernel source {path}", why=str(error), fix="check the kernel source"
         ) from error
-    for node in module.body:
+
+
+def _arguments(path: Path, function: str) -> dict[str, bool]:
+    """The arguments of a function in their order, and whether each must be a constant; by parsing, not by importing."""
+    for node in parsed(path).body:
         if isinstance(node, ast.FunctionDef) and node.name == function:
             return {
                 argument.arg: argument.annotation is not None and "constexpr" in ast.unparse(argument.annotation)
