@@ -56,14 +56,15 @@ def lay(tmp_path: Path, made: MadeImages, gpus: tuple[str, ...]) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
 
 
 def test_a_whole_pack_has_its_ledger_and_nothing_that_says_partial(tmp_path: Path) -> None:
     made = images(tmp_path / "i", [entry("a", "gfx942", "amd-gfx942")], packs=("amd-gfx942",), rules=1, partial=False)
     pack = lay(tmp_path, made, ("gfx942",)) / "amd-gfx942"
-    assert sorted(one.name for one in pack.rglob("*") if one.is_file()) == ["__ledger__", "__signature__", "attn.zip"]
+    files = sorted(path.name for path in pack.rglob("*") if path.is_file())
+    assert files == ["__ledger__", "__signature__", "attn.zip"]
     ledger = read(pack / "__ledger__")
     assert (ledger["partial"], ledger["done"], ledger["known_bad"]) == (False, 1, 0)
     assert ledger["bitcode"] == {"ocml": "ff"}
@@ -80,9 +81,9 @@ def test_a_part_and_a_bad_kernel_are_told_in_the_pack_that_has_them(tmp_path: Pa
     made = images(tmp_path / "i", entries, packs=("amd-gfx90a", "amd-gfx942"), rules=2, partial=False)
     laid = lay(tmp_path, made, ("gfx90a", "gfx942"))
     assert not (laid / "amd-gfx942" / "__partial__").exists()
-    told = read(laid / "amd-gfx90a" / "__partial__")
-    assert told["known_bad"] == ["flash/b.hsaco"]
-    assert "kernels" not in told
+    partial = read(laid / "amd-gfx90a" / "__partial__")
+    assert partial["known_bad"] == ["flash/b.hsaco"]
+    assert "kernels" not in partial
     assert read(laid / "amd-gfx90a" / "__ledger__")["kernels"][0]["reason"] == "TypeError: no"
     assert partial_text(made, part="", gpus=("gfx90a", "gfx942"), of=OF) == "1 kernels known bad"
 
@@ -97,8 +98,8 @@ def test_a_family_pack_without_all_of_its_gpus_is_a_part(tmp_path: Path) -> None
     made = images(
         tmp_path / "i", [entry("a", "gfx1200", "amd-gfx120x")], packs=("amd-gfx120x",), rules=1, partial=False
     )
-    told = read(lay(tmp_path, made, ("gfx1200",)) / "amd-gfx120x" / "__partial__")
-    assert (told["gpus"], told["without_gpus"]) == (["gfx1200"], ["gfx1201"])
+    partial = read(lay(tmp_path, made, ("gfx1200",)) / "amd-gfx120x" / "__partial__")
+    assert (partial["gpus"], partial["without_gpus"]) == (["gfx1200"], ["gfx1201"])
     assert partial_text(made, part="", gpus=("gfx1200",), of=OF) == "amd-gfx120x without gfx1201"
     assert lacking(("gfx1200", "gfx1201", "gfx942"), OF) == {}
     # Packs are those of the release.
@@ -124,8 +125,8 @@ def test_two_campaigns_over_the_same_objects_take_turns(
         with campaign_folder(cache, "sha256:" + "a" * 64) as folder:
             order.append(folder.name)
 
-    with campaign_folder(cache, "sha256:" + "a" * 64) as folder, campaign_folder(cache, "sha256:" + "b" * 64) as other:
-        assert folder != other
+    with campaign_folder(cache, "sha256:" + "a" * 64) as folder, campaign_folder(cache, "sha256:" + "b" * 64) as apart:
+        assert folder != apart
         thread = threading.Thread(target=second)
         thread.start()
         thread.join(0.5)

@@ -49,9 +49,9 @@ def test_every_release_says_how_it_plans_and_whether_it_can_be_built(row: Aotrit
         refuse(name, gpus, own_triton=True, without=generation.foreign)
         assert name in buildable()
         if plain != list(gpus):
-            with pytest.raises(UnsupportedError, match="another Triton") as other:
+            with pytest.raises(UnsupportedError, match="another Triton") as refusal:
                 refuse(name, gpus)
-            assert set(other.value.why.split()) & set(generation.triton_for.values())
+            assert set(refusal.value.why.split()) & set(generation.triton_for.values())
     # Only of releases whose tree was never read is it not known.
     assert bool(databases_of(name)) == (row.tag_certainty == "verified")
 
@@ -82,7 +82,7 @@ def test_kernels_are_as_many_as_were_counted() -> None:
     assert generation_of("0.11b").kernels(("gfx942",)) == (15647, 15647)
     assert generation_of("0.10b").kernels(("gfx942", "gfx950")) == (36462, 36740), "of others as of those"
     assert generation_of("0.8b").kernels(("gfx942",)) == (0, 0)
-    (cost,) = [one for one in costs() if one.kernels]
+    (cost,) = [cost_ for cost_ in costs() if cost_.kernels]
     assert cost.all_kernels(1, 2, (15647, 15647)) == "15,647 kernels for 1 GPU: 4.5 h"
     assert cost.all_kernels(1, 2).startswith("14,485 to 19,187 kernels for 1 GPU")
 
@@ -158,9 +158,9 @@ def test_a_database_that_is_missing_empty_or_of_another_release_is_refused(tmp_p
             check_databases(tmp_path, release)
     place.write_text("a database")
     check_databases(tmp_path, "")
-    with pytest.raises(SourceError) as other:
+    with pytest.raises(SourceError) as refusal:
         check_databases(tmp_path, "0.7.1b")
-    assert git_id(place) in other.value.why
+    assert git_id(place) in refusal.value.why
 
 
 def test_a_database_that_the_user_gives_takes_the_place_of_the_trees(tmp_path: Path) -> None:
@@ -170,10 +170,10 @@ def test_a_database_that_the_user_gives_takes_the_place_of_the_trees(tmp_path: P
     (row,) = databases_of("0.7.1b")
     assert check_databases(tree, "", given) == row
     for release, text in (("0.7.1b", str(given)), ("0.11b", "none that AOTriton 0.11b takes")):
-        with pytest.raises(SourceError) as other:
+        with pytest.raises(SourceError) as refusal:
             check_databases(tree, release, given)
-        assert text in other.value.what
-        assert git_id(given) in other.value.why
+        assert text in refusal.value.what
+        assert git_id(given) in refusal.value.why
     given.write_text("")
     with pytest.raises(SourceError, match="empty"):
         check_databases(tree, "", given)
@@ -189,9 +189,9 @@ def test_an_id_is_the_one_that_git_gives(tmp_path: Path) -> None:
     git = ["git", "-C", str(top), "-c", "core.fileMode=true"]
     subprocess.run([*git, "init", "--quiet"], check=True)
     subprocess.run([*git, "add", "--all"], check=True)
-    told = subprocess.run([*git, "write-tree"], check=True, capture_output=True, text=True).stdout.strip()
+    of_git = subprocess.run([*git, "write-tree"], check=True, capture_output=True, text=True).stdout.strip()
     shutil.rmtree(top / ".git")
-    assert git_id(top) == told == expected
+    assert git_id(top) == of_git == expected
 
 
 def test_the_words_of_the_seed_read_as_gpus_of_its_release() -> None:

@@ -43,8 +43,9 @@ def test_each_line_of_the_plan_gets_an_object(tmp_path: Path) -> None:
     assert (tmp_path / "o/flash/c.hsaco").read_bytes() == b""
     assert json.loads((tmp_path / "o/flash/c.json").read_text())["warp_size"] == 64
     lay_ledger(tmp_path / "tree", "/usr/x", result, {"partial": True})
-    told = json.loads((tmp_path / "tree/usr/x" / LEDGER).read_text())
-    assert (told["partial"], told["kernels"][0]["out"], told["kernels"][0]["reason"]) == (True, "flash/a.hsaco", "no")
+    ledger = json.loads((tmp_path / "tree/usr/x" / LEDGER).read_text())
+    kernel = ledger["kernels"][0]
+    assert (ledger["partial"], kernel["out"], kernel["reason"]) == (True, "flash/a.hsaco", "no")
 
 
 def test_gpus_go_by_the_words_of_their_release() -> None:

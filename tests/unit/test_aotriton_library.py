@@ -47,24 +47,24 @@ def test_a_library_is_named_by_its_gpus(tmp_path: Path, gpus: tuple[str, ...], n
 def test_the_objects_are_the_same_for_more_gpus_and_for_a_triton_that_was_built_otherwise(tmp_path: Path) -> None:
     planned = Planned(name="aotriton", image="a", inputs={}, sources=(SOURCE,))
     under = {"base": dependencies("base"), "triton": dependencies("triton")}
-    one, two = request(tmp_path, "gfx942"), request(tmp_path, "gfx942", "gfx950")
-    library = library_of(planned, under, one, SOURCE, ())
-    other = library_of(planned, under, two, SOURCE, ())
-    assert library.key != other.key, "the library serves other GPUs"
-    assert _objects(under, one, library) == _objects(under, two, other)
+    one_gpu, two_gpus = request(tmp_path, "gfx942"), request(tmp_path, "gfx942", "gfx950")
+    library = library_of(planned, under, one_gpu, SOURCE, ())
+    library_for_two = library_of(planned, under, two_gpus, SOURCE, ())
+    assert library.key != library_for_two.key, "the library serves other GPUs"
+    assert _objects(under, one_gpu, library) == _objects(under, two_gpus, library_for_two)
     renamed = {**under, "triton": dependencies("triton", inputs="another recipe")}
-    assert _objects(renamed, one, library) == _objects(under, one, library)
+    assert _objects(renamed, one_gpu, library) == _objects(under, one_gpu, library)
     changed = {**under, "triton": dependencies("triton", layer="sha256:bb")}
-    assert _objects(changed, one, library) != _objects(under, one, library)
-    assert _objects(under, one, replace(library, dropped=("a.co",))) != _objects(under, one, library)
+    assert _objects(changed, one_gpu, library) != _objects(under, one_gpu, library)
+    assert _objects(under, one_gpu, replace(library, dropped=("a.co",))) != _objects(under, one_gpu, library)
 
 
 def test_bad_kernels_count_for_their_pack() -> None:
     def entry(cluster: str) -> Entry:
         return Entry(id=cluster, kernel="k", target="gfx942", out=cluster, cluster=cluster, status="failed")
 
-    found = by_pack([entry("amd-gfx942/a"), entry("amd-gfx90a/b"), entry("amd-gfx942/c")])
-    assert found == {"amd-gfx90a": 1, "amd-gfx942": 2}
+    counts = by_pack([entry("amd-gfx942/a"), entry("amd-gfx90a/b"), entry("amd-gfx942/c")])
+    assert counts == {"amd-gfx90a": 1, "amd-gfx942": 2}
 
 
 def test_what_the_build_says_of_itself(tmp_path: Path) -> None:
@@ -72,22 +72,22 @@ def test_what_the_build_says_of_itself(tmp_path: Path) -> None:
     (tmp_path / "redirected.json").write_text(json.dumps({"op_attn_fwd": {"gfx942_mod0": 73}}))
     planned = Planned(name="aotriton", image="a", inputs={}, sources=(SOURCE,))
     library = library_of(planned, {"base": dependencies("base")}, request(tmp_path), SOURCE, ())
-    told = library_facts(tmp_path, library)
-    assert told == {"hip": "5.7.0", "redirected": {"op_attn_fwd": {"gfx942_mod0": 73}}}
+    facts = library_facts(tmp_path, library)
+    assert facts == {"hip": "5.7.0", "redirected": {"op_attn_fwd": {"gfx942_mod0": 73}}}
 
 
 def test_a_library_for_several_rocms_rests_on_their_headers_and_the_old_system(tmp_path: Path) -> None:
     planned = Planned(name="aotriton", image="a", inputs={}, sources=(SOURCE,))
     under = {name: dependencies(name) for name in ("base", "sysroot", "hip", "triton")}
-    asked = replace(request(tmp_path), glibc="2.31")
-    library = library_of(planned, under, asked, SOURCE, ())
+    portable = replace(request(tmp_path), glibc="2.31")
+    library = library_of(planned, under, portable, SOURCE, ())
     assert library.rocm == ("6", "7")
     assert library.key != library_of(planned, under, request(tmp_path), SOURCE, ()).key
-    assert library.key != library_of(planned, under, replace(asked, rocm=("7",)), SOURCE, ()).key
+    assert library.key != library_of(planned, under, replace(portable, rocm=("7",)), SOURCE, ()).key
     for name in ("sysroot", "hip"):
         changed = {**under, name: dependencies(name, inputs="other packages")}
-        assert library_of(planned, changed, asked, SOURCE, ()).key != library.key
-        assert _objects(changed, asked, library) == _objects(under, asked, library), "kernels know no HIP"
+        assert library_of(planned, changed, portable, SOURCE, ()).key != library.key
+        assert _objects(changed, portable, library) == _objects(under, portable, library), "kernels know no HIP"
 
 
 def test_the_build_must_leave_one_library_for_each_rocm(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def prefix(campaign: Path, folder: Path, *, empty: str = "", without: str = "", flip: str = "") -> dict[str, bytes]:
     """AOTriton's packs, one for each GPU and kernel, as files of an image or a folder."""
-    found = {}
+    files = {}
     for gpu in GPUS:
         for name in ("add", "attention"):
             label = f"{gpu}/{name}"
@@ -51,11 +51,11 @@ def prefix(campaign: Path, folder: Path, *, empty: str = "", without: str = "", 
             with zipfile.ZipFile(stream, "w") as archive:
                 archive.writestr("Q='fp16'", bytes(inner))
             if label != without:
-                found[f"lib/aotriton.images/{PACKS[gpu]}/flash/{name}.zip"] = stream.getvalue()
-    for path, content in found.items():
+                files[f"lib/aotriton.images/{PACKS[gpu]}/flash/{name}.zip"] = stream.getvalue()
+    for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
-    return found
+    return files
 
 
 def plan(folder: Path) -> Path:
@@ -86,10 +86,10 @@ def run(*words: Any, code: int = 0) -> dict[str, Any]:
 
 def test_a_whole_prefix_is_whole(campaign: Path, tmp_path: Path) -> None:
     prefix(campaign, tmp_path / "p")
-    told = run(tmp_path / "p", "--gpu", "gfx942,gfx1100", "--plan", plan(tmp_path / "plan"))
-    assert told["ok"]
-    assert told["planned"] == 4
-    assert told["gpus"] == {gpu: {"add": 1, "attention": 1} for gpu in sorted(GPUS)}
+    result = run(tmp_path / "p", "--gpu", "gfx942,gfx1100", "--plan", plan(tmp_path / "plan"))
+    assert result["ok"]
+    assert result["planned"] == 4
+    assert result["gpus"] == {gpu: {"add": 1, "attention": 1} for gpu in sorted(GPUS)}
     assert run(tmp_path / "p", "--gpu", "gfx942,gfx1100")["ok"]
 
 
@@ -103,15 +103,15 @@ def test_a_whole_prefix_is_whole(campaign: Path, tmp_path: Path) -> None:
 )
 def test_each_fault_is_named(campaign: Path, tmp_path: Path, spoilt: dict[str, str], field: str) -> None:
     prefix(campaign, tmp_path / "p", **spoilt)
-    told = run(tmp_path / "p", "--gpu", "gfx942", "--plan", plan(tmp_path / "plan"), code=KernelError.code)
-    assert "attention" in told[field][0]
+    result = run(tmp_path / "p", "--gpu", "gfx942", "--plan", plan(tmp_path / "plan"), code=KernelError.code)
+    assert "attention" in result[field][0]
     assert run(tmp_path / "p", "--gpu", "gfx90a", code=KernelError.code)["absent"] == ["gfx90a"]
     # Without a plan another GPU of the same release says what there should be.
     if field == "missing":
         assert run(tmp_path / "p", "--gpu", "gfx942", code=KernelError.code)["uneven"] == ["gfx942 lacks attention"]
     if field == "empty":
-        told = run(tmp_path / "p", "--allow-empty", "--plan", tmp_path / "plan")
-        assert (told["ok"], len(told["empty"])) == (True, 1)
+        result = run(tmp_path / "p", "--allow-empty", "--plan", tmp_path / "plan")
+        assert (result["ok"], len(result["empty"])) == (True, 1)
 
 
 def test_a_damaged_file_hides_no_other_of_its_archive(campaign: Path) -> None:
@@ -138,9 +138,9 @@ def test_an_image_is_audited_and_the_result_attached(campaign: Path, tmp_path: P
     image = small_image(layout, tmp_path / "work", files=files)
     layout.tag(write_index(layout, [image]), "aotriton")
     new_key(tmp_path / "key")
-    told = run(f"oci:{layout.root}:aotriton", "--gpu", "gfx942", "--key", tmp_path / "key")
-    assert (told["ok"], told["attested"]["kinds"]) == (True, ["audit"])
-    assert told["attested"]["pushed_bytes"] > 0
+    result = run(f"oci:{layout.root}:aotriton", "--gpu", "gfx942", "--key", tmp_path / "key")
+    assert (result["ok"], result["attested"]["kinds"]) == (True, ["audit"])
+    assert result["attested"]["pushed_bytes"] > 0
 
 
 def test_a_signed_statement_is_about_the_file(campaign: Path, tmp_path: Path) -> None:
@@ -149,8 +149,8 @@ def test_a_signed_statement_is_about_the_file(campaign: Path, tmp_path: Path) ->
     run(name, "--key", tmp_path / "key", "--statement", tmp_path / "out.json")
     envelope = dsse.read((tmp_path / "out.json").read_bytes())
     assert envelope.signed_by(load_public(tmp_path / "key.pub"))
-    said = json.loads(envelope.payload)
-    assert said["predicate"]["audit"]["gpus"] == {"gfx942": {"add": 1}}
+    statement = json.loads(envelope.payload)
+    assert statement["predicate"]["audit"]["gpus"] == {"gfx942": {"add": 1}}
     assert str(campaign) not in envelope.payload.decode()
     run(name, "--key", tmp_path / "key", code=ConfigError.code)
     run(name, "--statement", tmp_path / "out.json", code=ConfigError.code)
@@ -159,15 +159,15 @@ def test_a_signed_statement_is_about_the_file(campaign: Path, tmp_path: Path) ->
 def test_kernels_that_are_compiled_again_are_compared(campaign: Path, tmp_path: Path) -> None:
     shutil.copytree(campaign, tmp_path / "c")
     words = ("--rebuild", "9", "--source", KERNELS.parent, "--with-python", sys.executable)
-    told = run(tmp_path / "c", *words)
-    assert sorted(told["rebuilt"].values()) == [True] * 4
+    result = run(tmp_path / "c", *words)
+    assert sorted(result["rebuilt"].values()) == [True] * 4
     # A byte of an instruction: nothing but another compilation sees it.
     spoilt = tmp_path / "c" / "gfx942" / "add-fp16.hsaco"
     content = bytearray(spoilt.read_bytes())
     content[content.index(b"\x00\x00\x81\xbf")] ^= 1
     spoilt.write_bytes(content)
-    told = run(tmp_path / "c", *words, code=KernelError.code)
-    assert [key for key, equal in told["rebuilt"].items() if not equal] == ["gfx942/add-fp16"]
+    result = run(tmp_path / "c", *words, code=KernelError.code)
+    assert [key for key, equal in result["rebuilt"].items() if not equal] == ["gfx942/add-fp16"]
     run(tmp_path / "c", "--rebuild", "1", code=ConfigError.code)
 
 
@@ -178,8 +178,8 @@ def test_a_source_that_is_compiled_again_sees_no_file_of_the_caller(campaign: Pa
     canary.touch()
     with (tmp_path / "source" / KERNELS.name).open("a") as source:
         source.write(f"\nimport os\nif os.path.exists({str(canary)!r}) or os.path.exists('/etc/shadow'): os._exit(3)\n")
-    told = run(tmp_path / "c", "--rebuild", "1", "--source", tmp_path / "source", "--with-python", sys.executable)
-    assert list(told["rebuilt"].values()) == [True]
+    result = run(tmp_path / "c", "--rebuild", "1", "--source", tmp_path / "source", "--with-python", sys.executable)
+    assert list(result["rebuilt"].values()) == [True]
 
 
 def test_libraries_tell_their_glibc_and_code(tmp_path: Path) -> None:
@@ -223,8 +223,8 @@ def attempt(kernel: Path, *words: Any, code: int = 0) -> dict[str, Any]:
 
 def test_one_kernel_is_tried_by_another_triton(campaign: Path, tmp_path: Path) -> None:
     kernel = campaign / "gfx942" / "attention-fp16.hsaco"
-    told = attempt(kernel, "--with-python", sys.executable, "--out", tmp_path / "new")
-    assert told["counts"]["same"] == 1
+    result = attempt(kernel, "--with-python", sys.executable, "--out", tmp_path / "new")
+    assert result["counts"]["same"] == 1
     assert (tmp_path / "new" / kernel.name).read_bytes() == kernel.read_bytes()
     # What was compiled with fewer registers: the campaign's is better, the other way round it is worse.
     tight = compile_all([{**rule(tmp_path / "tight", "attention", "gfx942"), "waves_per_eu": 8}])[0]
@@ -240,9 +240,9 @@ def test_what_cannot_be_tried_is_told(campaign: Path, tmp_path: Path) -> None:
     attempt(alone, code=ConfigError.code)
     alone.with_suffix(".json").write_text("{}")
     attempt(alone, code=ConfigError.code)
-    told = json.loads(kernel.with_suffix(".json").read_text())
+    metadata = json.loads(kernel.with_suffix(".json").read_text())
     for source, code in (("../kernels.py", ConfigError.code), ("absent.py", SourceError.code)):
-        alone.with_suffix(".json").write_text(json.dumps({**told, "source": source}))
+        alone.with_suffix(".json").write_text(json.dumps({**metadata, "source": source}))
         attempt(alone, code=code)
     attempt(kernel, "--with-python", "python", "--triton-wheel", "3.6.0", code=ConfigError.code)
     attempt(kernel, "--triton-wheel", tmp_path / "none.whl", code=SourceError.code)

@@ -47,13 +47,13 @@ def plan_of(path: Path, clusters: dict[str, Sequence[str]], *, gpu: str = "gfx94
     for number, (cluster, objects) in enumerate(sorted(clusters.items())):
         manifest = path / f"aks2/amd-{gpu}/flash/attn/{cluster}.nsv"
         manifest.parent.mkdir(parents=True, exist_ok=True)
-        manifest.write_text("".join(f"{BUILD}/flash/{one}.hsaco\0;;{one};;\0\n" for one in objects))
+        manifest.write_text("".join(f"{BUILD}/flash/{name}.hsaco\0;;{name};;\0\n" for name in objects))
         rows.append(";".join([f"amd-{gpu}", "flash", "attn", cluster, *(f"{BUILD}/flash/{o}.hsaco" for o in objects)]))
         zipped.append((f"{BUILD}/aks2/amd-{gpu}/flash/attn/{cluster}.aks2", f"F{number}"))
-        for one in objects:
-            stages = sum(map(ord, one))
+        for name in objects:
+            stages = sum(map(ord, name))
             fields = [
-                "default", "/venv/python", f"{BUILD}/flash/{one}.hsaco", f"{SOURCE}/modules/flash/kernel/fwd.py",
+                "default", "/venv/python", f"{BUILD}/flash/{name}.hsaco", f"{SOURCE}/modules/flash/kernel/fwd.py",
                 "attn", "4", str(stages), "2", gpu, SIGNATURE,
             ]  # fmt: skip
             line = ";".join(fields)
@@ -86,8 +86,8 @@ def test_a_part_takes_whole_clusters(tmp_path: Path) -> None:
     folder = plan_of(tmp_path / "p", {"c1": ["a", "b"], "c2": ["c", "d"], "c3": ["e"]})
     plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
     rules, clusters = plan.part(limit=3)
-    assert {rule.out for rule in rules.rules} == {f"flash/{one}.hsaco" for one in "abcd"}
-    assert [one.name.rpartition("/")[2] for one in clusters] == ["c1", "c2"]
+    assert {rule.out for rule in rules.rules} == {f"flash/{each}.hsaco" for each in "abcd"}
+    assert [each.name.rpartition("/")[2] for each in clusters] == ["c1", "c2"]
     assert rules.partial
     (archive,) = packed(plan, clusters)
     assert [name for _, name in archive.members] == ["F0", "F1"]
@@ -206,7 +206,7 @@ def test_one_rule_under_two_names_is_refused(tmp_path: Path) -> None:
     # "a" and "a" again under another path: the same launch values, the same content.
     stages = ord("a")
     extra = f"d;p;{BUILD}/flash/z.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;4;{stages};2;gfx942;{SIGNATURE}\n"
-    with pytest.raises(KernelError, match="one and the same rule"):
+    with pytest.raises(KernelError, match="are the same rule"):
         read_plan(
             plan_of(tmp_path / "p", {"c1": ["a"]}, extra=extra), tree_of(tmp_path / "t"), build=BUILD, source=SOURCE
         )
@@ -226,7 +226,7 @@ def test_aks2_is_read() -> None:
         (lambda data: data[:8] + struct.pack("<I", 9) + data[12:], "directory|outside"),
         (lambda data: data[:30], "ends early|does not unpack"),
         (lambda data: data[:-4], "ends early"),
-        (lambda data: data + b"more", "goes on behind its end"),
+        (lambda data: data + b"more", "has data after its end"),
         (lambda data: data[:40] + b"\xff" * 8 + data[48:], "does not unpack|ends early|another size|outside|directory"),
     ],
 )
@@ -342,22 +342,22 @@ BOOM = answer(code=1, error="TypeError: boom")
 
 
 def test_the_same_bytes_and_the_same_failures_pass() -> None:
-    found = compare([entry("a", "done", "ff")], [entry("b", "failed")], {"a": answer("ff"), "b": BOOM})
-    assert found == {"sampled": 1, "equal": 1, "failures": 1, "alike": 1}
+    counts = compare([entry("a", "done", "ff")], [entry("b", "failed")], {"a": answer("ff"), "b": BOOM})
+    assert counts == {"sampled": 1, "equal": 1, "failures": 1, "alike": 1}
 
 
 @pytest.mark.parametrize(
-    ("answers", "told"),
+    ("answers", "pattern"),
     [
         ({"a": answer("ee"), "b": BOOM}, "a: ff here, ee by upstream"),
         ({"a": answer(), "b": BOOM}, "a: ff here, nothing by upstream"),
         ({"a": answer("ff"), "b": answer("dd")}, r"b failed here \(TypeError: boom\), an object there"),
     ],
 )
-def test_other_bytes_and_a_failure_of_our_own_are_told(answers: dict[str, dict[str, object]], told: str) -> None:
+def test_other_bytes_and_a_failure_of_our_own_are_told(answers: dict[str, dict[str, object]], pattern: str) -> None:
     with pytest.raises(ContractError) as caught:
         compare([entry("a", "done", "ff")], [entry("b", "failed")], answers)
-    assert re.search(told, caught.value.why)
+    assert re.search(pattern, caught.value.why)
 
 
 @pytest.mark.parametrize(
@@ -396,8 +396,8 @@ def test_what_ended_upstreams_script_is_found_in_what_it_said(tmp_path: Path) ->
     (tmp_path / "job.json").write_text(json.dumps(job))
     upstream = Path(__file__).resolve().parents[2] / "aotriton/upstream.py"
     done = subprocess.run([sys.executable, upstream, tmp_path / "job.json"], capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
-    assert (told["code"], told["error"], told["size"]) == (1, "ValueError: first", 0)
+    answer_ = json.loads(done.stdout)
+    assert (answer_["code"], answer_["error"], answer_["size"]) == (1, "ValueError: first", 0)
 
 
 def test_rules_that_differ_in_launch_alone_share_what_was_read(tmp_path: Path) -> None:
@@ -405,11 +405,11 @@ def test_rules_that_differ_in_launch_alone_share_what_was_read(tmp_path: Path) -
     folder = plan_of(tmp_path / "p", {"c1": ["a", "b"], "c2": ["c"]})
     plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
     first, *others = plan.rules
-    for other in others:
-        assert other.num_stages != first.num_stages
-        assert other.signature is first.signature
-        assert other.constexprs is first.constexprs
-        assert other.source is first.source
+    for rule in others:
+        assert rule.num_stages != first.num_stages
+        assert rule.signature is first.signature
+        assert rule.constexprs is first.constexprs
+        assert rule.source is first.source
 
 
 def test_constants_that_compare_equal_stay_what_they_are(tmp_path: Path) -> None:
@@ -420,8 +420,8 @@ def test_constants_that_compare_equal_stay_what_they_are(tmp_path: Path) -> None
         text = text.replace(line, line.replace(" 0, u64:8", f" {constant}, u64:8"))
     (folder / "Bare.compile").write_text(text)
     plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
-    found = [dict(rule.constexprs)["B"] for rule in plan.rules]
-    assert [(type(value), value) for value in found] == [(int, 1), (bool, True), (float, 1.0), (int, 1)]
+    values = [dict(rule.constexprs)["B"] for rule in plan.rules]
+    assert [(type(value), value) for value in values] == [(int, 1), (bool, True), (float, 1.0), (int, 1)]
 
 
 @pytest.mark.parametrize(
@@ -465,16 +465,16 @@ def test_a_kernel_that_was_stopped_for_its_memory_is_not_given_to_upstreams_scri
         Entry.of(large, "failed", reason="memory: 9 GB, one kernel may take 4 GB"),
         Entry.of(late, "timeout", reason="no result after 3600 s"),
     )
-    asked: list[dict[str, Any]] = []
+    sent: list[dict[str, Any]] = []
 
     def run(_: str, __: object, *, mounts: Sequence[Any], **___: object) -> Any:
-        (path,) = (one.source for one in mounts if one.target == "/job.json")
-        asked.extend(json.loads(path.read_text())["rules"])
+        (path,) = (mount.source for mount in mounts if mount.target == "/job.json")
+        sent.extend(json.loads(path.read_text())["rules"])
         answers = {
             good.id: {"sha256": "ab", "size": 1, "status": "Complete"},
             late.id: {"sha256": "", "size": 0, "status": "Timeout"},
         }
-        rows = [{"id": one["id"], "code": 0, "error": "", "reason": "", **answers[one["id"]]} for one in asked]
+        rows = [{"id": mount["id"], "code": 0, "error": "", "reason": "", **answers[mount["id"]]} for mount in sent]
         return SimpleNamespace(stdout="\n".join(map(json.dumps, rows)))
 
     workspace: Any = SimpleNamespace(
@@ -484,7 +484,7 @@ def test_a_kernel_that_was_stopped_for_its_memory_is_not_given_to_upstreams_scri
     result = CampaignResult(entries=entries, skipped=0, partial=False, about={})
     images = KernelImages(folder, tmp_path / "t", "image", workspace)
     assert images.against_upstream(RuleSet(rules, total=3), result)["failures"] == 1
-    assert [(one["id"], one["timeout"]) for one in asked] == [(good.id, 0), (late.id, 60.0)]
+    assert [(row["id"], row["timeout"]) for row in sent] == [(good.id, 0), (late.id, 60.0)]
 
 
 # --- older generations ---
@@ -500,7 +500,7 @@ def old_plan(path: Path, rows: Sequence[tuple[str, str, int]], *, clusters: Mapp
     (path / "Bare.compile").write_text("\n".join(lines) + "\n")
     if clusters:
         rules = [
-            ";".join(["amd-gfx942", "flash", "attn", name, *(f"{BUILD}/flash/{one}.hsaco" for one in objects)])
+            ";".join(["amd-gfx942", "flash", "attn", name, *(f"{BUILD}/flash/{object_}.hsaco" for object_ in objects)])
             for name, objects in clusters.items()
         ]
         (path / "Bare.cluster").write_text("\n".join(rules) + "\n")
@@ -521,7 +521,7 @@ def test_a_plan_of_eight_fields_with_loose_clusters_is_read(tmp_path: Path) -> N
     (cluster,) = plan.clusters
     assert (cluster.path, cluster.manifest) == ("aotriton.images/amd-gfx942/flash/attn/＊F.aks2", "")  # noqa: RUF001
     assert cluster.objects == (("flash/＊a.hsaco", "＊a"), ("flash/＊b.hsaco", "＊b"))  # noqa: RUF001
-    assert [one.path for one in plan.archives] == [cluster.path]
+    assert [archive.path for archive in plan.archives] == [cluster.path]
     assert [rule.waves_per_eu for rule in plan.rules] == [1, 2]
     assert plan.rules[0].signature[0] == ("Q", "*fp16:16"), "names are those of the file that flash.py takes it from"
     assert plan.copies == {}

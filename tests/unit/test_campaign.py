@@ -216,10 +216,10 @@ def test_workers_are_long_lived_and_recycled(place: Place) -> None:
     started = (place.workers.folder / "started").read_text().split()
     assert len(started) == 1
 
-    other = Place(place.root / "other")
-    other.root.mkdir(exist_ok=True)
-    other.run(rules, workers=1, recycle=3)
-    assert len((other.workers.folder / "started").read_text().split()) == 3
+    second = Place(place.root / "other")
+    second.root.mkdir(exist_ok=True)
+    second.run(rules, workers=1, recycle=3)
+    assert len((second.workers.folder / "started").read_text().split()) == 3
 
 
 def test_giving_up_in_the_middle_ends_all_workers_at_once(place: Place) -> None:
@@ -244,8 +244,8 @@ def test_a_kernel_that_goes_on_and_on_is_named(
     monkeypatch.setattr(executors, "SLOW_SECONDS", 0.5)
     with caplog.at_level(logging.WARNING):
         place.run([make_rule("good"), make_rule("hangs")], timeout=2.0)
-    (said,) = [record.getMessage() for record in caplog.records if "--kernel-timeout" in record.getMessage()]
-    assert "hangs" in said
+    (message,) = [record.getMessage() for record in caplog.records if "--kernel-timeout" in record.getMessage()]
+    assert "hangs" in message
 
 
 def test_a_part_says_so(place: Place) -> None:

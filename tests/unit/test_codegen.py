@@ -69,11 +69,11 @@ def request_(tmp_path: Path, tree: Path) -> Request:
         glibc=DEFAULT_GLIBC,
     )
     packages = [{"name": "libc6", "version": "2.41", "architecture": "amd64", "sha256": "5" * 64}]
-    recipe, system, asked = base_recipe("debian13", "amd64"), sysroot.sysroot_system(request), python.pythons(request)
+    recipe, system, all_ = base_recipe("debian13", "amd64"), sysroot.sysroot_system(request), python.pythons(request)
     for stage, name, digest in (
         ("base", "debian13", base.recipe_digest(recipe)),
         ("sysroot", system.name, sysroot.sysroot_digest(system)),
-        ("python", asked.name, asked.digest),
+        ("python", all_.name, all_.digest),
     ):
         base.write_packages(request.cache.package_list(stage, name, "amd64"), {"recipe": digest, "packages": packages})
     return request
@@ -84,7 +84,7 @@ def planned(request: Request, target: str = "triton") -> dict[str, Planned]:
 
 
 def digests(request: Request) -> dict[str, str | None]:
-    return {name: one.input_digest for name, one in planned(request).items()}
+    return {name: stage.input_digest for name, stage in planned(request).items()}
 
 
 # --- stages and what keys them ---
@@ -98,7 +98,7 @@ def test_a_checkout_brings_its_stages(request_: Request) -> None:
     assert [source.name for source in stages["codegen-amdgpu"].sources] == ["triton"]
     assert {"wheel-nanobind", "triton"} <= {source.name for source in stages["triton"].sources}
     assert "wheel-pybind11" not in {source.name for source in stages["triton"].sources}
-    assert all(one.input_digest for one in stages.values())
+    assert all(stage.input_digest for stage in stages.values())
     inputs = stages["llvm-amdgpu"].inputs or {}
     assert inputs["targets"] == ["AMDGPU"]
     assert inputs["components"] == ["llvm-headers", "llvm-libraries", "cmake-exports"]
@@ -112,11 +112,11 @@ def test_a_release_brings_its_stages(tmp_path: Path) -> None:
     assert stages["llvm"].sources[0].ref == CORE
     (source,) = stages["llvm-amdgpu"].sources
     assert (source.ref, source.digest, len(source.among)) == (AMD, None, 3)
-    assert "wheel-nanobind" in {one.name for one in stages["triton"].sources}
+    assert "wheel-nanobind" in {source.name for source in stages["triton"].sources}
     for older in ("3.8.0", "3.7.1"):
         names = planned(replace(request, triton=older))
         assert list(names) == ["base", "sysroot", "python", "llvm", "triton"]
-        assert "wheel-pybind11" in {one.name for one in names["triton"].sources}
+        assert "wheel-pybind11" in {source.name for source in names["triton"].sources}
 
 
 def test_one_library_serves_every_triton_that_has_the_same_files(request_: Request, tree: Path) -> None:
@@ -133,14 +133,14 @@ def test_a_file_that_it_reads_makes_another_library(request_: Request, tree: Pat
     first = digests(request_)
     (tree / name).write_text("// changed\n")
     second = digests(request_)
-    assert {one for one in first if first[one] != second[one]} == {"codegen-amdgpu", "triton"}
+    assert {name for name in first if first[name] != second[name]} == {"codegen-amdgpu", "triton"}
 
 
 def test_another_llvm_makes_another_library(request_: Request) -> None:
     first = digests(request_)
     sources = {**request_.sources, **specs({"llvm-amdgpu": f"{FORK}@{CORE}"})}
     second = digests(replace(request_, sources=sources))
-    assert {one for one in first if first[one] != second[one]} == {"llvm-amdgpu", "codegen-amdgpu", "triton"}
+    assert {name for name in first if first[name] != second[name]} == {"llvm-amdgpu", "codegen-amdgpu", "triton"}
 
 
 def test_a_patch_of_triton_makes_another_library(request_: Request, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_lock_holds_every_llvm(request_: Request) -> None:
     assert held is not None
     assert (held.ref, held.repository, held.license) == (AMD, FORK, "Apache-2.0 WITH LLVM-exception")
     assert held.parts == part_of("llvm").taken
-    assert {"llvm", "llvm-amdgpu", "triton", "wheel-nanobind"} <= {one.name for one in lock.sources}
+    assert {"llvm", "llvm-amdgpu", "triton", "wheel-nanobind"} <= {source.name for source in lock.sources}
 
 
 def test_a_further_llvm_is_a_further_row(request_: Request, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,8 +322,8 @@ def test_a_plan_knows_what_a_fetch_has_told(tmp_path: Path) -> None:
     urls = codegen_source(RULE, request).among
     assert [url.rpartition("github.com/")[2] for url in urls] == list(RULE.repositories)
     assert first_holder("llvm-amdgpu", AMD, urls, fetch, cache=request.cache) == (FORK, tmp_path)
-    found = codegen_source(RULE, request)
-    assert (found.digest, found.among) == (git_digest(FORK, AMD), ())
+    source = codegen_source(RULE, request)
+    assert (source.digest, source.among) == (git_digest(FORK, AMD), ())
 
 
 @pytest.mark.parametrize(("silent", "kind"), [(False, SourceError), (True, UnreachableError)])
@@ -380,12 +380,12 @@ def test_fetch_and_lock_find_tree_and_repository(
 
     # Without the tree the data's pin is planned.
     assert (llvm()["ref"], llvm()["digest"]) == (AMD, None)
-    (fetched,) = [one for one in call("fetch", "codegen-amdgpu")["sources"] if one["name"] == "llvm-amdgpu"]
+    (fetched,) = [source for source in call("fetch", "codegen-amdgpu")["sources"] if source["name"] == "llvm-amdgpu"]
     assert fetched["repository"] == FORK
     assert fetched["digest"] == llvm()["digest"] == git_digest(FORK, fetched["ref"])
     assert "llvm-amdgpu" in call("lock", "codegen-amdgpu", "--open-base")["sources"]
     locked = tomllib.loads((tmp_path / "toolchain.lock").read_text())
-    (row,) = [one for one in locked["source"] if one["name"] == "llvm-amdgpu"]
+    (row,) = [source for source in locked["source"] if source["name"] == "llvm-amdgpu"]
     assert (row["repository"], row["ref"]) == (FORK, fetched["ref"])
 
 
@@ -395,15 +395,15 @@ def test_fetch_and_lock_find_tree_and_repository(
 def finish_all(request: Request, work: Path) -> list[Planned]:
     """Every stage in the cache as a build leaves it, of one small file; as they were planned."""
     stages = list(planned(request).values())
-    for one in stages:
-        (work / one.name / "etc").mkdir(parents=True)
-        (work / one.name / "etc/name").write_text(one.name)
+    for stage in stages:
+        (work / stage.name / "etc").mkdir(parents=True)
+        (work / stage.name / "etc/name").write_text(stage.name)
         prefetch = Prefetch(request, [])
-        with Progress(one.name, 1, 1, {}, Console(file=io.StringIO())) as progress:
+        with Progress(stage.name, 1, 1, {}, Console(file=io.StringIO())) as progress:
             workspace = BuildWorkspace(
-                request=request, log=work / "log", progress=progress, stage=f"a-{one.name}", prefetch=prefetch
+                request=request, log=work / "log", progress=progress, stage=f"a-{stage.name}", prefetch=prefetch
             )
-            workspace.finish(one, tree=work / one.name, facts={})
+            workspace.finish(stage, tree=work / stage.name, facts={})
     return stages
 
 
@@ -411,15 +411,15 @@ def test_sbom_and_provenance_of_the_wheel_name_every_llvm(request_: Request, tmp
     stages = finish_all(request_, tmp_path / "work")
     assert all(row.built is not None for row in plan(request_, "triton"))
     facts = attestations.collect(request_.cache, read_record(request_.cache, str(stages[-1].input_digest)))
-    assert [one.stage for one in facts.dependencies] == [one.name for one in stages[:-1]]
+    assert [each.stage for each in facts.dependencies] == [each.name for each in stages[:-1]]
     document = sbom(facts, manifest=f"sha256:{'1' * 64}", diff_id=f"sha256:{'2' * 64}", files=[])
-    sources = {one["SPDXID"]: one for one in document["packages"] if "-Source-" in one["SPDXID"]}
-    found = sources["SPDXRef-Source-llvm-amdgpu-llvm-amdgpu"]
-    assert (found["versionInfo"], found["licenseDeclared"]) == (AMD, "Apache-2.0 WITH LLVM-exception")
+    sources = {each["SPDXID"]: each for each in document["packages"] if "-Source-" in each["SPDXID"]}
+    source = sources["SPDXRef-Source-llvm-amdgpu-llvm-amdgpu"]
+    assert (source["versionInfo"], source["licenseDeclared"]) == (AMD, "Apache-2.0 WITH LLVM-exception")
     assert sources["SPDXRef-Source-llvm-llvm"]["versionInfo"] == CORE
     assert {"SPDXRef-Source-codegen-amdgpu-triton", "SPDXRef-Source-triton-triton"} <= sources.keys()
     inputs = read_record(request_.cache, str(stages[-2].input_digest)).inputs
     assert inputs["revision"] == f"{AMD}-0"
     assert sorted(inputs["files"]) == read_files(tmp_path / "triton", RULE)
-    said = json.dumps(provenance(facts, [])["predicate"]["buildDefinition"]["resolvedDependencies"])
-    assert all(text in said for text in (CORE, AMD, "llvm-amdgpu", "codegen-amdgpu", "nanobind"))
+    materials = json.dumps(provenance(facts, [])["predicate"]["buildDefinition"]["resolvedDependencies"])
+    assert all(text in materials for text in (CORE, AMD, "llvm-amdgpu", "codegen-amdgpu", "nanobind"))

@@ -60,25 +60,25 @@ def check(file: Path, *, arch: str = "amd64", glibc: str = "2.99") -> dict[str, 
 @native
 def test_a_library_as_it_should_be(tmp_path: Path) -> None:
     made = library(tmp_path, "-lpthread", "-lm")
-    found = check(made)
-    assert found["sha256"] == hashlib.sha256(made.read_bytes()).hexdigest()
-    assert found["symbols"] == sorted(EXPORTS)
-    assert found["revision"] == REVISION
+    facts = check(made)
+    assert facts["sha256"] == hashlib.sha256(made.read_bytes()).hexdigest()
+    assert facts["symbols"] == sorted(EXPORTS)
+    assert facts["revision"] == REVISION
     assert exported_by(tmp_path / "exports") == EXPORTS
-    same_library(made, found)
+    same_library(made, facts)
     made.write_bytes(made.read_bytes() + b"\0")
     with pytest.raises(ContractError, match="is not the one that was checked"):
-        same_library(made, found)
+        same_library(made, facts)
 
 
 @native
 def test_a_library_of_another_revision(tmp_path: Path) -> None:
-    for other in (f"{CORE}-1", f"{AMD}-2", f"{AMD}-10", "unknown"):
+    for revision in (f"{CORE}-1", f"{AMD}-2", f"{AMD}-10", "unknown"):
         with pytest.raises(ContractError, match="has a different revision from the pin") as caught:
-            check(library(tmp_path, revision=other))
+            check(library(tmp_path, revision=revision))
         assert f"the pin is {REVISION}" in caught.value.why
     both = f'const char *other(void) {{ return "{CORE}-1"; }}\n'
-    with pytest.raises(ContractError, match="another revision") as caught:
+    with pytest.raises(ContractError, match="has a different revision from the pin") as caught:
         check(library(tmp_path, more=f"__attribute__((used)) static {both}"))
     assert CORE in caught.value.why
 
@@ -95,11 +95,11 @@ def test_a_library_with_further_symbols(tmp_path: Path) -> None:
 @native
 def test_a_library_that_needs_another_at_run_time(tmp_path: Path) -> None:
     (tmp_path / "llvm.c").write_text("int llvm(void) { return 1; }\n")
-    other = tmp_path / "libLLVM.so.22"
-    words = ["cc", "-shared", "-fPIC", "-o", str(other), str(tmp_path / "llvm.c"), "-Wl,-soname,libLLVM.so.22"]
+    needed = tmp_path / "libLLVM.so.22"
+    words = ["cc", "-shared", "-fPIC", "-o", str(needed), str(tmp_path / "llvm.c"), "-Wl,-soname,libLLVM.so.22"]
     subprocess.run(words, check=True)
     with pytest.raises(ContractError, match=r"needs a library at run time .*: libLLVM\.so\.22"):
-        check(library(tmp_path, "-Wl,--no-as-needed", str(other)))
+        check(library(tmp_path, "-Wl,--no-as-needed", str(needed)))
 
 
 @native
@@ -145,7 +145,7 @@ def test_a_wheel_carries_the_library_that_was_built_for_it(tmp_path: Path) -> No
     check_in_wheel(wheel(tmp_path, "b", {}), {})
     with pytest.raises(ContractError, match=f"lacks {INSIDE}"):
         check_in_wheel(wheel(tmp_path, "c", {}), wanted)
-    with pytest.raises(ContractError, match=f"carries another {NAME} than the one that was built") as caught:
+    with pytest.raises(ContractError, match=f"carries a different {NAME} from the one that was built") as caught:
         check_in_wheel(wheel(tmp_path, "d", {INSIDE: b"fetched"}), wanted)
     assert wanted[INSIDE] in caught.value.why
 

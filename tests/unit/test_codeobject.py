@@ -20,9 +20,9 @@ def test_accepts_each_gpu_and_refuses_it_for_another(tmp_path: Path, gpu: str) -
 
     check_object(path, gpu, "k")
     check_object(path, gpu)
-    other = "gfx942" if gpu != "gfx942" else "gfx90a"
+    another = "gfx942" if gpu != "gfx942" else "gfx90a"
     with pytest.raises(KernelError, match="not a code object") as caught:
-        check_object(path, other, "k")
+        check_object(path, another, "k")
     assert f"made for {gpu}" in caught.value.why
 
 

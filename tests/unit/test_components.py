@@ -175,10 +175,10 @@ def test_each_file_counts(tmp_path: Path) -> None:
     assert len(files) > 35
     for file in files:
         file.unlink()
-        found = missing_in(installed(tmp_path), needs)
-        assert len(found) == 1, file
+        missing = missing_in(installed(tmp_path), needs)
+        assert len(missing) == 1, file
         name = file.relative_to(tmp_path).as_posix()
-        assert found[0].replace("*", "23") == (
+        assert missing[0].replace("*", "23") == (
             name.rpartition("/")[0] if name.endswith(("LLVM.h", "LLD.h", "MLIR.h")) else name
         )
         file.touch()

@@ -51,7 +51,7 @@ def way() -> tuple[str, ...]:
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The modules that the image holds, and no more."""
     folder = tmp_path_factory.mktemp("image")
-    for name in (*(f"{one}.py" for one in MODULES), "data/gpus.toml"):
+    for name in (*(f"{module}.py" for module in MODULES), "data/gpus.toml"):
         (folder / "toolchain" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(PACKAGE / name, folder / "toolchain" / name)
     return folder
@@ -65,9 +65,9 @@ class Image:
         self.machine = machine
         self.store = machine.root / "store"
         self.log = machine.root / "log"
-        (machine.root / "kernels.json").write_text(json.dumps(self.said()))
+        (machine.root / "kernels.json").write_text(json.dumps(self.kernels_json()))
 
-    def said(self) -> dict[str, Any]:
+    def kernels_json(self) -> dict[str, Any]:
         folder = self.machine.workers.folder
         return {
             "format": 1,
@@ -115,9 +115,9 @@ class Image:
 @pytest.fixture
 def image(program: Path, tmp_path: Path) -> Image:
     machine = Machine(tmp_path / "container")
-    found = Image(program, machine)
-    found.store.mkdir()
-    return found
+    worker = Image(program, machine)
+    worker.store.mkdir()
+    return worker
 
 
 @pytest.fixture
@@ -153,8 +153,8 @@ def test_a_compile_process_sees_no_interface_and_the_station_does(
     machine.provide(rules)
     with image.running(scheduler.address, "--jobs", "1", "--kernel-timeout", "60", "--log", "all.log") as child:
         until(lambda: ask(scheduler.address)["machines"] or child.poll() is not None, "worker")
-        (told,) = ask(scheduler.address)["machines"]
-        assert (told["name"], told["slots"]) == ("container", 1)
+        (row,) = ask(scheduler.address)["machines"]
+        assert (row["name"], row["slots"]) == ("container", 1)
 
         def look() -> tuple[list[str], list[str], bytes]:
             until((machine.workers.folder / "waiting").exists, "compile process")
@@ -178,10 +178,10 @@ def test_a_compile_process_sees_no_interface_and_the_station_does(
         child.send_signal(signal.SIGTERM)
         assert child.wait(60) == 128 + signal.SIGTERM, image.log.read_text()
         until(lambda: not machine.workers.alive, "end of the compile processes", 10)
-    said = image.log.read_text()
-    assert f"for {scheduler.address}" in said
-    assert "Traceback" not in said, said
-    assert "because of that" not in said
+    log = image.log.read_text()
+    assert f"for {scheduler.address}" in log
+    assert "Traceback" not in log, log
+    assert "because of that" not in log
     assert "a compiler's chatter" in (machine.root / "all.log").read_text()
 
     local = Machine(tmp_path / "local")
@@ -193,11 +193,11 @@ def test_a_compile_process_sees_no_interface_and_the_station_does(
 
 def test_it_ends_in_the_middle_of_a_kernel(image: Image, scheduler: Hub, tmp_path: Path, way: tuple[str, ...]) -> None:
     """What it had compiled is in the store; another worker compiles the rest."""
-    desk, other, machine = Machine(tmp_path / "desk"), Machine(tmp_path / "other"), image.machine
+    desk, second, machine = Machine(tmp_path / "desk"), Machine(tmp_path / "other"), image.machine
     rules = rules_of("one", "waits", warps=(1,))
     machine.provide(rules)
-    other.provide(rules)
-    (other.workers.folder / "go").touch()
+    second.provide(rules)
+    (second.workers.folder / "go").touch()
     store = FolderStore(image.store)
     with (
         ThreadPoolExecutor(1) as beside,
@@ -211,10 +211,10 @@ def test_it_ends_in_the_middle_of_a_kernel(image: Image, scheduler: Hub, tmp_pat
         assert child.wait(60) == 128 + signal.SIGTERM, image.log.read_text()
         assert time.monotonic() - began < 8, "an engine waits ten seconds, and kills it"
         assert machine.workers.alive == []
-        with other.serving(store) as serving:
+        with second.serving(store) as serving:
             scheduler.serve(serving)
             assert made.result(120).counts()["done"] == 2
-    assert other.workers.tries == ["waits"]
+    assert second.workers.tries == ["waits"]
 
 
 def test_another_triton_or_limit_is_refused_by_the_campaign(
@@ -254,8 +254,8 @@ def test_another_triton_or_limit_is_refused_by_the_campaign(
     ],
 )
 def test_what_it_refuses(image: Image, words: list[str], code: int, said: str, way: tuple[str, ...]) -> None:
-    found, text = image.call(*words)
-    assert (found, said in text, "Traceback" in text) == (code, True, False), text
+    status, text = image.call(*words)
+    assert (status, said in text, "Traceback" in text) == (code, True, False), text
 
 
 def test_a_certificate_that_is_not_there(image: Image) -> None:
@@ -294,8 +294,8 @@ def test_without_a_place_for_objects_nothing_is_served(
     finally:
         for number, handler in before:
             signal.signal(number, handler)
-    said = capsys.readouterr().err
-    assert (code, "no place for objects" in said, "--tmpfs /tmp" in said) == (9, True, True), said
+    errors = capsys.readouterr().err
+    assert (code, "no place for objects" in errors, "--tmpfs /tmp" in errors) == (9, True, True), errors
 
 
 def test_where_the_kernel_gives_no_namespace_nothing_is_compiled() -> None:
@@ -333,8 +333,8 @@ def test_the_second_way_serves_who_is_not_root(way: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("source", 5), ("command", "abc"), ("command", []), ("variables", [])])
 def test_a_file_whose_values_are_of_another_kind(image: Image, tmp_path: Path, name: str, value: object) -> None:
-    (tmp_path / "kernels.json").write_text(json.dumps(image.said() | {name: value}))
-    with pytest.raises(ConfigError, match="does not say whose kernels") as caught:
+    (tmp_path / "kernels.json").write_text(json.dumps(image.kernels_json() | {name: value}))
+    with pytest.raises(ConfigError, match="does not say which kernels to compile") as caught:
         Kernels.read(tmp_path / "kernels.json")
     assert name in caught.value.why
 
@@ -342,5 +342,5 @@ def test_a_file_whose_values_are_of_another_kind(image: Image, tmp_path: Path, n
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 1}', '{"format": 1, "command": 1}'])
 def test_a_file_of_no_image(tmp_path: Path, text: str) -> None:
     (tmp_path / "kernels.json").write_text(text)
-    with pytest.raises(ConfigError, match="does not say whose kernels"):
+    with pytest.raises(ConfigError, match="does not say which kernels to compile"):
         Kernels.read(tmp_path / "kernels.json")

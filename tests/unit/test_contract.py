@@ -68,7 +68,7 @@ class Script:
         return Result(self.returncode, "", tuple(self.lines))
 
 
-def said(needs: LlvmRequirements, **failing: str) -> list[str]:
+def answers(needs: LlvmRequirements, **failing: str) -> list[str]:
     lines = ["-- noise", "@contractual noise"]
     for name in check_names(needs):
         key = name.replace("-", "_")
@@ -81,7 +81,7 @@ def checked(runner: Script, needs: LlvmRequirements = NEEDS) -> ContractReport:
 
 
 def test_report_holds_every_check_in_order() -> None:
-    runner = Script(said(NEEDS))
+    runner = Script(answers(NEEDS))
     report = checked(runner)
     assert [check.name for check in report.checks] == list(check_names(NEEDS))
     assert report.checks[0].detail == "fine, libraries"
@@ -105,7 +105,7 @@ def test_report_holds_every_check_in_order() -> None:
 )
 def test_needs_become_settings(version: str, lld: str, filecheck: str, clang: str) -> None:
     needs = needs_for(version)
-    runner = Script(said(needs))
+    runner = Script(answers(needs))
     checked(runner, needs)
     assert (runner.env["LLD"], runner.env["FILECHECK"], runner.env["CLANG"]) == (lld, filecheck, clang)
     libraries = runner.env["LIBRARIES"].split(";")
@@ -117,7 +117,7 @@ def test_needs_become_settings(version: str, lld: str, filecheck: str, clang: st
 
 
 def test_each_failure_is_named_with_what_to_do() -> None:
-    lines = said(
+    lines = answers(
         NEEDS, FileCheck="it does not run", configure="see the log", build_use="not run, because configure failed"
     )
     with pytest.raises(ContractError) as caught:
@@ -132,7 +132,7 @@ def test_each_failure_is_named_with_what_to_do() -> None:
 
 @pytest.mark.parametrize("name", check_names(NEEDS))
 def test_a_check_that_says_nothing_is_no_pass(name: str) -> None:
-    lines = [line for line in said(NEEDS) if not line.startswith(f"@contract {name} ")]
+    lines = [line for line in answers(NEEDS) if not line.startswith(f"@contract {name} ")]
     with pytest.raises(ContractError, match="did not come to its end"):
         checked(Script(lines))
 
@@ -142,7 +142,7 @@ def test_an_early_end_is_no_pass() -> None:
         checked(Script(["sh: 0: cannot open"], 127))
     assert "cannot open" in caught.value.why
     with pytest.raises(ContractError, match=r"exit code 1\)"):
-        checked(Script(said(NEEDS), 1))
+        checked(Script(answers(NEEDS), 1))
 
 
 @pytest.fixture

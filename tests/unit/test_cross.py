@@ -68,27 +68,27 @@ def lock_all(request: Request) -> Request:
     lock = {"recipe": base.recipe_digest(recipe_), "packages": packages}
     base.write_packages(request.cache.package_list("base", "debian13", "amd64"), lock)
     for arch in OTHERS:
-        other = sysroot.sysroot_system(replace(request, arch=(arch,)))
+        system = sysroot.sysroot_system(replace(request, arch=(arch,)))
         rows = [{"name": "libc6-dev", "version": "2.41", "architecture": machine_of(arch).debian, "sha256": DIGEST}]
-        lock = {"recipe": sysroot.sysroot_digest(other), "packages": rows}
+        lock = {"recipe": sysroot.sysroot_digest(system), "packages": rows}
         base.write_packages(request.cache.package_list("sysroot", "debian13", arch), lock)
     return request
 
 
 def inputs_of(request: Request) -> Mapping[str, Any]:
     """What counts for the topmost stage of LLVM."""
-    found = plan(request, "llvm")[-1].planned.inputs
-    assert found is not None
-    return found
+    inputs = plan(request, "llvm")[-1].planned.inputs
+    assert inputs is not None
+    return inputs
 
 
 # Machines
 
 
 def test_this_machine_is_named_as_oci_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    for one in MACHINES.values():
-        monkeypatch.setattr(platform, "machine", lambda one=one: one.kernel)
-        assert this_machine() == one.arch
+    for machine in MACHINES.values():
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine.kernel)
+        assert this_machine() == machine.arch
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert this_machine() == "riscv64"
 
@@ -162,7 +162,7 @@ def test_all_architectures_in_one_plan_share_the_base_and_the_name(request_: Req
     assert shown == [("base", "amd64"), ("llvm", "amd64"), ("sysroot", "arm64"), ("llvm", "arm64")]
     assert rows[1].planned.image == rows[3].planned.image
     assert rows[1].planned.input_digest != rows[3].planned.input_digest
-    assert [one.arch for one in by_arch(request)] == [("amd64",), ("arm64",)]
+    assert [each.arch for each in by_arch(request)] == [("amd64",), ("arm64",)]
 
 
 def test_without_a_resolved_system_there_is_no_digest(request_: Request) -> None:
@@ -238,7 +238,7 @@ def test_parts_are_as_they_say() -> None:
 @pytest.mark.parametrize("only", [TABLEGEN, SUPPORT, DISTRIBUTION])
 def test_each_part_is_other_work(request_: Request, only: str) -> None:
     others = {TABLEGEN, SUPPORT, DISTRIBUTION} - {only}
-    digests = {plan(lock_all(replace(request_, only=one)), "llvm")[-1].planned.input_digest for one in others}
+    digests = {plan(lock_all(replace(request_, only=only_)), "llvm")[-1].planned.input_digest for only_ in others}
     assert plan(replace(request_, only=only), "llvm")[-1].planned.input_digest not in digests
 
 
@@ -307,23 +307,23 @@ def test_the_layer_s_programs_are_run_by_the_emulator_and_no_others(tmp_path: Pa
 
 def finish(request: Request, arch: str, work: Path) -> None:
     """Leave a finished LLVM for one architecture in the cache, as a build does."""
-    one = replace(request, arch=(arch,))
-    for row in plan(one, "llvm"):
-        finish_stage(one, row.planned, arch, work)
+    alone = replace(request, arch=(arch,))
+    for row in plan(alone, "llvm"):
+        finish_stage(alone, row.planned, arch, work)
 
 
-def finish_stage(one: Request, planned: Planned, arch: str, work: Path, *, partial: str = "") -> None:
+def finish_stage(request: Request, planned: Planned, arch: str, work: Path, *, partial: str = "") -> None:
     """One of its stages."""
     tree = work / f"tree {arch}"
     if not tree.exists():
         tree.mkdir(parents=True)
         (tree / "for").write_text(arch)
-    prefetch = Prefetch(one, [])
+    prefetch = Prefetch(request, [])
     if planned.name == "base":
-        one = replace(one, arch=("amd64",))
+        request = replace(request, arch=("amd64",))
     with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
         workspace = BuildWorkspace(
-            request=one, log=work / "log", progress=progress, stage=f"t-{arch}", prefetch=prefetch
+            request=request, log=work / "log", progress=progress, stage=f"t-{arch}", prefetch=prefetch
         )
         workspace.finish(replace(planned, partial=partial or planned.partial), tree=tree, facts={"prefix": "/usr"})
 
@@ -334,7 +334,7 @@ def planned_name(request: Request) -> str:
 
 
 def test_one_index_whatever_was_built_first(tmp_path: Path) -> None:
-    found = set()
+    indexes = set()
     for number, order in enumerate((["amd64", "arm64"], ["arm64", "amd64"])):
         cache = Cache(tmp_path / f"cache {number}")
         request = lock_all(Request(cache=cache, sources=specs({"llvm": "distro:llvm-toolchain-22"}), only=SUPPORT))
@@ -342,15 +342,15 @@ def test_one_index_whatever_was_built_first(tmp_path: Path) -> None:
             finish(request, arch, tmp_path / f"work {number}")
         out = LayoutRef(tmp_path / f"out {number}")
         (done,) = deliver(cache, named_images(cache, [planned_name(request)]), out)
-        found.add((done.digest, done.refs[0].rpartition(":")[2], done.refs[1].rpartition(":")[2]))
+        indexes.add((done.digest, done.refs[0].rpartition(":")[2], done.refs[1].rpartition(":")[2]))
         layout = Layout(out.path)
         manifests = layout.read_json(layout.resolve(done.digest))["manifests"]
-        assert [one["platform"]["architecture"] for one in manifests] == ["amd64", "arm64"]
+        assert [each["platform"]["architecture"] for each in manifests] == ["amd64", "arm64"]
         assert verify(out, layout, layout.resolve(done.digest)).checks.keys() == {"digests", "sbom"}
-        bills = [json.loads(one.content) for one in gather(out, [manifests[1]["digest"]], layout)]
+        bills = [json.loads(each.content) for each in gather(out, [manifests[1]["digest"]], layout)]
         named = {(package["name"], package["versionInfo"]) for package in bills[0]["packages"]}
         assert ("libc6-dev", "2.41") in named, "the other system's packages are not in its SBOM"
-    assert len(found) == 1
+    assert len(indexes) == 1
 
 
 @pytest.mark.parametrize("arch", ["amd64", "arm64"])
@@ -359,8 +359,8 @@ def test_one_index_of_several_serves_who_wants_one_of_them(tmp_path: Path, arch:
     request = lock_all(
         Request(cache=Cache(tmp_path / "one"), sources=specs({"llvm": "distro:llvm-toolchain-22"}), only=SUPPORT)
     )
-    for one in ("amd64", "arm64"):
-        finish(request, one, tmp_path / "work")
+    for machine in ("amd64", "arm64"):
+        finish(request, machine, tmp_path / "work")
     out, signer = LayoutRef(tmp_path / "out"), ed25519_signer()
     # The contract check is left out here, and whoever takes it says that it may be.
     request = replace(request, arch=("amd64", "arm64"), contract=False)
@@ -391,9 +391,9 @@ def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
     # Those are compiled against the floor, and refused with a base.
     codegen = {"llvm-amdgpu", "codegen-amdgpu", "llvm-instrumented", "triton-instrumented", "profile", "hip"}
     targets = [target for target in catalog.targets() if target not in {"sysroot", "python", *codegen}]
-    found = {target: [stage.name for stage in stages_of(target, request_)] for target in targets}
+    stages = {target: [stage.name for stage in stages_of(target, request_)] for target in targets}
     wheels, below = ["flash-attn", "aiter", "vllm"], ["base", "torch", "llvm", "triton"]
-    assert found == {
+    assert stages == {
         "base": ["base"],
         "llvm": ["base", "llvm"],
         "triton": ["base", "llvm", "triton"],

@@ -88,12 +88,12 @@ def test_two_workers_make_what_one_machine_makes_and_what_a_store_gives(
     alone, first, second, desk, later = (Machine(tmp_path / name) for name in ("alone", "w1", "w2", "desk", "later"))
     for machine in (alone, first, second):
         machine.provide(rules)
-    with first.serving(store) as one, second.serving(store) as two:
-        scheduler.serve(one)
-        scheduler.serve(two)
+    with first.serving(store) as serving_first, second.serving(store) as serving_second:
+        scheduler.serve(serving_first)
+        scheduler.serve(serving_second)
         until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
         made = desk.campaign(rules, store, scheduler.address)
-        told = ask(scheduler.address)
+        status = ask(scheduler.address)
     here = alone.campaign(rules, None)
     taken = later.campaign(rules[:6], store)
 
@@ -103,20 +103,20 @@ def test_two_workers_make_what_one_machine_makes_and_what_a_store_gives(
     assert made.about == here.about == {"triton": "0.0"}
     assert (desk.workers.tries, later.workers.tries) == ([], [])
     assert sorted(first.workers.tries + second.workers.tries) == sorted(alone.workers.tries), "each once"
-    assert all(one.workers.tries for one in (first, second)), "both had work"
+    assert all(machine.workers.tries for machine in (first, second)), "both had work"
     assert made.shared["added"] == 6
     assert {entry.origin for entry in made.entries} == {"worker w1", "worker w2"}
     assert [kernel for kernel, _, _ in desk.logs] == ["fails", "fails"]
     assert all("a compiler's chatter" in text for _, _, text in desk.logs)
 
     schema = json.loads((TOP / "docs" / "json.schema.json").read_bytes())
-    assert list(Draft202012Validator({**schema, "$ref": "#/$defs/kernels status"}).iter_errors(told)) == []
-    (row,) = told["campaigns"]
-    assert (row["campaign"], row["state"], row["count"], row["done"], row["failed"]) == ("desk", "done", 8, 6, 2)
-    assert [one["name"] for one in told["machines"]] == ["w1", "w2"]
-    assert sum(one["compiled"] + one["failed"] for one in told["machines"]) <= 8
-    assert any("8 of 8 through" in line for line in screen(row))
-    assert any(line.startswith("worker w1  127.0.0.1:") for line in machines(told["machines"]))
+    assert list(Draft202012Validator({**schema, "$ref": "#/$defs/kernels status"}).iter_errors(status)) == []
+    (campaign,) = status["campaigns"]
+    assert [campaign[key] for key in ("campaign", "state", "count", "done", "failed")] == ["desk", "done", 8, 6, 2]
+    assert [row["name"] for row in status["machines"]] == ["w1", "w2"]
+    assert sum(row["compiled"] + row["failed"] for row in status["machines"]) <= 8
+    assert any("8 of 8 through" in line for line in screen(campaign))
+    assert any(line.startswith("worker w1  127.0.0.1:") for line in machines(status["machines"]))
 
 
 def in_a_process(machine: Machine, address: str, store: FolderStore) -> subprocess.Popen[bytes]:
@@ -137,16 +137,16 @@ def in_a_process(machine: Machine, address: str, store: FolderStore) -> subproce
 
 def test_a_worker_that_dies_costs_what_it_was_at(scheduler: Hub, store: FolderStore, tmp_path: Path) -> None:
     rules = rules_of("one", "waits", warps=[1])
-    doomed, other, desk = (Machine(tmp_path / name) for name in ("doomed", "other", "desk"))
-    for machine in (doomed, other):
+    doomed, survivor, desk = (Machine(tmp_path / name) for name in ("doomed", "other", "desk"))
+    for machine in (doomed, survivor):
         machine.provide(rules)
-    (other.workers.folder / "go").touch()
+    (survivor.workers.folder / "go").touch()
     child = in_a_process(doomed, scheduler.address, store)
     try:
         campaign = InBackground(desk, rules, store, scheduler.address)
         until((doomed.workers.folder / "waiting").exists, "kernel under way")
         assert doomed.workers.tries == ["one", "waits"]
-        with other.serving(store) as serving:
+        with survivor.serving(store) as serving:
             os.killpg(child.pid, signal.SIGKILL)
             scheduler.serve(serving)
             made = campaign.end()
@@ -154,7 +154,7 @@ def test_a_worker_that_dies_costs_what_it_was_at(scheduler: Hub, store: FolderSt
         child.kill()
         child.wait(30)
     assert made.counts() == {"done": 2, "failed": 0, "timed_out": 0}
-    assert other.workers.tries == ["waits"], "what reached the store is not compiled twice"
+    assert survivor.workers.tries == ["waits"], "what reached the store is not compiled twice"
 
 
 def test_an_answer_outlives_its_worker(scheduler: Hub, store: FolderStore, tmp_path: Path) -> None:
@@ -239,24 +239,24 @@ def test_a_worker_with_another_triton_or_other_limits_is_refused_by_name(
 ) -> None:
     rules = rules_of("one", "two", warps=[1])
     desk, honest = Machine(tmp_path / "desk"), Machine(tmp_path / "honest")
-    other = Machine(tmp_path / "other", layers=("sha256:" + "b" * 64,))
+    foreign = Machine(tmp_path / "other", layers=("sha256:" + "b" * 64,))
     hasty = Machine(tmp_path / "hasty", limits=Limits(timeout=5))
-    for machine in (honest, other, hasty):
+    for machine in (honest, foreign, hasty):
         machine.provide(rules)
-    with other.serving(store) as wrong, hasty.serving(store) as short, honest.serving(store) as good:
+    with foreign.serving(store) as wrong, hasty.serving(store) as short, honest.serving(store) as good:
         scheduler.serve(wrong)
         scheduler.serve(short)
         until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
-        with pytest.raises(KernelError, match=r"no worker at .* compiles for this campaign") as found:
+        with pytest.raises(KernelError, match=r"no worker at .* compiles for this campaign") as refusal:
             desk.campaign(rules, store, scheduler.address, patience=0.5)
-        assert "other: it was made by another Triton" in found.value.why
-        assert "hasty: its --kernel-timeout and --kernel-memory are" in found.value.why
+        assert "other: it was made by another Triton" in refusal.value.why
+        assert "hasty: its --kernel-timeout and --kernel-memory are" in refusal.value.why
         scheduler.serve(good)
         with caplog.at_level(logging.WARNING):
             made = desk.campaign(rules, store, scheduler.address)
         rows = {row["name"]: row for row in ask(scheduler.address)["machines"]}
     assert made.counts()["done"] == 2
-    assert (other.workers.tries, hasty.workers.tries) == ([], [])
+    assert (foreign.workers.tries, hasty.workers.tries) == ([], [])
     assert "the worker other is refused: it was made by another Triton" in caplog.text
     assert rows["other"]["refused_by"] == {"desk": "it was made by another Triton"}
 
@@ -287,12 +287,12 @@ def test_a_worker_whose_objects_are_useless_is_set_aside_and_others_compile_its_
     desk, broken, honest = (Machine(tmp_path / name) for name in ("desk", "broken", "honest"))
     honest.provide(rules)
     broken.provide(rules, machine=3)
-    with broken.serving(store) as one, honest.serving(store) as two:
-        scheduler.serve(one)
+    with broken.serving(store) as useless, honest.serving(store) as useful:
+        scheduler.serve(useless)
         with caplog.at_level(logging.WARNING):
             campaign = InBackground(desk, rules, store, scheduler.address)
             until(lambda: "broken is refused" in caplog.text, "refusal")
-            scheduler.serve(two)
+            scheduler.serve(useful)
             made = campaign.end()
     assert {entry.origin for entry in made.entries} == {"worker honest"}
     assert {entry.status for entry in made.entries} == {"done"}
@@ -311,9 +311,9 @@ def test_a_machine_that_cannot_compile_is_set_aside(
     desk, broken, honest = (Machine(tmp_path / name) for name in ("desk", "broken", "honest"))
     honest.provide(rules)
     (broken.workers.folder / "broken").touch()
-    with broken.serving(store) as one, honest.serving(store) as two:
-        scheduler.serve(one)
-        scheduler.serve(two)
+    with broken.serving(store) as useless, honest.serving(store) as useful:
+        scheduler.serve(useless)
+        scheduler.serve(useful)
         until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
         with caplog.at_level(logging.WARNING):
             made = desk.campaign(rules, store, scheduler.address)
@@ -352,8 +352,8 @@ def test_a_station_takes_what_the_store_has_unless_it_shall_not(store: FolderSto
         answers = [serving.carry_out(order_of(rule, name, recompile=recompile)) for recompile in (False, False, True)]
         assert [answer["found"] for answer in answers] == [False, True, False]
         assert len(machine.workers.tries) == 2
-        other = serving.carry_out(order_of(rule, "0" * 64, recompile=False))
-        assert (other["status"], other["inputs"]["triton"]) == ("refused", list(LAYERS))
+        refused = serving.carry_out(order_of(rule, "0" * 64, recompile=False))
+        assert (refused["status"], refused["inputs"]["triton"]) == ("refused", list(LAYERS))
         assert serving.carry_out({"rule": {}})["status"] == "refused"
         assert serving.now()["compiled"] == 2
     assert machine.workers.alive == []
@@ -361,12 +361,12 @@ def test_a_station_takes_what_the_store_has_unless_it_shall_not(store: FolderSto
 
 
 def test_a_campaign_that_says_nothing_any_more_is_gone() -> None:
-    told: dict[str, Any] = {
+    status: dict[str, Any] = {
         "format": 1, "state": "running", "updated": "2026-11-22T17:50:00Z", "done": 3, "failed": 1, "timed_out": 0,
         "rate": 1.0, "left_seconds": 5.0, "workers": [{}], "asked": 9,
     }  # fmt: skip
     then = 1795369800.0
-    assert time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(then)) == told["updated"]
-    alive, gone = (remote_row("c", told, now=then + later) for later in (10, 100))
+    assert time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(then)) == status["updated"]
+    alive, gone = (remote_row("c", status, now=then + later) for later in (10, 100))
     assert (alive["state"], alive["count"], alive["rate"]) == ("running", 4, 1.0)
     assert (gone["state"], gone["workers"], gone["rate"]) == ("killed", [], None)

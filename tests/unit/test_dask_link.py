@@ -43,7 +43,7 @@ def certificates(folder: Path, name: str) -> dict[str, str]:
             "-out", "one.pem")  # fmt: skip
     roles = {f"{role}.{part}": str(folder / f"one.{end}") for role in ("client", "worker", "scheduler")
              for part, end in (("cert", "pem"), ("key", "key"))}  # fmt: skip
-    return {f"distributed.comm.tls.{one}": path for one, path in {"ca-file": str(folder / "ca.pem"), **roles}.items()}
+    return {f"distributed.comm.tls.{role}": path for role, path in {"ca-file": str(folder / "ca.pem"), **roles}.items()}
 
 
 def test_tls_with_certificates_of_ones_own(tmp_path: Path) -> None:
@@ -62,9 +62,9 @@ def test_tls_with_certificates_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_tls_without_certificates_says_what_is_missing() -> None:
-    with pytest.raises(ConfigError, match="the worker's certificate") as found:
+    with pytest.raises(ConfigError, match="the worker's certificate") as refusal:
         dask_link.security("tls://127.0.0.1:8786", "worker")
-    assert "DASK_DISTRIBUTED__COMM__TLS__WORKER__CERT" in found.value.fix
+    assert "DASK_DISTRIBUTED__COMM__TLS__WORKER__CERT" in refusal.value.fix
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_an_address_of_a_scheduler(text: str) -> None:
     "text", ["tcp://10.0.0.1:8786", "tcp://scheduler:8786", "tcp://0.0.0.0:8786", "tcp://127.0.0.1.evil.example:1"]
 )
 def test_a_scheduler_that_anybody_could_speak_to_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="not on this machine, and without TLS") as found:
+    with pytest.raises(ConfigError, match="not on this machine, and without TLS") as refusal:
         check_address(text)
-    assert "any code" in found.value.why
-    assert "tls://" in found.value.fix
+    assert "any code" in refusal.value.why
+    assert "tls://" in refusal.value.fix
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_without_dask_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp
 
     monkeypatch.setattr(dask_link, "import_module", absent)
     words = ["kernels", "run", "--cache", str(tmp_path), "--scheduler", "tcp://127.0.0.1:1"]
-    said = CliRunner().invoke(app, [*words, "--kernel-store", str(tmp_path / "store")])
-    assert said.exit_code == 3
-    assert "-m pip install '.[dask]'" in said.output.replace("\n", "")
+    done = CliRunner().invoke(app, [*words, "--kernel-store", str(tmp_path / "store")])
+    assert done.exit_code == 3
+    assert "-m pip install '.[dask]'" in done.output.replace("\n", "")
     lacking = CliRunner().invoke(app, words)
     assert lacking.exit_code == 3
     assert "needs --kernel-store" in lacking.output
@@ -112,15 +112,15 @@ def test_the_verb_refuses_what_it_cannot_use(tmp_path: Path) -> None:
         (["tcp://127.0.0.1:1"], "a worker needs --kernel-store"),
         (["tcp://127.0.0.1:1", "llvm"], "'llvm' has no kernels"),
     ):
-        said = CliRunner().invoke(app, ["kernels", "worker", *words, "--cache", str(tmp_path)])
-        assert said.exit_code == 3, said.output
-        assert text in said.output
+        done = CliRunner().invoke(app, ["kernels", "worker", *words, "--cache", str(tmp_path)])
+        assert done.exit_code == 3, done.output
+        assert text in done.output
 
 
 def test_nobody_there_is_told(tmp_path: Path) -> None:
-    said = CliRunner().invoke(app, ["kernels", "status", "--scheduler", "tcp://127.0.0.1:9", "--json"])
-    assert said.exit_code == 18
-    assert json.loads(said.stdout)["what"] == "no scheduler answers at tcp://127.0.0.1:9"
+    done = CliRunner().invoke(app, ["kernels", "status", "--scheduler", "tcp://127.0.0.1:9", "--json"])
+    assert done.exit_code == 18
+    assert json.loads(done.stdout)["what"] == "no scheduler answers at tcp://127.0.0.1:9"
 
 
 def test_an_order_travels_as_text() -> None:

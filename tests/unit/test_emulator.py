@@ -319,16 +319,16 @@ def test_all_unknown_instructions_of_a_program_are_listed() -> None:
 
 def test_registers_lds_and_scratch_begin_as_garbage_of_a_seed() -> None:
     made = program("gfx942", ["s_endpgm"])
-    one, two, same = (workgroup(made, seed=seed) for seed in (1, 2, 1))
-    assert one.waves[0].u[7].tobytes() == same.waves[0].u[7].tobytes()
+    first, second, same = (workgroup(made, seed=seed) for seed in (1, 2, 1))
+    assert first.waves[0].u[7].tobytes() == same.waves[0].u[7].tobytes()
     for a, b in (
-        (one.waves[0].u[7], two.waves[0].u[7]),
-        (one.lds.bytes, two.lds.bytes),
-        (one.waves[0].scratch, two.waves[0].scratch),
+        (first.waves[0].u[7], second.waves[0].u[7]),
+        (first.lds.bytes, second.lds.bytes),
+        (first.waves[0].scratch, second.waves[0].scratch),
     ):
         assert a.tobytes() != b.tobytes()
-    assert one.lds_size == LDS
-    assert len(one.waves[0].scratch) >= SCRATCH // 4
+    assert first.lds_size == LDS
+    assert len(first.waves[0].scratch) >= SCRATCH // 4
 
 
 def test_workgroup_ids_stand_where_each_generation_expects_them() -> None:

@@ -572,11 +572,11 @@ def test_an_instruction_does_what_the_rule_says(vector: Vector) -> None:
     run(wave, vector.text, word=vector.word)
 
     for name, wanted in vector.after.items():
-        found = get(wave, name)
+        got = get(wave, name)
         if isinstance(wanted, list):
-            assert found[: len(wanted)] == wanted, name
-        elif isinstance(found, list):
-            active = [value for lane, value in enumerate(found) if wave.exec_bits >> lane & 1]
+            assert got[: len(wanted)] == wanted, name
+        elif isinstance(got, list):
+            active = [value for lane, value in enumerate(got) if wave.exec_bits >> lane & 1]
             assert set(active) == {wanted}, name
         else:
-            assert found == wanted, name
+            assert got == wanted, name

@@ -73,14 +73,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_the_digests_are_those_that_were_recorded(cache: Cache, name: str) -> None:
-    stage, asked = REQUESTS[name]
+    stage, options = REQUESTS[name]
     rows = [
         [row.planned.name, row.planned.image, row.planned.input_digest]
-        for row in plan(request_of(cache=cache, **asked), stage)
+        for row in plan(request_of(cache=cache, **options), stage)
     ]
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
     if os.environ.get("TOOLCHAIN_RECORD_DIGESTS"):
-        kept = {one: rows if one == name else recorded.get(one) for one in REQUESTS}
+        kept = {key: rows if key == name else recorded.get(key) for key in REQUESTS}
         RECORDED.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         recorded = kept
     assert rows == recorded[name]
@@ -92,7 +92,7 @@ def test_no_digest_of_another_request_is_recorded() -> None:
 
 def test_nothing_of_this_machine_is_an_input(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     def digests() -> list[str | None]:
-        rows = [plan(request_of(cache=cache, **asked), stage) for stage, asked in REQUESTS.values()]
+        rows = [plan(request_of(cache=cache, **options), stage) for stage, options in REQUESTS.values()]
         return [row.planned.input_digest for plan_ in rows for row in plan_]
 
     before = digests()

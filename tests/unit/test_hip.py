@@ -34,7 +34,7 @@ def a_hip(folder: Path, version: str = "6.4.43484", *, without: str = "") -> Pat
 
 
 def test_the_rows_fit_each_other_and_the_packages_that_are_known() -> None:
-    known = {(one.name, one.version): one for one in known_packages()}
+    known = {(package.name, package.version): package for package in known_packages()}
     of_headers = [(row.package, row.version) for row in catalog.headers()]
     for name, version in (*of_headers, *((row.package, row.version) for row in catalog.libraries())):
         assert known[name, version].pool.startswith("pool/main/")
@@ -45,7 +45,7 @@ def test_the_rows_fit_each_other_and_the_packages_that_are_known() -> None:
 
 
 def test_a_package_of_the_pool_is_asked_for_without_an_index(tmp_path: Path) -> None:
-    package = next(one for one in known_packages() if one.pool)
+    package = next(row for row in known_packages() if row.pool)
     mirror = Mirror(site="https://mirror.test/debian/", suite="bookworm", components=("main",), keyring="")
     where = Suite(tmp_path, mirror).uri(package)
     assert where == f"https://mirror.test/debian/{package.pool}/{package.file}"
@@ -87,26 +87,26 @@ def test_a_rocm_that_no_row_knows_is_refused() -> None:
 
 
 def test_a_named_base_has_its_own_hip(tmp_path: Path) -> None:
-    asked = Request(cache=Cache(tmp_path), rocm=("6",))
+    request = Request(cache=Cache(tmp_path), rocm=("6",))
     with pytest.raises(UnsupportedError, match="name two libraries"):
-        refuse_rocm(asked)
+        refuse_rocm(request)
 
 
 def test_the_distribution_serves_where_no_source_is_named(tmp_path: Path) -> None:
-    asked = Request(cache=Cache(tmp_path), sources=specs({"hip6": str(a_hip(tmp_path / "own"))}))
-    assert source_of(HIP5, asked).ref == "distro:libamdhip64-dev=5.7.1-6+deb13u1"
-    assert source_of(HIP5, asked).digest is not None, "a plan knows it"
-    assert source_of(HIP6, asked).ref == "local:own"
+    request = Request(cache=Cache(tmp_path), sources=specs({"hip6": str(a_hip(tmp_path / "own"))}))
+    assert source_of(HIP5, request).ref == "distro:libamdhip64-dev=5.7.1-6+deb13u1"
+    assert source_of(HIP5, request).digest is not None, "a plan knows it"
+    assert source_of(HIP6, request).ref == "local:own"
 
 
 def test_a_checkout_of_triton_brings_its_headers_where_they_serve(tmp_path: Path) -> None:
     checkout, included = tmp_path / "triton", "third_party/amd/backend/include"
     a_hip(checkout / "third_party/amd/backend", "7.1.25424")
-    asked = Request(cache=Cache(tmp_path), sources=specs({"triton": str(checkout)}))
-    assert source_of(HIP6, asked).path == checkout / included
-    assert source_of(HIP5, asked).kind == "distro", "they are of another HIP"
+    request = Request(cache=Cache(tmp_path), sources=specs({"triton": str(checkout)}))
+    assert source_of(HIP6, request).path == checkout / included
+    assert source_of(HIP5, request).kind == "distro", "they are of another HIP"
     (checkout / included / "hip/hip_runtime.h").unlink()
-    assert source_of(HIP6, asked).kind == "distro"
+    assert source_of(HIP6, request).kind == "distro"
     named = Request(
         cache=Cache(tmp_path), sources=specs({"triton": str(checkout), "hip6": str(a_hip(tmp_path / "own"))})
     )

@@ -48,8 +48,8 @@ class Home:
     def call(self, *words: str, code: int = 0) -> dict[str, Any]:
         done = CliRunner().invoke(app, [*words, "--cache", str(self.cache.root), "--json"])
         assert done.exit_code == code, done.output
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
+        value: dict[str, Any] = json.loads(done.stdout)
+        return value
 
     @property
     def record(self) -> Record:
@@ -91,26 +91,26 @@ def test_names_and_beginnings(home: Home) -> None:
 
 
 def test_an_ambiguous_name_lists_what_it_may_mean(home: Home) -> None:
-    other = home.another()
+    second = home.another()
     with pytest.raises(ConfigError) as error:
         named_images(home.cache, [LLVM])
-    assert {full_name(home.record), full_name(other)} <= set(error.value.why.split())
-    assert named_images(home.cache, [full_name(other)]) == [other]
+    assert {full_name(home.record), full_name(second)} <= set(error.value.why.split())
+    assert named_images(home.cache, [full_name(second)]) == [second]
 
 
 def test_a_name_means_all_architectures(home: Home) -> None:
-    other = home.another(arch="arm64")
-    assert named_images(home.cache, [LLVM]) == [home.record, other]
-    assert one_image(home.cache, LLVM, "arm64") == other
+    second = home.another(arch="arm64")
+    assert named_images(home.cache, [LLVM]) == [home.record, second]
+    assert one_image(home.cache, LLVM, "arm64") == second
     with pytest.raises(ConfigError):
         one_image(home.cache, LLVM)
-    assert one_image(home.cache, "7777") == other
+    assert one_image(home.cache, "7777") == second
 
 
 def test_an_exact_name_is_no_beginning_of_another(home: Home) -> None:
-    other = home.another(image="llvm-triton-22.1.8-debian13-pgo")
+    second = home.another(image="llvm-triton-22.1.8-debian13-pgo")
     assert named_images(home.cache, [LLVM]) == [home.record]
-    assert named_images(home.cache, [f"{LLVM}-"]) == [other]
+    assert named_images(home.cache, [f"{LLVM}-"]) == [second]
     with pytest.raises(ConfigError):
         named_images(home.cache, ["llvm-triton"])
 
@@ -141,8 +141,8 @@ def test_the_list(home: Home) -> None:
     assert [row["ref"] for row in llvm["published"]] == ["registry.example/ns/llvm:latest"]
     assert llvm["bytes"] == sum(layer["size"] for layer in home.record.layers)
     assert base["published"] == []
-    said = CliRunner().invoke(app, ["images", "--cache", str(home.cache.root)], env={"COLUMNS": "200"}).stdout
-    assert all(text in said for text in (LLVM, "22.1.8", "registry.example/ns/llvm:latest"))
+    output = CliRunner().invoke(app, ["images", "--cache", str(home.cache.root)], env={"COLUMNS": "200"}).stdout
+    assert all(text in output for text in (LLVM, "22.1.8", "registry.example/ns/llvm:latest"))
 
 
 def test_an_empty_cache_has_none(tmp_path: Path) -> None:
@@ -186,5 +186,5 @@ def test_a_bundle_of_what_an_image_is_made_of(home: Home, tmp_path: Path) -> Non
 
 
 def test_publish_has_few_options() -> None:
-    said = CliRunner().invoke(app, ["publish", "--help"], env={"COLUMNS": "100"}).stdout
-    assert len(re.findall(r"^│ --", said, re.MULTILINE)) <= 10
+    output = CliRunner().invoke(app, ["publish", "--help"], env={"COLUMNS": "100"}).stdout
+    assert len(re.findall(r"^│ --", output, re.MULTILINE)) <= 10

@@ -31,28 +31,28 @@ CASES: list[tuple[Stage, dict[str, Any]]] = [
 STAGES: list[Stage] = [KernelsStage(), AotritonStage(), TritonSourceStage(), LlvmStage()]
 
 
-def asked(folder: Path) -> Request:
+def request_in(folder: Path) -> Request:
     return Request(cache=Cache(folder / "cache"), aotriton="0.13b", gpus=("gfx942",))
 
 
 def digest(stage: Stage, request: Request) -> str:
     dependencies = {name: Planned(name=name, image=name, inputs={"x": name}) for name in ("base", "llvm", "triton")}
-    found = stage.plan(request, dependencies).input_digest
-    assert found is not None
-    return found
+    result = stage.plan(request, dependencies).input_digest
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize(
     ("stage", "change"), CASES, ids=[f"{stage.name}-{'-'.join(change)}" for stage, change in CASES]
 )
 def test_another_result_has_another_digest(tmp_path: Path, stage: Stage, change: dict[str, Any]) -> None:
-    request = asked(tmp_path)
+    request = request_in(tmp_path)
     assert digest(stage, replace(request, **change)) != digest(stage, request)
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=[stage.name for stage in STAGES])
 def test_patches_count_and_what_changes_no_byte_does_not(tmp_path: Path, stage: Stage) -> None:
-    request, patch = asked(tmp_path), tmp_path / "a patch"
+    request, patch = request_in(tmp_path), tmp_path / "a patch"
     patch.write_text("one")
     patched = replace(request, patches=dict.fromkeys(("llvm", "triton", "aotriton", "flash-attn"), (patch,)))
     before, with_patch = digest(stage, request), digest(stage, patched)
@@ -67,6 +67,6 @@ def test_a_program_alone_has_a_recipe_of_its_own(tmp_path: Path) -> None:
     own = {"containerfiles/llvm-programs/build.sh", "llvm-config/pch-programs.cmake"}
     dependencies = {"base": Planned(name="base", image="base", inputs={})}
     for only in ("distribution", "tablegen", "support", "mlir-tblgen"):
-        planned = LlvmStage().plan(replace(asked(tmp_path), only=only), dependencies)
+        planned = LlvmStage().plan(replace(request_in(tmp_path), only=only), dependencies)
         assert planned.inputs is not None
         assert (own <= set(planned.inputs["recipe"])) == (only == "mlir-tblgen"), only

@@ -87,7 +87,7 @@ def compared(tmp_path: Path) -> tuple[dict[str, int], str]:
 
 
 @pytest.mark.parametrize(
-    ("other", "status"),
+    ("change", "status"),
     [
         ({}, "same"),
         ({"kernarg": 16}, "same_instructions"),  # metadata
@@ -98,9 +98,9 @@ def compared(tmp_path: Path) -> tuple[dict[str, int], str]:
         ({"pad": 512, "register": "s7"}, "changed"),
     ],
 )
-def test_addresses_do_not_count(tmp_path: Path, other: dict[str, int | str], status: str) -> None:
+def test_addresses_do_not_count(tmp_path: Path, change: dict[str, int | str], status: str) -> None:
     assemble(tmp_path / "a")
-    assemble(tmp_path / "b", **other)  # type: ignore[arg-type]
+    assemble(tmp_path / "b", **change)  # type: ignore[arg-type]
     assert compared(tmp_path)[0] == {status: 1}
 
 
@@ -108,6 +108,6 @@ def test_without_a_disassembler_it_says_so(tmp_path: Path, monkeypatch: pytest.M
     assemble(tmp_path / "a")
     assemble(tmp_path / "b", pad=512)
     monkeypatch.setenv(VARIABLE, "/nowhere")
-    counts, said = compared(tmp_path)
+    counts, note = compared(tmp_path)
     assert counts == {"changed": 1}
-    assert "llvm-objdump" in said
+    assert "llvm-objdump" in note

@@ -42,7 +42,7 @@ def test_what_nothing_accounts_for_stops_the_build_with_its_name(triton: Path, t
 
 def test_allowed_by_name_and_replaced_by_default(triton: Path, tmp_path: Path) -> None:
     intake, findings = take_in("triton", triton, request(tmp_path, allow=("libdevice",)))
-    assert [one.path for one in intake.allowed] == [NVIDIA]
+    assert [row.path for row in intake.allowed] == [NVIDIA]
     assert sorted(intake.replaced) == [f"{AMD}/ockl.bc", f"{AMD}/ocml.bc"]
     assert {row["path"]: row["fate"] for row in intake.rows(findings)} == {
         f"{AMD}/ockl.bc": Fate.REPLACED,
@@ -62,7 +62,7 @@ def test_an_unknown_file_goes_by_its_path(triton: Path, tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="2 prebuilt files"):
         take_in("triton", triton, request(tmp_path))
     intake, _ = take_in("triton", triton, request(tmp_path, drop=("libdevice",), allow=("kernel.co",)))
-    assert [one.path for one in intake.allowed] == ["kernel.co"]
+    assert [row.path for row in intake.allowed] == ["kernel.co"]
 
 
 def test_the_names_count_for_their_own_source_alone(triton: Path, tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_the_policy_is_an_input(tmp_path: Path) -> None:
 
 def test_what_is_let_in_by_its_path_is_named_in_the_image_too(triton: Path, tmp_path: Path) -> None:
     (triton / "kernel.co").write_bytes(b"\x7fELF" + bytes(40))
-    asked = request(tmp_path, allow=("libdevice", "kernel.co"))
-    intake, _ = take_in("triton", triton, asked)
-    assert intake.binaries(names_allowed("triton", asked)) == ("kernel.co", "libdevice")
+    allowing = request(tmp_path, allow=("libdevice", "kernel.co"))
+    intake, _ = take_in("triton", triton, allowing)
+    assert intake.binaries(names_allowed("triton", allowing)) == ("kernel.co", "libdevice")
 
 
 @pytest.mark.parametrize("name", ["a;b.co", "a[1].co", "a*.co"])
@@ -111,8 +111,8 @@ def test_what_only_upstreams_tests_read_is_counted_apart(triton: Path, tmp_path:
         path = triton / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(BITCODE)
-    asked = request(tmp_path, allow=("libdevice", "llvm/lib/test.bc"))
-    intake, findings = take_in("triton", triton, asked, tests=("test", "unittests"))
+    allowing = request(tmp_path, allow=("libdevice", "llvm/lib/test.bc"))
+    intake, findings = take_in("triton", triton, allowing, tests=("test", "unittests"))
     assert intake.tests == ("llvm/test/Object/Inputs/a.elf", "llvm/unittests/b.bc")
     fates = {row["path"]: row["fate"] for row in intake.rows(findings)}
     assert fates["llvm/unittests/b.bc"] == Fate.OF_TESTS

@@ -59,19 +59,19 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(*words: Any, code: int = 0) -> dict[str, Any]:
     done = CliRunner().invoke(app, ["kernels", "diff", *map(str, words), "--json"])
     assert done.exit_code == code, done.output
-    told = json.loads(done.stdout)
-    assert isinstance(told, dict)
-    return told
+    result = json.loads(done.stdout)
+    assert isinstance(result, dict)
+    return result
 
 
 def test_waves_that_somebody_keeps_away_do_not_count(tmp_path: Path) -> None:
     rules = [rule(tmp_path / name, "add", gpu) for gpu in GPUS for name in ("free", "kept")]
-    objects = compile_all([{**one, "waves_per_eu": at % 2} for at, one in enumerate(rules)])
-    found = [read_object(path.read_bytes(), path.name)[0] for path in objects]
-    waves = [facts.occupancy and facts.occupancy.registers for facts in found]
+    objects = compile_all([{**rule, "waves_per_eu": at % 2} for at, rule in enumerate(rules)])
+    kernels = [read_object(path.read_bytes(), path.name)[0] for path in objects]
+    waves = [facts.occupancy and facts.occupancy.registers for facts in kernels]
     # One wave is asked for: the descriptor takes so many registers that no second fits, though few are used.
     assert waves == [8, 1, 16, 5]
-    assert [facts.vgpr for facts in found[::2]] == [facts.vgpr for facts in found[1::2]]
+    assert [facts.vgpr for facts in kernels[::2]] == [facts.vgpr for facts in kernels[1::2]]
 
 
 def test_every_gpu_has_limits() -> None:
@@ -92,33 +92,33 @@ def test_every_gpu_has_limits() -> None:
 )  # fmt: skip
 def test_registers_bound_the_waves_as_llvm_counts_them(gpu: str, vgpr: int, waves: int) -> None:
     wave = 64 if gpu == "gfx942" else 32
-    found = occupancy(gpu, vgpr=vgpr, sgpr=0, lds=0, wave=wave, threads=4 * wave)
-    assert found is not None
-    assert (found.registers, found.waves) == (waves, waves)
+    result = occupancy(gpu, vgpr=vgpr, sgpr=0, lds=0, wave=wave, threads=4 * wave)
+    assert result is not None
+    assert (result.registers, result.waves) == (waves, waves)
 
 
 def test_scalar_registers_and_lds_bound_them_too() -> None:
     base: dict[str, Any] = {"vgpr": 8, "wave": 64, "threads": 256}
-    found = [occupancy("gfx942", sgpr=sgpr, lds=0, **base) for sgpr in (100, 102, 108)]
-    assert [one and one.waves for one in found] == [8, 7, 7]
-    found = [occupancy("gfx942", sgpr=8, lds=lds, **base) for lds in (8192, 8193, 32768, 32769, 65536)]
-    assert [one and one.waves for one in found] == [8, 7, 2, 1, 1]
+    results = [occupancy("gfx942", sgpr=sgpr, lds=0, **base) for sgpr in (100, 102, 108)]
+    assert [result and result.waves for result in results] == [8, 7, 7]
+    results = [occupancy("gfx942", sgpr=8, lds=lds, **base) for lds in (8192, 8193, 32768, 32769, 65536)]
+    assert [result and result.waves for result in results] == [8, 7, 2, 1, 1]
     assert occupancy("gfx000", sgpr=8, lds=0, **base) is None
 
 
 def test_a_kernel_against_itself_is_empty(built: Path) -> None:
-    told = run(built / "a", built / "a")
-    assert told["counts"]["same"] == 4
-    assert told["kernels"] == []
+    result = run(built / "a", built / "a")
+    assert result["counts"]["same"] == 4
+    assert result["kernels"] == []
 
 
 def test_planted_spills_come_first_and_fail(built: Path) -> None:
-    told = run(built / "a", built / "b")
-    (row,) = told["kernels"]
+    result = run(built / "a", built / "b")
+    (row,) = result["kernels"]
     assert (row["gpu"], row["kernel"], row["status"]) == ("gfx942", "attention", "changed")
     assert row["new_spills"] > 0
     assert row["after"]["vgpr"] <= 64 < row["before"]["vgpr"]
-    assert run(built / "a", built / "b", "--fail-on", "spills", code=RegressionError.code)["kernels"] == told["kernels"]
+    assert run(built / "a", built / "b", "--fail-on", "spills", code=RegressionError.code)["kernels"] == [row]
     assert run(built / "b", built / "a", "--fail-on", "spills")["kernels"][0]["new_spills"] < 0
     # The way back costs the waves that the spills bought.
     assert run(built / "b", built / "a", "--fail-on", "occupancy", code=RegressionError.code)
@@ -172,14 +172,14 @@ def test_prefixes_archives_and_wheels_hold_the_same(built: Path, tmp_path: Path)
         tar.add(tmp_path / "prefix", "aotriton")
     wheel = tmp_path / "torch-1-cp311-cp311-linux_x86_64.whl"
     wheel.write_bytes(_zip({"torch/lib/aotriton.images/amd-gfx942/flash/attention.zip": pack}))
-    for other in (prefix, archive, wheel, prefix / "attention.zip"):
-        assert run(tmp_path / "prefix", other)["counts"]["same"] == 2
+    for place in (prefix, archive, wheel, prefix / "attention.zip"):
+        assert run(tmp_path / "prefix", place)["counts"]["same"] == 2
 
     emptied = tmp_path / "emptied.zip"
     emptied.write_bytes(_zip({"amd-gfx942/flash/attention/1.aks2": _pack(built, empty=True)}))
-    told = run(archive, emptied, "--fail-on", "missing", code=RegressionError.code)
-    assert told["counts"]["empty_b"] == 2
-    assert {row["before"]["lds"] for row in told["kernels"]} == {512}
+    result = run(archive, emptied, "--fail-on", "missing", code=RegressionError.code)
+    assert result["counts"]["empty_b"] == 2
+    assert {row["before"]["lds"] for row in result["kernels"]} == {512}
 
 
 def test_a_store_is_compared_by_what_its_kernels_were_compiled_from(built: Path, tmp_path: Path) -> None:

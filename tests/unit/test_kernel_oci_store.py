@@ -85,11 +85,11 @@ def test_a_pack_goes_out_when_it_is_full(tmp_path: Path, layout: Layout, monkeyp
     assert len(layout.refs()) == 1
     assert store.flush() == 1
     assert len(layout.refs()) == 2
-    other = opened(tmp_path, "b")
-    other.prepare("0" * 12, ["gfx942"])
-    assert [other.holds(f"{number:064x}") for number in range(4)] == [True, True, True, False]
-    assert other.seconds(["gfx942"]) == {"r0": 2.0, "r1": 2.0, "r2": 2.0}
-    assert other.seconds(["gfx1100"]) == {}
+    second = opened(tmp_path, "b")
+    second.prepare("0" * 12, ["gfx942"])
+    assert [second.holds(f"{number:064x}") for number in range(4)] == [True, True, True, False]
+    assert second.seconds(["gfx942"]) == {"r0": 2.0, "r1": 2.0, "r2": 2.0}
+    assert second.seconds(["gfx1100"]) == {}
 
 
 def test_a_list_that_leads_out_of_its_pack_is_passed_over(

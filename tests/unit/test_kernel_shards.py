@@ -69,10 +69,10 @@ def folder(path: Path) -> FolderStore:
 def test_each_cluster_is_in_one_shard_and_seconds_balance_them() -> None:
     seconds = {rule.id: 40.0 if rule.kernel == "a" else 10.0 for rule in RULES}
     shuffled = random.Random(1).sample(RULES, len(RULES))
-    found = cut(RULES, 2, seconds)
-    assert found == cut(shuffled, 2, dict(reversed(seconds.items()))), "the same cut, whatever the order"
-    assert set(found) == {f"gfx942/{name}" for name in NAMES}
-    assert found["gfx942/a"] != found["gfx942/b"] == found["gfx942/c"] == found["gfx942/d"] == found["gfx942/e"]
+    shards = cut(RULES, 2, seconds)
+    assert shards == cut(shuffled, 2, dict(reversed(seconds.items()))), "the same cut, whatever the order"
+    assert set(shards) == {f"gfx942/{name}" for name in NAMES}
+    assert shards["gfx942/a"] != shards["gfx942/b"] == shards["gfx942/c"] == shards["gfx942/d"] == shards["gfx942/e"]
     by_count = cut(RULES, 2, {})
     assert sorted(list(by_count.values()).count(number) for number in (1, 2)) == [2, 3]
 
@@ -81,9 +81,9 @@ def test_what_is_not_known_is_taken_for_the_median_of_its_kernel() -> None:
     rules = [make_rule("slow", warps=2**number, cluster=f"s{number}") for number in range(4)]
     rules += [make_rule("fast", warps=2**number, cluster=f"f{number}") for number in range(4)]
     known = {rules[0].id: 100.0, rules[4].id: 1.0}
-    found = cut(rules, 2, known)
-    assert sorted(found[f"s{number}"] for number in range(4)) == [1, 1, 2, 2]
-    assert sorted(found[f"f{number}"] for number in range(4)) == [1, 1, 2, 2]
+    shards = cut(rules, 2, known)
+    assert sorted(shards[f"s{number}"] for number in range(4)) == [1, 1, 2, 2]
+    assert sorted(shards[f"f{number}"] for number in range(4)) == [1, 1, 2, 2]
 
 
 def test_more_shards_than_clusters_are_refused() -> None:

@@ -59,11 +59,11 @@ def test_what_is_left_counts_in_seconds_of_compiling(tmp_path: Path) -> None:
     for number in range(8):
         clock.now += 1
         board.count(Entry.of(make_rule("quick", warps=2**number), DONE, seconds=2.0))
-    told = board.as_json()
-    assert (told["asked"], told["done"], told["reused"]) == (15, 9, 1)
-    assert told["rate"] == 1.0
+    status = board.as_json()
+    assert (status["asked"], status["done"], status["reused"]) == (15, 9, 1)
+    assert status["rate"] == 1.0
     # Two workers' worth: 2 s of compiling each second. 2 quick ones and 4 costly ones are left: 44 s.
-    assert told["left_seconds"] == 22.0
+    assert status["left_seconds"] == 22.0
 
 
 def test_only_the_last_minutes_say_how_fast_it_is(tmp_path: Path) -> None:
@@ -81,11 +81,11 @@ def test_what_failed_and_what_was_slow(tmp_path: Path) -> None:
     for number in range(8):
         rule = make_rule("quick", warps=2**number)
         board.count(Entry.of(rule, FAILED if number % 2 else TIMEOUT, reason=f"no {number}\nmore", seconds=number))
-    told = board.as_json()
-    assert (told["failed"], told["timed_out"]) == (4, 4)
-    assert [row["seconds"] for row in told["slowest"]] == [7, 6, 5, 4, 3]
-    assert [row["reason"] for row in told["bad"]] == [f"no {number}" for number in range(3, 8)]
-    assert told["command"] == "toolchain build aotriton"
+    status = board.as_json()
+    assert (status["failed"], status["timed_out"]) == (4, 4)
+    assert [row["seconds"] for row in status["slowest"]] == [7, 6, 5, 4, 3]
+    assert [row["reason"] for row in status["bad"]] == [f"no {number}" for number in range(3, 8)]
+    assert status["command"] == "toolchain build aotriton"
 
 
 RUNS = """
@@ -123,23 +123,23 @@ def running(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
 
 def test_a_campaign_that_was_killed_is_told_as_such(running: tuple[Path, subprocess.Popen[str]]) -> None:
     folder, child = running
-    found = read(folder)
-    assert (found["state"], found["pid"], found["count"], found["asked"]) == ("running", child.pid, 1, 4)
+    status = read(folder)
+    assert (status["state"], status["pid"], status["count"], status["asked"]) == ("running", child.pid, 1, 4)
     child.kill()
     child.wait(10)
-    found = read(folder)
-    assert (found["state"], found["count"], found["asked"]) == ("killed", 1, 4)
-    assert (found["rate"], found["left_seconds"], found["workers"]) == (None, None, [])
-    assert screen(found)[-2:] == ["  to go on", "    again"]
+    status = read(folder)
+    assert (status["state"], status["count"], status["asked"]) == ("killed", 1, 4)
+    assert (status["rate"], status["left_seconds"], status["workers"]) == (None, None, [])
+    assert screen(status)[-2:] == ["  to go on", "    again"]
 
 
 def test_another_process_of_the_same_number_is_not_the_campaign(running: tuple[Path, subprocess.Popen[str]]) -> None:
     folder, child = running
-    told = json.loads((folder / STATUS).read_bytes())
-    for changed in ({"process": told["process"] + "1"}, {"pid": os.getpid()}, {"process": ""}):
-        (folder / STATUS).write_text(json.dumps({**told, **changed}))
+    status = json.loads((folder / STATUS).read_bytes())
+    for changed in ({"process": status["process"] + "1"}, {"pid": os.getpid()}, {"process": ""}):
+        (folder / STATUS).write_text(json.dumps({**status, **changed}))
         assert read(folder)["state"] == "killed", changed
-    (folder / STATUS).write_text(json.dumps(told))
+    (folder / STATUS).write_text(json.dumps(status))
     assert read(folder)["state"] == "running"
     assert child.poll() is None
 
@@ -172,7 +172,7 @@ class Place:
     def __init__(self, root: Path) -> None:
         self.folder = root / "cache" / "work" / "campaign-1"
         self.workers = FakeWorkers(root / "workers")
-        self.said: list[str] = []
+        self.ending: list[str] = []
         self.cache = root / "cache"
 
     def run(self, *kernels: str, keep_going: bool = False, timeout: float = 3.0) -> CampaignResult:
@@ -182,7 +182,7 @@ class Place:
         with Ledger(self.folder / LEDGER) as ledger:
             return run_campaign(
                 rules, executor, ledger, self.folder / "out", worker_tree="/src", keep_going=keep_going,
-                on_end=self.said.extend, command="toolchain build kernels", bounds=MemoryBounds(together=9, share=3),
+                on_end=self.ending.extend, command="toolchain build kernels", bounds=MemoryBounds(together=9, share=3),
             )  # fmt: skip
 
     def ask(self, *words: str) -> str:
@@ -199,11 +199,11 @@ def place(tmp_path: Path) -> Place:
 def test_the_end_is_one_screen(place: Place) -> None:
     with pytest.raises(KernelError):
         place.run("good", "fails", "hangs", "slow")
-    assert len(place.said) <= 24
+    assert len(place.ending) <= 24
     # The path of a campaign may be long.
-    assert all(len(text) <= 80 for text in place.said if "toolchain report " not in text)
-    said = "\n".join(place.said)
-    assert place.said[0].startswith("2 of 4 kernels")
+    assert all(len(text) <= 80 for text in place.ending if "toolchain report " not in text)
+    text_ = "\n".join(place.ending)
+    assert place.ending[0].startswith("2 of 4 kernels")
     for part in (
         "good ",
         "1 late",
@@ -212,24 +212,24 @@ def test_the_end_is_one_screen(place: Place) -> None:
         "TypeError: cannot",
         "no result after 3 s",
     ):
-        assert part in said
-    assert "TOOLCHAIN_KEEP_GOING=1 toolchain build kernels" in said
-    assert "TOOLCHAIN_KERNEL_TIMEOUT=SECONDS toolchain build kernels" in said
-    assert "--kernel-memory" not in said
-    found = read(place.folder)
-    assert (found["state"], found["count"], found["asked"]) == ("failed", 4, 4)
-    assert (found["done"], found["failed"], found["timed_out"], found["reused"]) == (2, 1, 1, 0)
-    assert found["memory"]["together"] == 9
-    assert found["memory"]["coordinator"] > 10**7
+        assert part in text_
+    assert "TOOLCHAIN_KEEP_GOING=1 toolchain build kernels" in text_
+    assert "TOOLCHAIN_KERNEL_TIMEOUT=SECONDS toolchain build kernels" in text_
+    assert "--kernel-memory" not in text_
+    status = read(place.folder)
+    assert (status["state"], status["count"], status["asked"]) == ("failed", 4, 4)
+    assert (status["done"], status["failed"], status["timed_out"], status["reused"]) == (2, 1, 1, 0)
+    assert status["memory"]["together"] == 9
+    assert status["memory"]["coordinator"] > 10**7
 
 
 def test_what_was_compiled_before_is_told_as_reused(place: Place) -> None:
     place.run("good")
     place.run("good", "fine")
-    found = read(place.folder)
-    assert (found["state"], found["done"], found["reused"]) == ("done", 2, 1)
-    assert [(row["kernel"], row["reused"]) for row in found["by_kernel"]] == [("fine", 0), ("good", 1)]
-    assert "1 of them from earlier runs" in "".join(place.said)
+    status = read(place.folder)
+    assert (status["state"], status["done"], status["reused"]) == ("done", 2, 1)
+    assert [(row["kernel"], row["reused"]) for row in status["by_kernel"]] == [("fine", 0), ("good", 1)]
+    assert "1 of them from earlier runs" in "".join(place.ending)
 
 
 def test_a_campaign_that_was_given_up_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,10 +251,10 @@ def test_workers_say_what_they_are_at(place: Place) -> None:
     outcomes = executor.run([rule.task("/src", str(place.folder)) for rule in rules])
     next(outcomes)
     deadline = time.monotonic() + 20
-    while not (found := [row for row in executor.workers() if row["kernel"] and row["memory"]]):
+    while not (busy := [row for row in executor.workers() if row["kernel"] and row["memory"]]):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    (row,) = found
+    (row,) = busy
     outcomes.close()
     assert (row["kernel"], row["gpu"], row["compiled"]) == ("hangs", "gfx942", 0)
     assert row["out"].endswith("gfx942/hangs/warps-4.hsaco")
@@ -282,19 +282,19 @@ def full(state: str = "running") -> dict[str, Any]:
 
 @pytest.mark.parametrize("state", ["running", "done", "failed", "stopped", "killed"])
 def test_all_is_80_columns_wide(state: str) -> None:
-    told = full(state)
-    lines = screen(told, now=1795373400.0)
+    status = full(state)
+    lines = screen(status, now=1795373400.0)
     assert max(map(len, lines)) <= 80
     assert ("pid 1234567" in lines[0]) == (state == "running")
     assert any("40 more" in text or "24 more" in text for text in lines)
-    assert len(line(told)) <= 120
+    assert len(line(status)) <= 120
 
 
 def test_the_estimate_goes_on_after_the_file_was_written() -> None:
-    told = full()
+    status = full()
     written = 1795373400.0  # 18:50 of that day
-    assert "about 24 h 00 min left" in line(told, now=written)
-    assert "about 23 h 00 min left" in line(told, now=written + 3600)
+    assert "about 24 h 00 min left" in line(status, now=written)
+    assert "about 23 h 00 min left" in line(status, now=written + 3600)
 
 
 def test_status_for_people_and_as_json(place: Place) -> None:
@@ -302,14 +302,14 @@ def test_status_for_people_and_as_json(place: Place) -> None:
     assert place.ask("--watch") == "no unfinished campaign\n"
     with pytest.raises(KernelError):
         place.run("good", "fails")
-    said = place.ask().splitlines()
-    assert said[0] == "campaign-1  has ended, with failures"
-    assert said[1] == "  2 of 2 through: 1 done (0 reused), 1 failed, 0 late"
-    assert max(map(len, said)) <= 80
-    assert said[-1].strip() == "toolchain build kernels"
+    lines = place.ask().splitlines()
+    assert lines[0] == "campaign-1  has ended, with failures"
+    assert lines[1] == "  2 of 2 through: 1 done (0 reused), 1 failed, 0 late"
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].strip() == "toolchain build kernels"
     assert place.ask("--watch") == "campaign-1: 2/2 kernels, 1 bad, has ended, with failures\n"
-    (told,) = json.loads(place.ask("--json"))["campaigns"]
-    assert told == read(place.folder)
+    (status,) = json.loads(place.ask("--json"))["campaigns"]
+    assert status == read(place.folder)
     refused = CliRunner().invoke(app, ["kernels", "status", "--cache", str(place.cache), "--json", "--watch"])
     assert refused.exit_code == ConfigError.code
 
@@ -320,9 +320,9 @@ def test_a_ledger_of_an_earlier_version_is_counted(place: Place) -> None:
         ledger.progress(1, 3)
     with contextlib.closing(sqlite3.connect(place.folder / LEDGER)) as db:
         db.execute("DROP TABLE numbers")
-    said = place.ask().splitlines()
-    assert said[:2] == ["campaign-1  left no status", "  1 of 3 through: 1 done, 0 failed, 0 late"]
-    assert said[3].split()[:4] == ["k", "gfx942", "-", "1"]
+    lines = place.ask().splitlines()
+    assert lines[:2] == ["campaign-1  left no status", "  1 of 3 through: 1 done, 0 failed, 0 late"]
+    assert lines[3].split()[:4] == ["k", "gfx942", "-", "1"]
 
 
 def test_a_check_of_numbers_is_told(place: Place) -> None:
@@ -348,11 +348,11 @@ def test_watching_goes_on_until_it_ends(
     timer.start()
     done = CliRunner().invoke(app, ["kernels", "status", "--cache", str(folder.parents[1]), "--watch"])
     timer.join()
-    said = done.stdout.splitlines()
+    lines = done.stdout.splitlines()
     assert done.exit_code == 0
-    assert said[0].startswith("campaign-1: 1/4 kernels")
-    assert "killed" not in said[0]
-    assert said[-1] == "campaign-1: 1/4 kernels, is not running: it was killed"
+    assert lines[0].startswith("campaign-1: 1/4 kernels")
+    assert "killed" not in lines[0]
+    assert lines[-1] == "campaign-1: 1/4 kernels, is not running: it was killed"
     assert (folder / WATCHED).exists()
 
 
@@ -362,16 +362,16 @@ def test_a_summary_of_many_kernels_is_short() -> None:
         for number in range(60)
     ]
     result = CampaignResult(entries=tuple(entries), skipped=0, partial=False, about={})
-    said = summary(result, seconds=7200.0, command="toolchain build aotriton --limit 90", keep_going=True)
-    assert len(said) <= 30
-    assert all(len(text) <= 80 for text in said if "toolchain" not in text)
-    assert "  TOOLCHAIN_KERNEL_MEMORY=MB toolchain build aotriton --limit 90 --jobs 1" in said
-    assert not any("KEEP_GOING" in text for text in said)
+    lines = summary(result, seconds=7200.0, command="toolchain build aotriton --limit 90", keep_going=True)
+    assert len(lines) <= 30
+    assert all(len(text) <= 80 for text in lines if "toolchain" not in text)
+    assert "  TOOLCHAIN_KERNEL_MEMORY=MB toolchain build aotriton --limit 90 --jobs 1" in lines
+    assert not any("KEEP_GOING" in text for text in lines)
 
 
 def test_what_a_store_gave_is_not_told_as_tried() -> None:
     entries = tuple(Entry.of(make_rule(f"kernel_{number}"), DONE, size=10) for number in range(6))
     result = CampaignResult(entries=entries, skipped=1, partial=False, about={}, shared={"taken": 3})
-    said = summary(result, seconds=4.0, command="toolchain build kernels", keep_going=False)
-    assert said[0].endswith("1 of them from earlier runs, 3 from kernel stores")
-    assert said[1].startswith("2 tried in 4 s, 0.50 a second")
+    lines = summary(result, seconds=4.0, command="toolchain build kernels", keep_going=False)
+    assert lines[0].endswith("1 of them from earlier runs, 3 from kernel stores")
+    assert lines[1].startswith("2 tried in 4 s, 0.50 a second")

@@ -129,13 +129,13 @@ def test_after_a_change_only_what_reaches_it_is_compiled(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "other",
+    "change",
     [{"layers": ("sha256:" + "b" * 64,)}, {"environment": {"TRITON_F32_DEFAULT": "ieee"}}],
     ids=["another Triton", "another environment"],
 )
-def test_what_was_made_otherwise_has_another_name(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_what_was_made_otherwise_has_another_name(tmp_path: Path, change: dict[str, Any]) -> None:
     Machine(tmp_path / "first").run(store_at(tmp_path))
-    second = Machine(tmp_path / "second", **other)
+    second = Machine(tmp_path / "second", **change)
     assert second.run(store_at(tmp_path)).shared["taken"] == 0
     assert sorted(second.workers.tries) == sorted(KERNELS)
 
@@ -149,7 +149,7 @@ def test_options_and_gpu_are_in_the_name(tmp_path: Path) -> None:
         replace(rule, target="gfx1100"),
         replace(rule, signature=(("x", "*fp16:16"),)),
     ]
-    assert len({naming.name(one) for one in (rule, *others)}) == 5
+    assert len({naming.name(each) for each in (rule, *others)}) == 5
     assert naming.name(replace(rule, out="elsewhere.hsaco", cluster="other")) == naming.name(rule)
 
 
@@ -226,8 +226,8 @@ def test_with_a_key_only_what_it_signed_counts(tmp_path: Path) -> None:
     assert (result.shared["taken"], result.shared["unsigned"], result.shared["added"]) == (0, 3, 3)
     reader = Machine(tmp_path / "reader")
     assert reader.run(store_at(tmp_path), key=PlainKey("ours", private=False)).shared["taken"] == 3
-    other = Machine(tmp_path / "other")
-    assert other.run(store_at(tmp_path), key=PlainKey("theirs", private=False)).shared["taken"] == 0
+    second = Machine(tmp_path / "other")
+    assert second.run(store_at(tmp_path), key=PlainKey("theirs", private=False)).shared["taken"] == 0
 
 
 def test_failures_are_no_results(tmp_path: Path) -> None:
@@ -262,10 +262,10 @@ def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     assert [writer.wait(120) for writer in writers] == [0, 0]
     store = store_at(tmp_path)
     names = [f"{number:064x}" for number in range(150)]
-    found = dict(store.fetch(names))
+    fetched = dict(store.fetch(names))
     for number, name in enumerate(names):
         assert (
-            found[name]
+            fetched[name]
             == Result(inputs={"number": number}, code=bytes(5000) + bytes([number]), metadata=b"{}").record()
         )
     assert store.seconds(["gfx942"]) == {f"rule{number}": float(number) for number in range(150)}
@@ -288,8 +288,8 @@ def test_a_full_disk_loses_nothing_and_leaves_nothing_half(tmp_path: Path) -> No
         with pytest.raises(ResourceError, match="cannot be written"):
             store.add(Addition("0" * 64, "gfx942", "rule", 1.0, bytes(50_000)))
         assert not list(disk.rglob("*.partial"))
-        other = Machine(tmp_path / "other")
-        taken = other.run(FolderStore(disk / "store"), rules)
+        second = Machine(tmp_path / "other")
+        taken = second.run(FolderStore(disk / "store"), rules)
         assert (taken.shared["taken"], taken.shared["damaged"]) == (result.shared["added"], 0)
     finally:
         subprocess.run(["umount", disk], check=True)

@@ -43,14 +43,18 @@ def test_a_store_is_a_folder_a_layout_or_a_repository(tmp_path: Path, monkeypatc
         pass
 
 
-@pytest.mark.parametrize(("key", "store", "told"), [("own", "s", False), (None, "s", True), (None, None, False)])
+@pytest.mark.parametrize(("key", "store", "warned"), [("own", "s", False), (None, "s", True), (None, None, False)])
 def test_a_store_without_a_key_is_told(
-    key: str | None, store: str | None, told: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    key: str | None,
+    store: str | None,
+    warned: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("toolchain.build.kernel_store.result_key", lambda _: None)
     given = Path(key) if key else None
     build_cmd._check_store_key(Request(cache=Cache(Path("cache")), kernel_store=store, kernel_key=given))
-    assert ("not signed" in capsys.readouterr().err) == told
+    assert ("not signed" in capsys.readouterr().err) == warned
 
 
 def test_a_key_that_is_none_is_refused_at_once(tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ def test_a_later_entry_replaces_an_earlier_one(tmp_path: Path) -> None:
         ledger.record(Entry.of(rule, FAILED, reason="no"))
         ledger.record(Entry.of(rule, DONE, sha256="ab", size=3, bitcode=("ocml",)))
     with Ledger(tmp_path / "l") as ledger:
-        found = ledger.get(rule.id)
-        assert found == Entry.of(rule, DONE, sha256="ab", size=3, bitcode=("ocml",))
-        assert ledger.entries([make_rule("unknown"), rule]) == (found,)
+        entry = ledger.get(rule.id)
+        assert entry == Entry.of(rule, DONE, sha256="ab", size=3, bitcode=("ocml",))
+        assert ledger.entries([make_rule("unknown"), rule]) == (entry,)
 
 
 def test_another_format_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +92,9 @@ def test_json_is_the_same_whatever_the_order_time_and_attempts(tmp_path: Path) -
         with Ledger(tmp_path / name) as ledger:
             for rule in order:
                 ledger.record(Entry.of(rule, TIMEOUT, reason="late", seconds=seconds, attempt=int(seconds) % 2 + 1))
-    with Ledger(tmp_path / "a") as one, Ledger(tmp_path / "b") as other:
-        assert json.dumps(reproducible(one)) == json.dumps(reproducible(other))
-        assert [row["status"] for row in reproducible(one)] == [TIMEOUT] * 5
+    with Ledger(tmp_path / "a") as first, Ledger(tmp_path / "b") as second:
+        assert json.dumps(reproducible(first)) == json.dumps(reproducible(second))
+        assert [row["status"] for row in reproducible(first)] == [TIMEOUT] * 5
 
 
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:

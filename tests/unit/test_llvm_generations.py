@@ -52,8 +52,8 @@ def test_without_a_triton_an_llvm_has_the_parts_for_the_newest_that_it_serves(
     llvm: int, triton: str, projects: tuple[str, ...], request_: Request, tmp_path: Path
 ) -> None:
     tree = small_llvm(tmp_path / "llvm", version=f"{llvm}.1.0")
-    asked = replace(request_, sources=specs({"llvm": str(tree)}))
-    needs = llvm_needs(asked, llvm)
+    request = replace(request_, sources=specs({"llvm": str(tree)}))
+    needs = llvm_needs(request, llvm)
     assert (needs.serves, needs.projects) == (triton, projects)
     assert needs == replace(needs_for(triton), serves=triton)
     check_generation(needs, llvm, where="it")
@@ -106,11 +106,11 @@ def test_a_checkout_of_triton_adds_to_what_its_llvm_serves(request_: Request, tm
     triton = tmp_path / "triton"
     triton.mkdir()
     (triton / "CMakeLists.txt").write_text("find_package(LLD REQUIRED)\n")
-    asked = replace(request_, sources=specs({"triton": str(triton), "llvm": "distro:llvm-toolchain-19"}))
-    assert llvm_needs(asked, 19).lld
+    request = replace(request_, sources=specs({"triton": str(triton), "llvm": "distro:llvm-toolchain-19"}))
+    assert llvm_needs(request, 19).lld
     with pytest.raises(UnsupportedError, match="LLVM 19, not 21 or newer"):
-        plan(asked, "distro:llvm-toolchain-19")
-    plan(asked, "distro:llvm-toolchain-22")
+        plan(request, "distro:llvm-toolchain-19")
+    plan(request, "distro:llvm-toolchain-22")
 
 
 @pytest.mark.parametrize(
@@ -171,6 +171,6 @@ def test_packages_lose_the_folders_of_the_build(tmp_path: Path) -> None:
 
 def test_a_package_that_names_them_in_another_way_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.cmake").write_text("include(/build/x.cmake)\n")
-    said = cleaned(tmp_path)
-    assert said.returncode == 3
-    assert re.search(r"a\.cmake .*include\(/build/x\.cmake\)", said.stderr)
+    done = cleaned(tmp_path)
+    assert done.returncode == 3
+    assert re.search(r"a\.cmake .*include\(/build/x\.cmake\)", done.stderr)

@@ -278,7 +278,7 @@ def test_a_tree_that_was_tampered_with_is_not_built_from(tmp_path: Path, checkou
     sidecar.write_text(json.dumps({"digest": got.digest, "part": "", "tree": info.digest, "files": info.files,
                                    "bytes": info.bytes}))  # fmt: skip
     got = fetch_source(source_, cache=cache, offline=True)
-    with pytest.raises(LockedError, match="not what the lock holds") as caught:
+    with pytest.raises(LockedError, match="differs from the lock") as caught:
         locking.check_tree(request, got)
     assert info.digest in caught.value.why
     with pytest.raises(LockedError):

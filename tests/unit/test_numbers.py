@@ -80,10 +80,10 @@ def test_kernels_of_aotriton_s_one_file_have_their_cases() -> None:
 
 
 def test_a_row_that_sees_nothing_is_zero() -> None:
-    found = attention(inputs(visible=np.zeros((6, 9), np.bool_)))
-    assert (found.o == 0).all()
-    assert np.isinf(found.lse).all()
-    assert (found.dk == 0).all()
+    result = attention(inputs(visible=np.zeros((6, 9), np.bool_)))
+    assert (result.o == 0).all()
+    assert np.isinf(result.lse).all()
+    assert (result.dk == 0).all()
 
 
 @pytest.mark.parametrize("element", [FP16, BF16, FP32])
@@ -197,12 +197,12 @@ def test_a_pack_says_how_its_kernels_are_launched(tmp_path: Path) -> None:
     def files(names: Iterable[str] = content) -> list[File]:
         return [(name, lambda name=name: content[name]) for name in names]  # type: ignore[misc]
 
-    (one,) = collect(files(), tmp_path / "a").objects
-    assert (one.gpu, one.kernel) == ("gfx942", "fwd_kernel.py:attn_fwd")
-    assert one.path.read_bytes() == b"code"
-    found = read_metadata(one.path)
-    assert (found.waves, found.lds, found.scratch, found.constants) == (4, 4096, 16, {"BLOCK_M": 64})
-    assert [(each.name, each.type) for each in found.parameters] == [("Q", "*fp16"), ("Sm_scale", "fp32")]
+    (kernel,) = collect(files(), tmp_path / "a").objects
+    assert (kernel.gpu, kernel.kernel) == ("gfx942", "fwd_kernel.py:attn_fwd")
+    assert kernel.path.read_bytes() == b"code"
+    metadata = read_metadata(kernel.path)
+    assert (metadata.waves, metadata.lds, metadata.scratch, metadata.constants) == (4, 4096, 16, {"BLOCK_M": 64})
+    assert [(each.name, each.type) for each in metadata.parameters] == [("Q", "*fp16"), ("Sm_scale", "fp32")]
     # Somebody else's pack says nothing; a plan does.
     bare = files(list(content)[:1])
     with pytest.raises(ConfigError, match="does not say how"):
@@ -210,7 +210,7 @@ def test_a_pack_says_how_its_kernels_are_launched(tmp_path: Path) -> None:
     (planned,) = collect(
         bare, tmp_path / "c", planned=lambda name, shared: of_rule(rule, shared) if name.endswith("first") else None
     ).objects
-    assert read_metadata(planned.path) == dataclasses.replace(found, scratch=0)
+    assert read_metadata(planned.path) == dataclasses.replace(metadata, scratch=0)
 
 
 def test_a_kernel_of_a_triton_cache_is_launched_by_our_json_and_not_by_triton_s(tmp_path: Path) -> None:
@@ -226,9 +226,9 @@ def test_a_kernel_of_a_triton_cache_is_launched_by_our_json_and_not_by_triton_s(
     (entry / "k.hsaco").write_bytes(b"code")
     files = list(local_files(tmp_path, "cache"))
     for number, order in enumerate((files, files[::-1])):
-        (one,) = collect(order, tmp_path / str(number)).objects
-        assert (one.gpu, one.kernel) == ("gfx942", "k.py:k")
-        assert read_metadata(one.path).names == ("x",)
+        (kernel,) = collect(order, tmp_path / str(number)).objects
+        assert (kernel.gpu, kernel.kernel) == ("gfx942", "k.py:k")
+        assert read_metadata(kernel.path).names == ("x",)
 
 
 def test_grouped_heads_read_the_keys_of_their_group() -> None:
@@ -258,9 +258,9 @@ def test_a_result_of_a_kernel_store_is_an_object_with_its_json(tmp_path: Path) -
     store = FolderStore(tmp_path / "store")
     record = Result(inputs={}, code=b"code", metadata=json.dumps(about).encode()).record()
     store.add(Addition("ab" * 32, "gfx942", "rule", 1.0, record))
-    (one,) = collect(list(local_files(tmp_path / "store", "store")), tmp_path / "out").objects
-    assert (one.gpu, one.kernel, one.path.read_bytes()) == ("gfx942", "k.py:k", b"code")
-    assert read_metadata(one.path).kernel == "k"
+    (kernel,) = collect(list(local_files(tmp_path / "store", "store")), tmp_path / "out").objects
+    assert (kernel.gpu, kernel.kernel, kernel.path.read_bytes()) == ("gfx942", "k.py:k", b"code")
+    assert read_metadata(kernel.path).kernel == "k"
 
 
 def test_a_record_s_check_is_enough_for_as_many_kernels() -> None:

@@ -24,9 +24,9 @@ EVERYTHING = {
 }  # fmt: skip
 
 
-def lacking(found: dict[str, str], *users: str, pythons: tuple[str, ...] = ()) -> list[str]:
+def lacking(tools: dict[str, str], *users: str, pythons: tuple[str, ...] = ()) -> list[str]:
     request = Request(cache=Cache(Path("/nowhere")), pythons=pythons)
-    return [need.name for need in needs_of(request, users) if not any(way.serves(found) for way in need.ways)]
+    return [need.name for need in needs_of(request, users) if not any(way.serves(tools) for way in need.ways)]
 
 
 def test_everything_is_enough_and_nothing_is_not() -> None:
@@ -37,7 +37,7 @@ def test_everything_is_enough_and_nothing_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "user", "told"),
+    ("change", "user", "missing"),
     [
         ({"cmake": "3.19.9"}, "llvm", ["CMake"]),
         ({"cmake": "3.20"}, "llvm", []),
@@ -52,8 +52,8 @@ def test_everything_is_enough_and_nothing_is_not() -> None:
         ({"glibc": "2.26"}, "triton-wheel", ["glibc"]),
     ],
 )
-def test_versions(change: dict[str, str], user: str, told: list[str]) -> None:
-    assert lacking({**EVERYTHING, **change}, user) == told
+def test_versions(change: dict[str, str], user: str, missing: list[str]) -> None:
+    assert lacking({**EVERYTHING, **change}, user) == missing
 
 
 def test_an_own_python_needs_its_headers_too() -> None:
@@ -70,19 +70,19 @@ def test_an_own_python_needs_its_headers_too() -> None:
 def test_the_name_of_a_wheel_tells_which_python_it_needs(version: str, has: str, enough: bool) -> None:
     spec = SourceSpec(kind="pypi", where="triton", version=version)
     request = Request(cache=Cache(Path("/nowhere")), sources={"triton": spec})
-    found = {**EVERYTHING, "python3": has}
-    told = [
-        need.name for need in needs_of(request, ["triton-wheel"]) if not any(way.serves(found) for way in need.ways)
+    tools = {**EVERYTHING, "python3": has}
+    missing = [
+        need.name for need in needs_of(request, ["triton-wheel"]) if not any(way.serves(tools) for way in need.ways)
     ]
-    assert told == ([] if enough else ["Python"])
-    told = [need.name for need in needs_of(request, ["triton-wheel", "aotriton"]) if need.name == "Python"]
-    assert told == ["Python"], "numpy's wheel is for 3.13 alone"
+    assert missing == ([] if enough else ["Python"])
+    missing = [need.name for need in needs_of(request, ["triton-wheel", "aotriton"]) if need.name == "Python"]
+    assert missing == ["Python"], "numpy's wheel is for 3.13 alone"
 
 
 def test_bitcode_that_the_user_decided_on_need_not_be_in_the_base() -> None:
-    found = {tool: version for tool, version in EVERYTHING.items() if not tool.endswith(".bc")}
+    tools = {tool: version for tool, version in EVERYTHING.items() if not tool.endswith(".bc")}
     request = Request(cache=Cache(Path("/nowhere")), allow_binary=("ocml",), drop_binary=("asanrtl",))
-    named = [need.name for need in needs_of(request, ["triton"]) if not any(way.serves(found) for way in need.ways)]
+    named = [need.name for need in needs_of(request, ["triton"]) if not any(way.serves(tools) for way in need.ways)]
     assert named == ["AMD's ockl.bc"]
 
 
@@ -122,8 +122,8 @@ def test_the_base_that_all_is_built_on_has_the_packages() -> None:
 
 
 def row(need: Need) -> str:
-    def way(one: Way) -> str:
-        return one.tool + (f" ≥ {one.least}" if one.least else f" {one.exact}" if one.exact else "")
+    def way(way_: Way) -> str:
+        return way_.tool + (f" ≥ {way_.least}" if way_.least else f" {way_.exact}" if way_.exact else "")
 
     users = ["yes" if user in need.users else "" for user in ("llvm", "triton", "aotriton", "triton-wheel")]
     cells = [need.name, " or ".join(map(way, need.ways)), *users, need.debian or "none", need.el or "none", need.why]
@@ -133,7 +133,7 @@ def row(need: Need) -> str:
 def test_the_documentation_shows_the_same_table() -> None:
     text = DOCS.read_text(encoding="utf-8")
     assert [line for line in text.splitlines() if line in {row(need) for need in needs()}] == [
-        row(one) for one in needs()
+        row(need) for need in needs()
     ]
 
 

@@ -140,11 +140,11 @@ def test_no_emulator_is_told_before_another_machine_s_hours(
     if refused:
         with pytest.raises(EngineError, match="qemu-aarch64-static is not installed"):
             pipeline.build(request, "llvm")
-        assert [one.built for one in both.values()] == [[], []]
+        assert [stage.built for stage in both.values()] == [[], []]
         pipeline.build(replace(request, arch=("amd64",)), "llvm")
     else:
         pipeline.build(request, "llvm")
-        assert [len(one.built) for one in both.values()] == [1, 1]
+        assert [len(stage.built) for stage in both.values()] == [1, 1]
 
 
 def test_the_stages_say_what_they_need(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_source_whose_digest_only_a_fetch_tells(
     stage = Fake("llvm", plan)
     run(stage)
     assert known == [SOURCE.ref]
-    assert [one.input_digest is None for one in stage.built] == [False]
+    assert [plan_.input_digest is None for plan_ in stage.built] == [False]
 
 
 def refuse(error: Exception) -> Callable[..., None]:
@@ -217,8 +217,8 @@ def test_a_source_that_is_not_what_it_must_be_ends_the_stage_below(
 def test_two_works_without_a_digest_do_not_meet(run: Callable[..., list[Built]]) -> None:
     places = []
     for image in ("toolchain-base-debian12", "toolchain-base-debian13"):
-        one = planned("base", image=image, inputs=None)
-        run(Fake("base", partial(replace, one), lambda workspace: places.append(workspace.work())))
+        row = planned("base", image=image, inputs=None)
+        run(Fake("base", partial(replace, row), lambda workspace: places.append(workspace.work())))
     assert len(set(places)) == 2
 
 
@@ -226,7 +226,7 @@ def test_what_mmdebstrap_unpacks_lies_in_the_stages_own_folder(
     tmp_path: Path, run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder is emptied first, and another base may be made at the same time."""
-    said: list[str] = []
+    folders: list[str] = []
     monkeypatch.setenv("http_proxy", "http://proxy.invalid:3128")
     mirror = Mirror(site="http://user:secret@mirror.invalid", suite="stable", components=("main",), keyring="")
     monkeypatch.setattr("toolchain.sources.mirrors.apt_mirrors", lambda: [mirror])
@@ -235,7 +235,7 @@ def test_what_mmdebstrap_unpacks_lies_in_the_stages_own_folder(
 
     def called(argv: list[str], *, env: dict[str, str], **_: object) -> None:
         commands.append(argv)
-        said.append(env["TMPDIR"])
+        folders.append(env["TMPDIR"])
         assert env["http_proxy"] == "http://proxy.invalid:3128"
         assert "user:secret@" in Path(argv[-1]).read_text()
 
@@ -245,11 +245,11 @@ def test_what_mmdebstrap_unpacks_lies_in_the_stages_own_folder(
         base.run_mmdebstrap(
             workspace, tmp_path / "tar", suite="s", variant="v", packages=("p",), what="a base", options=()
         )
-        assert Path(said[-1]).parent == workspace.work()
+        assert Path(folders[-1]).parent == workspace.work()
         assert not any("secret" in word for word in commands[-1]), "it would stand in the log"
 
     run(Fake("base", lambda: planned("base", inputs=None), work))
-    assert len(said) == 1
+    assert len(folders) == 1
 
 
 def test_who_holds_the_lock(run: Callable[..., list[Built]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,43 +299,43 @@ def test_a_local_archive_is_looked_into_once_it_is_unpacked(tmp_path: Path) -> N
     assert source.path == archive
 
 
-def recorded(cache: Cache, one: Planned, **more: Any) -> None:
+def recorded(cache: Cache, row: Planned, **more: Any) -> None:
     """As if it had been built."""
     manifest = Layout(cache.images).ensure().put_json({"layers": []}, media.MANIFEST)
-    about = {"stage": one.name, "image": one.image, "input_digest": one.input_digest, "manifest": manifest.digest}
+    about = {"stage": row.name, "image": row.image, "input_digest": row.input_digest, "manifest": manifest.digest}
     write_record(cache, record(**{**about, "request": {}, **more}))
 
 
 def test_what_nobody_has_tried_is_built_again_where_a_contract_is_asked_for(tmp_path: Path) -> None:
-    one, cache = planned("llvm", has_contract_check=True), Cache(tmp_path)
-    recorded(cache, one, request={"contract": False})
-    assert find(cache, one) is not None, "it can be published"
-    assert find(cache, one, proved=True) is None
-    assert find(cache, replace(one, has_contract_check=False), proved=True) is not None, (
+    row, cache = planned("llvm", has_contract_check=True), Cache(tmp_path)
+    recorded(cache, row, request={"contract": False})
+    assert find(cache, row) is not None, "it can be published"
+    assert find(cache, row, proved=True) is None
+    assert find(cache, replace(row, has_contract_check=False), proved=True) is not None, (
         "a base has no contract to prove"
     )
-    recorded(cache, one, request={"contract": True})
-    assert find(cache, one, proved=True) is not None
+    recorded(cache, row, request={"contract": True})
+    assert find(cache, row, proved=True) is not None
 
 
 def test_a_record_whose_image_is_gone_does_not_count(tmp_path: Path) -> None:
-    one, cache = planned("llvm"), Cache(tmp_path)
+    row, cache = planned("llvm"), Cache(tmp_path)
     layout = Layout(cache.images).ensure()
     for gone in ("layer", "manifest", "record"):
         layer = layout.put_bytes(b"layer", media.LAYER)
-        recorded(cache, one, layers=[layer.as_json()])
-        found = find(cache, one)
-        assert found is not None
+        recorded(cache, row, layers=[layer.as_json()])
+        built = find(cache, row)
+        assert built is not None
         if gone == "record":
-            cache.record(found.input_digest).write_text("{")
+            cache.record(built.input_digest).write_text("{")
         else:
-            layout.blob(layer.digest if gone == "layer" else found.manifest).unlink()
-        assert find(cache, one) is None, gone
+            layout.blob(layer.digest if gone == "layer" else built.manifest).unlink()
+        assert find(cache, row) is None, gone
 
 
 def test_a_layer_that_breaks_its_contract_is_not_recorded(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
-    dependencies, one, tree = finished_base(cache, tmp_path / "work"), planned("llvm"), tmp_path / "tree"
+    dependencies, row, tree = finished_base(cache, tmp_path / "work"), planned("llvm"), tmp_path / "tree"
     tree.mkdir()
     (tree / "file").write_text("content")
     before = {path.name for path in (cache.images / "blobs" / "sha256").iterdir()}
@@ -352,8 +352,8 @@ def test_a_layer_that_breaks_its_contract_is_not_recorded(tmp_path: Path) -> Non
             _engine=engine,
         )  # fmt: skip
         with pytest.raises(ContractError):
-            workspace.finish(one, tree=tree, facts={}, check=broken, check_on=dependencies)
-    assert find(cache, one) is None
+            workspace.finish(row, tree=tree, facts={}, check=broken, check_on=dependencies)
+    assert find(cache, row) is None
     assert not [name for name in Layout(cache.images).refs() if "llvm" in name]
     assert forgotten == ["candidate"]
     left = {path.name for path in (cache.images / "blobs" / "sha256").iterdir()} - before
@@ -378,11 +378,11 @@ def test_what_another_call_let_in_is_asked_for_by_name_again(tmp_path: Path, mon
 
 def test_a_base_that_another_call_made_meanwhile_is_taken(tmp_path: Path, run: Callable[..., list[Built]]) -> None:
     """Its digest is known only once it is made."""
-    asked: list[int] = []
+    plans: list[int] = []
 
     def plan() -> Planned:
-        asked.append(1)
-        if len(asked) <= 2:  # the plan of all, and that of the stage before it has the lock
+        plans.append(1)
+        if len(plans) <= 2:  # the plan of all, and that of the stage before it has the lock
             return planned("base", inputs=None)
         recorded(Cache(tmp_path / "cache"), planned("base"))
         return planned("base")

@@ -36,17 +36,17 @@ TRITON = replace(LLVM, name="triton", version="2" * 40, digest="git:" + "2" * 40
 
 @pytest.fixture
 def request_(tmp_path: Path) -> Request:
-    found = request_of(
+    request = request_of(
         cache=Cache(tmp_path / "cache"),
         glibc="2.31",
         sources={"llvm": "distro:llvm-toolchain-22"},
         pythons="3.13",
     )
     with_base(tmp_path / "cache")
-    system = sysroot_system(found)
+    system = sysroot_system(request)
     lock = {"recipe": sysroot_digest(system), "packages": PACKAGES}
-    write_packages(found.cache.package_list("sysroot", system.name, system.arch), lock)
-    return found
+    write_packages(request.cache.package_list("sysroot", system.name, system.arch), lock)
+    return request
 
 
 def a_profile(folder: Path, **more: Any) -> Path:
@@ -66,29 +66,29 @@ def planned(request: Request, target: str) -> dict[str, Planned]:
 
 
 def test_a_profile_stands_on_instrumented_stages_alone(request_: Request) -> None:
-    names = [one.name for one in stages_of("profile", request_)]
+    names = [stage.name for stage in stages_of("profile", request_)]
     assert names == ["base", "sysroot", "llvm-instrumented", "python", "triton-instrumented", "profile"]
-    found = planned(request_, "llvm-instrumented")["llvm-instrumented"]
+    instrumented = planned(request_, "llvm-instrumented")["llvm-instrumented"]
     plain = planned(request_, "llvm")["llvm"]
-    assert (plain.image, found.image) == ("llvm-triton-22.1.8", "llvm-triton-22.1.8-instrumented")
-    assert found.inputs is not None
+    assert (plain.image, instrumented.image) == ("llvm-triton-22.1.8", "llvm-triton-22.1.8-instrumented")
+    assert instrumented.inputs is not None
     assert plain.inputs is not None
-    assert found.inputs["instrumented"] is True
-    assert "containerfiles/llvm-profile/build.sh" in found.inputs["recipe"]
+    assert instrumented.inputs["instrumented"] is True
+    assert "containerfiles/llvm-profile/build.sh" in instrumented.inputs["recipe"]
     assert "containerfiles/llvm-profile/build.sh" not in plain.inputs["recipe"]
     # What a program needs that links it is the compiler's, so it is not proved by linking.
-    assert (plain.has_contract_check, found.has_contract_check) == (True, False)
+    assert (plain.has_contract_check, instrumented.has_contract_check) == (True, False)
 
 
 def test_a_layer_by_a_profile_is_another_with_another_name(request_: Request, tmp_path: Path) -> None:
-    asked = replace(by_profile(request_, a_profile(tmp_path / "p")), allow_binary=("profile",))
-    plain, found = planned(request_, "llvm")["llvm"], planned(asked, "llvm")["llvm"]
-    assert found.image == "llvm-triton-22.1.8-pgo"
-    assert found.input_digest not in {None, plain.input_digest}
-    assert [source.name for source in found.sources] == ["llvm", "profile"]
-    assert found.binaries == ("profile",)
-    other = replace(by_profile(request_, a_profile(tmp_path / "q", more=1)), allow_binary=("profile",))
-    assert planned(other, "llvm")["llvm"].input_digest != found.input_digest
+    profiled = replace(by_profile(request_, a_profile(tmp_path / "p")), allow_binary=("profile",))
+    plain, row = planned(request_, "llvm")["llvm"], planned(profiled, "llvm")["llvm"]
+    assert row.image == "llvm-triton-22.1.8-pgo"
+    assert row.input_digest not in {None, plain.input_digest}
+    assert [source.name for source in row.sources] == ["llvm", "profile"]
+    assert row.binaries == ("profile",)
+    second = replace(by_profile(request_, a_profile(tmp_path / "q", more=1)), allow_binary=("profile",))
+    assert planned(second, "llvm")["llvm"].input_digest != row.input_digest
     # Who names none, or lets its name in without one, gets the layer that there is.
     assert planned(replace(request_, allow_binary=("profile",)), "llvm")["llvm"].input_digest == plain.input_digest
 
@@ -103,9 +103,9 @@ def test_a_base_gets_none(tmp_path: Path) -> None:
     request = request_of(
         cache=with_base(tmp_path / "cache"), base="debian13", sources={"llvm": "distro:llvm-toolchain-22"}
     )
-    for asked, target in ((by_profile(request, a_profile(tmp_path / "p")), "llvm"), (request, "profile")):
+    for refused, target in ((by_profile(request, a_profile(tmp_path / "p")), "llvm"), (request, "profile")):
         with pytest.raises(UnsupportedError, match="no profile is made or used on base debian13"):
-            plan(asked, target)
+            plan(refused, target)
 
 
 def test_a_wheel_gets_none(request_: Request) -> None:
@@ -116,8 +116,8 @@ def test_a_wheel_gets_none(request_: Request) -> None:
 
 
 def test_a_profile_of_this_llvm_is_taken(tmp_path: Path) -> None:
-    said = check_profile(a_profile(tmp_path), LLVM, {})
-    assert said["triton"]["ref"] == TRITON.ref
+    about = check_profile(a_profile(tmp_path), LLVM, {})
+    assert about["triton"]["ref"] == TRITON.ref
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_profile_of_this_llvm_is_taken(tmp_path: Path) -> None:
 def test_one_of_another_llvm_is_refused(tmp_path: Path, of: Source, patched: bool) -> None:
     (tmp_path / "a.patch").write_text("x")
     patches = {"llvm": (tmp_path / "a.patch",)} if patched else {}
-    with pytest.raises(PinError, match="this profile is of another LLVM") as caught:
+    with pytest.raises(PinError, match="this profile is not of") as caught:
         check_profile(a_profile(tmp_path / "p"), of, patches)
     assert "toolchain build profile" in caught.value.fix
 
@@ -222,14 +222,14 @@ def tasks(*names: str) -> list[dict[str, Any]]:
 
 
 def test_each_process_of_a_training_ends_in_peace(tmp_path: Path) -> None:
-    told: list[tuple[int, int, str]] = []
+    counts: list[tuple[int, int, str]] = []
     workers = Workers(tmp_path)
-    failed = train(workers.make, tasks("a", "fails", "b", "c"), workers=2, on_count=lambda *now: told.append(now))
+    failed = train(workers.make, tasks("a", "fails", "b", "c"), workers=2, on_count=lambda *now: counts.append(now))
     assert failed == ["fails: no"]
     assert len(list(tmp_path.glob("*.ended"))) == workers.number == 2
-    assert told[-1] == (4, 4, "kernels")
+    assert counts[-1] == (4, 4, "kernels")
 
 
 def test_one_that_ends_by_itself_ends_the_training(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="ended by itself"):
+    with pytest.raises(BuildError, match="an instrumented worker exited"):
         train(Workers(tmp_path).make, tasks("a", "dies", "b"), workers=1, on_count=lambda *_: None)

@@ -67,12 +67,12 @@ def resolve(request: Request) -> None:
     rows = [{"name": "libc6", "version": "2.41", "architecture": "amd64", "sha256": DIGEST}]
     recipe = base_recipe("debian13", "amd64")
     cache = request.cache
-    found = {"recipe": base.recipe_digest(recipe), "packages": rows}
-    base.write_packages(cache.package_list("base", "debian13", "amd64"), found)
+    lock = {"recipe": base.recipe_digest(recipe), "packages": rows}
+    base.write_packages(cache.package_list("base", "debian13", "amd64"), lock)
     for arch in ("amd64", "arm64"):
-        one = replace(request, arch=(arch,))
-        system, asked = sysroot.sysroot_system(one), python.pythons(one)
-        lists = {("sysroot", system.name): sysroot.sysroot_digest(system), ("python", asked.name): asked.digest}
+        alone = replace(request, arch=(arch,))
+        system, wanted = sysroot.sysroot_system(alone), python.pythons(alone)
+        lists = {("sysroot", system.name): sysroot.sysroot_digest(system), ("python", wanted.name): wanted.digest}
         for (stage, name), digest in lists.items():
             base.write_packages(cache.package_list(stage, name, arch), {"recipe": digest, "packages": rows})
 
@@ -211,8 +211,8 @@ def test_a_lock_holds_the_pythons_and_refuses_others(request_: Request) -> None:
     resolve(request_)
     rows = [row.planned for row in plan(request_, "python")]
     lock = locking.resolve(request_, rows, "python")
-    assert [str(one) for one in lock.bases] == ["python 3.11-3.13 (amd64)"]
-    lock = replace(lock, bases=tuple(replace(one, image=f"sha256:{DIGEST}") for one in lock.bases))
+    assert [str(row) for row in lock.bases] == ["python 3.11-3.13 (amd64)"]
+    lock = replace(lock, bases=tuple(replace(row, image=f"sha256:{DIGEST}") for row in lock.bases))
     lock = lockfile.parse(lockfile.render(lock), "a lock")
     assert lock.bases[0].suite == "bookworm trixie"
     assert "--python" in lockfile.options(lock)

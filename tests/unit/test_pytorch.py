@@ -62,7 +62,7 @@ def tree_of(top: Path, text: str, version: str = "") -> Path:
 def test_the_lists_are_read_and_the_usual_build_alone(tmp_path: Path) -> None:
     wanted = read_pytorch(tree_of(tmp_path, LISTS))
     assert (wanted.release, wanted.commit, wanted.rocms, wanted.fixed_url) == ("0.13b", COMMIT, ("6.4", "7.2"), True)
-    assert [one.name for one in wanted.needed("7.2", ("gfx1101",))] == [RUNTIME, NAVI]
+    assert [archive.name for archive in wanted.needed("7.2", ("gfx1101",))] == [RUNTIME, NAVI]
     assert read_pytorch(tmp_path / CMAKE) == wanted
     variable = LISTS.replace('"https', '"$ENV{PYTORCH_AOTRITON_BASE_URL}" "https')
     assert not read_pytorch(tree_of(tmp_path / "new", variable)).fixed_url
@@ -74,28 +74,28 @@ def test_only_digests_of_what_lies_here_are_edited_and_the_patch_applies(tmp_pat
     (here / "0.13b" / RUNTIME).write_text("runtime")
     (here / NAVI).write_text("images")
     wanted = read_pytorch(top)
-    found = found_in(here, wanted, wanted.archives)
-    assert found == {
+    digests = found_in(here, wanted, wanted.archives)
+    assert digests == {
         RUNTIME: sha256_file(here / "0.13b" / RUNTIME).removeprefix("sha256:"),
         NAVI: sha256_file(here / NAVI).removeprefix("sha256:"),
     }
-    changed = edits(wanted, found, url="http://127.0.0.1:1")
+    changed = edits(wanted, digests, url="http://127.0.0.1:1")
     patch = tmp_path / "edits.diff"
     patch.write_text(as_patch(wanted, changed))
     subprocess.run(["patch", "-s", "-p1", "-d", top, "-i", patch], check=True)
     after = read_pytorch(top)
-    assert [one.sha256 for one in after.archives] == ["0" * 64, found[RUNTIME], "4" * 64, found[NAVI]]
+    assert [archive.sha256 for archive in after.archives] == ["0" * 64, digests[RUNTIME], "4" * 64, digests[NAVI]]
     assert after.url == "http://127.0.0.1:1/"
     assert "5" * 64 in (top / CMAKE).read_text()
-    assert edits(after, found) == {}, "it asks for what lies here"
+    assert edits(after, digests) == {}, "it asks for what lies here"
 
 
 def test_the_file_of_older_pytorchs_is_read_and_edited(tmp_path: Path) -> None:
     text = f"0.7b\nmanylinux_2_17;manylinux_2_17\nrocm6.1;rocm6.2\n{COMMIT}\n{'1' * 64};{'2' * 64}\ngz\n"
     wanted = read_pytorch(tree_of(tmp_path, OLD, text))
     assert (wanted.release, wanted.rocms) == ("0.7b", ("6.1", "6.2"))
-    (one,) = wanted.needed("6.2", ("gfx942",))
-    changed = edits(wanted, {one.name: "3" * 64})
+    (archive,) = wanted.needed("6.2", ("gfx942",))
+    changed = edits(wanted, {archive.name: "3" * 64})
     assert changed == {VERSION_FILE: text.replace("2" * 64, "3" * 64)}
     (tmp_path / VERSION_FILE).unlink()
     with pytest.raises(SourceError, match="aotriton_version"):
@@ -132,7 +132,7 @@ def test_a_prefix_is_checked_as_pytorch_does_not(tmp_path: Path) -> None:
     wanted = read_pytorch(tree_of(tmp_path / "tree", LISTS))
     prefix = prefix_of(tmp_path / "prefix", "amd-gfx942")
     assert check_prefix(prefix, wanted, ("gfx942",)) == {"version": "0.13.0", "amd-gfx942": COMMIT}
-    for spoil, told in (
+    for spoil, reason in (
         (lambda at: None, "gfx1101"),
         (lambda at: (at / "lib/libaotriton_v2.so").unlink(), "libaotriton_v2.so"),
         (lambda at: (at / "lib/libfoo.so").touch(), "libfoo.so"),
@@ -151,7 +151,7 @@ def test_a_prefix_is_checked_as_pytorch_does_not(tmp_path: Path) -> None:
         spoil(at)
         with pytest.raises(ContractError) as caught:
             check_prefix(at, wanted, ("gfx942", "gfx1101"))
-        assert told in caught.value.why
+        assert reason in caught.value.why
     with pytest.raises(ContractError) as caught:
         check_prefix(prefix, wanted, ("gfx942",), "7.2")
     assert "libaotriton_v2.so is no whole ELF file" in caught.value.why
@@ -167,9 +167,9 @@ def test_the_verb_tells_and_writes_the_patch(tmp_path: Path) -> None:
     words = ["pytorch", str(top), "--rocm", "7.2", "--gpu", "Navi32", "--from", str(tmp_path), "--json"]
     done = CliRunner().invoke(app, [*words, "--patch", str(tmp_path / "p.diff")])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert [(one["name"], bool(one["found"])) for one in told["archives"]] == [(RUNTIME, True), (NAVI, False)]
-    assert told["edited"] == [CMAKE]
+    result = json.loads(done.stdout)
+    assert [(row["name"], bool(row["found"])) for row in result["archives"]] == [(RUNTIME, True), (NAVI, False)]
+    assert result["edited"] == [CMAKE]
     assert (tmp_path / "p.diff").read_text().startswith(f"--- a/{CMAKE}\n")
     assert CliRunner().invoke(app, [*words, "--prefix", str(top)]).exit_code == ContractError.code
     assert CliRunner().invoke(app, ["pytorch", str(top), "--from", str(tmp_path / "nothing")]).exit_code == 3
@@ -201,10 +201,10 @@ def test_archives_of_this_tool_get_the_names_that_pytorch_asks_for(
     packed(made, f"{OURS}-images-amd-gfx110x.tar.gz", tree)
     top = tree_of(tmp_path / "tree", LISTS)
     words = ["pytorch", str(top), "--rocm", "7.2", "--gpu", "gfx1101", "--from", str(made), "--to", str(into), "--json"]
-    told = json.loads(CliRunner().invoke(app, words).stdout)
-    assert told["laid"] == {RUNTIME: runtime.name, NAVI: f"{OURS}-images-amd-gfx110x.tar.gz"}
+    result = json.loads(CliRunner().invoke(app, words).stdout)
+    assert result["laid"] == {RUNTIME: runtime.name, NAVI: f"{OURS}-images-amd-gfx110x.tar.gz"}
     assert (into / "0.13b" / RUNTIME).read_bytes() == runtime.read_bytes()
-    assert all(one["found"] for one in told["archives"])
+    assert all(row["found"] for row in result["archives"])
     wanted = read_pytorch(top)
     for reading, why in (
         (linked(hip="libamdhip64.so.6"), "its library asks for libamdhip64.so.6"),
@@ -221,7 +221,7 @@ def test_archives_of_this_tool_get_the_names_that_pytorch_asks_for(
     config.write_text(config.read_text().replace(COMMIT, "4" * 40))
     packed(made, runtime.name, tree)
     for needed, why in (("runtime", f"it was made of {'4' * 40}"), ("pack", "kernels of it are missing")):
-        archives = [one for one in wanted.needed("7.2", ("gfx1101",)) if bool(one.rocm) == (needed == "runtime")]
+        archives = [row for row in wanted.needed("7.2", ("gfx1101",)) if bool(row.rocm) == (needed == "runtime")]
         with pytest.raises(ContractError) as caught:
             lay(made, tmp_path / "other", wanted, archives)
         assert why in caught.value.why

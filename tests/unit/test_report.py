@@ -44,7 +44,7 @@ def write_ledger(path: Path, entries: Sequence[Entry]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Ledger(path).close()
     with sqlite3.connect(path) as db:
-        rows = [(one.id, canonical(asdict(one)).decode()) for one in entries]
+        rows = [(entry.id, canonical(asdict(entry)).decode()) for entry in entries]
         db.executemany("INSERT INTO entry VALUES (?, ?)", rows)
 
 
@@ -58,7 +58,7 @@ def data_of(html: str) -> list[dict[str, Any]]:
 
 
 def column(section: dict[str, Any], key: str) -> list[Any]:
-    return next(list(one["values"]) for one in section["table"]["columns"] if one["key"] == key)
+    return next(list(each["values"]) for each in section["table"]["columns"] if each["key"] == key)
 
 
 def made(tmp_path: Path, what: object, *, code: int = 0) -> str:
@@ -97,7 +97,7 @@ def test_nothing_of_the_data_is_markup_and_no_other_script_runs() -> None:
     assert html.count("</script>") == html.count("<script") == 3
     assert data_of(html)[0]["table"]["columns"][0]["values"] == [HOSTILE]
     scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
-    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in scripts}
+    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts}
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)
     assert policy
     allowed = policy[1].replace("&#x27;", "'")
@@ -132,7 +132,7 @@ def test_a_campaign_is_named_by_its_folder_or_its_ledger(tmp_path: Path) -> None
     entries, _ = large_campaign(2)
     write_ledger(tmp_path / "some" / LEDGER, entries)
     for where in (tmp_path / "some", tmp_path / "some" / LEDGER):
-        assert [one["table"]["count"] for one in data_of(made(tmp_path, where))] == [2]
+        assert [section["table"]["count"] for section in data_of(made(tmp_path, where))] == [2]
 
 
 def test_an_empty_ledger_is_told(tmp_path: Path) -> None:
@@ -143,27 +143,27 @@ def test_an_empty_ledger_is_told(tmp_path: Path) -> None:
 def test_a_comparison_has_both_sides(tmp_path: Path) -> None:
     _, kernels = large_campaign(40)
     worse = [
-        replace(one, sha256="0" * 64, facts=one.facts and replace(one.facts, digest="x", vgpr=256, vgpr_spills=50))
-        for one in kernels[:9]
+        replace(each, sha256="0" * 64, facts=each.facts and replace(each.facts, digest="x", vgpr=256, vgpr_spills=50))
+        for each in kernels[:9]
     ]
     (tmp_path / "d.json").write_text(json.dumps(compare(kernels, [*worse, *kernels[9:-1]]).as_json()))
     html = made(tmp_path, tmp_path / "d.json")
     listed, groups = data_of(html)
     assert listed["table"]["count"] == 10
     assert column(listed, "vgpr_b").count(256) == 9
-    assert next(one for one in listed["table"]["columns"] if one["key"] == "vgpr_b")["before"] == "vgpr_a"
+    assert next(each for each in listed["table"]["columns"] if each["key"] == "vgpr_b")["before"] == "vgpr_a"
     assert column(listed, "status").count("only_a") == 1
     assert sum(column(groups, "changed")) == 9
 
 
 def test_an_audit_shows_what_is_missing(tmp_path: Path) -> None:
-    told = {
+    audit = {
         "what": HOSTILE, "gpus": {"gfx942": {"attn_fwd": 3}}, "kernels": 3, "planned": 5, "missing": ["a", "b"],
         "empty": [], "damaged": [], "absent": ["gfx90a"], "uneven": [], "glibc": "2.28", "prebuilt": [],
         "libraries": [{"path": "libx.so", "glibc": "2.28", "targets": ["gfx942"], "llvms": ["1f126a6d"]}],
         "rebuilt": {"k": False}, "problems": ["1 GPU without a kernel"], "ok": False,
     }  # fmt: skip
-    (tmp_path / "a.json").write_text(json.dumps(told))
+    (tmp_path / "a.json").write_text(json.dumps(audit))
     functions, findings, libraries = data_of(made(tmp_path, tmp_path / "a.json"))
     assert column(functions, "count") == [3]
     assert column(findings, "found") == ["missing", "missing", "absent", "other bytes"]
@@ -171,16 +171,16 @@ def test_an_audit_shows_what_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "reason"),
     [
         ("{}", "other keys than either"),
         ("nonsense", "no JSON document"),
         ('{"counts": 1, "groups": 2, "kernels": 3}', "neither"),
     ],
 )
-def test_other_documents_are_refused(tmp_path: Path, content: str, said: str) -> None:
+def test_other_documents_are_refused(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "x.json").write_text(content)
-    assert said in " ".join(made(tmp_path, tmp_path / "x.json", code=3).split())
+    assert reason in " ".join(made(tmp_path, tmp_path / "x.json", code=3).split())
 
 
 def test_a_name_that_means_nothing_is_told(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_name_that_means_nothing_is_told(tmp_path: Path) -> None:
 
 def test_ninjas_log_becomes_lanes_and_later_runs_follow() -> None:
     steps = steps_of(LOG.encode())
-    assert [(one.output, one.kind, one.start, one.end, one.lane) for one in steps] == [
+    assert [(step.output, step.kind, step.start, step.end, step.lane) for step in steps] == [
         ("lib/a.o", "compile", 0, 2, 1),
         ("include/a.inc", "generate", 0.1, 0.9, 2),
         ("lib/liba.a", "archive and link", 0.95, 3, 2),
@@ -204,7 +204,7 @@ def test_a_finished_image_shows_times_and_what_it_holds(tmp_path: Path, cache: C
     kept = cache.kept(f"base-{built.input_digest.removeprefix('sha256:')[:12]}", NINJA_LOG)
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(LOG)
-    titles = [one["title"] for one in data_of(made(tmp_path, built.planned.image))]
+    titles = [section["title"] for section in data_of(made(tmp_path, built.planned.image))]
     assert titles[:2] == ["Time by stage", "The build by ninja's log"]
     assert "What the layer holds" in titles
 

@@ -59,14 +59,14 @@ def test_one_that_was_cut_off_goes_on(cache: Cache, capsys: pytest.CaptureFixtur
     with pytest.raises(KeyboardInterrupt):
         cut_off()
     assert "going on" not in capsys.readouterr().err
-    with clean_cache(cache, dependencies, OTHER) as other:
-        assert not other.work.exists(), "other inputs begin anew"
+    with clean_cache(cache, dependencies, OTHER) as second:
+        assert not second.work.exists(), "other inputs begin anew"
     assert "going on" not in capsys.readouterr().err
     with clean_cache(cache, dependencies, DIGEST) as again:
         assert (again.work / "object").read_text() == "compiled"
         assert plan(Request(cache=again), "base")[0].built is not None
-    said = capsys.readouterr().err.replace("\n", "")
-    assert f"continuing the interrupted reproduction ({again.root})" in said
+    errors = capsys.readouterr().err.replace("\n", "")
+    assert f"continuing the interrupted reproduction ({again.root})" in errors
     assert list((cache.root / "reproduce").iterdir()) == [], "once compared it is gone"
 
 
@@ -95,9 +95,9 @@ def test_the_request_of_a_finished_image_is_taken_and_can_be_overruled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = specs({"llvm": "distro:llvm-toolchain-22"})
-    asked = Request(cache=Cache(tmp_path / "cache"), sources=sources, only="support")
-    finished_base(asked.cache, tmp_path / "base")
-    llvm = finished_llvm(asked, tmp_path / "llvm", {"usr/lib64/x/a": b"x"})
+    request = Request(cache=Cache(tmp_path / "cache"), sources=sources, only="support")
+    finished_base(request.cache, tmp_path / "base")
+    llvm = finished_llvm(request, tmp_path / "llvm", {"usr/lib64/x/a": b"x"})
     seen: list[tuple[Request, str, Any]] = []
 
     def noting(request: Request, target: str, expected: Any, **_: object) -> None:
@@ -110,7 +110,7 @@ def test_the_request_of_a_finished_image_is_taken_and_can_be_overruled(
     # Neither a pin nor a file nor a variable of the folder has a say in what made it.
     Path("llvm-hash.txt").write_text("f6ded0be897e2878612dd903f7e8bb85448269e5")
     monkeypatch.setenv("TOOLCHAIN_ONLY", "tablegen")
-    home = ("--cache", str(asked.cache.root))
+    home = ("--cache", str(request.cache.root))
     done = CliRunner().invoke(app, ["reproduce", "llvm-triton", *home])
     assert done.exit_code == 5, done.output
     made_by = "toolchain build llvm --base debian13 --source llvm=distro:llvm-toolchain-22=22.1.8 --only support"

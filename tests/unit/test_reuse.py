@@ -73,17 +73,17 @@ def test_taken_as_if_built(shelf: Shelf) -> None:
     assert built.reused
     assert built.manifest == shelf.stand.manifest.digest
     assert built.taken_from.endswith(f"@{built.manifest}")
-    found = find(shelf.request.cache, shelf.planned)
-    assert found is not None
-    assert found.facts == FACTS, "later stages need them"
-    assert found.layers == built.layers
-    Layout(shelf.request.cache.images).verify(found.layers[-1]["digest"])
+    taken = find(shelf.request.cache, shelf.planned)
+    assert taken is not None
+    assert taken.facts == FACTS, "later stages need them"
+    assert taken.layers == built.layers
+    Layout(shelf.request.cache.images).verify(taken.layers[-1]["digest"])
     record = read_record(shelf.request.cache, str(shelf.planned.input_digest))
-    told = shelf.stand.image_facts.record
-    assert record.tool == told.tool
-    assert record.finished == told.finished
-    assert told.isolation is not None
-    assert record.isolation == told.isolation
+    original = shelf.stand.image_facts.record
+    assert record.tool == original.tool
+    assert record.finished == original.finished
+    assert original.isolation is not None
+    assert record.isolation == original.isolation
     assert record.taken_from is not None
     assert record.taken_from.key == shelf.stand.signer.public.id
     assert not list(shelf.request.cache.work.iterdir())
@@ -128,9 +128,9 @@ def of_another_key(shelf: Shelf) -> None:
 
 def of_other_inputs(shelf: Shelf) -> None:
     """All true and well signed, but about another image, which somebody put under this name."""
-    other = image_facts(facts=FACTS, inputs={**shelf.stand.image_facts.record.inputs, "arch": "arm64"})
-    shelf.stand.image_facts = other
-    shelf.stand.manifest = small_image(shelf.stand.layout, shelf.stand.work, label=other.record.input_digest)
+    facts = image_facts(facts=FACTS, inputs={**shelf.stand.image_facts.record.inputs, "arch": "arm64"})
+    shelf.stand.image_facts = facts
+    shelf.stand.manifest = small_image(shelf.stand.layout, shelf.stand.work, label=facts.record.input_digest)
     shelf.stand.index = write_index(shelf.stand.layout, [shelf.stand.manifest])
     shelf.put()
     shelf.stand.say_all()
@@ -198,7 +198,7 @@ def with_a_broken_report(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "reason"),
     [
         (lambda _: None, "nothing signed is attached"),
         (unsigned, "nothing signed is attached"),
@@ -216,18 +216,18 @@ def with_a_broken_report(shelf: Shelf) -> None:
     ],
 )
 def test_not_taken(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Shelf], None], told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Shelf], None], reason: str
 ) -> None:
     shelf = Shelf(tmp_path, speak=False)
     spoil(shelf)
     with pytest.raises(UntrustedError, match="does not verify") as caught:
         shelf.take()
-    assert told in str(caught.value)
+    assert reason in str(caught.value)
     shelf.nothing_came()
     assert shelf.take(only=False) is None
-    said = " ".join(capsys.readouterr().err.split())
-    assert "so it is built here" in said
-    assert told in said
+    errors = " ".join(capsys.readouterr().err.split())
+    assert "so it is built here" in errors
+    assert reason in errors
     shelf.nothing_came()
 
 
@@ -316,11 +316,11 @@ def test_only_the_one_image_is_fetched(tmp_path: Path) -> None:
     """What an index says of other architectures need not be whole."""
     shelf = Shelf(tmp_path, speak=False)
     layout = shelf.stand.layout
-    other = small_image(layout, shelf.stand.work, files={**FILES, "more": b"x"}, arch="arm64")
-    shelf.stand.index = write_index(layout, [shelf.stand.manifest, other])
+    second = small_image(layout, shelf.stand.work, files={**FILES, "more": b"x"}, arch="arm64")
+    shelf.stand.index = write_index(layout, [shelf.stand.manifest, second])
     shelf.put()
     shelf.stand.say_all()
-    layout.blob(layout.children(other)[1].digest).unlink()
+    layout.blob(layout.children(second)[1].digest).unlink()
     built = shelf.take()
     assert built is not None
     assert built.manifest == shelf.stand.manifest.digest
@@ -333,13 +333,13 @@ def test_options(tmp_path: Path) -> None:
     public = tmp_path / "key.pub"
     made = make_reuse("oci:/some where", public, only=True, offline=True)
     assert (made.place, made.only) == (parse("oci:/some where"), True)
-    for where, key, offline, told in [
+    for where, key, offline, reason in [
         ("ghcr.io/ns", None, False, "needs --public-key"),
         ("ghcr.io/ns:tag", public, False, "names one image"),
         ("ghcr.io/ns", public, True, "--offline"),
         ("nonsense", public, False, "not a reference"),
     ]:
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=reason):
             make_reuse(where, key, offline=offline)
 
 

@@ -102,27 +102,27 @@ class Cache:
         """The layer."""
         return self.folder / "tree"
 
-    def said(self) -> dict[str, str]:
+    def labels(self) -> dict[str, str]:
         """The labels, as the stage writes them."""
         return {
             **labels(self.entries),
             names.CACHE_MOUNT: os.fspath(self.mount),
             names.CACHE_TRITON_KEY: f"sha256:{self.about['triton_key']}",
             names.CACHE_TRITON_PATH: self.about["path"],
-            names.CACHE_CALLS: json.dumps([one.call.name for one in self.outcomes]),
+            names.CACHE_CALLS: json.dumps([outcome.call.name for outcome in self.outcomes]),
         }
 
     def read(self) -> TritonCache:
         """As the reader has it."""
-        return read_cache(*image(self.folder / "image", self.tree, self.said()))
+        return read_cache(*image(self.folder / "image", self.tree, self.labels()))
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     folder = tmp_path_factory.mktemp("cache")
     outcomes, about = made(FOUR, folder)
-    assert [one.entry.reason for one in outcomes] == [""] * 4
-    kernels = [(one.call.gpu, *kernel) for one in outcomes for kernel in one.kernels]
+    assert [outcome.entry.reason for outcome in outcomes] == [""] * 4
+    kernels = [(outcome.call.gpu, *kernel) for outcome in outcomes for kernel in outcome.kernels]
     # What a compile that was ended leaves, and an entry that nobody asked for.
     (folder / "made" / entry_folder(kernels[0][2]) / "tmp.pid_7_0").mkdir()
     (folder / "made" / entry_folder("00" * 32)).mkdir()
@@ -132,13 +132,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     return Cache(outcomes, about, entries, folder)
 
 
-def image(folder: Path, tree: Path, said: Mapping[str, str], *, packed: str = "gzip") -> tuple[Layout, Descriptor]:
+def image(folder: Path, tree: Path, labels: Mapping[str, str], *, packed: str = "gzip") -> tuple[Layout, Descriptor]:
     """An image of one layer, in a layout of its own."""
     shutil.rmtree(folder, ignore_errors=True)
     layout = Layout(folder / "layout").ensure()
     layer = write_layer(tree, folder / "layer.tar", epoch=0)
     blob = compress(layer, folder / "blob", packed)  # type: ignore[arg-type]
-    spec = ImageSpec(arch="amd64", layers=(add_layer(layout, blob),), labels=said, epoch=0)
+    spec = ImageSpec(arch="amd64", layers=(add_layer(layout, blob),), labels=labels, epoch=0)
     manifest = write_image(layout, spec)
     layout.tag(manifest, "cache")
     return layout, manifest
@@ -147,7 +147,7 @@ def image(folder: Path, tree: Path, said: Mapping[str, str], *, packed: str = "g
 def looked_for(cache: Path, folder: Path, calls: Sequence[Call] = FOUR[:1], **env: str) -> tuple[Any, list[bool]]:
     """What Triton says of itself in a new process, and of each kernel whether it was in the cache."""
     file = folder / "calls.jsonl"
-    file.write_text("".join(json.dumps(one.task(one.name)) + "\n" for one in calls))
+    file.write_text("".join(json.dumps(call_.task(call_.name)) + "\n" for call_ in calls))
     done = subprocess.run([*command(), file], env=environment(cache, **env), capture_output=True, text=True, check=True)
     about, *answers = map(json.loads, done.stdout.splitlines())
     return about, [kernel["hit"] for answer in answers for kernel in answer["kernels"]]
@@ -174,27 +174,27 @@ def test_four_kernels_are_laid_out_whole_and_nothing_else(cache: Cache) -> None:
 def test_a_second_process_compiles_nothing(cache: Cache, tmp_path: Path) -> None:
     about, hits = looked_for(cache.mount, tmp_path, FOUR)
     assert hits == [True] * 6
-    found = cache.read()
-    require_hit(found, about)
-    assert (found.entries, found.targets, len(found.calls)) == (4, ("gfx942",), 4)
+    content = cache.read()
+    require_hit(content, about)
+    assert (content.entries, content.targets, len(content.calls)) == (4, ("gfx942",), 4)
 
 
 def test_each_order_of_calls_in_a_process_has_its_keys(tmp_path: Path) -> None:
     """Two kernels share a function with a global constant: Triton's key of the second tells that it is the second."""
     calls = [call("tanh"), call("sigmoid")]
     outcomes, _ = made(calls, tmp_path)
-    alone = {kernel for one in outcomes for kernel in one.kernels}
+    alone = {kernel for outcome in outcomes for kernel in outcome.kernels}
     ordered, _ = made(in_orders(outcomes), tmp_path)
-    others = {kernel for one in ordered for kernel in one.kernels} - alone
+    others = {kernel for outcome in ordered for kernel in outcome.kernels} - alone
     assert (len(alone), sorted(name for name, _ in others)) == (2, ["sigmoid", "tanh"])
 
 
 def test_what_was_made_is_not_made_again_and_what_failed_is(tmp_path: Path) -> None:
     counted: list[str] = []
     made([call("forward"), call("broken")], tmp_path)
-    outcomes, about = made([call("forward"), call("broken")], tmp_path, count=lambda *said: counted.append(said[2]))
+    outcomes, about = made([call("forward"), call("broken")], tmp_path, count=lambda *now: counted.append(now[2]))
     assert counted == [call("broken").name]
-    assert [one.done for one in outcomes] == [True, False]
+    assert [outcome.done for outcome in outcomes] == [True, False]
     assert (outcomes[0].kernels[0][0], about["mcv_key"]) == ("scale", "unknown-triton-key")
 
 
@@ -305,7 +305,7 @@ def test_the_dummy_key_is_what_mcv_makes_of_it() -> None:
 def test_skopeo_copies_it_unchanged(cache: Cache, tmp_path: Path) -> None:
     if shutil.which("skopeo") is None:
         pytest.skip("skopeo is not installed: apt-get install skopeo")
-    layout, manifest = image(tmp_path / "image", cache.tree, cache.said())
+    layout, manifest = image(tmp_path / "image", cache.tree, cache.labels())
     subprocess.run(
         ["skopeo", "copy", "--quiet", "--preserve-digests", f"oci:{layout.root}:cache", f"oci:{tmp_path}/copy:cache"],
         check=True,
@@ -330,25 +330,25 @@ def swap(name: str, old: str, new: str) -> Damage:
     ("damage", "what"),
     [
         (append("scale.source", " "), "cache-size-bytes is wrong"),
-        (lambda _, said: said.update({"cache.triton.image/entry-count": "5"}), "entry-count is wrong"),
-        (lambda _, said: said.pop("cache.triton.image/entry-count"), "entry-count is wrong"),
+        (lambda _, labels: labels.update({"cache.triton.image/entry-count": "5"}), "entry-count is wrong"),
+        (lambda _, labels: labels.pop("cache.triton.image/entry-count"), "entry-count is wrong"),
         (swap("manifest.json", "gfx942", "gfx950"), "does not list what is in it"),
         (swap("manifest.json", '"dummy_key":"', '"dummy_key":"0'), "does not list what is in it"),
         (swap("delta.json", '"gfx942"', '"gfx940"'), "names other GPUs"),
         (swap("__grp__delta.json", "/mount/", "/other/"), "is not for"),
         (swap("__grp__delta.json", "delta.source", "delta.others"), "names other files"),
         (lambda tree, _: next(tree.rglob("scale.json")).parent.rename(tree / "io.triton.cache/ABC"), "does not look"),
-        (lambda tree, _: (tree / "README").write_text("here"), "holds what MCV does not take out"),
-        (lambda tree, _: (tree / "io.triton.cache/link").symlink_to("/etc/passwd"), "does not take out"),
+        (lambda tree, _: (tree / "README").write_text("here"), "holds what MCV does not extract"),
+        (lambda tree, _: (tree / "io.triton.cache/link").symlink_to("/etc/passwd"), "does not extract"),
         (lambda tree, _: (tree / "io.triton.manifest/manifest.json").write_text("{"), "cannot be read"),
     ],
 )
 def test_what_breaks_a_rule_is_named(cache: Cache, tmp_path: Path, damage: Damage, what: str) -> None:
     tree = Path(shutil.copytree(cache.tree, tmp_path / "tree"))
-    said = cache.said()
-    damage(tree, said)
+    labels = cache.labels()
+    damage(tree, labels)
     with pytest.raises(ContractError) as raised:
-        read_cache(*image(tmp_path / "image", tree, said))
+        read_cache(*image(tmp_path / "image", tree, labels))
     assert what in str(raised.value)
 
 
@@ -357,11 +357,11 @@ def test_a_layer_of_another_kind_is_refused(cache: Cache, tmp_path: Path, packed
     if packed == "zstd" and shutil.which("zstd") is None:
         pytest.skip("zstd is not installed: apt-get install zstd")
     with pytest.raises(ContractError, match="not one layer of gzip"):
-        read_cache(*image(tmp_path, cache.tree, cache.said(), packed=packed))
+        read_cache(*image(tmp_path, cache.tree, cache.labels(), packed=packed))
 
 
 def test_names_begin_as_mcv_wants_them(cache: Cache, tmp_path: Path) -> None:
-    layout, manifest = image(tmp_path, cache.tree, cache.said())
+    layout, manifest = image(tmp_path, cache.tree, cache.labels())
     with tarfile.open(layout.blob(layout.children(manifest)[1].digest)) as tar:
         tops = {name.partition("/")[0] for name in tar.getnames()}
     assert tops == {"io.triton.cache", "io.triton.manifest"}
@@ -373,8 +373,8 @@ def test_names_begin_as_mcv_wants_them(cache: Cache, tmp_path: Path) -> None:
 def test_the_list_has_the_calls_that_were_measured() -> None:
     table = calls_of("flash-attn")
     assert len(listed(table, ["gfx942", "gfx1151"])) == 48
-    assert {one.gpu for one in listed(table, [])} == {"gfx942", "gfx1100", "gfx1151"}
-    shapes = [one.shape for one in listed(table, ["gfx942"])]
+    assert {call_.gpu for call_ in listed(table, [])} == {"gfx942", "gfx1100", "gfx1151"}
+    shapes = [call_.shape for call_ in listed(table, ["gfx942"])]
     assert "direction=decode,dtype=fp16,head=128,heads=32x8,batch=1,seq=1024,causal=true" in shapes
 
 
@@ -394,7 +394,8 @@ def test_each_function_in_the_list_has_a_call(wheel: str) -> None:
 
 def test_a_gpu_s_own_arguments_are_in_its_calls() -> None:
     table = calls_of("aiter")
-    assert {one.gpu: one.rows[0]["units"] for one in listed(table, [])} == {"gfx942": 304, "gfx1100": 96, "gfx1151": 40}
+    units = {call_.gpu: call_.rows[0]["units"] for call_ in listed(table, [])}
+    assert units == {"gfx942": 304, "gfx1100": 96, "gfx1151": 40}
 
 
 @pytest.mark.parametrize("ask", [lambda: calls_of("torch"), lambda: listed(calls_of("flash-attn"), ["gfx90a"])])
@@ -426,8 +427,8 @@ def of_user(text: str, folder: Path, *gpus: str) -> list[Call]:
 def test_a_user_s_own_calls_take_the_place_of_the_list(tmp_path: Path) -> None:
     made_ = of_user(OWN, tmp_path, "gfx90a")
     shape = "direction=forward,dtype=bf16,head=96,heads=16x4,batch=2,seq={},causal=true"
-    assert [one.name for one in made_] == [f"gfx90a/{shape.format(seq)}" for seq in (512, 2048)]
-    assert {one.gpu for one in of_user(OWN, tmp_path)} == {"gfx942", "gfx1100", "gfx1151"}
+    assert [call_.name for call_ in made_] == [f"gfx90a/{shape.format(seq)}" for seq in (512, 2048)]
+    assert {call_.gpu for call_ in of_user(OWN, tmp_path)} == {"gfx942", "gfx1100", "gfx1151"}
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_tree_without_one_ends_with_a_code_of_its_own(source: Path, tmp_path: 
 
 def test_an_old_setup_py_downloads_nothing(source: Path, tmp_path: Path) -> None:
     (source / "python/setup.py").write_text(OLD)
-    found = prepared(tmp_path, "env").splitlines()
+    lines = prepared(tmp_path, "env").splitlines()
     empty = f"{tmp_path}/build/empty"
     for name, value in (
         ("TRITON_PTXAS_PATH", empty),
@@ -80,15 +80,15 @@ def test_an_old_setup_py_downloads_nothing(source: Path, tmp_path: Path) -> None
         ("PYBIND11_SYSPATH", "/wheels/pybind11"),
         ("TRITON_BUILD_PROTON", "OFF"),
     ):
-        assert f"{name}={value}" in found
+        assert f"{name}={value}" in lines
 
 
 def test_a_setup_py_that_knows_offline_builds_is_told_so_and_nothing_else(source: Path, tmp_path: Path) -> None:
     (source / "setup.py").write_text(f"import pybind11\n{OFFLINE}{OLD}")
-    found = prepared(tmp_path, "env")
-    assert "TRITON_OFFLINE_BUILD=1\n" in found
-    assert "TRITON_PTXAS_PATH" not in found
-    assert "PYBIND11_SYSPATH" not in found
+    output = prepared(tmp_path, "env")
+    assert "TRITON_OFFLINE_BUILD=1\n" in output
+    assert "TRITON_PTXAS_PATH" not in output
+    assert "PYBIND11_SYSPATH" not in output
     assert not (tmp_path / "build/tools/cmake").exists()
     # Newer trees have moved such settings beside setup.py.
     (source / "setup.py").write_text("import pybind11\n")
@@ -100,8 +100,8 @@ def test_a_setup_py_that_knows_offline_builds_is_told_so_and_nothing_else(source
 
 def test_an_old_setup_py_configures_with_our_options_in_our_folder(source: Path, tmp_path: Path) -> None:
     (source / "python/setup.py").write_text(OLD)
-    asked = prepared(tmp_path, '"$setup/../../tools/cmake" /tree -DA=0').splitlines()
-    assert asked == ["/tree", "-DA=0", "-DA=1", "-DB=two words"]
+    options = prepared(tmp_path, '"$setup/../../tools/cmake" /tree -DA=0').splitlines()
+    assert options == ["/tree", "-DA=0", "-DA=1", "-DB=two words"]
     for option in ("--build", "--version"):
         assert prepared(tmp_path, f'"$setup/../../tools/cmake" {option} x').split() == [option, "x"]
     (link,) = (source / "python/build").iterdir()

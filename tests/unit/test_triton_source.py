@@ -51,8 +51,8 @@ def test_a_commit_comes_from_upstream_and_a_release_of_aotriton_from_amds_fork(r
 
 def test_a_version_is_upstreams_commit_where_it_is_known_and_upstreams_tag_where_not(request_: Request) -> None:
     known = next(row for row in triton_releases() if row.version == "3.7.1")
-    for asked in (request_, replace(request_, triton="3.7.1"), replace(request_, triton="v3.7")):
-        source = triton_source(asked)
+    for request in (request_, replace(request_, triton="3.7.1"), replace(request_, triton="v3.7")):
+        source = triton_source(request)
         assert (source.ref, source.tag) == (known.commit, "")
         assert source.digest == f"git:{known.commit}@https://github.com/triton-lang/triton"
     # The newest patch release of a line, though the LLVM of another one of it is surer.
@@ -89,18 +89,18 @@ def test_a_commit_that_nobody_knows_is_planned_on_the_llvm_that_is_named(request
     newest = llvm_needs(replace(request_, triton="3.8.0"))
     assert llvm_needs(replace(request_, sources=specs({**by_url, "llvm": llvm}))) == newest
     assert llvm_needs(replace(request_, triton="0" * 40, sources=specs({"llvm": llvm}))) == newest
-    for asked in (replace(request_, sources=specs(by_url)), replace(request_, triton="0" * 40)):
+    for request in (replace(request_, sources=specs(by_url)), replace(request_, triton="0" * 40)):
         with pytest.raises(UnsupportedError, match="not on record"):
-            llvm_needs(asked)
+            llvm_needs(request)
 
 
 def test_an_aotriton_whose_llvm_nobody_knows_is_planned_on_the_one_that_is_named(request_: Request) -> None:
     """As the refusal without it says."""
-    asked = replace(request_, aotriton="0.11.1b")
+    request = replace(request_, aotriton="0.11.1b")
     with pytest.raises(PinError, match="its LLVM is unknown") as caught:
-        llvm_source(asked)
+        llvm_source(request)
     assert "--source llvm=" in caught.value.fix
-    named = replace(asked, sources=specs({"llvm": f"https://github.com/llvm/llvm-project@{'1' * 40}"}))
+    named = replace(request, sources=specs({"llvm": f"https://github.com/llvm/llvm-project@{'1' * 40}"}))
     assert llvm_needs(named).lld
     assert aotriton_source(named).ref == "98371989e8a23267e284c94e95156a139e4b33c4"
 
@@ -136,15 +136,15 @@ def test_plan_shows_sources_wheels_and_what_is_let_in(tmp_path: Path, request_: 
     for name in ("setup.py", "CMakeLists.txt"):
         (checkout / name).write_text("#\n")
     (checkout / "llvm-hash.txt").write_text(PIN)
-    asked = replace(request_, sources=specs({"triton": str(checkout)}), allow_binary=("libdevice",))
-    row = plan(asked, "triton")[-1].planned
+    request = replace(request_, sources=specs({"triton": str(checkout)}), allow_binary=("libdevice",))
+    row = plan(request, "triton")[-1].planned
     assert row.image.startswith("triton-tree")
     assert row.image.endswith("-debian13")
     assert row.binaries == ("libdevice",)
     assert {"triton", "wheel-setuptools", "wheel-pybind11", "wheel-auditwheel"} <= {s.name for s in row.sources}
     (checkout / "setup.py").unlink()
     with pytest.raises(SourceError, match=r"setup\.py"):
-        plan(asked, "triton")
+        plan(request, "triton")
 
 
 def old_tree(folder: Path) -> Path:
@@ -160,14 +160,14 @@ def old_tree(folder: Path) -> Path:
 def test_setup_py_lies_at_the_top_or_in_its_old_place(tmp_path: Path, request_: Request) -> None:
     tree = old_tree(tmp_path / "triton")
     assert python_requires(tree) == ">=3.8"
-    asked = replace(request_, sources=specs({"triton": str(tree)}))
-    assert plan(asked, "triton")[-1].planned.name == "triton"
+    request = replace(request_, sources=specs({"triton": str(tree)}))
+    assert plan(request, "triton")[-1].planned.name == "triton"
     (tree / "setup.py").write_text('setup(python_requires=">=3.10")\n')
     assert python_requires(tree) == ">=3.10"
     (tree / "setup.py").unlink()
     (tree / "python/setup.py").unlink()
     with pytest.raises(SourceError, match=r"no setup\.py") as caught:
-        plan(asked, "triton")
+        plan(request, "triton")
     assert caught.value.code == 5
 
 
@@ -263,10 +263,10 @@ def test_aotriton_names_itself(request_: Request, tmp_path: Path) -> None:
 def test_a_triton_checkout_pins_its_llvm(tmp_path: Path, request_: Request) -> None:
     (tmp_path / "cmake").mkdir()
     (tmp_path / "cmake" / "llvm-hash.txt").write_text(PIN)
-    asked = replace(request_, sources=specs({"triton": str(tmp_path)}))
-    assert llvm_pin(asked).commit == PIN
-    assert plan(replace(asked, sources={}), "llvm")[-1].planned.sources[0].ref != PIN
-    assert llvm_source(asked).ref == PIN
+    request = replace(request_, sources=specs({"triton": str(tmp_path)}))
+    assert llvm_pin(request).commit == PIN
+    assert plan(replace(request, sources={}), "llvm")[-1].planned.sources[0].ref != PIN
+    assert llvm_source(request).ref == PIN
     assert llvm_pin(replace(request_, sources=specs({"triton": "pypi:triton"}))).commit != PIN
 
 

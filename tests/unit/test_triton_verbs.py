@@ -89,8 +89,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_no_verb_that_takes_it_is_left_out() -> None:
     def verbs(command: Any, words: tuple[str, ...]) -> Iterator[str]:
         command = getattr(command, "loaded", command)
-        for name, one in getattr(command, "commands", {}).items():
-            yield from verbs(one, (*words, name))
+        for name, below in getattr(command, "commands", {}).items():
+            yield from verbs(below, (*words, name))
         if any("--triton" in parameter.opts for parameter in command.params):
             yield " ".join(words)
 
@@ -132,14 +132,14 @@ def test_what_is_asked_for_is_what_comes(
     for verb in VERBS:
         for target in GOALS if verb == "plan" else ("triton",):
             also = ("--source", f"aotriton={UPSTREAM}@{NOWHERE}") if target == "aotriton" else ()
-            code, said = run.call(verb, target, "--triton", value, *also)
+            code, output = run.call(verb, target, "--triton", value, *also)
             if isinstance(wanted, int) and code == 0:
                 # What the data alone can refuse is refused by the plan.
                 with pytest.raises(Exception, match="not on record"):
                     run.source()
                 continue
-            assert code == (wanted if isinstance(wanted, int) else 0), (verb, target, said)
-            assert says in said, (verb, target, said)
+            assert code == (wanted if isinstance(wanted, int) else 0), (verb, target, output)
+            assert says in output, (verb, target, output)
             if not isinstance(wanted, int):
                 assert wanted(run.source()), (verb, target, run.source())
 
@@ -152,29 +152,29 @@ def test_the_environment_and_the_file_say_it_as_well(run: Run, way: str, value: 
         (run.folder / "toolchain.toml").write_text(f'triton = "{value}"\n')
     (wanted, says) = next((kind[1], kind[2]) for kind in KINDS if kind[0] == value)
     for verb in VERBS:
-        code, said = run.call(verb, "triton", env=env)
-        assert code == (wanted if isinstance(wanted, int) else 0), (verb, said)
-        assert says in said
+        code, output = run.call(verb, "triton", env=env)
+        assert code == (wanted if isinstance(wanted, int) else 0), (verb, output)
+        assert says in output
         if not isinstance(wanted, int):
             assert wanted(run.source()), verb
 
 
 def test_without_any_it_is_the_default_from_source_and_the_wheel_comes_by_name(run: Run) -> None:
     def call(verb: str, *words: str) -> tuple[int, str]:
-        code, said = run.call(verb, "kernels", *words)
+        code, output = run.call(verb, "kernels", *words)
         # Verbs with a store say that it has no key.
-        return code, "".join(line for line in said.splitlines(keepends=True) if "--kernel-key" not in line)
+        return code, "".join(line for line in output.splitlines(keepends=True) if "--kernel-key" not in line)
 
     for verb in VERBS:
         assert call(verb) == (0, "")
         assert at(NEWEST.commit)(run.source()), verb
         # One line for who wrote this before the wheel had to be named.
-        code, said = call(verb, "--allow-binary", "triton-wheel")
+        code, output = call(verb, "--allow-binary", "triton-wheel")
         assert at(NEWEST.commit)(run.source())
-        assert said.count("\n") == 1
-        assert "--source triton=pypi:3.7.1" in said
-        code, said = call(verb, "--source", "triton=pypi:3.7.1", "--allow-binary", "triton-wheel")
-        assert (code, said, run.source().ref) == (0, "", "pypi:triton==3.7.1")
+        assert output.count("\n") == 1
+        assert "--source triton=pypi:3.7.1" in output
+        code, output = call(verb, "--source", "triton=pypi:3.7.1", "--allow-binary", "triton-wheel")
+        assert (code, output, run.source().ref) == (0, "", "pypi:triton==3.7.1")
     assert run.call("plan", "kernels", "--source", "triton=pypi:3.6.0")[0] == 0
     with pytest.raises(Exception, match=r"no digest is known for triton==3\.6\.0"):
         run.source()
@@ -200,8 +200,8 @@ def test_pins_answers_for_what_it_was_asked(run: Run, value: str, answer: dict[s
     if isinstance(answer, int):
         assert done.exit_code == answer
         return
-    found = json.loads(done.stdout)
+    pins = json.loads(done.stdout)
     if isinstance(answer, str):
-        assert found["llvm"]["commit"] == answer
+        assert pins["llvm"]["commit"] == answer
     else:
-        assert {name: found["triton"][name] for name in answer} == answer
+        assert {name: pins["triton"][name] for name in answer} == answer

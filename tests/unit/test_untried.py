@@ -26,11 +26,11 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 def planned(*words: str) -> tuple[str, dict[str, bool]]:
     """The first lines for people, and what each stage says with `--json`."""
-    told = CliRunner().invoke(app, ["plan", *words])
-    assert told.exit_code == 0, told.output
+    done = CliRunner().invoke(app, ["plan", *words])
+    assert done.exit_code == 0, done.output
     data = CliRunner().invoke(app, ["plan", *words, "--json"])
     stages = json.loads(data.stdout)["stages"]
-    first = "\n".join(itertools.takewhile(lambda line: line.startswith("untried: "), told.stdout.splitlines()))
+    first = "\n".join(itertools.takewhile(lambda line: line.startswith("untried: "), done.stdout.splitlines()))
     return first, {row["name"]: row["tried"] for row in stages if "tried" in row}
 
 
@@ -55,8 +55,8 @@ TRITON = ("--source", f"triton=https://github.com/triton-lang/triton@{NEAR_22}",
     ],
 )
 def test_plan_says_what_nobody_has_built(words: Sequence[str], untried: list[str], stages: dict[str, bool]) -> None:
-    line, told = planned(*words)
-    assert told == stages
+    line, listed = planned(*words)
+    assert listed == stages
     assert line.startswith("untried: ") == (not all(stages.values()))
     assert all(part in line for part in untried)
 

@@ -87,9 +87,9 @@ def test_an_image_that_nobody_used_goes_with_its_blobs_and_name(cache: Cache) ->
     assert base is not None
     before = set((cache.images / "blobs" / "sha256").iterdir())
     going = pruned(cache, dry=True)
-    assert {one.name.split()[0] for one in going} == {"llvm-triton-old-debian13", "llvm-triton-sharer-debian13"}
+    assert {item.name.split()[0] for item in going} == {"llvm-triton-old-debian13", "llvm-triton-sharer-debian13"}
     assert set((cache.images / "blobs" / "sha256").iterdir()) == before, "a dry run removes nothing"
-    assert [one.name for one in pruned(cache)] == [one.name for one in going]
+    assert [item.name for item in pruned(cache)] == [item.name for item in going]
     gone = before - set((cache.images / "blobs" / "sha256").iterdir())
     assert len(gone) == 3, "manifest, config and layer of the old one; what another image has too stays"
     assert layout.has(shared)
@@ -109,7 +109,7 @@ def test_what_a_build_asked_for_is_used(cache: Cache) -> None:
     age(used_mark(record), 60)
     assert len(pruned(cache, dry=True)) == 2
     assert find(cache, row.planned) is not None
-    assert [one.name.split()[0] for one in pruned(cache)] == ["llvm-triton-old-debian13"]
+    assert [item.name.split()[0] for item in pruned(cache)] == ["llvm-triton-old-debian13"]
     assert not list(cache.records.glob("cd*"))
     assert find(cache, row.planned) is not None
 
@@ -129,7 +129,7 @@ def test_sources_go_unless_they_were_asked_for(cache: Cache) -> None:
         age(tree.with_name(f"{tree.name}.json"), 60)
     assert store.file(sha256_bytes(b"kept.whl")) is not None
     store.tree(OTHER, lambda _: None)
-    assert {one.name for one in pruned(cache) if one.kind == "source"} == {
+    assert {item.name for item in pruned(cache) if item.kind == "source"} == {
         "gone.whl",
         trees[1].name[:24],
     }
@@ -158,9 +158,9 @@ def test_unfinished_work_and_compiler_caches_go_with_age(cache: Cache) -> None:
     # The ledger of a campaign is written to while its folder stays as it is.
     (cache.work / "campaign-1" / "file").write_text("new")
     (cache.work / "llvm-2" / "file").write_text("new")
-    kinds = {one.name: one.kind for one in survey(cache)}
+    kinds = {item.name: item.kind for item in survey(cache)}
     assert kinds["an LLVM 01"] == "compiler cache"
-    gone = {one.name for one in pruned(cache) if one.kind != "image"}
+    gone = {item.name for item in pruned(cache) if item.kind != "image"}
     assert gone == {"llvm-1", "toolchain-llvm-tree-1", "reproduction 1", "old.log", "an LLVM 01"}
     assert [(cache.root / name).is_dir() for name in names] == [False, False, False, True, False, True]
     assert not list(cache.compiler_caches.iterdir())
@@ -194,7 +194,7 @@ def test_a_broken_record_or_image_does_not_stop_it(cache: Cache) -> None:
     (cache.logs).mkdir(exist_ok=True)
     (cache.logs / "a link").symlink_to("nowhere")
     gone = pruned(cache)
-    assert {one.name.split()[0] for one in gone} == {"llvm-triton-old-debian13", "888888888888", "999999999999"}
+    assert {item.name.split()[0] for item in gone} == {"llvm-triton-old-debian13", "888888888888", "999999999999"}
     assert not (cache.records / ("8" * 64 + ".json")).exists()
 
 
@@ -203,17 +203,17 @@ def test_images_whose_records_are_of_another_format_go_at_once(cache: Cache) -> 
     path = cache.record(str(row.planned.input_digest))
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "version": VERSION - 1}))
     tag = image_tag(row.planned.image, str(row.planned.input_digest))
-    assert [one.tag for one in pruned(cache) if one.tag != image_tag("llvm-triton-old-debian13", OTHER)] == [tag]
+    assert [item.tag for item in pruned(cache) if item.tag != image_tag("llvm-triton-old-debian13", OTHER)] == [tag]
     assert not path.exists()
     assert tag not in Layout(cache.images).refs()
 
 
 def test_a_damaged_image_keeps_no_other_from_going(cache: Cache) -> None:
     layout = Layout(cache.images)
-    old = {one.digest for one in layout.walk(layout.resolve(image_tag("llvm-triton-old-debian13", OTHER)))}
-    (base,) = (one for one in layout.refs().values() if one.digest not in old)
+    old = {item.digest for item in layout.walk(layout.resolve(image_tag("llvm-triton-old-debian13", OTHER)))}
+    (base,) = (item for item in layout.refs().values() if item.digest not in old)
     layout.blob(base.digest).write_text("{")
-    assert [one.name.split()[0] for one in pruned(cache)] == ["llvm-triton-old-debian13"]
+    assert [item.name.split()[0] for item in pruned(cache)] == ["llvm-triton-old-debian13"]
     assert not any(layout.has(digest) for digest in old)
     assert layout.has(base.digest), "what is damaged is told where it is used"
 
@@ -249,9 +249,9 @@ def test_what_an_image_was_made_of_stays_with_it(cache: Cache) -> None:
     for path in (home, tree.with_name(f"{tree.name}.json")):
         age(path, 90)
     assert pruned(cache) == []
-    assert any(one.name.startswith("llvm sha256-") for one in survey(cache))
+    assert any(item.name.startswith("llvm sha256-") for item in survey(cache))
     age(cache.record(OTHER), 60)
-    assert {one.kind for one in pruned(cache)} == {"image", "source"}
+    assert {item.kind for item in pruned(cache)} == {"image", "source"}
     assert not home.exists()
     assert not tree.exists()
 
@@ -268,8 +268,8 @@ def test_what_a_bundle_brought_is_used_when_it_is_asked_for(cache: Cache, tmp_pa
     age(tree.with_name(f"{tree.name}.json"), 60)
     assert store.stored_tree(OTHER) == tree
     make_request(cache=cache.root, patch=[f"llvm={patch}"])
-    assert [one.kind for one in pruned(cache)] == ["image"]
-    assert {one.kind for one in pruned(cache, later=40)} == {"image", "source"}
+    assert [item.kind for item in pruned(cache)] == ["image"]
+    assert {item.kind for item in pruned(cache, later=40)} == {"image", "source"}
     assert "some-base.bundle" in layout.refs()
     assert layout.has(layout.resolve("some-base.bundle").digest)
 
@@ -282,10 +282,10 @@ def test_what_a_kill_left_of_it_goes_with_the_next(cache: Cache) -> None:
     (half / "text").touch()
     left = cache.mounts / "buildah-cache" / ".toolchain-llvm-tree-1.99-0.deleted"
     left.mkdir(parents=True)
-    assert {one.key for one in pruned(cache) if one.kind == "unfinished"} == {str(half), str(left)}
+    assert {item.key for item in pruned(cache) if item.kind == "unfinished"} == {str(half), str(left)}
     assert (tree.is_dir(), half.exists(), left.exists()) == (True, False, False)
     age(tree.with_name(f"{tree.name}.json"), 60)
-    assert [one.kind for one in pruned(cache)] == ["source"]
+    assert [item.kind for item in pruned(cache)] == ["source"]
 
 
 def test_what_a_killed_invocation_left_for_nobody_goes_at_once(cache: Cache) -> None:
@@ -309,7 +309,7 @@ def test_what_a_killed_invocation_left_for_nobody_goes_at_once(cache: Cache) -> 
         folder.mkdir()
     download = cache.store / "partial" / ("a" * 64)
     download.write_text("x")
-    assert {one.key for one in pruned(cache, dry=True)} >= {str(path) for path in left}
+    assert {item.key for item in pruned(cache, dry=True)} >= {str(path) for path in left}
     assert all(path.exists() for path in left)
     pruned(cache)
     assert not any(path.exists() for path in left)
@@ -375,7 +375,7 @@ def test_nothing_outside_is_reached_by_a_link(cache: Cache, tmp_path: Path) -> N
     (cache.work / "link").symlink_to(outside)
     for path in (outside / "files" / "x" / "mine", outside / "files" / "x"):
         age(path, 60)
-    assert {one.name.split()[0] for one in pruned(cache, later=60)} >= {"link", "llvm-triton-old-debian13"}
+    assert {item.name.split()[0] for item in pruned(cache, later=60)} >= {"link", "llvm-triton-old-debian13"}
     assert (outside / "files" / "x" / "mine").exists()
 
 
@@ -388,11 +388,11 @@ def test_what_cannot_be_removed_is_told_and_the_rest_goes(cache: Cache, monkeypa
     )
     done = prune(cache, unused_for=30 * DAY)
     assert [name for name, _ in done.failed] == ["llvm-1"]
-    assert "llvm-2" in {one.name for one in done.gone}
+    assert "llvm-2" in {item.name for item in done.gone}
     monkeypatch.setenv("TOOLCHAIN_CACHE", str(cache.root))
-    said = CliRunner().invoke(app, ["cache", "prune", "--json"])
-    assert said.exit_code == 3
-    assert [row["name"] for row in json.loads(said.stdout)["failed"]]
+    done_ = CliRunner().invoke(app, ["cache", "prune", "--json"])
+    assert done_.exit_code == 3
+    assert [row["name"] for row in json.loads(done_.stdout)["failed"]]
 
 
 def test_what_is_young_and_has_no_name_yet_stays(cache: Cache) -> None:
@@ -447,9 +447,9 @@ def test_the_verbs(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLCHAIN_CACHE", str(cache.root))
     monkeypatch.setenv("COLUMNS", "200")
     run = CliRunner().invoke
-    said = json.loads(run(app, ["cache", "ls", "--json"]).stdout)
-    assert said["bytes"] == sum(row["bytes"] for row in said["items"])
-    assert {row["kind"] for row in said["items"]} == {"image"}
+    listed = json.loads(run(app, ["cache", "ls", "--json"]).stdout)
+    assert listed["bytes"] == sum(row["bytes"] for row in listed["items"])
+    assert {row["kind"] for row in listed["items"]} == {"image"}
     assert "llvm-triton-old-debian13" in run(app, ["cache", "ls"]).stdout
     dry = json.loads(run(app, ["cache", "prune", "--dry-run", "--json"]).stdout)
     assert [row["name"].split()[0] for row in dry["items"]] == ["llvm-triton-old-debian13"]

@@ -58,11 +58,11 @@ def made(folder: Path, version: str, files: dict[str, bytes], *, metadata: str |
 
 
 def verdicts(wheel: WheelLlvm) -> dict[str, str | None]:
-    return {one.part: one.verdict for one in wheel.libraries}
+    return {library.part: library.verdict for library in wheel.libraries}
 
 
 def of(wheel: WheelLlvm, part: str) -> Library:
-    return next(one for one in wheel.libraries if one.part == part)
+    return next(library for library in wheel.libraries if library.part == part)
 
 
 # --- texts ---
@@ -72,17 +72,17 @@ def of(wheel: WheelLlvm, part: str) -> Library:
 def test_each_text_is_what_it_is_however_it_is_cut(size: int) -> None:
     compiler = f"clang version 20.0.0git ({FORK} roc-7.1.0 25425 {OTHER})".encode()
     content = core(OLD.llvm) + compiler + b"\0" + codegen(OTHER, 12)
-    told = revisions([content[at : at + size] for at in range(0, len(content), size)], "x")
-    assert [(one.kind, one.revision) for one in told] == [
+    texts = revisions([content[at : at + size] for at in range(0, len(content), size)], "x")
+    assert [(text.kind, text.revision) for text in texts] == [
         ("lld", OLD.llvm), ("asm-printer", OLD.llvm), ("bare", OLD.llvm), ("symtab", OLD.llvm),
         ("compiler", OTHER), ("codegen", OTHER), ("asm-printer", OTHER),
     ]  # fmt: skip
-    assert {one.kind for one in told} == set(KINDS)
-    assert [content[one.at :][:40].decode() for one in told] == [one.revision for one in told]
-    lld, codegen_text = told[0], told[5]
+    assert {text.kind for text in texts} == set(KINDS)
+    assert [content[text.at :][:40].decode() for text in texts] == [text.revision for text in texts]
+    lld, codegen_text = texts[0], texts[5]
     assert (lld.version, lld.repository, lld.build) == ("23.0.0", FORK, None)
     assert codegen_text.build == 12
-    assert told[4].repository == FORK
+    assert texts[4].repository == FORK
 
 
 def test_a_text_counts_once_and_by_its_first_place() -> None:
@@ -107,9 +107,9 @@ def test_a_file_with_too_many_revisions_is_refused() -> None:
 def test_a_wheel_as_pinned(tmp_path: Path) -> None:
     wheel = read_wheel(made(tmp_path, "3.7.1", {CORE: core(OLD.llvm)}))
     assert (wheel.project, wheel.version, wheel.tag) == ("triton", "3.7.1", "cp312-abi3-manylinux_2_28_x86_64")
-    (one,) = wheel.libraries
-    assert (one.file, one.part, one.revision, one.pin) == (CORE, "core", OLD.llvm, OLD.llvm)
-    assert (one.verdict, one.certainty, one.also) == ("pinned", "verified", ())
+    (library,) = wheel.libraries
+    assert (library.file, library.part, library.revision, library.pin) == (CORE, "core", OLD.llvm, OLD.llvm)
+    assert (library.verdict, library.certainty, library.also) == ("pinned", "verified", ())
     assert wheel.wrong == ()
 
 
@@ -117,7 +117,7 @@ def test_two_llvms_as_pinned(tmp_path: Path) -> None:
     (pin,) = NEW.codegen
     made_by = f"clang version 20.0.0git ({FORK} {OTHER})".encode()
     wheel = read_wheel(made(tmp_path, "3.9.0", {CORE: core(NEW.llvm), BITCODE: made_by, AMD: codegen(pin.llvm)}))
-    assert [one.part for one in wheel.libraries] == ["core", "AMDGPU", "bitcode"]
+    assert [library.part for library in wheel.libraries] == ["core", "AMDGPU", "bitcode"]
     assert verdicts(wheel) == {"core": "pinned", "AMDGPU": "pinned", "bitcode": "not pinned"}
     assert of(wheel, "AMDGPU").revision == pin.revision
     assert of(wheel, "bitcode").told[0].revision == OTHER
@@ -153,12 +153,12 @@ CASES: dict[str, tuple[dict[str, bytes], dict[str, str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("files", "told"), CASES.values(), ids=CASES)
-def test_verdicts(tmp_path: Path, files: dict[str, bytes], told: dict[str, str]) -> None:
+@pytest.mark.parametrize(("files", "expected"), CASES.values(), ids=CASES)
+def test_verdicts(tmp_path: Path, files: dict[str, bytes], expected: dict[str, str]) -> None:
     wheel = read_wheel(made(tmp_path, "3.9.0", files))
-    assert verdicts(wheel) == told
-    assert {one.part for one in wheel.wrong} == {
-        part for part, verdict in told.items() if verdict in {"other", "missing", "contradictory"}
+    assert verdicts(wheel) == expected
+    assert {library.part for library in wheel.wrong} == {
+        part for part, verdict in expected.items() if verdict in {"other", "missing", "contradictory"}
     }
 
 
@@ -302,9 +302,9 @@ def test_inspect(tmp_path: Path) -> None:
     assert done.exit_code == 0
     for part in (NEW.llvm, f"{PIN}-1", "as pinned (verified)", CORE, AMD, FORK, "triton 3.9.0"):
         assert part in done.stdout
-    said = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).stdout)
-    (wheel,) = said["wheels"]
-    assert [one["verdict"] for one in wheel["libraries"]] == ["pinned", "pinned"]
+    result = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).stdout)
+    (wheel,) = result["wheels"]
+    assert [library["verdict"] for library in wheel["libraries"]] == ["pinned", "pinned"]
     assert wheel["libraries"][0]["told"][0]["build"] is None
 
 

@@ -35,16 +35,16 @@ FLASH = wheel_row("flash-attn")
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
-    found = with_base(tmp_path / "cache")
-    asked = request_of(cache=found, base="debian13")
+    made = with_base(tmp_path / "cache")
+    request = request_of(cache=made, base="debian13")
     write_packages(
-        found.package_list("torch", "debian13", "amd64"), {"recipe": torch_digest(asked), "packages": PACKAGES}
+        made.package_list("torch", "debian13", "amd64"), {"recipe": torch_digest(request), "packages": PACKAGES}
     )
-    return found
+    return made
 
 
-def planned(cache: Cache, **asked: Any) -> list[Planned]:
-    request = request_of(cache=cache, **{"base": "debian13", "sources": TRITON, **asked})
+def planned(cache: Cache, **options: Any) -> list[Planned]:
+    request = request_of(cache=cache, **{"base": "debian13", "sources": TRITON, **options})
     return [row.planned for row in plan(request, "flash-attn")]
 
 
@@ -53,12 +53,12 @@ def test_it_stands_on_torch_and_triton_and_has_its_requirements_by_digest(cache:
     assert (base.name, torch.name, triton.name, wheel.name) == ("base", "torch", "triton", "flash-attn")
     assert wheel.image == "flash-attn-2.8.3.post2-triton-3.7.1-debian13"
     assert wheel.inputs is not None
-    below = {one.name: one.input_digest for one in (base, torch, triton)}
+    below = {each.name: each.input_digest for each in (base, torch, triton)}
     assert {name: wheel.inputs[name] for name in below} == below
-    assert [one.name for one in wheel.sources] == [
+    assert [each.name for each in wheel.sources] == [
         "flash-attn", "wheel-packaging", "wheel-setuptools", "wheel-wheel",
     ]  # fmt: skip
-    assert all((one.digest or "").startswith("sha256:") for one in wheel.sources)
+    assert all((each.digest or "").startswith("sha256:") for each in wheel.sources)
     assert "hopper" in wheel.note
 
 
@@ -94,8 +94,8 @@ def test_several_share_an_image_that_needs_what_each_needs(cache: Cache) -> None
 
 
 def test_all_has_the_wheels_that_are_named_and_an_llvm_that_something_needs(cache: Cache) -> None:
-    def all_of(**asked: Any) -> list[str]:
-        given = {"base": "debian13", "sources": TRITON, "wheels": ("flash-attn",), **asked}
+    def all_of(**options: Any) -> list[str]:
+        given = {"base": "debian13", "sources": TRITON, "wheels": ("flash-attn",), **options}
         return [row.planned.name for row in plan(request_of(cache=cache, **given), "all")]
 
     assert all_of() == ["base", "triton", "kernels", "torch", "flash-attn", "wheels"]
@@ -134,7 +134,7 @@ def test_a_wheel_is_held_against_its_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "file", "tag", "said"),
+    ("row", "file", "tag", "reason"),
     [
         (FLASH, "x", "cp313-cp313-linux_x86_64", "expected was py3-none-any"),
         (FLASH, "flash_attn/lib.so", "py3-none-any", "flash_attn/lib.so"),
@@ -143,11 +143,11 @@ def test_a_wheel_is_held_against_its_row(tmp_path: Path) -> None:
     ],
 )
 def test_a_wheel_that_is_not_as_its_row_says_is_refused(
-    tmp_path: Path, row: WheelRow, file: str, tag: str, said: str
+    tmp_path: Path, row: WheelRow, file: str, tag: str, reason: str
 ) -> None:
     with pytest.raises(ContractError) as caught:
         check_content(row, wheel(tmp_path, file, tag=tag))
-    assert said in caught.value.why
+    assert reason in caught.value.why
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_a_wheel_that_is_not_as_its_row_says_is_refused(
      ("network", BuildError)],
 )  # fmt: skip
 def test_each_known_reason_has_its_error(kind: str, error: type[Exception]) -> None:
-    found = _failure("flash-attn", kind, "what", "why")
-    assert type(found) is error
-    assert (found.why, bool(found.fix)) == ("why", True)
+    error_ = _failure("flash-attn", kind, "what", "why")
+    assert type(error_) is error
+    assert (error_.why, bool(error_.fix)) == ("why", True)
 
 
 def test_who_reaches_for_the_network_is_named(tmp_path: Path) -> None:
@@ -199,5 +199,5 @@ def test_prebuilt_files_in_folders_that_are_left_out_are_no_findings(tmp_path: P
     for name in ("hsa/gfx942/a.co", "csrc/b.co", "hsakmt/c.co"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"\x7fELF" + bytes(60))
-    found = elsewhere(scan(tmp_path), ["hsa"])
-    assert sorted(row["path"] for row in Intake(replaced={}).rows(found)) == ["csrc/b.co", "hsakmt/c.co"]
+    findings = elsewhere(scan(tmp_path), ["hsa"])
+    assert sorted(row["path"] for row in Intake(replaced={}).rows(findings)) == ["csrc/b.co", "hsakmt/c.co"]

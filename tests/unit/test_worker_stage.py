@@ -37,8 +37,8 @@ def cache(tmp_path: Path) -> Cache:
     return with_base(tmp_path / "cache")
 
 
-def planned(cache: Cache, **asked: Any) -> list[Planned]:
-    request = request_of(cache=cache, **{"base": "debian13", "sources": WHEEL, "allow_binary": ALLOWED, **asked})
+def planned(cache: Cache, **options: Any) -> list[Planned]:
+    request = request_of(cache=cache, **{"base": "debian13", "sources": WHEEL, "allow_binary": ALLOWED, **options})
     return [row.planned for row in plan(request, "worker")]
 
 
@@ -85,21 +85,21 @@ def test_results_have_the_names_of_a_local_campaign(tmp_path: Path, of: str, pro
     (source / ".git").mkdir()
     (source / "pack" / "kernels.py").write_text("import helper\n")
     (source / "pack" / "link.py").symlink_to("kernels.py")
-    one = Planned(name="worker", image="kernel-worker-x", inputs={})
+    worker = Planned(name="worker", image="kernel-worker-x", inputs={})
     request = Request(cache=Cache(tmp_path / "cache"))
-    WorkerStage(of)._lay(tree, one, request, source, TRITON)
+    WorkerStage(of)._lay(tree, worker, request, source, TRITON)
 
     inside = tree / FOLDER.lstrip("/")
-    found = Kernels.read(inside / "kernels.json")
-    assert (found.name, found.stage, found.source) == ("kernel-worker-x", of, project.source)
+    kernels = Kernels.read(inside / "kernels.json")
+    assert (kernels.name, kernels.stage, kernels.source) == ("kernel-worker-x", of, project.source)
     local = project.naming(source, TRITON)
-    assert found.compile_setup(tmp_path, ()).naming.shared == local.shared
+    assert kernels.compile_setup(tmp_path, ()).naming.shared == local.shared
     laid = tree / project.source.lstrip("/")
     assert (laid / "pack" / "link.py").readlink() == Path("kernels.py")
     assert sorted(path.name for path in laid.rglob("*")) == ["kernels.py", "link.py", "pack"]
-    assert dict(found.variables) == {**project.variables, "LD_PRELOAD": base_recipe("debian13").allocator}
-    assert found.environment == project.environment, "an allocator is in no result's name"
-    assert (tree / found.command[1].lstrip("/")).is_file()
+    assert dict(kernels.variables) == {**project.variables, "LD_PRELOAD": base_recipe("debian13").allocator}
+    assert kernels.environment == project.environment, "an allocator is in no result's name"
+    assert (tree / kernels.command[1].lstrip("/")).is_file()
     assert (inside / "toolchain" / "kernels" / "worker.py").is_file()
     assert os.access(tree / PROGRAM.lstrip("/"), os.X_OK)
 
@@ -108,7 +108,7 @@ def test_a_triton_that_was_published_names_results_as_the_one_that_was_built(tmp
     """Only the packing differs: whoever takes it by `--reuse-from` shares a store with who built it."""
     cache = Cache(tmp_path / "cache")
     layout = Layout(cache.images).ensure()
-    content, found = b"a layer", []
+    content, named = b"a layer", []
     for blob in (content, gzip.compress(content, mtime=0)):
         media = LAYER if blob == content else LAYER_GZIP
         layer = LayerBlob(layout.put_bytes(blob, media), sha256_bytes(content))
@@ -119,7 +119,7 @@ def test_a_triton_that_was_published_names_results_as_the_one_that_was_built(tmp
             manifest=manifest,
             layers=(layer.descriptor.as_json(),),
         )
-        found.append((built.layers, layer_digests(built, cache)))
-    (plain, first), (packed, second) = found
+        named.append((built.layers, layer_digests(built, cache)))
+    (plain, first), (packed, second) = named
     assert plain != packed
     assert first == second == [sha256_bytes(content)]
