@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from toolchain import option_values as reading
 from toolchain.cache import Cache
 from toolchain.catalog.base_ref import BaseRef
-from toolchain.catalog.stages import WITH_KERNELS
+from toolchain.catalog.stages import CAMPAIGNS
 from toolchain.options import Declared, declared, option
 
 if TYPE_CHECKING:
@@ -402,7 +402,7 @@ def build_command(stage: str, words: Sequence[str]) -> list[str]:
     options_elsewhere = {one.option.flag: one.option for one in options() if one.field in NOT_OF_BUILD}
     if options_elsewhere.keys().isdisjoint(words):
         return ["toolchain", "build", stage, *words]
-    if stage in WITH_KERNELS:
+    if stage in CAMPAIGNS:
         return ["toolchain", "kernels", "run", stage, *words]
     variables, others, rest = [], [], iter(words)
     for word in rest:

@@ -31,10 +31,15 @@ from toolchain.errors import (
     UnsupportedError,
 )
 from toolchain.examine.triton_cache import TritonCache, read_cache, require_call, require_hit
-from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, make_calls, with_calls
+from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, rule_of, with_calls
+from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
+from toolchain.kernels.rules import Rule, RuleSet
+from toolchain.kernels.shards import shard_of
+from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.triton_cache import LAUNCHES, Entry, dummy_key, entry_folder, labels, lay_out, write_manifest
+from toolchain.kernels.worker_process import MakeWorker
 from toolchain.oci import labels as names
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, write_image
@@ -42,7 +47,7 @@ from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.process import piped
 from toolchain.recipe import root
-from toolchain.stages.triton_cache import _require
+from toolchain.stages.triton_cache import _require_any, _require_compiled, outcomes_of
 
 TESTS = Path(__file__).resolve().parents[1]
 CALLS = root() / "containerfiles/triton-cache/calls.py"
@@ -65,22 +70,38 @@ def environment(cache: Path, **more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": paths, "TRITON_CACHE_DIR": os.fspath(cache), **more}
 
 
-def made(
-    calls: Sequence[Call], folder: Path, *, lds: int = 65536, count: Callable[[int, int, str], None] | None = None
-) -> tuple[list[Outcome], dict[str, Any]]:
-    """What becomes of calls, with the workers and the ledger of a build."""
+def starting(folder: Path) -> MakeWorker:
+    """Starts a worker as the stage does, whose Triton fills `folder/made`."""
 
     def start() -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
         launches = folder / "made" / LAUNCHES
         launches.mkdir(parents=True, exist_ok=True)
         more = {"TRITON_STORE_BINARY_ONLY": "1", "CALLS_LAUNCHES": os.fspath(launches)}
-        return piped(command(lds), env=environment(folder / "made", **more))
+        return piped(
+            [sys.executable, os.fspath(CALLS.with_name("worker.py"))], env=environment(folder / "made", **more)
+        )
 
+    return start
+
+
+def rules(calls: Sequence[Call], lds: int = 65536) -> list[Rule]:
+    return [replace(rule_of(one, "small_calls"), options=(("lds", lds),)) for one in calls]
+
+
+def made(
+    calls: Sequence[Call], folder: Path, *, lds: int = 65536, count: Callable[[int, int, str], None] | None = None,
+    shared: SharedResults | None = None, part: tuple[int, int] | None = None,
+) -> tuple[list[Outcome], Mapping[str, Any]]:  # fmt: skip
+    """What becomes of calls, with the workers and the ledger of a build; of a shard, of its own calls."""
     with Ledger(folder / "calls.sqlite") as ledger:
-        return make_calls(
-            calls, lambda _: LocalExecutor(start, workers=1), ledger, folder / "notes",
-            on_count=count or (lambda *_: None),
+        executor = LocalExecutor(starting(folder), workers=1)
+        shard = shard_of(RuleSet(tuple(rules(calls, lds)), len(calls)), part, shared)
+        result = run_campaign(
+            shard.rules, executor, ledger, folder, worker_tree=os.fspath(TESTS / "standin_wheel"), keep_going=True,
+            on_count=count, shared=shared,
         )  # fmt: skip
+        shard.finish(shared, result.entries)
+    return outcomes_of(result, calls, folder)
 
 
 @dataclass(frozen=True)
@@ -88,7 +109,7 @@ class Cache:
     """Four kernels of one shape, laid out, and as an image."""
 
     outcomes: list[Outcome]
-    about: dict[str, Any]
+    about: Mapping[str, Any]
     entries: list[Entry]
     folder: Path
 
@@ -193,7 +214,7 @@ def test_what_was_made_is_not_made_again_and_what_failed_is(tmp_path: Path) -> N
     counted: list[str] = []
     made([call("forward"), call("broken")], tmp_path)
     outcomes, about = made([call("forward"), call("broken")], tmp_path, count=lambda *now: counted.append(now[2]))
-    assert counted == [call("broken").name]
+    assert counted[1:] == ["broken gfx942"]
     assert [outcome.done for outcome in outcomes] == [True, False]
     assert (outcomes[0].kernels[0][0], about["mcv_key"]) == ("scale", "unknown-triton-key")
 
@@ -207,9 +228,9 @@ def test_failures_and_refusals_are_told_apart(tmp_path: Path) -> None:
     assert "CompilationError" in broken.entry.reason
     assert "Hardware limit: 4096" in large.entry.reason
     with pytest.raises(KernelError, match="2 of 3 calls did not compile"):
-        _require([refused, broken, large], keep_going=False)
+        _require_compiled([refused, broken, large], keep_going=False)
     with pytest.raises(UnsupportedError, match="refuses every call"):
-        _require([refused], keep_going=False)
+        _require_any([refused])
 
 
 def test_a_full_disk_is_no_failure_of_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def serve_kernels(
     """Compile kernels for the campaigns of a scheduler, until interrupted.
 
     Args:
-        stage: whose kernels: `kernels` or `aotriton`.
+        stage: whose kernels: `kernels`, `aotriton` or `triton-cache`.
         name: as campaigns see this machine; its host name otherwise.
         command, reuse: see `build.run.build`.
 
@@ -57,8 +57,9 @@ def serve_kernels(
         raise ConfigError(
             "a worker needs --kernel-store", why="its results go there", fix="name the store of the campaign"
         )
-    results = build(request, "triton", command=command, reuse=reuse)
-    triton = next(result for result in results if result.planned.name == "triton")
+    under = _under(stage, request)
+    results = build(request, under, command=command, reuse=reuse)
+    image = next(result for result in results if result.planned.name == under)
     (planned,) = (row.planned for row in plan(request, stage) if row.planned.name == stage)
     log = request.cache.logs / f"kernels-worker-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +71,7 @@ def serve_kernels(
         stage=f"{stage}-worker",
         prefetch=Prefetch(request, []),
     )
-    source = workspace.fetch(planned.sources[0])
+    source = workspace.fetch(planned.sources[0]).path if planned.sources else Path()
     with (
         tempfile.TemporaryDirectory(dir=request.cache.work, prefix="kernel-worker-") as scratch,
         open_store(request.kernel_store, request.cache, offline=request.offline) as store,
@@ -84,7 +85,7 @@ def serve_kernels(
         out.mkdir()
         slots, limits = workspace.jobs("kernel"), kernel_limits(request)
         bounds = MemoryBounds.of(workspace.memory(), slots, limits.memory)
-        at = _setup(stage, source.path, triton, out, workspace)
+        at = _setup(stage, source, image, out, workspace)
         with KernelWorker(
             at, store, name=name or machine_name(), slots=slots, limits=limits, bounds=bounds,
             key=result_key(request.kernel_key),
@@ -93,11 +94,24 @@ def serve_kernels(
             serve(address, worker)
 
 
-def _setup(stage: str, source: Path, triton: Built, out: Path, workspace: BuildWorkspace) -> CompileSetup:
-    if stage == "kernels":
-        from toolchain.stages.kernels import compile_setup  # noqa: PLC0415 - one of the two
+def _under(stage: str, request: Request) -> str:
+    """The stage in whose image the kernels compile."""
+    if stage != "triton-cache":
+        return "triton"
+    from toolchain.stages.triton_cache import stands_on  # noqa: PLC0415 - it alone makes calls
 
-        return compile_setup(source, triton, out, workspace)
+    return stands_on(request)[-1]
+
+
+def _setup(stage: str, source: Path, image: Built, out: Path, workspace: BuildWorkspace) -> CompileSetup:
+    if stage == "triton-cache":
+        from toolchain.stages.triton_cache import compile_setup as calls  # noqa: PLC0415 - one of the three
+
+        return calls(image, out, workspace)
+    if stage == "kernels":
+        from toolchain.stages.kernels import compile_setup  # noqa: PLC0415 - as above
+
+        return compile_setup(source, image, out, workspace)
     from toolchain.stages.aotriton_images import compile_setup as images  # noqa: PLC0415
 
-    return images(source, triton, out, workspace)
+    return images(source, image, out, workspace)

@@ -20,7 +20,7 @@ from toolchain.build.targets import by_arch, request_of, stages_of
 from toolchain.build.workspace import BuildWorkspace, within_lock
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import emulator, this_machine
-from toolchain.catalog.stages import WITH_KERNELS
+from toolchain.catalog.stages import CAMPAIGNS
 from toolchain.errors import BuildError, PolicyError, ToolchainError, UnreachableError
 from toolchain.locks import held, in_use
 from toolchain.process import CommandError
@@ -135,7 +135,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
                     built = _build_stage(own, stage, planned, built_below, run, of=(number, len(stages)))
                     if own.base.image is not None and known_record(own.cache, built.input_digest) is None:
                         record_as_it_is(own, built)
-        if own.check is not None and stage.name in (*WITH_KERNELS, "triton-cache"):
+        if own.check is not None and stage.name in CAMPAIGNS:
             from toolchain.build.numbers import checked  # noqa: PLC0415 - numpy
 
             built = checked(own, built)

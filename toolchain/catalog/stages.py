@@ -15,6 +15,8 @@ from toolchain.catalog.wheels import wheel_rows
 ALL = "all"
 WITH_KERNELS = ("kernels", "aotriton")
 """Those that compile kernels, or take them from where they were compiled."""
+CAMPAIGNS = (*WITH_KERNELS, "triton-cache")
+"""Those that workers compile for, with all options of campaigns."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,11 +55,12 @@ ArchiveOpt = Annotated[
     ),
 ]
 AddressArg = Annotated[str, typer.Argument(help="Of the scheduler: tls://HOST:PORT, or a loopback tcp://.")]
+_CAMPAIGNS = "kernels, aotriton or triton-cache."
 CampaignArg = Annotated[
-    str, typer.Argument(help="kernels or aotriton.", show_default="kernels", autocompletion=lambda: stages.WITH_KERNELS)
+    str, typer.Argument(help=_CAMPAIGNS, show_default="kernels", autocompletion=lambda: stages.CAMPAIGNS)
 ]
 NameOpt = Annotated[str, typer.Option("--name", help="What campaigns call this machine. \\[default: its host name]")]
-MergeArg = Annotated[str, typer.Argument(help="kernels or aotriton.", autocompletion=lambda: stages.WITH_KERNELS)]
+MergeArg = Annotated[str, typer.Argument(help=_CAMPAIGNS, autocompletion=lambda: stages.CAMPAIGNS)]
 ShardsArg = Annotated[list[str], typer.Argument(help="The kernel stores that the shards wrote to.")]
 
 
@@ -170,8 +171,8 @@ def _check_store_key(request: Request) -> None:
 
 
 def _require_kernels(stage: str) -> None:
-    if stage not in stages.WITH_KERNELS:
-        raise ConfigError(f"{stage!r} has no kernels", fix=f"name one of {', '.join(stages.WITH_KERNELS)}")
+    if stage not in stages.CAMPAIGNS:
+        raise ConfigError(f"{stage!r} has no kernels", fix=f"name one of {', '.join(stages.CAMPAIGNS)}")
 
 
 def _require_scheduler_store(request: Request) -> None:

@@ -32,12 +32,12 @@ def defaults(file: Settings | None) -> dict[str, Any] | None:
         values[name] = [*pairs, *beside(pairs, values.get(name, ()))]
     if not values:
         return None
-    from toolchain.catalog.stages import WITH_KERNELS  # noqa: PLC0415 - most calls have no file
+    from toolchain.catalog.stages import CAMPAIGNS  # noqa: PLC0415 - most calls have no file
 
     # `pins` answers one question at a time. Whom `verify` trusts, and what it accepts, no file of a folder decides.
     judged = {name: value for name, value in values.items() if name not in {"key", "public_key", "allow_binary"}}
     found = tree(values) | {"pins": {}, "verify": judged}
-    if values.get("stage") not in WITH_KERNELS:
+    if values.get("stage") not in CAMPAIGNS:
         # These work at kernels, whatever the verbs for all stages are to make.
         for verb in ("run", "worker"):
             found["kernels"][verb] = {name: value for name, value in values.items() if name != "stage"}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,17 @@ from toolchain import strict_json
 from toolchain.catalog.gpus import check_gpu
 from toolchain.catalog.limits import limits_of
 from toolchain.data import FOLDER, load, typed_row
-from toolchain.digest import sha256_json, write_atomically
-from toolchain.errors import ConfigError, ResourceError, UnsupportedError
-from toolchain.kernels.executors import Executor
-from toolchain.kernels.ledger import DONE, Entry, Ledger
-from toolchain.kernels.worker_process import machine_fault
+from toolchain.digest import canonical
+from toolchain.errors import ConfigError, UnsupportedError
+from toolchain.kernels.ledger import DONE, Entry
+from toolchain.kernels.made import PACKED
+from toolchain.kernels.rules import Rule
+from toolchain.kernels.triton_cache import packed_kernels
 
 _FILE = FOLDER / "calls.toml"
 _MOST = 10_000  # calls of a user's list
 _LARGEST = 1 << 24  # of an argument: a size, a length, a count
+_REFUSED = "refused: "  # as containerfiles/triton-cache/worker.py has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class Call:
         return f"{self.gpu}/{self.shape}"
 
     def task(self, id_: str) -> dict[str, Any]:
-        """As workers read it."""
+        """As calls.py reads it."""
         return {"id": id_, "calls": [dict(row) for row in self.rows]}
 
 
@@ -137,7 +138,7 @@ def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
             raise UnsupportedError(
                 f"no calls of {table.wheel} are listed for {gpu}",
                 why=f"{_FILE.name} has them for {', '.join(table.gpus)}",
-                fix="name another GPU, or add it there",
+                fix="name another GPU, or calls of your own: `kernels run triton-cache --calls FILE`",
             )
         more = table.of_gpu.get(gpu, {})
         calls += [
@@ -241,85 +242,40 @@ def local_memory(gpu: str) -> int:
     return limits.lds
 
 
-def make_calls(
-    calls: Sequence[Call],
-    executor_for: Callable[[str], Executor],
-    ledger: Ledger,
-    notes: Path,
-    *,
-    on_count: Callable[[int, int, str], None],
-) -> tuple[list[Outcome], dict[str, Any]]:
-    """Make those that were not made yet, each GPU by workers of its own.
+def rule_of(call: Call, module: str) -> Rule:
+    """The call as campaigns know kernels; it leaves a tar of its cache entries, see `triton_cache.check_packed`.
 
     Args:
-        executor_for: gives the workers of a GPU.
-        notes: folder that keeps which kernels a call launched, for a run that is continued.
-        on_count: called with calls made, all calls, and the name of the last one.
-
-    Returns:
-        An outcome for each call, and what the workers said of Triton.
+        module: file name, without `.py`, of what makes the call.
 
     Raises:
-        ResourceError: the machine is at fault; the call is not recorded.
-        KernelError: no worker comes up.
+        UnsupportedError: the LDS of the GPU is unknown.
     """
-    notes.mkdir(parents=True, exist_ok=True)
-    about: dict[str, Any] = {}
-    outcomes: dict[str, Outcome] = {}
-    for gpu, group in itertools.groupby(calls, key=lambda call: call.gpu):
-        todo: dict[str, Call] = {}
-        for call in group:
-            earlier = _earlier(call, ledger, notes)
-            if earlier is None:
-                todo[_id(call)] = call
-            else:
-                outcomes[call.name], about = earlier
-        if not todo:
-            continue
-        tasks = [
-            {**call.task(id_), "kernel": call.shape, "target": gpu, "out": call.name} for id_, call in todo.items()
-        ]
-        executor = executor_for(gpu)
-        with contextlib.closing(executor.run(tasks)) as answers:
-            for answer in answers:
-                call = todo[answer["id"]]
-                about = executor.about()
-                outcomes[call.name] = _note(call, answer, about, ledger, notes)
-                on_count(len(outcomes), len(calls), call.name)
-    return [outcomes[call.name] for call in calls], about
-
-
-def _id(call: Call) -> str:
-    return sha256_json([call.gpu, call.task("")]).removeprefix("sha256:")[:20]
-
-
-def _note(call: Call, answer: Mapping[str, Any], about: Mapping[str, Any], ledger: Ledger, notes: Path) -> Outcome:
-    status, reason = str(answer["status"]), str(answer.get("reason", ""))
-    if status != DONE and (what := machine_fault(reason, notes)):
-        raise ResourceError(what, why=f"{call.name}: {reason[:300]}", fix="free disk or memory, then run it again")
-    kernels = tuple(dict.fromkeys((str(kernel["name"]), str(kernel["hash"])) for kernel in answer.get("kernels", ())))
-    entry = Entry(
-        id=_id(call), kernel=call.shape, target=call.gpu, out=call.name, cluster=call.gpu,
-        status=status, reason="" if status == DONE else reason or "no reason given",
-        seconds=float(answer.get("seconds", 0)), attempt=int(answer.get("attempt", 1)),
+    function = str(next(iter(call.rows[0].values())))
+    return Rule(
+        source=f"{module}.py", root="", kernel=call.order or function, signature=(),
+        constexprs=(("calls", canonical([dict(row) for row in call.rows]).decode()),),
+        target=call.gpu, num_warps=0, num_stages=0, waves_per_eu=0, options=(("lds", local_memory(call.gpu)),),
+        out=f"{call.name}{PACKED}", cluster=call.name,
     )  # fmt: skip
-    content = {"kernels": kernels, "about": dict(about)}
-    write_atomically(notes / f"{entry.id}.json", json.dumps(content).encode())
-    ledger.record(entry)
-    return Outcome(call=call, entry=entry, refused=answer.get("refused") is True, kernels=kernels)
 
 
-def _earlier(call: Call, ledger: Ledger, notes: Path) -> tuple[Outcome, dict[str, Any]] | None:
-    """What an earlier run noted of a call that succeeded."""
-    entry = ledger.get(_id(call))
-    if entry is None or entry.status != DONE:
-        return None
-    try:
-        note = strict_json.read((notes / f"{entry.id}.json").read_bytes())
-        kernels = tuple((str(name), str(hash_)) for name, hash_ in note["kernels"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return Outcome(call=call, entry=entry, refused=False, kernels=kernels), dict(note["about"])
+def outcome_of(call: Call, entry: Entry, out: Path) -> tuple[Outcome, Mapping[str, Any]]:
+    """What became of a call, and what the worker said of Triton; nothing where there are no kernels.
+
+    Args:
+        entry: of its rule.
+        out: folder of what the campaign made.
+
+    Raises:
+        KernelError: the JSON beside the kernels is not what a worker writes.
+    """
+    if entry.status != DONE:
+        reason = entry.reason.removeprefix(_REFUSED)
+        refused = reason != entry.reason
+        return Outcome(call=call, entry=replace(entry, reason=reason), refused=refused, kernels=()), {}
+    kernels, about = packed_kernels(out / entry.out)
+    return Outcome(call=call, entry=entry, refused=False, kernels=kernels), about
 
 
 def by_gpu(outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:

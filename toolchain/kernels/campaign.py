@@ -17,9 +17,10 @@ from toolchain.digest import canonical, sha256_file, write_atomically
 from toolchain.errors import KernelError, ResourceError
 from toolchain.filesystem import is_inside, read_regular
 from toolchain.kernels.bounds import MemoryBounds
-from toolchain.kernels.codeobject import check_object, metadata_fault
+from toolchain.kernels.codeobject import metadata_fault
 from toolchain.kernels.executors import Executor, Outcome
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, Maker, reproducible
+from toolchain.kernels.made import check_made
 from toolchain.kernels.rules import Rule, RuleSet, Tasks, in_order
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.status import STATUS, Board
@@ -348,7 +349,7 @@ def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
     if status == DONE:
         path, beside = _objects(out, rule)
         try:
-            check_object(path, rule.target, rule.kernel)
+            check_made(path, rule.target, rule.kernel)
             digest, size = sha256_file(path).removeprefix("sha256:"), path.stat().st_size
             metadata = strict_json.read(read_regular(beside, LARGEST_METADATA))
             reason = metadata_fault(metadata, rule.target)

@@ -13,8 +13,9 @@ from typing import Any
 from toolchain import strict_json
 from toolchain.errors import KernelError, ResourceError, ToolchainError
 from toolchain.filesystem import NewFile, is_inside, read_regular
-from toolchain.kernels.codeobject import check_object, metadata_fault
+from toolchain.kernels.codeobject import metadata_fault
 from toolchain.kernels.ledger import DONE, Entry, Maker
+from toolchain.kernels.made import check_made
 from toolchain.kernels.result_name import Naming, name_of
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.store import (
@@ -208,7 +209,7 @@ class SharedResults:
                 f"cannot write {path}", why=str(error), fix="free disk space and run it again: it continues"
             ) from error
         try:
-            check_object(path, rule.target, rule.kernel)
+            check_made(path, rule.target, rule.kernel)
         except KernelError as error:
             for written in (path, path.with_suffix(".json")):
                 written.unlink(missing_ok=True)

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import tarfile
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +20,7 @@ from typing import Any
 from toolchain import strict_json
 from toolchain.digest import canonical, sha256_bytes
 from toolchain.errors import KernelError
-from toolchain.filesystem import read_regular
+from toolchain.filesystem import NewFile, is_inside, open_regular, read_regular
 from toolchain.kernels.codeobject import check_object
 
 FOLDER = "io.triton.cache"
@@ -27,6 +30,7 @@ ENTRIES = "cache.triton.image/entry-count"
 BYTES = "cache.triton.image/cache-size-bytes"
 SUMMARY = "cache.triton.image/summary"
 _LARGEST = 64 << 20  # bytes of one file
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,73 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
         check_object(target / code, gpu, str(metadata["name"]))
         entries.append(Entry(metadata=metadata, size=sum(map(len, content.values()))))
     return entries
+
+
+def packed_kernels(path: Path) -> tuple[tuple[tuple[str, str], ...], Mapping[str, Any]]:
+    """(Function, hash) of each kernel that a campaign's worker packed, and what it said of Triton.
+
+    Args:
+        path: of the tar; the JSON beside it says both.
+
+    Raises:
+        KernelError: it does not.
+    """
+    try:
+        beside = strict_json.read(read_regular(path.with_suffix(".json"), _LARGEST))
+        kernels = tuple((str(name), str(hash_)) for name, hash_ in beside["kernels"])
+        if wrong := [hash_ for _, hash_ in kernels if not _HASH.fullmatch(hash_)]:
+            raise ValueError(f"no hash of a kernel: {wrong[0]!r}")
+        return kernels, dict(beside["about"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise KernelError(
+            f"nothing says which kernels are in {path}", why=str(error), fix="run it again with --fresh"
+        ) from error
+
+
+def unpack(path: Path, made: Path) -> None:
+    """Lay what a worker packed beside what else is made, as Triton does; what is there stays.
+
+    Args:
+        path: of the tar, which may be a stranger's.
+        made: containers may have written there, so no link in it is followed.
+
+    Raises:
+        KernelError: it holds anything else than the files of its own kernels, or cannot be read.
+    """
+    kernels, _ = packed_kernels(path)
+    folders = {entry_folder(hash_) for _, hash_ in kernels}
+    notes = {f"{LAUNCHES}/{hash_}.json" for _, hash_ in kernels}
+    try:
+        with open_regular(path) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
+            for member in tar:
+                folder, _, name = member.name.partition("/")
+                ours = folder in folders and name and "/" not in name and not name.startswith(".")
+                if not member.isreg() or member.size > _LARGEST or not (ours or member.name in notes):
+                    raise ValueError(f"{member.name!r} does not belong there")
+                target, content = made / folder / name, tar.extractfile(member)
+                assert content is not None  # noqa: S101 - a regular file
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if not is_inside(target, made):
+                    raise ValueError(f"a link leads out of {made}")
+                with NewFile(target) as new:
+                    new.stream.write(content.read())
+                    new.finish(replace=False, flush=False)
+    except (OSError, ValueError, tarfile.TarError) as error:
+        raise KernelError(f"{path} is not what a worker packed", why=str(error), fix="run it again") from error
+
+
+def check_packed(path: Path, gpu: str) -> None:
+    """Insist that what a worker packed is whole, and for `gpu`: it is laid out as in a cache.
+
+    Raises:
+        KernelError: it is not.
+    """
+    kernels, _ = packed_kernels(path)
+    with tempfile.TemporaryDirectory(prefix="toolchain-calls-") as scratch:
+        made = Path(scratch, "made")
+        made.mkdir()
+        unpack(path, made)
+        lay_out(made, [(gpu, *kernel) for kernel in kernels], Path(scratch, "tree"), "/")
 
 
 def write_manifest(entries: Iterable[Entry], tree: Path, key: str) -> None:

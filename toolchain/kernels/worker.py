@@ -58,6 +58,7 @@ class CompileSetup:
         out: folder of the objects, on this machine.
         seen: source tree and `out` as the processes see them.
         campaign: what a campaign on it is called.
+        suffix: of what a rule leaves.
     """
 
     start: MakeWorker
@@ -65,6 +66,7 @@ class CompileSetup:
     out: Path
     seen: tuple[str, str]
     campaign: str = ""
+    suffix: str = ".hsaco"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,14 +209,15 @@ class KernelWorker:
                 return self._answer(DONE, found=True, seconds=stored.seconds, sha256=digest)
             tree, seen = self._setup.seen
             # An id of our own: two campaigns may want the same rule from different sources.
-            task = {**replace(rule, out=f"{folder}/kernel.hsaco").task(tree, seen), "id": f"{rule.id} {folder}"}
+            file = f"kernel{self._setup.suffix}"
+            task = {**replace(rule, out=f"{folder}/{file}").task(tree, seen), "id": f"{rule.id} {folder}"}
             outcome = self._compile(task)
             answer = {name: outcome[name] for name in ("reason", "seconds", "attempt")}
             if outcome["status"] != DONE:
                 wrong = outcome["status"] == FAILED and machine_fault(str(outcome["reason"]), self._setup.out)
                 log = "\n".join(outcome.get("log", ()))
                 return self._answer(MACHINE if wrong else outcome["status"], **answer, log=log)
-            path = out / "kernel.hsaco"
+            path = out / file
             if sha256_file(path) != f"sha256:{outcome['sha256']}":
                 raise OSError(f"{path} is not what the compiler wrote")
             result = Result(

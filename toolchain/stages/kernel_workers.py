@@ -98,9 +98,17 @@ class Workers:
     tell: Callable[[dict[str, Any]], None] | None
 
     def run(
-        self, rules: RuleSet, ledger: Ledger, on_count: Callable[[int, int, str], None] | None = None
+        self,
+        rules: RuleSet,
+        ledger: Ledger,
+        on_count: Callable[[int, int, str], None] | None = None,
+        *,
+        calls: bool = False,
     ) -> CampaignResult:
         """Compile as the request says.
+
+        Args:
+            calls: of a wheel. What does not compile, or is refused, is for the caller to tell.
 
         Raises:
             KernelError, ResourceError: see `run_campaign`.
@@ -114,9 +122,9 @@ class Workers:
             self.setup.out,
             worker_tree=self.setup.seen[0],
             worker_out=self.setup.seen[1],
-            keep_going=self.workspace.request.keep_going,
+            keep_going=calls or self.workspace.request.keep_going,
             on_count=on_count or self.workspace.count,
-            on_end=_tell,
+            on_end=None if calls else _tell,
             command=console.command(),
             bounds=self.bounds,
             shared=self.shared,
@@ -133,10 +141,9 @@ def compiling(
     Raises:
         ConfigError, UnreachableError: see `dask_executor`.
     """
-    here = local_workers(setup.start, workspace)
     address = workspace.request.scheduler
     if address is None:
-        yield Workers(setup=setup, workspace=workspace, shared=shared, executor=here, bounds=here.bounds, tell=None)
+        yield workers_here(setup, workspace, shared)
         return
     from toolchain.kernels.dask_executor import DaskExecutor  # noqa: PLC0415 - most builds have no scheduler
 
@@ -152,6 +159,12 @@ def compiling(
         yield Workers(
             setup=setup, workspace=workspace, shared=shared, executor=elsewhere, bounds=None, tell=elsewhere.tell
         )
+
+
+def workers_here(setup: CompileSetup, workspace: Workspace, shared: SharedResults | None) -> Workers:
+    """Workers on this machine, whatever scheduler the request names."""
+    here = local_workers(setup.start, workspace)
+    return Workers(setup=setup, workspace=workspace, shared=shared, executor=here, bounds=here.bounds, tell=None)
 
 
 def allocator(request: Request) -> dict[str, str]:

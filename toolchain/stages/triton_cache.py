@@ -12,6 +12,7 @@ from subprocess import Popen
 from typing import Any
 
 from toolchain import console, recipe, strict_json
+from toolchain.cache import LEDGER
 from toolchain.catalog.wheels import wheel_row
 from toolchain.digest import write_atomically
 from toolchain.errors import ContractError, KernelError, UnsupportedError
@@ -25,23 +26,30 @@ from toolchain.kernels.calls import (
     in_orders,
     listed,
     local_memory,
-    make_calls,
     mount,
+    outcome_of,
+    rule_of,
     with_calls,
 )
-from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Ledger
+from toolchain.kernels.made import PACKED
+from toolchain.kernels.result_name import Naming
+from toolchain.kernels.rules import RuleSet, cut
+from toolchain.kernels.shards import shard_of
+from toolchain.kernels.worker import CompileSetup
 from toolchain.oci import labels
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
 from toolchain.stages.base import base_label
 from toolchain.stages.kernel_numbers import STEP, check_files
-from toolchain.stages.kernel_workers import layer_digests, limits, local_workers
+from toolchain.stages.kernel_workers import compiling, layer_digests, limits, part_of_kernels, workers_here
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, triton_id
 from toolchain.stages.wheel import environment
 
 RECIPE = "containerfiles/triton-cache"
 _SEEN, _CHECKED = "/recipe", "/calls"
+MADE = "made"  # what Triton writes, below what the campaign makes
 _LISTED = 20
 
 
@@ -54,6 +62,7 @@ class TritonCacheStage:
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         table, calls = requested_calls(request)
         below = {name: dependencies[name].input_digest for name in ("torch", "triton", table.wheel)}
+        part = part_of_kernels(request)
         inputs: dict[str, Any] | None = None
         if locked(*below.values()):
             inputs = {
@@ -65,13 +74,16 @@ class TritonCacheStage:
                 "mount": mount(),
                 "keep_going": request.keep_going,
                 **limits(request),
+                **({"part": part} if part else {}),
             }
         wheel, triton = dependencies[table.wheel], dependencies["triton"]
+        stem = f"triton-cache-partial-{table.wheel}" if part else f"triton-cache-{table.wheel}"
         return Planned(
             name=self.name,
-            image=f"triton-cache-{table.wheel}-triton-{triton_id(triton)}-{base_label(request)}",
+            image=f"{stem}-triton-{triton_id(triton)}-{base_label(request)}",
             inputs=inputs,
             binaries=wheel.binaries,
+            partial=part,
             engine=True,
             has_contract_check=True,
             note=f"for {len(calls)} calls of {table.wheel}; other shapes are compiled when they come",
@@ -80,16 +92,29 @@ class TritonCacheStage:
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         request = workspace.request
         table, calls = requested_calls(request)
-        image = workspace.image_to_run(dependencies[table.wheel])
-        made = workspace.work() / "made"
-        (made / triton_cache.LAUNCHES).mkdir(parents=True, exist_ok=True)
+        out = workspace.work() / "out"
+        at = compile_setup(dependencies[table.wheel], out, workspace, campaign=workspace.work().name)
         workspace.step("compile")
-        with Ledger(workspace.work() / "calls.sqlite") as ledger:
-            workers, notes = _workers(image, table, made, workspace), workspace.work() / "notes"
-            outcomes, about = make_calls(calls, workers, ledger, notes, on_count=workspace.count)
-            _require(outcomes, keep_going=request.keep_going)
-            ordered, _ = make_calls(in_orders(outcomes), workers, ledger, notes, on_count=workspace.count)
-        _require(ordered, keep_going=False)
+        with Ledger(workspace.work() / LEDGER) as ledger, workspace.shared_results(at.naming) as shared:
+            rules = cut([rule_of(call, table.module) for call in calls], select=request.select, limit=request.limit)
+            shard = shard_of(rules, request.shard, shared)
+            with compiling(at, workspace, shard.rules.rules, shared) as workers:
+                result = workers.run(shard.rules, ledger, calls=True)
+            outcomes, about = outcomes_of(result, calls, out)
+            _require_compiled(outcomes, keep_going=request.keep_going)
+            shard.finish(shared, result.entries)
+            _require_any(outcomes)
+            # What others made lies beside what was made here, where it is found.
+            _unpack(outcomes, out)
+            ordered: list[Outcome] = []
+            if request.shard is None:
+                # No shard has the calls of all. What is missing of their orders is compiled here, by a merge too.
+                orders = in_orders(outcomes)
+                here = workers_here(at, workspace, None if shared is None or shared.only else shared)
+                orders_of = RuleSet(tuple(rule_of(call, table.module) for call in orders), len(orders))
+                ordered, about = outcomes_of(here.run(orders_of, ledger, calls=True), orders, out)
+                _require_compiled(ordered, keep_going=False)
+                _unpack(ordered, out)
         everything = sorted([*outcomes, *ordered], key=lambda outcome: outcome.call.gpu)
         for row in by_gpu(everything):
             console.note(", ".join(f"{name} {value}" for name, value in row.items()))
@@ -98,13 +123,14 @@ class TritonCacheStage:
         }
         tree = workspace.work() / "tree"
         shutil.rmtree(tree, ignore_errors=True)
-        entries = triton_cache.lay_out(made, kernels, tree, mount())
+        entries = triton_cache.lay_out(out / MADE, kernels, tree, mount())
         triton_cache.write_manifest(entries, tree, about["mcv_key"])
         numbers = _check_numbers(tree, workspace)
         bad, refused = (
             [outcome for outcome in outcomes if not outcome.done and outcome.refused is kind] for kind in (False, True)
         )
-        parts = [f"{len(refused)} calls refused by {table.wheel}"] if refused else []
+        parts = [planned.partial] if planned.partial else []
+        parts += [f"{len(refused)} calls refused by {table.wheel}"] if refused else []
         parts += [f"{len(bad)} calls known bad"] if bad else []
         planned = replace(planned, partial=", ".join(parts))
         counts = {
@@ -181,40 +207,75 @@ def variables(wheel: str) -> dict[str, str]:
     return {**environment([wheel_row(wheel)]), **home, "TRITON_CACHE_DIR": mount()}
 
 
-def _workers(image: str, table: WheelCalls, made: Path, workspace: Workspace) -> Callable[[str], LocalExecutor]:
-    """Gives the workers of a GPU: the wheel asks once which GPU there is, so each serves one."""
+def compile_setup(built: Built, out: Path, workspace: Workspace, *, campaign: str = "") -> CompileSetup:
+    """Where the calls of a wheel are made.
+
+    Args:
+        built: the wheel's image.
+        out: folder of what they leave.
+    """
+    image = workspace.image_to_run(built)
+    made = out / MADE
+    (made / triton_cache.LAUNCHES).mkdir(parents=True, exist_ok=True)
+    environment_ = variables(built.planned.name) | {"TRITON_STORE_BINARY_ONLY": "1"}
     # Triton fills the cache where it will lie.
-    mounts = [Mount(recipe.root() / RECIPE, _SEEN), Mount(made, mount(), read_only=False)]
-    launches = {"CALLS_LAUNCHES": f"{mount()}/{triton_cache.LAUNCHES}"}
-    env = {**variables(table.wheel), **launches, "TRITON_STORE_BINARY_ONLY": "1"}
+    mounts = [
+        Mount(recipe.root() / RECIPE, _SEEN), Mount(made, mount(), read_only=False), Mount(out, "/out", read_only=False)
+    ]  # fmt: skip
+    env = {**environment_, "CALLS_LAUNCHES": f"{mount()}/{triton_cache.LAUNCHES}"}
 
-    def executor_for(gpu: str) -> LocalExecutor:
-        argv = ["python3", f"{_SEEN}/calls.py", gpu, str(local_memory(gpu)), table.module]
+    def start() -> AbstractContextManager[Popen[str]]:
+        return workspace.worker(image, ["python3", f"{_SEEN}/worker.py"], mounts=mounts, env=env)
 
-        def start() -> AbstractContextManager[Popen[str]]:
-            return workspace.worker(image, argv, mounts=mounts, env=env)
+    return CompileSetup(
+        start=start,
+        naming=Naming(
+            recipe.root() / RECIPE,
+            triton=layer_digests(built, workspace.cache),
+            recipe=digests(f"{RECIPE}/calls.py", f"{RECIPE}/worker.py"),
+            environment=environment_,
+        ),
+        out=out,
+        seen=(_SEEN, "/out"),
+        campaign=campaign,
+        suffix=PACKED,
+    )
 
-        return local_workers(start, workspace)
 
-    return executor_for
+def outcomes_of(result: CampaignResult, calls: Sequence[Call], out: Path) -> tuple[list[Outcome], Mapping[str, Any]]:
+    """What became of calls, in their order, and what the workers said of Triton."""
+    by_name = {entry.cluster: entry for entry in result.entries}
+    found = [outcome_of(call, by_name[call.name], out) for call in calls if call.name in by_name]
+    return [outcome for outcome, _ in found], next((about for _, about in found if about), {})
 
 
-def _require(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
-    """Raise if calls failed, or if a wheel refused all of them.
+def _unpack(outcomes: Sequence[Outcome], out: Path) -> None:
+    for outcome in outcomes:
+        if outcome.done:
+            triton_cache.unpack(out / outcome.entry.out, out / MADE)
+
+
+def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
+    """Insist that no call failed.
 
     Raises:
         KernelError: calls failed or timed out, and `keep_going` is not set.
-        UnsupportedError: the wheel supports none of these GPUs.
     """
     bad = [outcome for outcome in outcomes if not outcome.done and not outcome.refused]
     if bad and not keep_going:
         raise KernelError(
             f"{len(bad)} of {len(outcomes)} calls did not compile",
-            why="\n".join(
-                f"{outcome.call.name}: {outcome.entry.reason.splitlines()[-1][:300]}" for outcome in bad[:_LISTED]
-            ),
-            fix="TOOLCHAIN_KEEP_GOING=1 leaves them out, TOOLCHAIN_KERNEL_TIMEOUT=SECONDS gives them longer",
+            why="\n".join(f"{one.call.name}: {one.entry.reason.splitlines()[-1][:300]}" for one in bad[:_LISTED]),
+            fix="`kernels run triton-cache`: --keep-going leaves them out, --kernel-timeout SECONDS gives them longer",
         )
+
+
+def _require_any(outcomes: Sequence[Outcome]) -> None:
+    """Insist that the wheel did not refuse all calls.
+
+    Raises:
+        UnsupportedError: it has nothing for these GPUs.
+    """
     if not any(outcome.done for outcome in outcomes):
         raise UnsupportedError(
             "the wheel refuses every call",

@@ -1,0 +1,134 @@
+"""The worker of a campaign of calls: tasks come in as those of aotriton/worker.py do; calls.py beside it makes them.
+
+First line out: what calls.py says of Triton. A task is a JSON line, {"id", "source": the module of the calls, "target":
+GPU, "constexprs": {"calls": the rows, as JSON text}, "options": {"lds": bytes}, "out"}, and an answer goes out: {"id",
+"status": "done"|"failed", "reason", "seconds"} and when done "sha256", "size" and "bitcode". Then `out` is a tar of
+what Triton's cache has of the kernels, and the JSON beside it names them. A reason that begins with "refused: " is
+the wheel's own. TRITON_CACHE_DIR and CALLS_LAUNCHES are those of calls.py.
+
+A wheel asks once which GPU there is, so calls.py runs for one GPU, and begins anew for another.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, cast
+
+CALLS = Path(__file__).with_name("calls.py")
+
+
+class Caller:
+    """calls.py for a GPU and a module."""
+
+    def __init__(self, gpu: str, lds: int, module: str) -> None:
+        self.serves = (gpu, lds, module)
+        process = self._process = subprocess.Popen(
+            [sys.executable, CALLS, gpu, str(lds), module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._tasks, self._answers = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
+        self.about = self._answer()
+
+    def ask(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Have a row of calls made."""
+        self._tasks.write(json.dumps(row) + "\n")
+        self._tasks.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._answers.readline()
+        if not line:
+            raise SystemExit(f"calls.py ended with {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def end(self) -> None:
+        """Let it go."""
+        self._tasks.close()
+        self._process.wait()
+
+
+def packed(hashes: Sequence[str]) -> bytes:
+    """A tar of the entries of some kernels, and of how each is launched; the same bytes for the same files."""
+    cache, launches = Path(os.environ["TRITON_CACHE_DIR"]), Path(os.environ["CALLS_LAUNCHES"])
+    files: dict[str, Path] = {}
+    for hash_ in hashes:
+        entry = cache / base64.b32encode(bytes.fromhex(hash_)).decode().rstrip("=")
+        files |= {f"{entry.name}/{path.name}": path for path in entry.iterdir() if path.is_file()}
+        files[f"launches/{hash_}.json"] = launches / f"{hash_}.json"
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, path in sorted(files.items()):
+            content = path.read_bytes()
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+def metadata(kernels: Sequence[tuple[str, str]], gpu: str, about: dict[str, Any]) -> dict[str, Any]:
+    """The JSON beside the tar: as beside a code object, of all kernels together; and which they are."""
+    cache = Path(os.environ["TRITON_CACHE_DIR"])
+    rows = []
+    for name, hash_ in kernels:
+        entry = cache / base64.b32encode(bytes.fromhex(hash_)).decode().rstrip("=")
+        rows.append(json.loads((entry / f"{name[:150]}.json").read_text(encoding="utf-8")))
+    return {
+        "compile_status": "Complete",
+        "arch": gpu,
+        "shared": max((int(row["shared"]) for row in rows), default=0),
+        "num_warps": max((int(row["num_warps"]) for row in rows), default=0),
+        "warp_size": max((int(row["target"]["warp_size"]) for row in rows), default=0),
+        "kernels": [list(kernel) for kernel in kernels],
+        "about": about,
+    }
+
+
+def write(path: Path, content: bytes) -> None:
+    """Whole, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+def carried_out(task: dict[str, Any], caller: Caller, about: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a task."""
+    made = caller.ask({"id": task["id"], "calls": json.loads(task["constexprs"]["calls"])})
+    answer = {name: made.get(name) for name in ("id", "status", "reason")}
+    answer["seconds"] = made.get("seconds", 0)
+    if made["status"] != "done":
+        answer["reason"] = f"refused: {made['reason']}" if made["refused"] else made["reason"]
+        return answer
+    kernels = list(dict.fromkeys((kernel["name"], kernel["hash"]) for kernel in made["kernels"]))
+    out, content = Path(task["out"]), packed([hash_ for _, hash_ in kernels])
+    write(out.with_suffix(".json"), json.dumps(metadata(kernels, task["target"], about), sort_keys=True).encode())
+    write(out, content)
+    return {**answer, "sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "bitcode": []}
+
+
+def main() -> None:
+    """Answer tasks until there are no more."""
+    os.umask(0o022)
+    caller = Caller("gfx942", 1, "")  # whichever: it says what Triton this is, and imports no module before a row comes
+    about = {name: value for name, value in caller.about.items() if name != "ready"}
+    print(json.dumps(caller.about), flush=True)
+    for line in sys.stdin:
+        task = json.loads(line)
+        serves = (task["target"], int(task["options"]["lds"]), Path(task["source"]).stem)
+        if caller.serves != serves:
+            caller.end()
+            caller = Caller(*serves)
+        print(json.dumps(carried_out(task, caller, about)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""A Triton cache made by many: in shards, by a worker of a Dask scheduler, and what a stranger leaves in the store."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.test_triton_cache import FOUR, TESTS, call, made, rules, starting
+from toolchain.errors import KernelError
+from toolchain.kernels.calls import Call, Outcome, in_orders
+from toolchain.kernels.campaign import run_campaign
+from toolchain.kernels.ledger import Ledger
+from toolchain.kernels.made import PACKED, check_made
+from toolchain.kernels.result_name import Naming
+from toolchain.kernels.shared import SharedResults
+from toolchain.kernels.store import FolderStore
+from toolchain.kernels.triton_cache import entry_folder, lay_out, unpack
+from toolchain.kernels.worker import CompileSetup, KernelWorker, Limits
+from toolchain.stages.triton_cache import outcomes_of
+
+pytest.importorskip("triton")
+NAMING = Naming(
+    TESTS / "standin_wheel", triton=["sha256:" + "a" * 64], recipe={"calls.py": "1"}, environment={"HOME": "/tmp"}
+)
+REFUSED = call("forward", "fp8")
+LIMITS = Limits(timeout=300)
+
+
+def shared(store: Path, **how: Any) -> SharedResults:
+    return SharedResults([FolderStore(store)], NAMING, **how)
+
+
+def tree(outcomes: list[Outcome], folder: Path) -> dict[str, bytes]:
+    """The layer of what lies in `folder`."""
+    for outcome in outcomes:
+        if outcome.done:
+            unpack(folder / outcome.entry.out, folder / "made")
+    kernels = [("gfx942", *kernel) for outcome in outcomes for kernel in outcome.kernels]
+    lay_out(folder / "made", kernels, folder / "tree", "/opt/triton-cache")
+    return {
+        str(path.relative_to(folder / "tree")): path.read_bytes()
+        for path in (folder / "tree").rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The layer as one machine makes it."""
+    folder = tmp_path_factory.mktemp("alone")
+    return tree(made(FOUR, folder)[0], folder)
+
+
+def test_shards_are_joined_to_what_one_machine_makes(
+    alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [*FOUR, REFUSED]
+    one, _ = made(calls, tmp_path / "1", shared=shared(tmp_path / "store"), part=(1, 2))
+    with pytest.raises(KernelError, match="1 of 2 shards are missing: 2/2"):
+        made(calls, tmp_path / "early", shared=shared(tmp_path / "store", only=True))
+    two, _ = made(calls, tmp_path / "2", shared=shared(tmp_path / "store"), part=(2, 2))
+    assert sorted(outcome.call.name for outcome in (*one, *two)) == sorted(asked.name for asked in calls)
+    with monkeypatch.context() as patch:
+        patch.setattr("toolchain.kernels.executors.Worker", None)  # none is started
+        joined, about = made(calls, tmp_path / "joined", shared=shared(tmp_path / "store", only=True))
+    assert [outcome.call for outcome in joined] == calls
+    assert (joined[-1].refused, joined[-1].entry.reason) == (True, "RuntimeError: this device does not support fp8")
+    assert about["mcv_key"] == "unknown-triton-key"
+    assert tree(joined, tmp_path / "joined") == alone
+    ordered, _ = made(in_orders(joined), tmp_path / "joined")
+    assert {kernel for row in ordered for kernel in row.kernels} == {kernel for row in joined for kernel in row.kernels}
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Any]:
+    pytest.importorskip("distributed")
+    from tests.dask_fixtures import hub  # noqa: PLC0415 - Dask
+
+    with hub() as found:
+        yield found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning"
+)
+def test_a_dask_worker_makes_the_calls(alone: dict[str, bytes], scheduler: Any, tmp_path: Path) -> None:
+    from toolchain.kernels.dask_executor import DaskExecutor  # noqa: PLC0415 - Dask
+
+    calls, there, here = [*FOUR, REFUSED], tmp_path / "there", tmp_path / "here"
+    seen = (os.fspath(TESTS / "standin_wheel"), os.fspath(there))
+    at = CompileSetup(start=starting(there), naming=NAMING, out=there, seen=seen, suffix=PACKED)
+    with KernelWorker(at, FolderStore(tmp_path / "store"), name="there", slots=1, limits=LIMITS) as worker:
+        scheduler.serve(worker)
+        results = shared(tmp_path / "store")
+        with (
+            DaskExecutor(
+                scheduler.address, rules=rules(calls), shared=results, out=here, limits=LIMITS, campaign="calls"
+            ) as elsewhere,
+            Ledger(tmp_path / "ledger.sqlite") as ledger,
+        ):
+            result = run_campaign(
+                rules(calls), elsewhere, ledger, here, worker_tree=seen[0], keep_going=True, shared=results
+            )
+    outcomes, _ = outcomes_of(result, calls, here)
+    assert [outcome.done for outcome in outcomes] == [True] * 4 + [False]
+    assert {outcome.entry.origin for outcome in outcomes} == {"worker there"}
+    assert outcomes[-1].refused
+    assert tree(outcomes, here) == alone
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> tuple[Path, Call, Outcome]:
+    (found,), _ = made(FOUR[:1], tmp_path)
+    return tmp_path / found.entry.out, found.call, found
+
+
+def test_what_does_not_belong_in_a_result_is_refused(result: tuple[Path, Call, Outcome], tmp_path: Path) -> None:
+    path, _, found = result
+    check_made(path, "gfx942", "")
+    folder = entry_folder(found.kernels[0][1])
+    whole = path.read_bytes()
+    for name in ("/etc/passwd", f"{folder}/../x", f"{folder}/x/y", folder, "other/x", "launches/x.json"):
+        path.write_bytes(with_member(whole, tarfile.TarInfo(name)))
+        with pytest.raises(KernelError, match="not what a worker packed"):
+            unpack(path, tmp_path / "new")
+    link = tarfile.TarInfo(f"{folder}/link")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc"
+    for damaged in (with_member(whole, link), whole[: len(whole) // 2], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(KernelError):
+            check_made(path, "gfx942", "")
+    path.write_bytes(whole)
+    with pytest.raises(KernelError, match="not whole"):
+        check_made(path, "gfx1100", "")
+    # A container may have left a link where the entry is to lie.
+    (tmp_path / "led").mkdir()
+    (tmp_path / "led" / folder).symlink_to(tmp_path)
+    with pytest.raises(KernelError, match="leads out"):
+        unpack(path, tmp_path / "led")
+    beside = path.with_suffix(".json")
+    beside.write_text(json.dumps({**json.loads(beside.read_text()), "kernels": [["scale", "../../etc"]]}))
+    with pytest.raises(KernelError, match="no hash of a kernel"):
+        unpack(path, tmp_path / "new")
+
+
+def with_member(tar: bytes, member: tarfile.TarInfo) -> bytes:
+    out = io.BytesIO(tar)
+    with tarfile.open(fileobj=out, mode="a") as stream:
+        stream.addfile(member)
+    return out.getvalue()
