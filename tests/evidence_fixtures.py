@@ -35,6 +35,7 @@ from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.python import PythonStage, pythons
 from toolchain.stages.stage import Built, Stage
 from toolchain.stages.sysroot import SysrootStage, sysroot_digest, sysroot_system
+from toolchain.stages.torch import TorchStage, torch_digest, torch_of
 from toolchain.trust import attest, dsse
 from toolchain.trust.image_facts import ImageFacts, Package
 from toolchain.trust.keys import Signer
@@ -234,6 +235,15 @@ def finished_python(cache: Cache, work: Path) -> Built:
     ]
     write_packages(cache.package_list("python", asked.name, "amd64"), {"recipe": asked.digest, "packages": rows})
     return _finished(PythonStage(), request, work)
+
+
+def finished_torch(cache: Cache, work: Path) -> Built:
+    """PyTorch of the base's distribution, likewise."""
+    request = Request(cache=cache)
+    rows = [{"name": "python3-torch", "version": "2.6.0+dfsg-7", "architecture": "amd64", "sha256": "8" * 64}]
+    lock = {"recipe": torch_digest(request), "packages": rows}
+    write_packages(cache.package_list("torch", torch_of(request).name, "amd64"), lock)
+    return _finished(TorchStage(), request, work)
 
 
 def finished_llvm(

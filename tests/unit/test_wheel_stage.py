@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +15,21 @@ from typing import Any
 
 import pytest
 
+from tests.bundle_fixtures import put
+from tests.evidence_fixtures import finished_base, finished_torch
 from tests.request_fixtures import PACKAGES, request_of, with_base
 from toolchain import recipe
 from toolchain.build.plan import plan
+from toolchain.bundle.export import export
+from toolchain.bundle.importer import import_bundle
 from toolchain.cache import Cache
 from toolchain.catalog.wheels import WheelRow, torch_row, wheel_row, wheel_rows
 from toolchain.errors import BuildError, ContractError, SourceError, UnsupportedError
+from toolchain.oci.reference import LayoutRef
 from toolchain.option_values import wheels
-from toolchain.sources.pypi import pypi_row
+from toolchain.sources.pypi import known_files, pypi_row
 from toolchain.sources.scan import scan
+from toolchain.sources.store import Store
 from toolchain.stages.base import write_packages
 from toolchain.stages.makers import MAKERS
 from toolchain.stages.prebuilt import Intake
@@ -104,6 +112,39 @@ def test_all_has_the_wheels_that_are_named_and_an_llvm_that_something_needs(cach
     each: list[dict[str, Any]] = [{"sources": own}, {"only": "mlir-tblgen"}, {"sources": {}}]
     for named in each:
         assert "llvm" in all_of(**named)
+
+
+@pytest.mark.parametrize("target", ["flash-attn", "vllm", "aiter", "triton-cache"])
+def test_a_bundle_brings_torch_and_all_sources(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolchain.console.warn", lambda text: None)
+    here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
+    finished_base(here, tmp_path / "base")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("top/setup.py"))
+    files = []
+    for row in known_files():
+        content = packed.getvalue() if row.file.endswith(".tar.gz") else row.file.encode()
+        digest = put(Store(here.store), content, row.file)
+        files.append(replace(row, sha256=digest.removeprefix("sha256:")))
+    monkeypatch.setattr("toolchain.sources.pypi.known_files", lambda: tuple(files))
+    (tmp_path / "aiter").mkdir()
+    (tmp_path / "aiter" / "setup.py").touch()
+    sources = TRITON | ({"aiter": str(tmp_path / "aiter")} if target == "aiter" else {})
+    request = request_of(cache=here, sources=sources, allow_binary=("triton-wheel",), offline=True)
+    with pytest.raises(SourceError, match=r"torch.*is not built yet") as caught:
+        export(request, target, LayoutRef(tmp_path / "bundle"))
+    assert "toolchain build torch " in caught.value.fix
+    finished_torch(here, tmp_path / "torch")
+    export(request, target, LayoutRef(tmp_path / "bundle"))
+    came = import_bundle(LayoutRef(tmp_path / "bundle"), there, tmp_path / "a lock")
+    if target == "aiter":
+        (stored,) = [word for word in came.command if word.startswith("aiter=stored:")]
+        sources["aiter"] = stored.removeprefix("aiter=")
+    before = [row.planned.input_digest for row in plan(request, target)]
+    after = request_of(cache=there, sources=sources, allow_binary=("triton-wheel",), offline=True)
+    assert [row.planned.input_digest for row in plan(after, target)] == before
+    assert None not in before
 
 
 def test_wheels_are_named_as_the_data_has_them() -> None:
