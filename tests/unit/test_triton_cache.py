@@ -275,7 +275,7 @@ def test_another_path_of_the_same_triton_is_missed(cache: Cache, tmp_path: Path)
     (tmp_path / "site").mkdir()
     (tmp_path / "site/triton").symlink_to(cache.about["path"])
     about, hits = looked_for(copied(cache, tmp_path), tmp_path, site=os.fspath(tmp_path / "site"))
-    refused(cache, about, ContractError, 11, "Triton lies elsewhere")
+    refused(cache, about, ContractError, 11, "Triton is not where it was when the cache was made")
     assert hits == [False]
 
 

@@ -144,7 +144,7 @@ def prune(
         except OSError as error:
             failed.append((entry.name, str(error.strerror or error)))
     if (cache.images / "index.json").is_file():
-        # A record keeps its image even if its tag was lost. Somebody who names an image wants the space at once.
+        # A record keeps its image even if its tag was lost. Whoever names an image wants the space at once.
         kept = [record.manifest for record in _records(cache)]
         Layout(cache.images).gc(kept, older_than=0 if images else DAY)
     return Pruned((*gone, *_tidy_engine(cache)), tuple(failed))

@@ -93,7 +93,7 @@ def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCa
             known.note.unlink(missing_ok=True)
             gone.append(known)
     if gone:
-        console.note(f"removed {len(gone)} compiler caches: their total is limited to {console.size(limit)}")
+        console.note(f"removed {len(gone)} compiler caches; the limit for all of them is {console.size(limit)}")
     return gone
 
 

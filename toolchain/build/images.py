@@ -109,9 +109,9 @@ def _named(finished: Sequence[Record], text: str) -> list[Record]:
         matching = [record for record in finished if record.input_digest.removeprefix("sha256:").startswith(digits)]
     if not matching:
         raise SourceError(
-            f"no finished image here is called {text[:200]!r}",
-            why="\n".join(_lines(finished[:_LISTED])) or "none is finished in this cache",
-            fix="`toolchain images` lists what is here; `toolchain build STAGE` makes what is not",
+            f"no finished image here is named {text[:200]!r}",
+            why="\n".join(_lines(finished[:_LISTED])) or "this cache has no finished image",
+            fix="`toolchain images` lists the images here; `toolchain build STAGE` builds another",
         )
     names = {record.image for record in matching}
     arches = [record.arch for record in matching]
@@ -133,7 +133,7 @@ def _lines(images: Iterable[Record]) -> list[str]:
 
 
 def require_below(record: Record, below: Sequence[Record]) -> None:
-    """Check that all that an image stands on has its record: SBOM and provenance are made of them.
+    """Check that every stage below an image has its record: SBOM and provenance are made of them.
 
     Args:
         below: the records of the stages below (`record.stages_below`).

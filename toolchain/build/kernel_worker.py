@@ -79,7 +79,7 @@ def serve_kernels(
         if isinstance(store, OciStore):
             raise ConfigError(
                 f"{store.ref} packs its results, and a campaign waits for each",
-                fix="give a folder as --kernel-store: the one of the campaign",
+                fix="give the campaign's folder as --kernel-store",
             )
         out = Path(scratch) / "out"
         out.mkdir()

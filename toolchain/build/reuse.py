@@ -111,7 +111,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     if planned.input_digest is None:
         if reuse.only:
             raise SourceError(
-                f"{planned.image} cannot be looked for elsewhere",
+                f"{planned.image} cannot be looked up at a publisher",
                 why="something that it is made from is not locked, so its input digest is unknown",
                 fix="build it once, or bring the lock of its base",
             )
@@ -134,7 +134,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     except UnreachableError as error:
         if reuse.only:
             raise
-        _note(planned, f"{ref} cannot be looked for elsewhere", error.what)
+        _note(planned, f"{ref} cannot be looked up", error.what)
     except (RegistryError, EngineError) as error:  # EngineError: a compressor that this machine lacks
         if reuse.only:
             raise

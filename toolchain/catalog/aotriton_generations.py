@@ -65,7 +65,7 @@ class Generation:
         return f"{'python' if self.generator == 'aotriton' else self.generator}/compile.py"
 
     def pack(self, gpu: str) -> str:
-        """The image pack that holds a GPU's kernels, `gfx110x`; of a GPU that it does not know the one of today."""
+        """The image pack that holds a GPU's kernels, `gfx110x`; for a GPU that it does not know, today's pack."""
         return next((name for name, gpus in self.packs.items() if gpu in gpus), "") or pack(gpu)
 
 

@@ -169,9 +169,9 @@ def _tritons_for(llvm: int) -> str:
 
 
 def features_of(checkout: Path) -> frozenset[str]:
-    """Which features (`clang`, `lld`, `filecheck`) a checkout of Triton asks of its LLVM, whatever version it claims.
+    """Which features (`clang`, `lld`, `filecheck`) a checkout of Triton needs in its LLVM, whatever version it claims.
 
-    Triton's main keeps the version of the last release for months, so its build files are asked, not its number.
+    Triton's main keeps the version of the last release for months, so its build files decide, not its number.
     """
     features = set()
     for path in sorted(checkout.rglob("CMakeLists.txt")):

@@ -178,7 +178,7 @@ class Memory:
         """Offsets in the views for addresses, `uint64`.
 
         Raises:
-            NumbersError: one of them is not wholly in a buffer, or in one that must not be written.
+            NumbersError: one of them is not wholly in a buffer, or its buffer must not be written.
         """
         place = addresses.astype(np.int64) - BASE
         if not len(place):

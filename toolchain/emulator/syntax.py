@@ -25,7 +25,7 @@ _POLICY = frozenset({"glc", "slc", "dlc", "nt", "sc0", "sc1", "th", "scope"})
 
 
 class Modifiers:
-    """The modifiers of one instruction. One that no reader used is refused."""
+    """The modifiers of one instruction. A modifier that no reader used is refused."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values

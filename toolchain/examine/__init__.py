@@ -1,1 +1,1 @@
-"""What compiled kernels hold: code objects wherever they lie, two collections compared, a release audited, a report."""
+"""What compiled kernels hold: code objects in files, archives and images; comparison, audit of a release, report."""

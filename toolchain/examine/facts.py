@@ -37,7 +37,7 @@ class Facts:
     """A kernel. A value is None if its form does not have it: PTX has no registers yet.
 
     Args:
-        gpu: LLVM's name, or of PTX its target.
+        gpu: LLVM's name; for PTX its target.
         wave: lanes.
         threads: most of a workgroup.
         vgpr: vector registers of a wave, accumulation registers included.

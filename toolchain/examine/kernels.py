@@ -179,7 +179,7 @@ def _of_entry(path: str, key: str, entry: Entry) -> Iterator[Kernel]:
 
 
 def _of_archive(path: str, content: bytes, on_fault: _OnFault) -> Iterator[Kernel]:
-    """A .zip of .aks2, whatever they are called in it; any other .zip is ignored."""
+    """A .zip of .aks2, under any name; any other .zip is ignored."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for row in archive.infolist():

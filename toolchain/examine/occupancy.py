@@ -20,9 +20,9 @@ class Occupancy:
 
 
 def allocated(gpu: str, rsrc1: int, wave: int) -> int:
-    """Vector registers that a kernel's descriptor asks for; 0 for a GPU without a row.
+    """Vector registers that a kernel's descriptor reserves; 0 for a GPU without a row.
 
-    They may be more than it uses: LLVM keeps waves away that somebody said are too many (`waves_per_eu`).
+    They may be more than it uses: with `waves_per_eu` LLVM reserves more, so that fewer waves run at once.
 
     Args:
         rsrc1: `compute_pgm_rsrc1` of the descriptor.

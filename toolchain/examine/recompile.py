@@ -86,7 +86,7 @@ def _unpack(wheel: Path, folder: Path) -> None:
                 Path(partial).chmod(0o755)
                 Path(partial).rename(folder)
             except OSError:
-                if not folder.is_dir():  # somebody else was first
+                if not folder.is_dir():  # another process was first
                     raise
             Path(partial).mkdir(exist_ok=True)  # what the block removes
     except OSError as error:

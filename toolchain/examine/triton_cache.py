@@ -194,8 +194,8 @@ def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
 
     Raises:
         PinError: a different Triton.
-        ContractError: Triton lies elsewhere.
-        ConfigError: a variable is set that is part of the key, or Triton looks for its cache elsewhere.
+        ContractError: Triton is at a different path.
+        ConfigError: a variable that is part of the key is set, or Triton uses a different cache folder.
     """
     image_labels = cache.labels
     if f"sha256:{here['triton_key']}" != image_labels.get(labels.CACHE_TRITON_KEY):

@@ -43,7 +43,7 @@ class MemoryBounds:
     Args:
         together: of all workers. Where it is not enough, the largest is stopped and tries its kernel again alone.
         share: of one worker between two kernels; one that has more is replaced.
-        kernel: of one worker within a kernel, which fails beyond; 0 where only `together` bounds it.
+        kernel: of one worker within a kernel; a kernel that takes more fails. 0 where only `together` bounds it.
     """
 
     together: int

@@ -1,7 +1,7 @@
 """The metadata of a Dask scheduler as a board: campaigns and workers write text there for each other, and read it.
 
 Dask's own client and worker unpickle what reaches them, whatever serializers they are told to use: a pickle may lie in
-any message. So neither is used. This speaks to the scheduler alone, in Dask's framing, and what comes is read as data:
+Dask's own client and worker unpickle any message, whatever serializers they are configured with. So neither is used.
 msgpack without extensions, and in it text that is JSON. Nothing listens on a worker.
 
 On the board, below `toolchain`:

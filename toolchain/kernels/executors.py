@@ -1,4 +1,4 @@
-"""Where rules are compiled: tasks go in, outcomes come out, in whatever order they end."""
+"""Where rules are compiled: tasks go in, outcomes come out in the order in which they end."""
 
 from __future__ import annotations
 

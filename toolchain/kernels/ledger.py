@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS numbers (id TEXT PRIMARY KEY, content TEXT NOT NULL);
 
 
 class Maker(Enum):
-    """Who compiled an object: this campaign, one of its remote workers, or whoever filled the store."""
+    """Who compiled an object: this campaign, one of its remote workers, or an earlier one through the store."""
 
     HERE = auto()
     WORKER = auto()

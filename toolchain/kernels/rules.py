@@ -203,7 +203,7 @@ def load_rules(
 
     Args:
         data: TOML; aotriton/flash-attn.toml explains its form.
-        source_root: the unpacked source that the data file speaks of, on this machine; only parsed, never imported.
+        source_root: the unpacked source that the data file is for, on this machine; only parsed, never imported.
         gpus: LLVM names.
         select, limit: see `cut`.
 

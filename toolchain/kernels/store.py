@@ -144,7 +144,7 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
 
 
 def stored_record(record: bytes, key: Key | None = None) -> Result:
-    """The result in a record, whatever it was made from.
+    """The result in a record, without a check of what it was made from.
 
     Raises:
         DamagedError, UnsignedError: see `read_record`.

@@ -121,7 +121,7 @@ class Worker:
         self._readers.append(thread)
 
     def answer(self, timeout: float | None) -> dict[str, Any]:
-        """The next line that is an answer; whatever else comes over the pipe goes to the tail."""
+        """The next line that is an answer; other output is kept as the tail of the log."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             try:

@@ -159,7 +159,7 @@ def _slice(block: int, size: int, rows: int) -> slice:
 
 
 def forward(metadata: Metadata, seed: int) -> Iterator[Case]:
-    """attn_fwd. One that hands out its tiles by a counter is given a counter that has two of them left."""
+    """attn_fwd. A kernel that takes its tiles from a counter gets a counter with two tiles left."""
     form = _form(metadata)
     for lengths, packed in _lengths(form):
         arguments = Arguments(metadata)

@@ -107,7 +107,7 @@ class Arguments:
                 self.values[name] = value.data if isinstance(value, Tensor) else value
 
     def numbers(self, **given: float) -> None:
-        """Numbers by argument. One that is compiled in must be the same.
+        """Numbers by argument. A number that is compiled in must be the same.
 
         Raises:
             NotCheckedError: it differs.

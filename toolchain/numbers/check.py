@@ -34,7 +34,7 @@ class Checked:
     Args:
         status: `right`, `wrong`, `skipped` (no case fits) or `refused` (not emulated).
         reason: why it is not right; empty where it is.
-        share: the largest error as a share of what the rule allows; infinite where the kernel could not go on.
+        share: the largest error as a share of what the rule allows; infinite where the kernel could not continue.
         errors: by result the largest error and the bound.
         cases: labels of the launches.
         unknown: instructions beyond those that ran that the emulator does not know.

@@ -1,4 +1,4 @@
-"""What somebody wants a page of: found out by what it is."""
+"""Chooses the report for what is named on the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def report_of(what: str, cache: Cache) -> Report:
-    """The page of what somebody names.
+    """The report for what is named on the command line.
 
     Args:
         what: a document of `kernels diff --json` or `audit --json`; a campaign by its ledger, folder or name; an image

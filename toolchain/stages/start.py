@@ -23,7 +23,7 @@ def pull_start(recipe: BaseRecipe, workspace: Workspace) -> Built:
         UnreachableError: no answer.
     """
     ref = parse(recipe.image)
-    assert ref.digest is not None  # noqa: S101 - bases.py lets in no other form
+    assert ref.digest is not None  # noqa: S101 - bases.py accepts no other form
     layout = Layout(workspace.cache.images).ensure()
     tag = f"start-{recipe.name}-{recipe.arch}.{ref.digest.removeprefix('sha256:')[:12]}"
     manifest = layout.refs().get(tag)

@@ -17,7 +17,7 @@ _CROSS = ("arm64",)
 
 
 def of_request(request: Request) -> Stage:
-    """The one of the three stages that the request means."""
+    """Which of the three stages the request means."""
     if not from_source(request):
         return TritonWheelStage()
     return TritonPortableStage() if request.glibc else TritonSourceStage()
