@@ -93,7 +93,7 @@ def _row(key: tuple[str, str], names: list[str], parameter: Any, option: Option 
     ways = ["command line", *(["environment"] if variable else []), *(["file"] if in_file else [])]
     text = key[1].partition(" \\[env var")[0].replace("|", "\\|")
     kept = {"always": "always", "changed": "when set"}.get(option.lock, "") if option is not None else ""
-    recorded = "yes" if option is not None and option.counts else ""
+    recorded = "yes" if option is not None and option.is_input else ""
     if set(_OF_BUILDS) <= set(names):
         names = ["verbs of builds", *(f"`{one}`" for one in names if one not in _OF_BUILDS)]
     else:

@@ -97,7 +97,7 @@ class Cache:
     def make(self) -> None:
         """Make the folder, marked as a cache, which backups leave out, and as this tool's, which `cache prune` needs.
 
-        A folder that holds something else already is used, but not marked: what is in it may be anybody's.
+        A folder that holds something else already is used, but not marked: its content may belong to others.
 
         Raises:
             OSError: it cannot be made.

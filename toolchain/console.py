@@ -28,23 +28,23 @@ _HARMFUL = re.compile(f"[\\n{_UNSEEN}]")
 _HARMFUL_IN_JSON = re.compile(f"[{_UNSEEN}]|#(?=#\\[)")
 # What GitHub's runner takes as a command: `::` at the start of a line, behind spaces too, and `##[` anywhere in it.
 _COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\[)")
-_said: list[Any] = []
+_printed: list[Any] = []
 """What this command has printed as data; a command prints one document."""
 
 
 @functools.cache
 def err() -> Console:
-    """Standard error, for people. Rich is loaded for the first line that is said."""
+    """Standard error, for people. Rich is loaded for the first line."""
     from rich.console import Console  # noqa: PLC0415 - a third of the time that `toolchain --version` may take
 
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def plain(text: str) -> str:
-    """`text` as one line that is what it looks like, whoever wrote it: escaped is what steers a terminal, ends a line,
-    turns or hides text, and what a log of GitHub's would take as a command."""
+    """Untrusted `text` as one safe line: control characters, line ends, characters that turn or hide text, and what
+    GitHub's log takes as a command are escaped."""
     seen = _HARMFUL.sub(_escape, text)
-    return _COMMAND.sub(lambda found: (found[1] or "") + ("\\x3a" if found[0].endswith(":") else "\\x23"), seen)
+    return _COMMAND.sub(lambda match: (match[1] or "") + ("\\x3a" if match[0].endswith(":") else "\\x23"), seen)
 
 
 def plain_lines(text: str) -> str:
@@ -52,8 +52,8 @@ def plain_lines(text: str) -> str:
     return "\n".join(map(plain, text.split("\n")))
 
 
-def _escape(found: re.Match[str]) -> str:
-    number = ord(found[0])
+def _escape(match: re.Match[str]) -> str:
+    number = ord(match[0])
     return f"\\x{number:02x}" if number < 1 << 8 else f"\\u{number:04x}" if number < 1 << 16 else f"\\U{number:08x}"
 
 
@@ -86,16 +86,16 @@ def command() -> str:
 
 def begin() -> None:
     """A command begins: it has printed no data yet."""
-    _said.clear()
+    _printed.clear()
 
 
 def data(value: Any) -> None:
     """Print `value` as JSON on standard output."""
-    _said.append(value)
+    _printed.append(value)
     plain_ascii = "utf" not in (sys.stdout.encoding or "utf-8").lower()
     written = json.dumps(value, indent=2, sort_keys=False, ensure_ascii=plain_ascii)
-    # Escaped as JSON has it, so that whoever reads it gets what was there.
-    _write(_HARMFUL_IN_JSON.sub(lambda found: "\\u0023" if found[0] == "#" else json.dumps(found[0])[1:-1], written))
+    # Escaped as JSON has it, so that readers get what was there.
+    _write(_HARMFUL_IN_JSON.sub(lambda match: "\\u0023" if match[0] == "#" else json.dumps(match[0])[1:-1], written))
 
 
 def show(*pictures: RenderableType) -> None:
@@ -138,7 +138,7 @@ def failure(error: ToolchainError, *, as_json: bool) -> None:
 
 def error_data(value: Any) -> None:
     """Print an error as JSON, unless this command has printed a document."""
-    if not _said:
+    if not _printed:
         data(value)
 
 

@@ -120,9 +120,9 @@ def _missing(name: str, why: str, *, needed: bool = True, package: str = "") -> 
 def _program(name: str, why: str, *, needed: bool = True) -> Check:
     if shutil.which(name) is None:
         return _missing(name, why, needed=needed)
-    said = _first(_run(name, "--version").stdout)
-    match = re.search(r"\d+(\.\d+)+", said)
-    return Check(name, "ok", match.group(0) if match else said)
+    version = _first(_run(name, "--version").stdout)
+    match = re.search(r"\d+(\.\d+)+", version)
+    return Check(name, "ok", match.group(0) if match else version)
 
 
 def _cache(cache: Cache) -> Check:
@@ -141,12 +141,12 @@ def _user(_: Cache) -> Check:
 def _buildah(_: Cache) -> Check:
     if shutil.which("buildah") is None:
         return _missing("buildah", "it builds everything")
-    found = _program("buildah", "")
-    numbers = tuple(int(part) for part in re.findall(r"\d+", found.detail)[:2])
+    program = _program("buildah", "")
+    numbers = tuple(int(part) for part in re.findall(r"\d+", program.detail)[:2])
     if numbers < _OLDEST_BUILDAH:
         oldest = ".".join(map(str, _OLDEST_BUILDAH))
-        return Check("buildah", "fail", f"{found.detail} is too old", f"install buildah {oldest} or newer")
-    return found
+        return Check("buildah", "fail", f"{program.detail} is too old", f"install buildah {oldest} or newer")
+    return program
 
 
 def _namespaces(cache: Cache) -> Check:
@@ -172,11 +172,13 @@ def _storage(cache: Cache) -> Check:
 
 
 def _isolation(cache: Cache) -> Check:
-    found = probe(Storage(cache), again=True)
+    isolation = probe(Storage(cache), again=True)
     first, count = view.ids()
-    held = f"{len(found.held)} ways out were tried, and none leads out: {', '.join(found.held)}"
-    seen = f"interfaces besides loopback that a container without network sees: {found.interfaces}"
-    return Check("isolation", "ok", f"{found.mode} in a user namespace ({count} ids from {first} on); {held}; {seen}")
+    held = f"{len(isolation.held)} ways out were tried, and none leads out: {', '.join(isolation.held)}"
+    seen = f"interfaces besides loopback that a container without network sees: {isolation.interfaces}"
+    return Check(
+        "isolation", "ok", f"{isolation.mode} in a user namespace ({count} ids from {first} on); {held}; {seen}"
+    )
 
 
 def _keyring(_: Cache) -> Check:
@@ -224,7 +226,7 @@ def _runner(cache: Cache, name: str, why: str) -> Check:
 
 
 def _daemon(program: str) -> Check:
-    """Whether it answers. Nothing is started in it that nobody asked for: `--runner` does."""
+    """Whether it answers. Nothing is started in it unless `--runner` names it."""
     if shutil.which(program) is None:
         return Check(
             program, "warn", f"not installed; only --runner {program} needs it", f"apt-get install {_package(program)}"
@@ -248,15 +250,15 @@ def _package(program: str) -> str:
 
 
 def _emulators(_: Cache) -> Check:
-    """The build calls them by name; what is registered with the kernel does not matter to it."""
+    """The build calls them by name; registration with the kernel is not needed."""
     here = this_machine()
-    missing, told = False, []
+    missing, words = False, []
     for arch in sorted(set(MACHINES) - {here}):
         name = emulator_name(arch)
         there = shutil.which(name) is not None
         missing = missing or not there
-        told.append(f"{arch}: {name}{'' if there else ' is not installed'}")
-    detail = f"{'; '.join(told)} (this machine: {here})"
+        words.append(f"{arch}: {name}{'' if there else ' is not installed'}")
+    detail = f"{'; '.join(words)} (this machine: {here})"
     if not missing:
         return Check("emulators", "ok", detail)
     return Check(
@@ -321,10 +323,10 @@ def _hip(cache: Cache) -> Check:
                 served[names.get(layer, f"layer {layer[:12]}")] = "hipStreamGetDevice" in text
     if not served:
         return Check("hip", "warn", "not checked: no base with HIP in the engine's storage", "toolchain build base")
-    told = [f"{name} {'has' if has else 'lacks'} hipStreamGetDevice" for name, has in sorted(served.items())]
+    words = [f"{name} {'has' if has else 'lacks'} hipStreamGetDevice" for name, has in sorted(served.items())]
     if all(served.values()):
-        return Check("hip", "ok", "; ".join(told))
-    return Check("hip", "warn", "; ".join(told), "AOTriton needs --base debian13")
+        return Check("hip", "ok", "; ".join(words))
+    return Check("hip", "warn", "; ".join(words), "AOTriton needs --base debian13")
 
 
 def _base_layers(cache: Cache) -> dict[str, str]:

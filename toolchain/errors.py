@@ -74,7 +74,7 @@ class DigestError(ToolchainError):
     code = 6
     title = "Digest"
     remedy = (
-        "Ask again: a mirror or a proxy gave other bytes. If it stays, do not use them, and tell whoever serves them."
+        "Try again: a mirror or a proxy gave other bytes. If it stays, do not use them, and tell the server's operator."
     )
 
 
@@ -161,11 +161,11 @@ class LockHeldError(ToolchainError):
 
 
 class PolicyError(ToolchainError):
-    """Prebuilt code that nobody allowed by name."""
+    """Prebuilt code that was not allowed by name."""
 
     code = 15
     title = "Policy"
-    remedy = "Decide on each name: `--allow-binary NAME` lets it in, `--drop-binary NAME` leaves it out."
+    remedy = "Decide on each name: `--allow-binary NAME` allows it, `--drop-binary NAME` leaves it out."
 
 
 class PatchError(ToolchainError):
@@ -204,7 +204,7 @@ class HostileInputError(ToolchainError):
 
     code = 19
     title = "Hostile input"
-    advice = "do not use it; get it again from whoever made it"
+    advice = "do not use it; get it again from its maker"
     remedy = "Do not use that file. Get it from another place, by its digest."
 
 
@@ -234,10 +234,8 @@ class DocumentError(ToolchainError, ValueError):
 
     code = 22
     title = "Document"
-    advice = "do not use it; ask whoever wrote it"
-    remedy = (
-        "Do not use what the document describes. Ask whoever wrote it: programs that write JSON make no such thing."
-    )
+    advice = "do not use it; ask its author"
+    remedy = "Do not use what the document describes. Ask its author: JSON libraries write no such documents."
 
 
 class EmulationError(ToolchainError):

@@ -149,7 +149,7 @@ class NewFile:
             False if, without `replace`, something has the name already.
 
         Raises:
-            DigestError: another file than the one written has the name: a disk fails, or somebody else changed it.
+            DigestError: another file than the one written has the name: the disk fails, or another process changed it.
         """
         self.stream.flush()
         if flush:
@@ -184,11 +184,11 @@ def read_back(path: Path, digest: str) -> None:
     """
     try:
         with open_regular(path) as stream:
-            found = f"sha256:{hashlib.file_digest(cast('BufferedReader', stream), 'sha256').hexdigest()}"
-        why = f"expected {digest}, found {found}" if found != digest else ""
+            actual = f"sha256:{hashlib.file_digest(cast('BufferedReader', stream), 'sha256').hexdigest()}"
+        why = f"expected {digest}, found {actual}" if actual != digest else ""
     except OSError as error:
         why = str(error.strerror or error)
     if why:
         raise DigestError(
-            f"{path} is not what was written there", why=why, fix="write to a folder that nobody else may write to"
+            f"{path} is not what was written there", why=why, fix="write to a folder that only you may write to"
         )

@@ -1,4 +1,4 @@
-"""Locks between invocations: one works, the others wait and are told for whom."""
+"""Locks between invocations: one works, the others wait, with a note about the holder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def held(path: Path, *, what: str) -> Iterator[None]:
         what: the work, for the message.
 
     Raises:
-        LockHeldError: another invocation holds it for longer than `patience` says. A note tells after two seconds.
+        LockHeldError: another invocation holds it for longer than `patience`. A note is shown after two seconds.
         ConfigError: see `patience`.
     """
     import filelock  # noqa: PLC0415 - `in_use`, which every verb calls, needs none of it
@@ -39,7 +39,7 @@ def held(path: Path, *, what: str) -> Iterator[None]:
         holder = _holder(path)
         try:
             if wait > PATIENCE:
-                console.note(f"waiting for {holder}, which is at {what}")
+                console.note(f"waiting for {holder} ({what})")
             lock.acquire(timeout=max(wait - PATIENCE, 0))
         except filelock.Timeout:
             raise LockHeldError(
@@ -83,7 +83,7 @@ def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
     try:
         descriptor = _open(cache)
     except OSError:
-        # Not there; or of somebody who lets others read it, where we write nothing.
+        # It does not exist, or belongs to another user and is read-only.
         yield
         return
     try:
@@ -143,7 +143,7 @@ def _holder(path: Path) -> str:
 
 
 def _verb(pid: int) -> str:
-    """What an invocation was asked, ` (build llvm)`; empty where that cannot be told."""
+    """The verb of an invocation, ` (build llvm)`; empty where unknown."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     at = next((number for number, word in enumerate(words) if Path(word).name == "toolchain"), len(words))
     return f" ({one_line(' '.join(words[at + 1 : at + 4]).strip())})" if words[at + 1 :] else ""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 
 from toolchain import strict_json
 from toolchain.catalog.architectures import MACHINES, machine_of
-from toolchain.catalog.base_ref import BaseRef, parse_base
 from toolchain.catalog.stages import source_names
 from toolchain.errors import ConfigError, ToolchainError, UnsupportedError
 
@@ -28,7 +27,7 @@ def is_triton_path(text: str) -> bool:
     return re.fullmatch(r"[vV]?[0-9][\w.+]*|[0-9a-fA-F]{40}", text.strip()) is None
 
 
-# What a shell completes. The tables are read when it asks.
+# Shell completions. The tables are read on demand.
 
 
 def known_arches() -> Iterable[str]:
@@ -117,10 +116,10 @@ def gpus(text: str) -> tuple[str, ...]:
     """
     from toolchain.catalog.gpus import parse_gpus  # noqa: PLC0415 - not every verb needs the table
 
-    found = parse_gpus(text)
-    if not found:
+    names = parse_gpus(text)
+    if not names:
         raise ConfigError(f"--gpu {text!r} names no GPU", fix="e.g. --gpu gfx942,gfx1100, or leave it out")
-    return found
+    return names
 
 
 def rocms(text: str) -> tuple[str, ...]:
@@ -189,14 +188,14 @@ def calls(text: str) -> str:
     """
     fix = 'write [[call]] tables, as in data/calls.toml: dtype = ["bf16"]'
     try:
-        found = (
+        tables = (
             tomllib.loads(Path(text).read_text("utf-8")) if is_calls_file(text) else {"call": strict_json.read(text)}
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"--calls {text[:200]} cannot be read", why=str(error), fix=fix) from error
-    rows = found.get("call")
-    if set(found) != {"call"} or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        why = f"it has {', '.join(map(repr, found)) or 'nothing'}, and tables [[call]] were expected"
+    rows = tables.get("call")
+    if set(tables) != {"call"} or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        why = f"it has {', '.join(map(repr, tables)) or 'nothing'}, and tables [[call]] were expected"
         raise ConfigError(f"--calls {text[:200]} is no list of calls", why=why, fix=fix)
     try:
         return json.dumps(rows, separators=(",", ":"), allow_nan=False)
@@ -248,7 +247,7 @@ def scheduler(text: str) -> str:
     """The address of a Dask scheduler.
 
     Raises:
-        ConfigError: it is invalid, or anybody could speak to it.
+        ConfigError: it is invalid, or open to anyone.
     """
     from toolchain.kernels.dask_link import check_address  # noqa: PLC0415 - most calls name none
 
@@ -279,17 +278,8 @@ def runner(text: str) -> Literal["buildah", "docker", "podman"]:
     raise ConfigError(f"--runner {text!r} runs no containers here", fix=f"one of {', '.join(RUNNERS)}")
 
 
-def base(text: str) -> BaseRef:
-    """A recipe or a local image.
-
-    Raises:
-        ConfigError: a reference that cannot be one.
-    """
-    return parse_base(text)
-
-
 def is_path(text: str) -> bool:
-    """Whether what follows `NAME=` in a source is a path; that it is nothing at all is told where it is read."""
+    """Whether what follows `NAME=` in a source is a path; invalid values are an error where they are read."""
     from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415 - for values out of files alone
 
     try:
@@ -309,11 +299,11 @@ def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
     from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415
 
     named = _pairs(values, "--source")
-    found = dict(named)
-    if len(named) > len(found):
-        twice = sorted({name for name, _ in named if sum(name == other for other, _ in named) > 1})
+    by_name = dict(named)
+    if len(named) > len(by_name):
+        twice = sorted({name for name, _ in named if sum(name == later for later, _ in named) > 1})
         raise ConfigError(f"--source names {', '.join(twice)} more than once", fix="leave one of them")
-    specs = {name: parse_source_spec(text, project=name) for name, text in found.items()}
+    specs = {name: parse_source_spec(text, project=name) for name, text in by_name.items()}
     for name, spec in specs.items():
         check_local(name, spec)
     return specs
@@ -325,13 +315,13 @@ def patches(values: Sequence[str]) -> dict[str, tuple[Path, ...]]:
     Raises:
         ConfigError: a name that is not known, or a file that is not there.
     """
-    found: dict[str, tuple[Path, ...]] = {}
+    by_source: dict[str, tuple[Path, ...]] = {}
     for name, file in _pairs(values, "--patch"):
         path = Path(file)
         if not path.is_file():
             raise ConfigError(f"--patch {name}={file}: no such file", fix="check the path")
-        found[name] = (*found.get(name, ()), path.absolute())
-    return found
+        by_source[name] = (*by_source.get(name, ()), path.absolute())
+    return by_source
 
 
 def _pairs(values: Sequence[str], flag: str) -> list[tuple[str, str]]:

@@ -35,13 +35,13 @@ class Option:
         example: a value for a file in which it has none.
         short: one letter.
         least: the smallest number.
-        tells: whether giving the default is something else than giving nothing.
-        negated: whether `--no-NAME` is the way to say it.
+        explicit: whether giving the default differs from giving nothing.
+        negated: whether it is given as `--no-NAME`.
         of: the names that a pair may have; empty for any.
-        place: what of the value is relative to the file that it stands in: a path, what follows `NAME=` or `oci:`.
+        place: which part of the value is relative to its file: a path, what follows `NAME=` or `oci:`.
         is_path: whether what follows `NAME=` is a path, where it can be something else.
         environment, file: whether it may stand there.
-        counts: whether what is built depends on it; a record, and with it the provenance, says its value.
+        is_input: whether what is built depends on it; its value is in records and provenance.
         lock: when a lock keeps it: never, always, or when it is not the default.
         known: the values that a shell completes; other values may do as well.
         read: what makes the field's value of what was given; not called where nothing was.
@@ -55,14 +55,14 @@ class Option:
     example: Any = None
     short: str = ""
     least: float | None = None
-    tells: bool = False
+    explicit: bool = False
     negated: bool = False
     of: tuple[str, ...] = ()
     place: Literal["", "path", "pair", "oci"] = ""
     is_path: Callable[[str], bool] | None = None
     environment: bool = True
     file: bool = True
-    counts: bool = False
+    is_input: bool = False
     lock: Keep = "never"
     known: Callable[[], Iterable[str]] | None = None
     read: Callable[[Any], Any] | None = None
@@ -114,7 +114,7 @@ class Declared:
         """The default as the command line has it."""
         if self.option.kind == "commas":
             return ",".join(self.default) if self.default else None
-        return None if self.option.tells or self.option.kind in {"names", "pairs", "path"} else self.default
+        return None if self.option.explicit or self.option.kind in {"names", "pairs", "path"} else self.default
 
     def value(self, given: Any) -> Any:
         """The field's value of what was given.
@@ -152,7 +152,7 @@ def _default(declaring: Field[Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A field's value as JSON and TOML have it; what is more than text is told in its own words."""
+    """A field's value as JSON and TOML have it; other types become their text."""
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     if isinstance(value, dict):

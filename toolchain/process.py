@@ -62,10 +62,10 @@ def which(program: str, *, fix: str = "") -> str:
     Raises:
         EngineError: it is not installed.
     """
-    found = shutil.which(program)
-    if found is None:
+    path = shutil.which(program)
+    if path is None:
         raise EngineError(f"{program} is not installed", fix=fix or f"apt-get install {program}")
-    return found
+    return path
 
 
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -155,7 +155,7 @@ def run(
 
 
 class _Lines:
-    """What both streams of a program say, line by line: kept, logged and told."""
+    """The lines of both streams of a program: kept, logged, and passed to a callback."""
 
     def __init__(
         self, child: subprocess.Popen[str], sink: IO[str] | None, on_line: Callable[[str], None] | None
@@ -175,7 +175,7 @@ class _Lines:
                 try:
                     self._take(line, keep)
                 except Exception as error:  # noqa: BLE001 - run() raises it
-                    # A full disk that the log lies on, say. Were the pipe not read on, the program would wait for ever.
+                    # For example a full disk. Were the pipe not read on, the program would wait for ever.
                     self.failed = error
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(self._child.pid, signal.SIGTERM)
@@ -225,7 +225,7 @@ def _started(
 def _ending_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
     """Have the child's process group killed when this process ends inside the block, however it ends.
 
-    PDEATHSIG reaches the child alone. A shell outside the group reads a pipe that nobody writes to: only our end, by
+    PDEATHSIG reaches the child alone. A shell outside the group reads a pipe that is never written to: only our end, by
     whatever signal, closes it.
     """
     ours, theirs = os.pipe()
@@ -250,11 +250,11 @@ def _ending_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def piped(
-    argv: Sequence[str | os.PathLike[str]], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """A long-lived program with pipes on its three streams; it and its process group end with the block.
 
-    Whoever opens it must read its standard error too, or it stops when that pipe is full. Open it from a thread that
+    The caller must read its standard error too, or it stops when that pipe is full. Open it from a thread that
     outlives it: the kernel ends the program when the thread that started it ends.
 
     Raises:
@@ -263,14 +263,12 @@ def piped(
     words = [os.fspath(word) for word in argv]
     which(words[0])
     LOG.debug("+ %s", shlex.join(words))
-    with _started(words, cwd=cwd, env=env, stdin=True) as child:
+    with _started(words, cwd=None, env=env, stdin=True) as child:
         yield child
 
 
 @contextlib.contextmanager
-def output(
-    argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None, stdin: IO[bytes] | None = None
-) -> Iterator[IO[bytes]]:
+def output(argv: Sequence[str | os.PathLike[str]], *, stdin: IO[bytes] | None = None) -> Iterator[IO[bytes]]:
     """The standard output of a program as a stream of bytes, e.g. what a decompressor writes.
 
     A caller that leaves the block by an exception ends the program; after a normal end the exit code is looked at.
@@ -285,7 +283,7 @@ def output(
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
             words,
-            env=clean_environment(env),
+            env=clean_environment(),
             stdin=stdin or subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -56,7 +56,7 @@ class Mount:
         source: where it lies here.
         target: absolute path inside.
         read_only: whether the container may not write to it.
-        links: whether a container that may write to it may make links and pipes, which whoever reads must not follow.
+        links: whether a container that may write to it may make links and pipes, which readers must not follow.
     """
 
     source: Path
@@ -99,7 +99,6 @@ class Runner(Protocol):
         network: bool = False,
         log: Path | None = None,
         on_line: Callable[[str], None] | None = None,
-        workdir: str | None = None,
         capture: bool = False,
         check: bool = True,
         timeout: float | None = None,
@@ -129,10 +128,10 @@ def root() -> Path:
 def digests(*below: str) -> dict[str, str]:
     """SHA-256 of every recipe file below the given files or folders, by its path from the recipe root."""
     top = root()
-    found: dict[str, str] = {}
+    by_path: dict[str, str] = {}
     for name in below:
         start = top / name
         for path in [start] if start.is_file() else sorted(start.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
-                found[path.relative_to(top).as_posix()] = sha256_file(path)
-    return found
+                by_path[path.relative_to(top).as_posix()] = sha256_file(path)
+    return by_path

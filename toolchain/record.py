@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Self
 
@@ -70,16 +70,8 @@ class RecordedSource:
 
     def as_json(self) -> dict[str, Any]:
         """As the record holds it."""
-        value: dict[str, Any] = {
-            "name": self.name,
-            "ref": self.ref,
-            "repository": self.repository,
-            "digest": self.digest,
-        }
-        value |= {"tag": self.tag} if self.tag else {}
-        value |= {"kind": self.kind, "license": self.license, "locked": self.locked}
-        value["patches"] = [{"name": patch.name, "digest": patch.digest} for patch in self.patches]
-        return value
+        value = asdict(self) | {"patches": [asdict(patch) for patch in self.patches]}
+        return value if self.tag else {key: item for key, item in value.items() if key != "tag"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +84,7 @@ class TakenFrom:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFacts:
-    """What every build says of its layer, among the facts of its record.
+    """The facts of a record that every build has about its layer.
 
     Args:
         seconds: by step.
@@ -140,7 +132,7 @@ class Record:
         compressor: what wrote the blob of the stage's own layer: `gzip/zlib-1.2.13/9`, or `none`. Not an input.
         facts: sizes, seconds, counts: what the report shows. Not an input.
         request: what was asked for.
-        started, finished: seconds since 1970; None of a local image, which nobody built here.
+        started, finished: seconds since 1970; None of a local image, which was not built here.
         tool: `version`, `builder`, and `run` where it was built by a workflow.
         isolation: what the engine's probe found when it was built; None where it left nothing.
         binaries: prebuilt things in it, by the names of `--allow-binary`.
@@ -200,20 +192,11 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """As its file holds it; what is not known is left out."""
-        value: dict[str, Any] = {"version": VERSION}
-        value |= {"stage": self.stage, "image": self.image, "input_digest": self.input_digest}
-        value |= {"inputs": dict(self.inputs), "sources": [source.as_json() for source in self.sources]}
-        value |= {"request": dict(self.request)}
-        value |= {"started": self.started} if self.started is not None else {}
-        value |= {"finished": self.finished} if self.finished is not None else {}
-        value |= {"tool": dict(self.tool)}
-        value |= {"isolation": dict(self.isolation)} if self.isolation is not None else {}
-        value |= {"binaries": list(self.binaries), "partial": self.partial, "arch": self.arch}
-        value |= {"manifest": self.manifest, "layers": [dict(layer) for layer in self.layers]}
-        value |= {"compressor": self.compressor, "facts": dict(self.facts)}
-        if self.taken_from is not None:
-            value["taken_from"] = {"ref": self.taken_from.ref, "key": self.taken_from.key}
-        return value
+        present = {each.name: getattr(self, each.name) for each in fields(self)}
+        value = {"version": VERSION} | {name: item for name, item in present.items() if item is not None}
+        value |= {"sources": [source.as_json() for source in self.sources]}
+        value |= {"binaries": list(self.binaries), "layers": [dict(layer) for layer in self.layers]}
+        return value | ({"taken_from": asdict(self.taken_from)} if self.taken_from is not None else {})
 
     def as_bytes(self) -> bytes:
         """Its file."""
@@ -226,7 +209,7 @@ class Record:
 
     @property
     def diff_id(self) -> str:
-        """Of its own layer, however that is packed; empty where the record does not say."""
+        """Of its own layer, however that is packed; empty where unknown."""
         return str(self.facts.get("diff_id", ""))
 
     @property
@@ -236,8 +219,8 @@ class Record:
 
     def rows(self, name: str) -> Sequence[Mapping[str, Any]]:
         """The objects of a list among the facts, such as `wheels`; none where there is no such list."""
-        found = self.facts.get(name)
-        return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+        value = self.facts.get(name)
+        return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
 KEYS: Keys = {

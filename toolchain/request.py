@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from toolchain import option_values as reading
 from toolchain.cache import Cache
-from toolchain.catalog.base_ref import BaseRef
+from toolchain.catalog.base_ref import BaseRef, parse_base
 from toolchain.catalog.stages import CAMPAIGNS
 from toolchain.options import Declared, declared, option
 
@@ -83,7 +83,7 @@ class Request:
     base: BaseRef = field(
         default=DEFAULT_BASE,
         metadata=option(
-            "base", place="oci", counts=True, lock="always", tells=True, read=reading.base,
+            "base", place="oci", is_input=True, lock="always", explicit=True, read=parse_base,
             known=reading.known_bases,
             help="Base recipe, or a local image as oci:DIR[:TAG|@DIGEST]; LLVM is then for this base alone."
             " \\[default: debian13, and a portable LLVM]",
@@ -92,14 +92,14 @@ class Request:
     glibc: str = field(
         default="",
         metadata=option(
-            "glibc", metavar="FLOOR", counts=True, lock="changed", tells=True, known=reading.known_floors,
+            "glibc", metavar="FLOOR", is_input=True, lock="changed", explicit=True, known=reading.known_floors,
             help="The oldest glibc that a portable LLVM links with. \\[default: 2.31]",
         ),
     )  # fmt: skip
     arch: tuple[str, ...] = field(
         default=("amd64",),
         metadata=option(
-            "arch", kind="commas", help="OCI architectures, with commas between them.", counts=True, lock="always",
+            "arch", kind="commas", help="OCI architectures, with commas between them.", is_input=True, lock="always",
             read=reading.arches, known=reading.known_arches,
         ),
     )  # fmt: skip
@@ -107,7 +107,7 @@ class Request:
         default_factory=dict,
         metadata=option(
             "source", panel="Versions and sources",
-            kind="pairs", metavar="NAME=WHERE", place="pair", of=reading.SOURCES, counts=True, lock="changed",
+            kind="pairs", metavar="NAME=WHERE", place="pair", of=reading.SOURCES, is_input=True, lock="changed",
             help="NAME=PATH, URL@COMMIT, archive:COMMIT, distro:PACKAGE or pypi:VERSION; from a bundle also"
             " stored:NAME@sha256:DIGEST. Again for each source.",
             example=["llvm=../llvm-project"], is_path=reading.is_path, read=reading.sources,
@@ -117,7 +117,7 @@ class Request:
         default_factory=dict,
         metadata=option(
             "patch", panel="Versions and sources",
-            kind="pairs", metavar="NAME=FILE", place="pair", of=reading.SOURCES, counts=True, lock="changed",
+            kind="pairs", metavar="NAME=FILE", place="pair", of=reading.SOURCES, is_input=True, lock="changed",
             help="Patch for a source; again for each.", example=["triton=my.patch"], read=reading.patches,
         ),
     )  # fmt: skip
@@ -125,7 +125,7 @@ class Request:
         default=None,
         metadata=option(
             "triton", panel="Versions and sources",
-            metavar="VERSION|COMMIT|FOLDER", example="3.7.1", counts=True, lock="changed", place="path",
+            metavar="VERSION|COMMIT|FOLDER", example="3.7.1", is_input=True, lock="changed", place="path",
             is_path=reading.is_triton_path, known=reading.known_tritons,
             help="Triton from source, and its LLVM: a version, a commit, or a checkout. For llvm a pin file too.",
         ),
@@ -135,7 +135,7 @@ class Request:
         metadata=option(
             "aotriton", panel="Versions and sources",
             help="AOTriton release: it decides the commits of Triton and LLVM.", example="0.13b",
-            counts=True, lock="changed", known=reading.known_aotritons,
+            is_input=True, lock="changed", known=reading.known_aotritons,
         ),
     )  # fmt: skip
     gpus: tuple[str, ...] = field(
@@ -143,14 +143,14 @@ class Request:
         metadata=option(
             "gpu", kind="commas", help="GPUs as gfx942,gfx1100 or by market name; ',' or ';' between."
             " \\[default: gfx942, and gfx1100 too for flash-attn]",
-            example="gfx942,gfx1100", counts=True, lock="changed", read=reading.gpus,
+            example="gfx942,gfx1100", is_input=True, lock="changed", read=reading.gpus,
             known=reading.known_gpus,
         ),
     )  # fmt: skip
     rocm: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "rocm", kind="commas", metavar="MAJOR", example="6,7", counts=True, lock="changed", read=reading.rocms,
+            "rocm", kind="commas", metavar="MAJOR", example="6,7", is_input=True, lock="changed", read=reading.rocms,
             known=reading.known_rocms, help="The ROCms that AOTriton's library is linked for. \\[default: 6,7]",
         ),
     )  # fmt: skip
@@ -158,7 +158,7 @@ class Request:
         default=(),
         metadata=option(
             "without", panel="Kernels",
-            kind="commas", metavar="COMPILER", example="flydsl", counts=True, lock="changed",
+            kind="commas", metavar="COMPILER", example="flydsl", is_input=True, lock="changed",
             read=reading.without, known=reading.known_foreign,
             help="Leave out the kernels of AOTriton that another compiler than Triton makes: flydsl, from 0.14 on.",
         ),
@@ -167,7 +167,7 @@ class Request:
         default=None,
         metadata=option(
             "select", panel="Kernels",
-            help="Only kernels that match this shell pattern.", example="attn_fwd*", counts=True,
+            help="Only kernels that match this shell pattern.", example="attn_fwd*", is_input=True,
             lock="changed",
         ),
     )  # fmt: skip
@@ -175,7 +175,7 @@ class Request:
         default=None,
         metadata=option(
             "limit", panel="Kernels",
-            kind="count", least=1, example=100, counts=True, lock="changed",
+            kind="count", least=1, example=100, is_input=True, lock="changed",
             help="Take kernels until there are this many; a cluster is taken whole.",
         ),
     )  # fmt: skip
@@ -183,7 +183,7 @@ class Request:
         default=False,
         metadata=option(
             "keep-going", panel="Kernels",
-            kind="flag", counts=True, lock="changed",
+            kind="flag", is_input=True, lock="changed",
             help="Continue when kernels fail, and mark them as known bad; the exit code is then 12.",
         ),
     )  # fmt: skip
@@ -200,14 +200,14 @@ class Request:
         metadata=option(
             "kernel-timeout", panel="Kernels",
             kind="seconds", least=1, help="Seconds for one kernel; an hour by default.", example=900,
-            counts=True, lock="changed",
+            is_input=True, lock="changed",
         ),
     )  # fmt: skip
     kernel_memory: int | None = field(
         default=None,
         metadata=option(
             "kernel-memory", panel="Kernels",
-            kind="count", metavar="MB", least=64, example=4000, counts=True, lock="changed",
+            kind="count", metavar="MB", least=64, example=4000, is_input=True, lock="changed",
             help="Megabytes of memory for one kernel; by default they share what the machine has.",
         ),
     )  # fmt: skip
@@ -215,7 +215,7 @@ class Request:
         default=None,
         metadata=option(
             "shard", panel="Kernels",
-            metavar="K/N", environment=True, file=False, counts=True, read=reading.shard,
+            metavar="K/N", environment=True, file=False, is_input=True, read=reading.shard,
             help="Only the K-th of N parts of the kernels, in whole clusters; `kernels merge` joins them.",
         ),
     )  # fmt: skip
@@ -251,14 +251,14 @@ class Request:
         metadata=option(
             "allow-binary", panel="Trust",
             kind="names", metavar="NAME", help="Allow a prebuilt thing by name.",
-            example=["libdevice"], counts=True, lock="changed",
+            example=["libdevice"], is_input=True, lock="changed",
         ),
     )  # fmt: skip
     drop_binary: tuple[str, ...] = field(
         default=(),
         metadata=option(
             "drop-binary", panel="Trust",
-            kind="names", metavar="NAME", example=["libdevice"], counts=True, lock="changed",
+            kind="names", metavar="NAME", example=["libdevice"], is_input=True, lock="changed",
             help="Leave a prebuilt file of a source out, by name or path.",
         ),
     )  # fmt: skip
@@ -266,14 +266,14 @@ class Request:
         default=(),
         metadata=option(
             "python", kind="commas", help="Python versions of Triton's wheels, as 3.11,3.13.", example="3.11,3.13",
-            counts=True, lock="changed", read=reading.pythons,
+            is_input=True, lock="changed", read=reading.pythons,
         ),
     )  # fmt: skip
     wheels: tuple[str, ...] = field(
         default=(),
         metadata=option(
             "wheel", kind="commas", help="Wheels above Triton for `all` and `wheels`, as flash-attn,vllm.",
-            example="flash-attn,vllm", counts=True, lock="changed", read=reading.wheels, known=reading.known_wheels,
+            example="flash-attn,vllm", is_input=True, lock="changed", read=reading.wheels, known=reading.known_wheels,
         ),
     )  # fmt: skip
     calls: str | None = field(
@@ -281,7 +281,7 @@ class Request:
         metadata=option(
             "calls", panel="Kernels",
             metavar="FILE", place="path", is_path=reading.is_calls_file, read=reading.calls, example="calls.toml",
-            counts=True, lock="changed",
+            is_input=True, lock="changed",
             help="Calls of a wheel whose kernels `triton-cache` compiles, in place of its own list: TOML, tables of"
             " `call`.",
         ),
@@ -289,7 +289,7 @@ class Request:
     only: str = field(
         default="distribution",
         metadata=option(
-            "only", counts=True, lock="changed", known=lambda: reading.PARTS,
+            "only", is_input=True, lock="changed", known=lambda: reading.PARTS,
             read=reading.only,
             help="A part of LLVM: `tablegen` (the table generators), `mlir-tblgen` alone, or `support` (libraries).",
         ),
@@ -319,8 +319,8 @@ class Request:
         default=True,
         metadata=option(
             "contract", panel="Trust",
-            kind="flag", negated=True, environment=False, file=False, counts=True,
-            help="Prove that the layer serves Triton before it counts.",
+            kind="flag", negated=True, environment=False, file=False, is_input=True,
+            help="Check that the layer serves Triton before it is used.",
         ),
     )  # fmt: skip
     mirrors: tuple[tuple[str, str], ...] = field(
@@ -334,7 +334,7 @@ class Request:
     )  # fmt: skip
     locked: bool = field(
         default=False,
-        metadata=option("locked", panel="Trust", kind="flag", help="Take in nothing that is not in toolchain.lock."),
+        metadata=option("locked", panel="Trust", kind="flag", help="Use only what is in toolchain.lock."),
     )
     lock_file: Path | None = field(
         default=None,

@@ -51,7 +51,7 @@ def require() -> None:
     """Insist that this Python's tarfile shows each header, also those behind a long name, and the end mark.
 
     Raises:
-        EngineError: it reads them by a way that is not known here; no archive of strangers may be read with it.
+        EngineError: it reads them in an unknown way; no untrusted archive may be read with it.
     """
     seen: list[bool] = []
 

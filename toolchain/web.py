@@ -1,4 +1,4 @@
-"""What every HTTP client here shares: sessions, numbers in headers, trying again, and which host is this machine."""
+"""Shared by all HTTP clients: sessions, numbers in headers, retries, and loopback hosts."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def is_loopback(host: str | None) -> bool:
         return False
 
 
-def header_number(said: str | None) -> int | None:
-    """The whole number that a header says, None where it says something else or is not there."""
-    text = (said or "").strip(" \t")
+def header_number(value: str | None) -> int | None:
+    """The whole number in a header, None where it is something else or missing."""
+    text = (value or "").strip(" \t")
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Session:
-    """A session that asks (GET, HEAD) again when a server is busy or a connection fails.
+    """A session that retries GET and HEAD when a server is busy or a connection fails.
 
-    What breaks off after an answer has begun is not asked again: see `Retries`. An answer that comes too slowly ends
+    What breaks off after an answer has begun is not retried: see `Retries`. An answer that comes too slowly ends
     with `pace.TooSlowError`. No redirect leads from https to http.
 
     Args:
-        attempts: how often a question is asked again.
+        attempts: how often a request is retried.
         backoff: seconds, doubled for each further attempt.
         netrc: whether a host is sent the login that ~/.netrc has for it, also the host that a redirect leads to.
     """
@@ -66,13 +66,13 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
         """Waits as long as a server asks, but not for ever."""
 
         def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
-            said = response.headers.get("Retry-After", "")
-            asked: float | None = header_number(said)
+            header = response.headers.get("Retry-After", "")
+            seconds: float | None = header_number(header)
             # A date, perhaps of no calendar; digits that are no number of seconds are no date either.
-            if asked is None and not said.strip().isnumeric():
+            if seconds is None and not header.strip().isnumeric():
                 with contextlib.suppress(ValueError, OverflowError, HTTPError):
-                    asked = super().get_retry_after(response)
-            return None if asked is None else min(asked, LONGEST_ASKED)
+                    seconds = super().get_retry_after(response)
+            return None if seconds is None else min(seconds, LONGEST_ASKED)
 
     class WithoutNetrc(requests.Session):
         """Of a redirect's own accord requests takes the login of ~/.netrc for the host that it leads to."""
@@ -125,13 +125,13 @@ class TryAgainError(Exception):
 
     Args:
         problem: what to raise when it does not.
-        asked: the server's Retry-After, if it sent one.
+        retry_after: the server's Retry-After, if it sent one.
     """
 
-    def __init__(self, problem: ToolchainError, asked: str | None = None) -> None:
+    def __init__(self, problem: ToolchainError, retry_after: str | None = None) -> None:
         super().__init__(problem.what)
         self.problem = problem
-        self.asked = asked
+        self.retry_after = retry_after
 
 
 @dataclass
@@ -177,8 +177,8 @@ class Retries:
             # Not chained: what HTTP libraries raise holds the whole request, tokens included.
             raise failure.problem from None
         seconds = min(self.backoff * 2 ** (self.failures - 1), LONGEST_BACKOFF)
-        if (asked := header_number(failure.asked)) is not None:
-            seconds = min(float(asked), LONGEST_ASKED)
+        if (wished := header_number(failure.retry_after)) is not None:
+            seconds = min(float(wished), LONGEST_ASKED)
         LOG.info("%s: waiting %.1f s before attempt %d", self.name, seconds, self.failures + 1)
         self.pause(seconds)
 

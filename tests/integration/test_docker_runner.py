@@ -82,7 +82,6 @@ def test_runs_with_mounts_environment_and_exit_code(runner: DockerRunner, image:
         ["/bin/sh", "-c", 'read x </in/said; echo "$x"; echo "$WORD"; echo loud >&2; echo no >/in/new'],
         mounts=[Mount(source, "/in")],
         env={"WORD": "a 'b'"},
-        workdir="/bin",
         capture=True,
         check=False,
         on_line=lines.append,

@@ -183,7 +183,6 @@ def test_run(here: Here) -> None:
         ["/bin/sh", "-c", 'read x </in/said; echo "$x $WORD"; echo loud >&2; echo no >/in/new'],
         mounts=[Mount(Path(shutil.copytree(tree, here.top / "plain tree")), "/in")],
         env={"WORD": "a 'b' \"c\""},
-        workdir="/bin",
         capture=True,
         check=False,
     )

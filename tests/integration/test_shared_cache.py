@@ -43,7 +43,8 @@ from toolchain.recipe import Recipe
 top = Path(sys.argv[1])
 recipe = Recipe(name="tiny", containerfile="Tiny", base=sys.argv[2], contexts={"tree": top / "tree"})
 engine = Buildah(Cache(top / "cache"))
-engine.build(recipe, root=top / "recipes", out=top / "out", log=top / "log", isolation="chroot")
+engine._mode = "chroot"
+engine.build(recipe, root=top / "recipes", out=top / "out", log=top / "log")
 """
 
 

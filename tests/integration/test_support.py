@@ -161,7 +161,9 @@ def tampered(first: First, scratch: Path) -> tuple[int, str]:
     blob = compress(Layer(digest, len(raw), plain), scratch.with_suffix(".blob"), "gzip")
     labels = layout.read_json(layout.children(manifest)[0])["config"]["Labels"]
     spec = ImageSpec(arch="amd64", layers=(add_layer(layout, blob),), labels=labels, epoch=EPOCH)
-    layout.tag(write_index(layout, [write_image(layout, spec)], standard_annotations(epoch=EPOCH)), "tampered")
+    layout.tag(
+        write_index(layout, [write_image(layout, spec)], standard_annotations(epoch=EPOCH, title="")), "tampered"
+    )
     return offset, member
 
 

@@ -175,9 +175,7 @@ class Place:
     def run(self, image: str, argv: Sequence[str], **given: Any) -> Result:
         """See `Buildah.run`."""
         command, env = self._here(argv, given.get("mounts", ()), given.get("env"))
-        done = subprocess.run(
-            command, env=env, stdout=subprocess.PIPE, text=True, check=False, cwd=given.get("workdir")
-        )
+        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
         assert done.returncode == 0, command
         return Result(0, done.stdout, tuple(done.stdout.splitlines()))
 
@@ -236,6 +234,13 @@ def modules(place: Place, source: Path, tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
+# `python3 -m`, from another folder.
+IN_FOLDER = (
+    "import os, runpy, sys; os.chdir(sys.argv[1]); del sys.argv[:2];"
+    " runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+
+
 def plan_for(gpu: str, place: Place, source: Path, modules: Path, build: Path) -> None:
     """Have upstream's generator plan the kernels of one GPU, as the recipe does."""
     own = Mount(build, str(build), read_only=False, links=True)
@@ -243,8 +248,8 @@ def plan_for(gpu: str, place: Place, source: Path, modules: Path, build: Path) -
     env = {"PYTHONPATH": "/python", "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "AOTRITON_ENABLE_FP32": "1"}
 
     def tool(name: str, *arguments: str) -> None:
-        argv = ["python3", "-X", "utf8", "-m", f"aotriton.{name}", *arguments]
-        place.runner.run(place.image, argv, mounts=mounts, env=env, workdir=str(source), log=place.log)
+        argv = ["python3", "-X", "utf8", "-c", IN_FOLDER, str(source), f"aotriton.{name}", *arguments]
+        place.runner.run(place.image, argv, mounts=mounts, env=env, log=place.log)
 
     for database in source.glob("modules/*/database"):
         into = build / database.parent.name / "database"

@@ -29,7 +29,7 @@ from toolchain.oci.reference import RegistryRef
 from toolchain.oci.referrers import write_artifact
 from toolchain.oci.registry import Registry
 from toolchain.oci.tagged import Tagged, about_tag
-from toolchain.trust import attest, cosign, sbom
+from toolchain.trust import attest, cosign, keyless, sbom
 
 pytestmark = pytest.mark.registry
 KEYS = {"ed25519": ed25519_signer, "p256": p256_signer}
@@ -116,7 +116,7 @@ def _publish_one(folder: Path, registry: Registry, stand: Stand, ref: RegistryRe
 
 def _bundles(layout: Layout, registry: Registry, ref: RegistryRef, subject: Descriptor) -> Iterator[dict[str, Any]]:
     for one in referrers(ref, subject.digest, registry=registry):
-        if one.artifact_type == cosign.BUNDLE:
+        if one.artifact_type == keyless.MEDIA_TYPE:
             content = registry.get_manifest(ref.repository, one.digest)[1]
             blob = Descriptor.from_json(json.loads(content)["layers"][0])
             registry.pull_blob(ref.repository, blob, layout)
@@ -137,7 +137,7 @@ def _plant(layout: Layout, registry: Registry, ref: RegistryRef, mine: Descripto
     found = [json.dumps(one, sort_keys=True) for one in _bundles(layout, registry, ref, mine)]
     artifacts = [
         write_artifact(
-            layout, other, layout.put_bytes(one.encode(), cosign.BUNDLE), artifact_type=cosign.BUNDLE,
+            layout, other, layout.put_bytes(one.encode(), keyless.MEDIA_TYPE), artifact_type=keyless.MEDIA_TYPE,
             annotations=cosign.bundle_notes(attest.PREDICATE),
         )
         for one in found

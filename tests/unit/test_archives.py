@@ -16,9 +16,8 @@ from toolchain.cache import Cache
 from toolchain.catalog.gpus import known_gpus
 from toolchain.digest import EPOCH, sha256_file
 from toolchain.errors import ConfigError, SourceError
-from toolchain.oci.archive import Archive, write_tar_gz
 from toolchain.oci.image import ImageSpec, add_layer, write_image
-from toolchain.oci.layer import compress, write_layer
+from toolchain.oci.layer import compress, write_layer, write_tar_gz
 from toolchain.oci.layout import Layout
 from toolchain.publish.files import check_folder, write_archives
 from toolchain.record import Record, RecordedSource
@@ -107,7 +106,7 @@ def test_what_is_there_is_not_packed_again(
     content = [path.read_bytes() for path in first]
     packed: list[str] = []
 
-    def counted(tree: Path, out: Path, **how: Any) -> Archive:
+    def counted(tree: Path, out: Path, **how: Any) -> str:
         packed.append(out.name)
         return write_tar_gz(tree, out, **how)
 

@@ -53,12 +53,11 @@ class Script:
         network: bool = False,
         log: Path | None = None,
         on_line: Callable[[str], None] | None = None,
-        workdir: str | None = None,
         capture: bool = False,
         check: bool = True,
         timeout: float | None = None,
     ) -> Result:
-        assert not network, (image, log, workdir, capture, timeout)
+        assert not network, (image, log, capture, timeout)
         self.env, self.argv, self.mounts = dict(env or {}), tuple(argv), tuple(mounts)
         for line in self.lines:
             if on_line is not None:

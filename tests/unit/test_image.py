@@ -12,7 +12,7 @@ from toolchain.digest import EPOCH
 from toolchain.errors import RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, Platform
-from toolchain.oci.image import ImageSpec, LayerBlob, read_layers, standard_annotations, write_image, write_index
+from toolchain.oci.image import ImageSpec, LayerBlob, read_layers, write_image, write_index
 from toolchain.oci.layout import Layout
 
 
@@ -111,12 +111,6 @@ def test_an_image_refuses_missing_layers(layout: Layout, layer: LayerBlob) -> No
     layout.blob(layer.descriptor.digest).unlink()
     with pytest.raises(RegistryError, match="lacks"):
         write_image(layout, spec)
-
-
-def test_standard_annotations_leave_out_what_is_empty() -> None:
-    created = {"org.opencontainers.image.created": "1970-01-01T00:00:00Z"}
-    assert standard_annotations(epoch=0) == created
-    assert standard_annotations(epoch=0, title="t") == {**created, "org.opencontainers.image.title": "t"}
 
 
 def test_two_builds_elsewhere_give_the_same_index(tmp_path: Path) -> None:

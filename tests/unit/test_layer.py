@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import os
 import random
@@ -11,12 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.digest import sha256_bytes, sha256_file
+from toolchain.digest import sha256_file
 from toolchain.errors import BuildError, ConfigError, HostileInputError, SourceError
 from toolchain.oci import tar
-from toolchain.oci.archive import write_tar_gz
 from toolchain.oci.deflate import BLOCK, MEMORY, GzipSink
-from toolchain.oci.layer import HashedFile, compress, compressor_id, normalise_tar, plain_capability, write_layer
+from toolchain.oci.layer import (
+    HashedFile,
+    compress,
+    compressor_id,
+    normalise_tar,
+    plain_capability,
+    write_layer,
+    write_tar_gz,
+)
 
 EPOCH = 1767225600
 NAMES = [
@@ -136,9 +142,9 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
 
 def test_what_is_excluded_is_left_out_with_all_below(tmp_path: Path) -> None:
     fill(tmp_path / "t", ["a/x", "a/y.pyc", "b/c/d", "b/e"])
-    write_layer(tmp_path / "t", tmp_path / "t.tar", epoch=EPOCH, exclude=["b/c", "*.pyc"])
-    with tarfile.open(tmp_path / "t.tar") as got:
-        assert got.getnames() == ["a", "a/x", "b", "b/e"]
+    write_tar_gz(tmp_path / "t", tmp_path / "t.tar.gz", top="t", epoch=EPOCH, exclude=["b/c", "*.pyc"])
+    with tarfile.open(tmp_path / "t.tar.gz") as got:
+        assert got.getnames() == ["t", "t/a", "t/a/x", "t/b", "t/b/e"]
 
 
 def test_a_layer_of_ours_refuses_pipes_and_drops_setuid(tmp_path: Path) -> None:
@@ -327,7 +333,6 @@ def test_compress_says_what_it_wrote(tmp_path: Path, how: str, monkeypatch: pyte
     other = compress(layer, tmp_path / "three", how, 1)  # type: ignore[arg-type]
     assert other.digest != blob.digest
     assert compressor_id(how).startswith(f"{how}/")  # type: ignore[arg-type]
-    assert compressor_id(how, 1) != compressor_id(how)  # type: ignore[arg-type]
 
 
 def test_compressor_id_names_library_and_level() -> None:
@@ -347,10 +352,8 @@ def test_archive_has_one_top_folder_and_is_deterministic(tmp_path: Path) -> None
     os.link(tree / "bin" / "x", tree / "zz")
     made = write_tar_gz(tree, tmp_path / "a.tar.gz", top="llvm-10dc3a8e-debian-x64", epoch=EPOCH)
     again = write_tar_gz(tree, tmp_path / "b.tar.gz", top="llvm-10dc3a8e-debian-x64", epoch=EPOCH)
-    assert made.digest == again.digest == sha256_file(made.path)
-    assert made.digest == sha256_bytes(made.path.read_bytes())
-    assert hashlib.sha256(made.path.read_bytes()).hexdigest() in made.digest
-    with tarfile.open(made.path, "r:gz") as got:
+    assert made == again == sha256_file(tmp_path / "a.tar.gz")
+    with tarfile.open(tmp_path / "a.tar.gz", "r:gz") as got:
         top = "llvm-10dc3a8e-debian-x64"
         assert got.getnames() == [top, f"{top}/bin", f"{top}/bin/x", f"{top}/lib", f"{top}/lib/y", f"{top}/zz"]
         assert got.getmember(f"{top}/zz").linkname == f"{top}/bin/x"

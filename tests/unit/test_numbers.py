@@ -33,7 +33,7 @@ from toolchain.numbers.problem import Dropout, Problem, Shape
 from toolchain.numbers.reference import Inputs, attention, summed_singly, window
 from toolchain.numbers.summary import describe, enough
 from toolchain.trust.attest import subjects
-from toolchain.trust.numbers import said, statement
+from toolchain.trust.numbers import result, statement
 
 
 def test_philox_gives_the_published_words() -> None:
@@ -276,9 +276,9 @@ def test_a_signed_statement_that_a_kernel_is_wrong_counts_against_an_image() -> 
     about = subjects("image", ["sha256:ab"])
     needed = {"sha256:ab"}
     few, more = statement(about, row), statement(about, {**row, "checked": 6, "right": 5})
-    assert said([few, more], needed) == "6 of 6 kernels checked by emulation: 5 right, 1 skipped"
-    assert said([few], {"sha256:cd"}) == ""
+    assert result([few, more], needed) == "6 of 6 kernels checked by emulation: 5 right, 1 skipped"
+    assert result([few], {"sha256:cd"}) == ""
     with pytest.raises(UntrustedError, match="wrong numbers"):
-        said([more, statement(about, {**row, "wrong": 1})], needed)
+        result([more, statement(about, {**row, "wrong": 1})], needed)
     with pytest.raises(UntrustedError, match="malformed"):
-        said([statement(about, {"checked": "many"})], needed)
+        result([statement(about, {"checked": "many"})], needed)

@@ -44,7 +44,7 @@ class Wider(Request):
     flavour: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "flavour", kind="commas", help="What it tastes of.", example="mint", counts=True, lock="changed"
+            "flavour", kind="commas", help="What it tastes of.", example="mint", is_input=True, lock="changed"
         ),
     )
 

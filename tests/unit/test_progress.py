@@ -31,13 +31,12 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(
     clock: Clock,
     weights: Mapping[str, float] | None = None,
-    known: Mapping[str, float] | None = None,
     *,
     terminal: bool = False,
 ) -> tuple[Progress, io.StringIO]:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=120, highlight=False)
-    return Progress("llvm", 2, 5, weights or {}, console, known=known, clock=clock), out
+    return Progress("llvm", 2, 5, weights or {}, console, clock=clock), out
 
 
 def shown(progress: Progress) -> tuple[int, int]:
@@ -110,7 +109,7 @@ def test_what_was_done_before_says_nothing_about_the_rate() -> None:
     assert progress.estimate() == pytest.approx(90)
 
 
-def test_steps_ahead_count_by_weight_or_by_what_they_took() -> None:
+def test_steps_ahead_are_estimated_by_weight() -> None:
     clock = Clock()
     weights = {"configure": 1.0, "compile": 8.0, "install": 1.0}
     progress, _ = make(clock, weights)
@@ -122,15 +121,6 @@ def test_steps_ahead_count_by_weight_or_by_what_they_took() -> None:
     progress.line("@ninja 50/100 2 40.0@ x")
     # configure took 10 for weight 1, compile will take 80 for weight 8: install is 10 more.
     assert progress.estimate() == pytest.approx(40 + 10)
-    progress.weigh({}, {"install": 300.0})
-    assert progress.estimate() == pytest.approx(40 + 300)
-
-
-def test_a_known_stage_is_estimated_before_it_begins() -> None:
-    progress, _ = make(Clock(), {"a": 1.0, "b": 2.0}, {"a": 30.0, "b": 70.0})
-    assert progress.estimate() == 100
-    nothing, _ = make(Clock(), {"a": 1.0, "b": 2.0})
-    assert nothing.estimate() is None
 
 
 def test_lines_that_are_not_progress_are_said_to_be_none() -> None:

@@ -59,7 +59,7 @@ def test_a_word_that_is_none_is_refused() -> None:
     row = {"name": "x", "upload": "piecemeal", "source": ["https://x"]}
     with pytest.raises(RegistryError, match="upload"):
         typed_row(Rules, row, "registry.0", Path("registries.toml"), error=RegistryError)
-    with pytest.raises(RegistryError, match="nothing says"):
+    with pytest.raises(RegistryError, match="no source"):
         Rules(name="x")
 
 

@@ -188,7 +188,7 @@ def given_options(original: Original, cache: Cache) -> dict[str, Any]:
     return {
         option.option.parameter: _given(option.option, values[option.field])
         for option in options()
-        if option.option.counts and values.get(option.field) not in (None, "", [], {})
+        if option.option.is_input and values.get(option.field) not in (None, "", [], {})
     }
 
 

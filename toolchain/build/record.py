@@ -98,7 +98,11 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
     """What a record says of the request for a stage."""
     values: dict[str, Any] = {
         "stage": planned.name,
-        **{option.field: plain(getattr(request, option.field)) for option in declared(request) if option.option.counts},
+        **{
+            option.field: plain(getattr(request, option.field))
+            for option in declared(request)
+            if option.option.is_input
+        },
         # A local image is recorded by its digest, which is among the inputs, not by its path on this machine.
         "base": "oci:" if request.base.image is not None else str(request.base),
         "glibc": request.glibc or None,

@@ -21,24 +21,24 @@ DO_NOT = "do not use this bundle; have it exported again"
 
 
 def require_agreement(own: Lock, lock: Lock, what: str) -> None:
-    """Insist that a bundle is within a lock that is here, which must say of each tree what it is.
+    """Insist that a bundle is within a lock that is here, which must name the digest of each tree.
 
     Raises:
         LockedError: with what differs.
     """
-    found = differences(own, lock, whole=False)
+    problems = differences(own, lock, whole=False)
     for key in ("allow-binary", "drop-binary"):
         if more := sorted(set(lock.request.get(key, ())) - set(own.request.get(key, ()))):
-            found.append(f"--{key} {','.join(more)} is not in the lock")
+            problems.append(f"--{key} {','.join(more)} is not in the lock")
     for source in lock.sources:
         was = own.source(source.name)
         whole = was is not None and was.kind == "local" and not was.parts  # its digest is the tree's
         if was is not None and not is_file(source) and not was.tree and not whole:
-            found.append(
+            problems.append(
                 f"the lock does not say which tree {source.name} ({was.ref}) is; make it again with the source at hand"
             )
-    if found:
-        raise refused(found, what)
+    if problems:
+        raise refused(problems, what)
 
 
 def require_fitting(lock: Lock) -> None:
@@ -60,17 +60,16 @@ def require_fitting(lock: Lock) -> None:
 
 
 def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, Any]], title: str) -> Record:
-    """The record of a base or sysroot in the lock, which must say of it what such a record says.
+    """The record of a base or sysroot in the lock, which must agree with the lock.
 
-    What else it could say none of them has, and provenances and SBOMs of all that is built on it would repeat it. So
-    facts that are not of a layer do not come along.
+    Provenances and SBOMs of all that is built on it repeat what it says. So facts that are not of a layer are dropped.
 
     Args:
         layers: of the image, as its manifest has them.
 
     Raises:
         UnsupportedError: it is of another version.
-        HostileInputError: it is another one, or none.
+        HostileInputError: it is invalid, or about something else.
     """
     try:
         record = Record.parse(value)
@@ -105,11 +104,11 @@ def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:
     """
     rows = value.get("packages")
     try:
-        found = locked_packages(value) if isinstance(rows, list) and value.keys() == {"recipe", "packages"} else ()
+        packages = locked_packages(value) if isinstance(rows, list) and value.keys() == {"recipe", "packages"} else ()
     except (SourceError, KeyError) as error:
         raise HostileInputError(f"the bundle's list of packages of {base} is malformed", why=str(error)) from error
     same = sha256_json(dict(value)) == base.packages_digest and value.get("recipe") == base.recipe
-    if not same or set(found) != set(base.packages):
+    if not same or set(packages) != set(base.packages):
         raise HostileInputError("the bundle's list of packages is not the one in its lock", fix=DO_NOT)
 
 
@@ -125,7 +124,7 @@ def _expected(lock: Lock) -> set[tuple[str, str, str]]:
         plain = is_file(source)
         expected.add(("file", source.name, source.digest) if plain else ("tree", source.name, ""))
         expected |= {("patch", source.name, patch.digest) for patch in source.patches}
-        # Nobody could tell whether a tree is what the digest of an archive names.
+        # A tree cannot be compared with the digest of an archive.
         if not plain and source.kind not in {"git", "local"}:
             raise HostileInputError(f"the bundle's lock names no file of {source.name}", fix=DO_NOT)
         if not plain and not source.tree:

@@ -1,10 +1,10 @@
-"""Bundles: all that a build takes in, as one OCI artifact, for machines without a network."""
+"""Bundles: all inputs of a build, as one OCI artifact, for machines without a network."""
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -22,7 +22,7 @@ from toolchain.lock.file import Lock, LockedBase
 from toolchain.oci import descriptor as media
 from toolchain.oci import labels
 from toolchain.oci.descriptor import Descriptor
-from toolchain.oci.image import timestamp
+from toolchain.oci.image import standard_annotations
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.place import open_place
@@ -68,14 +68,14 @@ class Entry:
         return replace(self.blob, media_type=f"application/vnd.toolchain.bundle.{self.kind}.v1", annotations=kept)
 
     @classmethod
-    def parse(cls, found: Descriptor) -> Entry:
-        """Read an entry of somebody's manifest.
+    def parse(cls, layer: Descriptor) -> Entry:
+        """Read an entry of an untrusted manifest.
 
         Raises:
             HostileInputError: it has no kind that is known, or a name that could become another path.
         """
-        kind, title = found.annotations.get(_KIND, ""), found.annotations.get(labels.TITLE, "")
-        name, of = found.annotations.get(_OWNER, ""), found.annotations.get(_MEDIA, "")
+        kind, title = layer.annotations.get(_KIND, ""), layer.annotations.get(labels.TITLE, "")
+        name, of = layer.annotations.get(_OWNER, ""), layer.annotations.get(_MEDIA, "")
         if kind not in get_args(Kind):
             raise HostileInputError(f"the bundle holds an entry of an unknown kind: {kind[:80]!r}", fix="do not use it")
         for text in (name, title):
@@ -87,7 +87,7 @@ class Entry:
             raise HostileInputError(
                 f"the bundle holds an entry of an unexpected media type: {of[:200]!r}", fix="do not use this bundle"
             )
-        return cls(kind=cast("Kind", kind), name=name, title=title, blob=found.plain, of=of)
+        return cls(kind=cast("Kind", kind), name=name, title=title, blob=layer.plain, of=of)
 
     def as_json(self) -> dict[str, Any]:
         """As `--json` prints it."""
@@ -116,7 +116,7 @@ class Exported:
 
 
 def export(request: Request, target: str, dest: Target) -> Exported:
-    """Write all that building `target` takes in to `dest`: sources, wheels, patches, the finished base, and their lock.
+    """Write all inputs of building `target` to `dest`: sources, wheels, patches, the finished base, and their lock.
 
     The same cache and request give the same bytes. What `dest` has already is not sent again.
 
@@ -197,7 +197,9 @@ class _Packer:
     def sorted(self) -> list[Entry]:
         """The lock first, then small before large kinds, by name."""
         order = ("lock", "base", "record", "patch", "file", "tree", "blob")
-        return sorted(self.entries, key=lambda one: (order.index(one.kind), one.name, one.title, one.blob.digest))
+        return sorted(
+            self.entries, key=lambda entry: (order.index(entry.kind), entry.name, entry.title, entry.blob.digest)
+        )
 
     def source(self, source: Source) -> None:
         """A source as it lies in the store, and its patches."""
@@ -221,8 +223,8 @@ class _Packer:
         """A finished base or sysroot: its image, its record and its package list."""
         cache = self.request.cache
         if base.state == "image":
-            layout, found = local_manifest(self.request)
-            self.image(layout, layout.resolve(str(found["digest"])), base.owner)
+            layout, image = local_manifest(self.request)
+            self.image(layout, layout.resolve(str(image["digest"])), base.owner)
             return
         assert row.built is not None  # noqa: S101 - the caller looked
         layout = Layout(cache.images)
@@ -231,7 +233,7 @@ class _Packer:
         if taken := record.taken_from:
             raise SourceError(
                 f"{base} was not made here",
-                why=f"it was taken from {taken.ref}, and whoever imports a bundle believes only what its maker made",
+                why=f"it was taken from {taken.ref}, and a bundle vouches only for what was made where it is exported",
                 fix="export it where it was made, or make it in another cache (--cache DIR) and export that",
             )
         self.content("record", base.owner, "record.json", canonical(record.as_json()))
@@ -250,28 +252,20 @@ class _Packer:
         self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob))
 
     def file(self, kind: Kind, name: str, title: str, path: Path, digest: str, *, of: str = "") -> None:
-        """A file whose digest is known; whoever it is sent to looks whether it is true."""
+        """A file whose digest is known; the receiver checks it."""
         blob = Descriptor(media.LAYER, digest, self.layout.link(path, digest).stat().st_size)
         self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob, of=of))
 
     def manifest(self, target: str) -> Descriptor:
         """The artifact."""
         config = self.layout.put_bytes(b"{}", media.EMPTY)
-        notes: Mapping[str, str] = {
-            labels.CREATED: timestamp(EPOCH),
-            labels.TITLE: f"toolchain bundle: {target}",
-        }
         value = {
             "schemaVersion": 2,
             "mediaType": media.MANIFEST,
             "artifactType": TYPE,
             "config": config.as_json(),
-            "layers": [entry.descriptor().as_json() for entry in _once(self.sorted())],
-            "annotations": dict(notes),
+            # Two entries of one kind and content are listed twice only when they belong to different owners.
+            "layers": [entry.descriptor().as_json() for entry in dict.fromkeys(self.sorted())],
+            "annotations": standard_annotations(epoch=EPOCH, title=f"toolchain bundle: {target}"),
         }
         return replace(self.layout.put_json(value, media.MANIFEST), artifact_type=TYPE)
-
-
-def _once(entries: list[Entry]) -> Iterator[Entry]:
-    """Two things of one kind and content are listed twice only when they belong to different owners."""
-    yield from dict.fromkeys(entries)

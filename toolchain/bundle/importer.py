@@ -72,7 +72,7 @@ class Imported:
         """As `bundle import --json` prints it."""
         return {
             "digest": self.digest,
-            "entries": [one.entry.as_json() | {"new": one.new} for one in self.taken],
+            "entries": [entry.entry.as_json() | {"new": entry.new} for entry in self.taken],
             "command": list(self.command),
         }
 
@@ -121,7 +121,7 @@ def _entries(manifest: Descriptor, content: bytes, ref: str) -> tuple[Entry, ...
             why=f"its type is {value.get('artifactType')!r}, not {TYPE}",
             fix="name what `toolchain bundle export` wrote",
         )
-    return tuple(Entry.parse(found) for found in children_of(value, manifest)[1:])
+    return tuple(Entry.parse(layer) for layer in children_of(value, manifest)[1:])
 
 
 class _Taker:
@@ -160,7 +160,7 @@ class _Taker:
         return lockfile.parse(self._small(locks[0]), "the bundle's lock", again="toolchain bundle export")
 
     def take(self, lock: Lock) -> list[ImportedEntry]:
-        """Everything; whatever has a say in what is believed is looked at before the first thing is taken.
+        """Everything; all checks that decide what is trusted come before the first thing is taken.
 
         Raises:
             HostileInputError, DigestError: see `import_bundle`.
@@ -172,7 +172,7 @@ class _Taker:
         done = [ImportedEntry(self._of("lock")[0], True)]
         done += [ImportedEntry(entry, self._source(entry, lock)) for entry in self._of("file", "tree", "patch")]
         self._images.ensure()
-        # Whose content names the others comes last.
+        # Manifests name the others, so they come last.
         done += [
             ImportedEntry(entry, self._blob(entry)) for entry in self._of("blob") if entry.of not in media.MANIFESTS
         ]
@@ -213,20 +213,20 @@ class _Taker:
         return new
 
     def _records(self, lock: Lock) -> dict[Entry, Record]:
-        found = {}
+        records = {}
         for entry in self._of("record"):
             value = parse_object(self._small(entry), entry.title, keys=KEYS)
             base = _owner(entry, lock)
             record = require_record(value, base, self._layers[base.image], entry.title)
             known = known_record(self._cache, record.input_digest)
             if known is not None and known.manifest != base.image:
-                raise refused([f"{base} is another image in this cache"], "the bundle brings another base")
-            # What is known of it here, who made it above all, is not for a bundle to say otherwise.
-            found[entry] = known if known is not None else record
-        return found
+                raise refused([f"{base} has another image in this cache"], "the bundle brings another base")
+            # What is known of it here, above all who made it, is not replaced by the bundle.
+            records[entry] = known if known is not None else record
+        return records
 
     def _bases(self, lock: Lock) -> dict[Entry, tuple[Path, dict[str, Any]]]:
-        found = {}
+        lists = {}
         for entry in self._of("base"):
             value = parse_object(self._small(entry), entry.title, keys=None)
             base = _owner(entry, lock)
@@ -238,15 +238,15 @@ class _Taker:
                 )
             if (known := _read(path)) is not None and known != value:
                 raise refused([f"{base} is resolved otherwise in this cache"], "the bundle brings another base")
-            found[entry] = (path, value)
-        return found
+            lists[entry] = (path, value)
+        return lists
 
     def _tag(self, base: LockedBase, records: Mapping[Entry, Record]) -> None:
         """A name keeps the blobs from the garbage collector; what a manifest lacks shows here."""
         manifest = self._images.resolve(base.image)
         for child in self._images.children(manifest):
             self._images.blob(child.digest)
-        record = next((one for one in records.values() if one.manifest == base.image), None)
+        record = next((candidate for candidate in records.values() if candidate.manifest == base.image), None)
         digest = record.input_digest if record else ""
         self._images.tag(manifest, image_tag(base.image_name, digest))
 
@@ -279,11 +279,11 @@ class _Taker:
             nonlocal came
             came = True
             unpack_tar(self._pull(entry), dest, strip=0)
-            found = tree_digest(dest)
-            if found != source.tree:
+            actual = tree_digest(dest)
+            if actual != source.tree:
                 raise DigestError(
-                    f"the tree of {source.name} in the bundle is another one",
-                    why=f"expected {source.tree}, found {found}",
+                    f"the tree of {source.name} in the bundle has the wrong digest",
+                    why=f"expected {source.tree}, found {actual}",
                     fix=DO_NOT,
                 )
 
@@ -336,8 +336,8 @@ def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
     patches: dict[str, list[str]] = {}
     for source in lock.sources:
         for patch in source.patches:
-            found = Store(cache.store).file(patch.digest)
-            patches.setdefault(source.name, []).append(str(found))
+            file = Store(cache.store).file(patch.digest)
+            patches.setdefault(source.name, []).append(str(file))
     if patches:
         instead["patch"] = patches
     if image := next((base for base in lock.bases if base.state == "image"), None):
@@ -349,5 +349,5 @@ def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
     if lock.request.get("glibc") == DEFAULT_GLIBC:
         instead["glibc"] = ()
     words = build_command(stage, ["--offline", *named, *lockfile.options(lock, **instead)])
-    # It goes to a terminal, and what was asked for is what a stranger says.
+    # It goes to a terminal, and the request comes from the bundle.
     return tuple(shlex.quote(one_line(word)) for word in words)

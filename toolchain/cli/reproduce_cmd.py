@@ -22,7 +22,7 @@ from toolchain.cli.images_cmd import IMAGE_HELP, cache_of, is_image_name
 from toolchain.cli.request import with_request
 from toolchain.errors import ConfigError, NotReproducedError, UnsupportedError
 from toolchain.request import Request
-from toolchain.trust.invocation import asked_command
+from toolchain.trust.invocation import request_command
 
 ImageArg = Annotated[
     str, typer.Argument(metavar="IMAGE|REF", help=f"{IMAGE_HELP} Or oci:DIR:TAG, REGISTRY/NS/NAME[:TAG|@DIGEST].")
@@ -81,7 +81,7 @@ def reproduce_image(
     overrules them. With --attest others need not take your word for it: `verify --rebuilders` counts what is attached.
     """
     original: Any = image  # `_asked` has put it there
-    command = asked_command(dict(original.parameters))
+    command = request_command(dict(original.parameters))
     if command:
         console.note(f"{original.name} was made by: {command}")
     again = [shlex.quote(word) for word in ("toolchain", *sys.argv[1:])]

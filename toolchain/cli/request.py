@@ -153,7 +153,7 @@ def _take_recorded(context: typer.Context, given: dict[str, Any], recorded: Reco
     for name, row in declared.items():
         if row.option.kind == "pairs" and typed(name):
             given[name] = [*given[name], *beside(given[name], values.get(name, ()))]
-        elif row.option.counts and not typed(name):
+        elif row.option.is_input and not typed(name):
             given[name] = values.get(name, row.given_default)
     if typed("base"):
         given["glibc"] = None if not typed("glibc") else given["glibc"]

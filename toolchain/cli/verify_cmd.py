@@ -79,13 +79,13 @@ def verify(
     ] = LONGEST_CHECK,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Say whether an image is what it must be: bytes, signature, provenance, SBOM, policy; the first fault counts."""
+    """Verify an image: bytes, signature, provenance, SBOM, policy; stop at the first failure."""
     from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
     from toolchain.trust import verify as trust  # noqa: PLC0415 - cryptography
     from toolchain.trust.contents import of_provenance  # noqa: PLC0415
     from toolchain.trust.keyless import Identity, require  # noqa: PLC0415
     from toolchain.trust.keys import PublicKey, load_public  # noqa: PLC0415
-    from toolchain.trust.policy import make_policy, named, said  # noqa: PLC0415
+    from toolchain.trust.policy import make_policy, named, summary  # noqa: PLC0415
 
     demands = make_policy(
         policy, allow=allow_binary or (), source_repos=source_repo or (), max_age=max_age, image=image
@@ -128,7 +128,7 @@ def verify(
             told = [named(row.provenance)] if row.provenance is not None else []
             console.text(row.ref, row.digest, _WORDS[row.verdict], *told)
             if row.provenance is not None:
-                _tell(said(row.provenance), of_provenance(row.provenance))
+                _tell(summary(row.provenance), of_provenance(row.provenance))
             for name in ("numbers", "rebuilders"):
                 if name not in row.checks:
                     continue

@@ -137,8 +137,8 @@ def links(given: Given) -> str:
 def disk(given: Given) -> str:
     """Make a device file for a disk, or find one."""
     there = [f"/dev/{name}" for name in os.listdir("/dev")]
-    if found := [path for path in there if stat.S_ISBLK(os.lstat(path).st_mode)]:
-        return found[0]
+    if disks := [path for path in there if stat.S_ISBLK(os.lstat(path).st_mode)]:
+        return disks[0]
 
     def make(path: str) -> None:
         os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(*given["disk"]))

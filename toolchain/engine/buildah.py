@@ -66,16 +66,11 @@ def render(recipe: Recipe, text: str, *, relayed: bool = False) -> str:
 
 
 class Buildah(Storage):
-    """The engine.
+    """The engine."""
 
-    Args:
-        cache: the tool's folder.
-        mode: isolation; found out by trying when None (see `engine.probe.probe`).
-    """
-
-    def __init__(self, cache: Cache, *, mode: str | None = None) -> None:
+    def __init__(self, cache: Cache) -> None:
         super().__init__(cache)
-        self._mode = mode
+        self._mode: str | None = None
         self._probing = threading.Lock()
         self._references: dict[str, str] = {}
 
@@ -96,7 +91,7 @@ class Buildah(Storage):
         """Make an image of an OCI layout available to builds; does nothing when it is.
 
         Args:
-            key: name for people, e.g. `base-debian13`; `Recipe.base` may say it afterwards.
+            key: name for people, e.g. `base-debian13`; afterwards it may be a `Recipe.base`.
             layout: the OCI layout.
             digest: `sha256:…` of the image manifest.
 
@@ -131,7 +126,6 @@ class Buildah(Storage):
         out: Path,
         log: Path,
         on_line: Callable[[str], None] | None = None,
-        isolation: str | None = None,
     ) -> None:
         """Build a recipe and put its last stage's tree at `out`.
 
@@ -142,7 +136,6 @@ class Buildah(Storage):
                 are not flushed to disk one by one: it is there to be packed, and the packed layer is.
             log: file that gets every line.
             on_line: called with each line.
-            isolation: instead of the one that works here.
 
         Raises:
             BuildError: it failed; `why` begins with the first error among the last lines.
@@ -150,7 +143,7 @@ class Buildah(Storage):
             HostileInputError: what it made leads out of its tree; see `require_inside`.
         """
         source = root / recipe.containerfile
-        mode = isolation or self.isolation
+        mode = self.isolation
         try:
             text = render(recipe, source.read_text(encoding="utf-8"), relayed=mode == "chroot")
         except OSError as error:
@@ -235,7 +228,6 @@ class Buildah(Storage):
         network: bool = False,
         log: Path | None = None,
         on_line: Callable[[str], None] | None = None,
-        workdir: str | None = None,
         capture: bool = False,
         check: bool = True,
         timeout: float | None = None,
@@ -250,7 +242,6 @@ class Buildah(Storage):
             network: whether it may reach out.
             log: file that gets every line.
             on_line: called with each line of both streams.
-            workdir: folder inside; the image's otherwise.
             capture: keep standard output in the result.
             check: raise when the exit code is not 0.
             timeout: seconds; everything in the container is killed after that.
@@ -259,40 +250,25 @@ class Buildah(Storage):
             CommandError: `check` is set and the command failed.
             EngineError: there is no such image.
         """
-        with self._prepared(image, argv, mounts=mounts, env=env, workdir=workdir, network=network) as command:
-            return self.attempt(
-                command,
-                check=check,
-                capture=capture,
-                log=log,
-                on_line=on_line,
-                timeout=timeout,
-            )
+        with self._prepared(image, argv, mounts=mounts, env=env, network=network) as command:
+            return self.attempt(command, check=check, capture=capture, log=log, on_line=on_line, timeout=timeout)
 
     @contextlib.contextmanager
     def worker(
-        self,
-        image: str,
-        argv: Sequence[str],
-        *,
-        mounts: Sequence[Mount] = (),
-        env: Mapping[str, str] | None = None,
-        workdir: str | None = None,
-        log: Path | None = None,
+        self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount] = (), env: Mapping[str, str] | None = None
     ) -> Iterator[subprocess.Popen[str]]:
         """A long-lived process in a container of its own, without network, to talk to over its stdin and stdout.
 
-        Its standard error goes to `log`; without one the caller must read it, as kernels.executors does to keep its
-        last lines. At the end of the block its stdin is closed; what has not ended two seconds later is killed with
-        everything below it. Any number may run at once, from any thread that outlives the block.
+        The caller must read its standard error, as kernels.executors does to keep its last lines. The process ends with
+        the block (see `attended`). Any number may run at once, from any thread that outlives the block.
 
         Raises:
             EngineError: there is no such image.
         """
         with (
-            self._prepared(image, argv, mounts=mounts, env=env, workdir=workdir) as command,
+            self._prepared(image, argv, mounts=mounts, env=env) as command,
             process.piped(command) as child,
-            attended(child, log),
+            attended(child),
         ):
             yield child
 
@@ -304,15 +280,12 @@ class Buildah(Storage):
         *,
         mounts: Sequence[Mount],
         env: Mapping[str, str] | None,
-        workdir: str | None,
         network: bool = False,
     ) -> Iterator[list[str]]:
         """The command line that runs `argv` in a container which lives as long as the block."""
         options: list[str] = []
         for name, value in sorted((env or {}).items()):
             options += ["--env", f"{name}={value}"]
-        if workdir is not None:
-            options += ["--workingdir", workdir]
         mode = self.isolation
         granted = isolating.arguments("from", mode, network=network, plain=plain_files(mounts))
         with self.container(image, *granted) as container, self.invocation("run") as folder:
@@ -336,19 +309,19 @@ class Buildah(Storage):
 
     def ninja_log(self, name: str, key: str) -> bytes:
         """Ninja's own log in that tree cache, the longest where there are several; empty where there is none."""
-        found = [b""]
+        logs = [b""]
         for place in self._trees(name, key):
             for path in (place / ".ninja_log", *place.glob("*/.ninja_log")):
                 with contextlib.suppress(OSError):  # what was built may have put anything there
-                    found.append(read_regular(path, LARGEST_NINJA_LOG, within=place))
-        return max(found, key=len)
+                    logs.append(read_regular(path, LARGEST_NINJA_LOG, within=place))
+        return max(logs, key=len)
 
     def _trees(self, name: str, key: str) -> list[Path]:
         return cache_mounts(self.cache, f"toolchain-{name}-tree-{key}" if key else f"toolchain-{name}-tree")
 
 
 def require_inside(tree: Path, name: str) -> None:
-    """Refuse a build's tree that would lead whoever reads or writes in it elsewhere.
+    """Refuse a build's tree with links that lead out of it, or special files.
 
     Args:
         name: of what was built, for the message.
@@ -378,9 +351,9 @@ def _build_error(recipe: Recipe, error: process.CommandError) -> BuildError:
     lines = [line for line in error.tail if not line.startswith(_PROGRESS) and not _NOISE.match(line)]
     what = f"building {recipe.name} failed"
     # A recipe's script says `toolchain: …` when it knows what is wrong.
-    said = [line.removeprefix("toolchain: ") for line in lines if line.startswith("toolchain: ")]
-    if said:
-        what = f"{what}: {said[-1]}"
+    messages = [line.removeprefix("toolchain: ") for line in lines if line.startswith("toolchain: ")]
+    if messages:
+        what = f"{what}: {messages[-1]}"
     return BuildError(what, why=first_error(lines), fix="read the end of the log")
 
 

@@ -1,4 +1,4 @@
-"""Commands and workers in containers of docker or podman, through python-on-whales; `docker_probe` says if they may."""
+"""Commands and workers in containers of docker or podman, by python-on-whales; `docker_probe` checks them first."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SETTINGS = (
     "CONTAINERS_STORAGE_CONF", "SSH_AUTH_SOCK", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS",
 )  # fmt: skip
 # The kernel lets the first process of a PID namespace ignore signals that others die of, abort's among them. So the
-# command is never the first one: how it ended must be told as everywhere else.
+# command is never the first one: its exit status must be the same as elsewhere.
 _SHELL = ("-c", '"$@"; exit $?', "sh")
 
 
@@ -78,7 +78,7 @@ class DockerRunner:
 
     @property
     def address(self) -> str:
-        """Where the daemon is, as far as somebody said so; else empty."""
+        """The daemon's address, where one was given; else empty."""
         variable = "DOCKER_HOST" if self.program == "docker" else "CONTAINER_HOST"
         return self._host or os.environ.get(variable, "")
 
@@ -92,8 +92,8 @@ class DockerRunner:
         words = [*self._words(), "version", "--format", "{{json .}}"]
         answer = process.run(words, env=_settings(), capture=True, check=False, timeout=_PATIENCE)
         try:
-            said = strict_json.read(answer.stdout)
-            side = said.get("Server") or (said.get("Client") if self.program == "podman" else None) or {}
+            answered = strict_json.read(answer.stdout)
+            side = answered.get("Server") or (answered.get("Client") if self.program == "podman" else None) or {}
         except (ValueError, AttributeError):
             side = {}
         if answer.returncode != 0 or not side.get("Version"):
@@ -173,10 +173,10 @@ class DockerRunner:
         """The digests of an image's uncompressed layers, lowest first; none where there is no such image."""
         with self._errors("image inspect"):
             try:
-                found = self._client.image.inspect(reference).root_fs
+                root_fs = self._client.image.inspect(reference).root_fs
             except NoSuchImage:
                 return []
-        return list(found.layers or ()) if found is not None else []
+        return list(root_fs.layers or ()) if root_fs is not None else []
 
     def run(
         self,
@@ -188,7 +188,6 @@ class DockerRunner:
         network: bool = False,
         log: Path | None = None,
         on_line: Callable[[str], None] | None = None,
-        workdir: str | None = None,
         capture: bool = False,
         check: bool = True,
         timeout: float | None = None,
@@ -200,7 +199,7 @@ class DockerRunner:
             EngineError: the engine does not answer, has no such image or refused.
         """
         process.which(self.program)
-        options = self._options(mounts, env, workdir, network=network)
+        options = self._options(mounts, env, network=network)
         lines = _Lines(log=log, on_line=on_line, capture=capture)
         code = self._stream(image, argv, options, lines, timeout)
         if code == _ENGINE_FAILED:
@@ -215,14 +214,7 @@ class DockerRunner:
 
     @contextlib.contextmanager
     def worker(
-        self,
-        image: str,
-        argv: Sequence[str],
-        *,
-        mounts: Sequence[Mount] = (),
-        env: Mapping[str, str] | None = None,
-        workdir: str | None = None,
-        log: Path | None = None,
+        self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount] = (), env: Mapping[str, str] | None = None
     ) -> Iterator[subprocess.Popen[str]]:
         """A long-lived process in a container of its own, without network; see `Buildah.worker`.
 
@@ -233,20 +225,20 @@ class DockerRunner:
             EngineError: there is no such image, or the engine refused.
         """
         name = self._name()
-        options = self._options(mounts, env, workdir)
+        options = self._options(mounts, env)
         with self._errors("create"):
             self._client.container.create(
                 image, [*_SHELL, *argv], name=name, interactive=True, pull="never", remove=True, **options
             )
         try:
             words = [*self._words(), "container", "start", "--attach", "--interactive", name]
-            with process.piped(words, env=_settings()) as child, attended(child, log):
+            with process.piped(words, env=_settings()) as child, attended(child):
                 yield child
         finally:
             self._remove(name)
 
     def _options(
-        self, mounts: Sequence[Mount], env: Mapping[str, str] | None, workdir: str | None, *, network: bool = False
+        self, mounts: Sequence[Mount], env: Mapping[str, str] | None, *, network: bool = False
     ) -> dict[str, Any]:
         profile = self._profile(plain=plain_files(mounts))
         return {
@@ -261,7 +253,6 @@ class DockerRunner:
             # Where SELinux rules, a container reads no folder of a user's otherwise; nothing is relabelled for it.
             "security_options": ["label=disable", "no-new-privileges", f"seccomp={profile}"],
             **({"user": self.user} if self.user else {}),
-            **({"workdir": workdir} if workdir is not None else {}),
         }
 
     def _profile(self, *, plain: bool) -> Path:

@@ -103,7 +103,7 @@ def lacks(lines: Sequence[str]) -> list[str]:
     missing += ["no_new_privs"] if rights.get("NoNewPrivs", "").strip() != "1" else []
     missing += ["a profile of system calls"] if rights.get("Seccomp", "").strip() != "2" else []
     if any(inside == outside for inside, outside in maps) or not maps:
-        missing.append("ids of their own, so whoever gets out of one is who runs it here")
+        missing.append("ids of their own, so a process that escapes has the user's rights")
     return missing
 
 
@@ -190,10 +190,10 @@ def _wrong(
         )
     ours = [f"@line {line}" for path in scripts for line in path.read_text(encoding="utf-8").splitlines()]
     theirs = [line for line in lines if line.startswith("@line ")]
-    asked = f"@asked {word}" in lines
-    if asked and theirs != ours:
+    word_read = f"@asked {word}" in lines
+    if word_read and theirs != ours:
         raise _unseen(runner, f"{' or '.join(map(str, scripts))} is another file there")
-    if not asked:
+    if not word_read:
         # Another user of the container may have the right to.
         return _unseen(runner, f"a word written to {shown} was not read in a container: {last}"), lines
     back = shown / "answer"

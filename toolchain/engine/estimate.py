@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-_BLOCK = 8  # steps; the end of a single one says little, since jobs of one moment end together
+_BLOCK = 8  # steps; a single one is no measure, since concurrent jobs end together
 _CACHED = 6.0  # times as fast as the machine of the data: no processor is, so it came from the compiler cache
 _WINDOW = 600.0  # seconds; half of the run, once that is more: the load of a machine changes within minutes
 _SHARE = 1 / 2

@@ -122,7 +122,7 @@ def _libraries(program: Path) -> list[Path]:
     result = process.run(["ldd", os.fspath(program.resolve())], capture=True, check=False, timeout=30)
     if result.returncode != 0:
         return []
-    return [Path(found) for found in re.findall(r"(?:^|\s)(/\S+)(?= \()", result.stdout)]
+    return [Path(path) for path in re.findall(r"(?:^|\s)(/\S+)(?= \()", result.stdout)]
 
 
 def require_none(number: int) -> int:

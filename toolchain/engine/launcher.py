@@ -74,11 +74,11 @@ def main(argv: list[str]) -> int:
     flags = _NEWPID | _NEWIPC | _NEWUTS | (0 if spec["network"] else _NEWNET)
     _check(_LIBC.unshare(flags), "no namespace of PIDs, IPC, names and network")
     _check(_LIBC.sethostname(b"toolchain", 9), "no host name")
-    told, tell = os.pipe()
+    mapped, tell = os.pipe()
     wait, go_on = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(told)
+        os.close(mapped)
         os.close(go_on)
         try:
             _become(spec, argv[2:], tell, wait)
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
     # Polite signals end the namespace as rude ones do; what is left of it is gone before this ends.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: os.kill(child, signal.SIGKILL))
-    if os.read(told, 1):
+    if os.read(mapped, 1):
         _map(child, spec["ids"])
         os.write(go_on, b"m")
     os.close(go_on)
@@ -124,12 +124,7 @@ def _become(spec: Spec, argv: list[str], tell: int, wait: int) -> NoReturn:
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
     _die_with_parent()
-    for place, options in (
-        ("/tmp", "mode=1777"),
-        ("/run", "mode=755"),
-        ("/var", "mode=755"),
-        ("/dev/shm", "mode=1777,size=64m"),
-    ):
+    for place, options in _SCRATCH.items():
         _mount("tmpfs", place, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
     _mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
     if not spec["privileges"]:
@@ -219,8 +214,8 @@ def _plain(text: str) -> str:
 
 
 def _kept(place: str) -> int:
-    told = os.statvfs(place).f_flag
-    return sum(flag for bit, flag in _KEPT.items() if told & bit)
+    flags = os.statvfs(place).f_flag
+    return sum(flag for bit, flag in _KEPT.items() if flags & bit)
 
 
 def _touch(path: str) -> None:

@@ -28,7 +28,7 @@ from toolchain.recipe import Mount
 _PROBE = "/probe"
 _NAMESPACES = ("mnt", "pid", "ipc", "uts", "net", "user")
 _SECONDS = 120.0
-# What a build writes to is its own, and is looked at before anybody reads it: see `buildah.require_inside`.
+# What a build writes is checked before it is read: see `buildah.require_inside`.
 _IN_BUILD = tuple(name for name in attack.ATTEMPTS if name != "a link where the caller reads")
 # Outside a container mounts are made and namespaces begun, so there the others prove nothing.
 _OUTSIDE = ("a file of the caller's", "another process's root or memory", "the machine's files", "a disk",

@@ -85,7 +85,7 @@ class _Step:
             return self.pace.left(now)
         since, done = self.samples[0]
         if self.done == done:
-            # Nothing moved for the whole window: the step's own average. What was done before it began says nothing.
+            # Nothing moved for the whole window: the step's own average, without what was done before it began.
             since, done = self.first or (now, self.done)
         if self.done == done or now <= since:
             return None
@@ -101,7 +101,6 @@ class Progress:
         total: how many stages there are.
         weights: relative weight of each `@step` that the stage announces, in their order.
         console: where to show it; standard error otherwise.
-        known: seconds that steps took when they were last done, better than weights.
         clock: seconds that only grow.
     """
 
@@ -113,14 +112,12 @@ class Progress:
         weights: Mapping[str, float] | None = None,
         console: Console | None = None,
         *,
-        known: Mapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stage = stage
         self.index = index
         self.total = total
         self._weights = dict(weights or {})
-        self._known = dict(known or {})
         self._courses: dict[str, Course] = {}
         self._console = console or people.err()
         self._clock = clock
@@ -135,20 +132,13 @@ class Progress:
         self._github = bool(os.environ.get("GITHUB_ACTIONS"))
         self._said = self._begun
 
-    def weigh(
-        self,
-        weights: Mapping[str, float],
-        known: Mapping[str, float] | None = None,
-        *,
-        courses: Mapping[str, Sequence[tuple[int, float]]] | None = None,
-    ) -> None:
-        """Add steps that come to be known only now, e.g. with a recipe; `courses` as in `toolchain.recipe.Recipe`."""
+    def weigh(self, weights: Mapping[str, float], *, courses: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+        """Add steps that are known only now, e.g. with a recipe; `courses` as in `toolchain.recipe.Recipe`."""
         with self._lock:
             self._weights.update(weights)
-            self._known.update(known or {})
-            self._courses.update({name: Course(runs) for name, runs in (courses or {}).items()})
+            self._courses.update({name: Course(runs) for name, runs in courses.items()})
 
-    # -- what this process tells of its own work
+    # -- progress of this process
 
     def step(self, name: str) -> None:
         """A step begins, and the one before it ends."""
@@ -174,10 +164,10 @@ class Progress:
         step.count(done, total, now)
         step.label = label
 
-    # -- what the lines of a container say
+    # -- lines of a container
 
     def line(self, text: str) -> bool:
-        """Take one line of the build; whether it was progress, which nobody needs to read."""
+        """Take one line of the build; whether it was progress, which is not shown."""
         with self._lock:
             return self._line(text)
 
@@ -216,10 +206,10 @@ class Progress:
         if self._live is None:
             self._say(now)
 
-    # -- what can be told from them
+    # -- figures
 
     def summary(self) -> dict[str, float]:
-        """Seconds of each step, in their order; a step that came twice counts as one."""
+        """Seconds of each step, in their order; a step that came twice is added up."""
         with self._lock:
             now = self._clock() if self._ended is None else self._ended
             seconds: dict[str, float] = {}
@@ -238,23 +228,14 @@ class Progress:
         with self._lock:
             now = self._clock()
             if not self._steps:
-                return (
-                    sum(self._known[name] for name in self._weights) if self._all_known(list(self._weights)) else None
-                )
+                return None
             step = self._steps[-1]
             left = step.left(now)
-            if left is None and step.name in self._known:
-                left = max(0.0, self._known[step.name] - (now - step.begun))
             ahead = self._ahead(step.name)
             if left is None or not ahead:
                 return left
-            if self._all_known(ahead):
-                return left + sum(self._known[name] for name in ahead)
             pace = self._pace(step, now, left)
             return None if pace is None else left + pace * sum(self._weights[name] for name in ahead)
-
-    def _all_known(self, names: list[str]) -> bool:
-        return bool(names) and all(name in self._known for name in names)
 
     def _ahead(self, name: str) -> list[str]:
         names = list(self._weights)

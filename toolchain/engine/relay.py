@@ -43,7 +43,7 @@ def make(folder: Path) -> Path:
     pipes.mkdir()
     for name in ("out", "err"):
         os.mkfifo(pipes / name)
-        # Whoever the command runs as must be able to write.
+        # Any user that the command runs as must be able to write.
         (pipes / name).chmod(0o666)
     pipes.chmod(0o755)
     return pipes

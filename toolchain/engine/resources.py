@@ -29,7 +29,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 
 
-def jobs_for(kind: Kind, asked: int = 0, *, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+def jobs_for(kind: Kind, wanted: int = 0, *, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
     """How many jobs of a kind to run at once, at least 1.
 
     Args:
@@ -39,7 +39,7 @@ def jobs_for(kind: Kind, asked: int = 0, *, proc: Path = _PROC, cgroup: Path = _
         cgroup: where the control groups lie.
     """
     fits = memory_available(proc=proc, cgroup=cgroup) // MEMORY[kind]
-    return max(1, min(asked or cores(proc=proc, cgroup=cgroup), fits))
+    return max(1, min(wanted or cores(proc=proc, cgroup=cgroup), fits))
 
 
 def cores(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
@@ -75,7 +75,7 @@ def memory_available(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
 
 
 def _file_cache(folder: Path) -> int:
-    """Bytes that count as used and are given back when somebody needs them."""
+    """Bytes that are accounted as used and are reclaimable."""
     for line in _text(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name in ("total_inactive_file", "inactive_file"):

@@ -51,7 +51,7 @@ def require_terminal(argv: Sequence[str]) -> None:
     """
     if not argv and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
-            "a shell needs a terminal", why="standard input or output is none", fix="give a command: -- COMMAND..."
+            "a shell needs a terminal", why="standard input or output is not one", fix="give a command: -- COMMAND..."
         )
 
 
@@ -158,7 +158,7 @@ class Shell:
                 if not mount.read_only:
                     place.mkdir()
                 own.append(mount if mount.read_only else Mount(place, mount.target, read_only=False, links=mount.links))
-            own += [Mount(one.source, _INSIDE, read_only=False, links=True) for one in terminal.mounts]
+            own += [Mount(mount.source, _INSIDE, read_only=False, links=True) for mount in terminal.mounts]
             argv = ["/bin/sh", "-c", self._script()]
             return self._talk(
                 lambda: engine.run(image, argv, mounts=own, env=env, check=False, on_line=self._line), terminal

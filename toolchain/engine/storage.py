@@ -14,7 +14,6 @@ import itertools
 import logging
 import os
 import re
-import shlex
 import shutil
 import tempfile
 import time
@@ -24,7 +23,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from toolchain import console, process, strict_json
+from toolchain import process, strict_json
 from toolchain.cache import Cache
 from toolchain.digest import write_atomically
 from toolchain.engine import namespace, relay, view
@@ -42,7 +41,7 @@ _NOT_STARTED = "sealing memfd copy"
 # Our names of containers. Those that buildah names itself are called after their image, which may begin alike.
 _OURS = re.compile(r"toolchain-run-\d+-\d+-\d+")
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
-# Unfinished work that has no place to go on from; whoever still works on it has touched it within a day.
+# Unfinished work that cannot be resumed; what is in use was touched within a day.
 SCRATCH = re.compile(
     r"(archive|bundle|evidence|files|git|kernel-(?:store|worker)|live|load|pip|probe|reuse|shell|wheel)-[a-z0-9_]{8}"
     r"|pack-[0-9a-f]{12}|\.pack-[0-9a-f]{12}\.[0-9a-f]{16}\.partial"
@@ -138,8 +137,6 @@ class Storage:
         """
         process.which("buildah", fix=INSTALL)
         namespace.enter()
-        if not self.root.exists():
-            self._leave_aside()
         for folder in (self.root, self.runroot, self.cache.mounts):
             view.own(folder)
         argv = ["buildah", "--root", view.STORAGE, "--runroot", view.RUNROOT]
@@ -153,12 +150,6 @@ class Storage:
         ]
         whole = argv if pipes is None else relay.outside(argv)
         return view.command(whole, self.cache.engine / "settings", show=mounts, network=network, oci=oci)
-
-    def _leave_aside(self) -> None:
-        """Say what an earlier version of this tool left, whose files belong to the caller: builds read none of it."""
-        old = [self.cache.engine / "storage", self.cache.work / "buildah-cache"]
-        if left := " ".join(shlex.quote(os.fspath(path)) for path in old if path.is_dir()):
-            console.note(f"containers have ids and storage of their own now; remove the old one: rm -rf {left}")
 
     def attempt(self, argv: Sequence[str], *, check: bool = True, **more: Any) -> process.Result:
         """`process.run` of a buildah command line, again where buildah did not even start.
@@ -254,7 +245,7 @@ class Storage:
             self.cleanup()
         folder = self.live / f"{kind}-{process_identity(os.getpid())}-{next(_NUMBER)}"
         self.live.mkdir(parents=True, exist_ok=True)
-        # Locked before it can be found: whoever shares this folder from another container does not see our process.
+        # Locked before it can be found: another container that shares this folder does not see our process.
         new = Path(tempfile.mkdtemp(prefix="live-", dir=self.cache.engine))
         lock = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stopped = False
@@ -294,8 +285,8 @@ class Storage:
     def cleanup(self) -> list[str]:
         """Remove what dead invocations left: containers, images without a name, partial folders. Returns what it did.
 
-        Costs nothing when nothing was killed. Containers that buildah named itself cannot be told apart, so they stay
-        as long as another build is at work.
+        Costs nothing when nothing was killed. Containers that buildah named itself cannot be distinguished, so they
+        stay as long as another build is at work.
         """
         self.cache.engine.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
@@ -388,7 +379,7 @@ def remove_tree(path: Path) -> None:
         return
     inside = f"{path.resolve()}/"
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), line.split()[4])
+        point = re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape.group(1), 8)), line.split()[4])
         if f"{point}/".startswith(inside):
             LOG.warning("%s stays: something is mounted at %s", path, point)
             return

@@ -65,7 +65,7 @@ def ids() -> tuple[int, int]:
         first = max(inside, 1)
         best = max(best, (inside + count - first, first))
     have, first = best
-    # The last one is nobody's, which few files have.
+    # The last one is `nobody`, which few files have.
     if have < COUNT - 1:
         raise EngineError(
             f"containers need {COUNT} ids of their own, and there are {max(have, 0)} here",
@@ -162,7 +162,7 @@ def seccomp(*, plain: bool = False) -> dict[str, object]:
 
 
 def own(folder: Path) -> None:
-    """Make `folder` if need be, and give it to the containers' root; if it was somebody else's, with all in it."""
+    """Make `folder` if need be, and give it to the containers' root; if another user owned it, with all in it."""
     first, _ = ids()
     if not folder.exists():
         folder.mkdir(mode=0o700, parents=True)

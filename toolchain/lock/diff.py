@@ -15,11 +15,11 @@ def differences(locked: Lock, now: Lock, *, whole: bool) -> list[str]:
     """Where `now` is not what `locked` says, for people; empty when all is as locked.
 
     Args:
-        whole: both must be the same; otherwise `locked` may hold more, and a base that was not made here yet counts
-            as what it may become.
+        whole: both must be the same; otherwise `locked` may hold more, and a base that was not made here yet may be
+            resolved as locked.
     """
-    asked = _request(locked, now) if whole else ()
-    return [*_tool(locked, now), *asked, *_bases(locked, now, whole), *_sources(locked, now, whole)]
+    request = _request(locked, now) if whole else ()
+    return [*_tool(locked, now), *request, *_bases(locked, now, whole), *_sources(locked, now, whole)]
 
 
 def _tool(locked: Lock, now: Lock) -> Iterator[str]:
@@ -30,7 +30,7 @@ def _tool(locked: Lock, now: Lock) -> Iterator[str]:
 
 def _request(locked: Lock, now: Lock) -> Iterator[str]:
     for key in sorted(locked.request.keys() | now.request.keys()):
-        was, is_now = (json.dumps(one.request.get(key), sort_keys=True) for one in (locked, now))
+        was, is_now = (json.dumps(lock.request.get(key), sort_keys=True) for lock in (locked, now))
         if was != is_now:
             yield f"--{key}: {was} was asked for when it was locked, {is_now} is now"
 
@@ -49,7 +49,7 @@ def _bases(locked: Lock, now: Lock, whole: bool) -> Iterator[str]:
 
 def _base(was: LockedBase, now: LockedBase, whole: bool) -> Iterator[str]:
     if was.recipe != now.recipe:
-        yield f"{now}: its recipe is another one: {was.recipe or 'none'} is locked, {now.recipe or 'none'} is here"
+        yield f"{now}: its recipe differs: {was.recipe or 'none'} is locked, {now.recipe or 'none'} is here"
     elif was.state == "image" or now.state == "image":
         if was.image != now.image:
             yield f"{now}: the image {was.image or 'none'} is locked, {now.image or 'none'} is here"
@@ -74,7 +74,7 @@ def _packages(was: LockedBase, now: LockedBase) -> Iterator[str]:
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             rows.append(f"{now}: {key[0]} {_told(old.get(key))} is locked, {_told(new.get(key))} is here")
-    yield from rows[:_LISTED] or [f"{now}: its list of packages is another one"]
+    yield from rows[:_LISTED] or [f"{now}: its list of packages differs"]
     if len(rows) > _LISTED:
         yield f"{now}: … and {len(rows) - _LISTED} packages more"
 
@@ -106,14 +106,14 @@ def _source(was: LockedSource, now: LockedSource, whole: bool) -> Iterator[str]:
         yield f"{_what(now)} ({now.ref}) has no digest before it is fetched; {was.digest} is locked"
         return
     if now.kind == "local" and not whole:
-        # A checkout has no place of its own; what counts is that it holds the locked tree. Of a source that is taken in
-        # part this shows once it is in the store, and is asked again then.
+        # A checkout has no address; it must hold the locked tree. Of a source that is taken in part this is known once
+        # it is in the store, and is compared again then.
         expected = was.digest if was.kind == "local" else was.tree
         of_part = now.digest if was.kind == "local" else now.tree
         # What a whole checkout is called is the digest of its tree: the store must hold no other under that name.
         seen = [of_part] if now.parts else [now.digest, now.tree]
-        if found := next((one for one in seen if one and one != expected), ""):
-            yield f"{_what(now)}: the tree {expected or 'of no checkout'} is locked, {found} is in {now.ref}"
+        if wrong := next((tree for tree in seen if tree and tree != expected), ""):
+            yield f"{_what(now)}: the tree {expected or 'of no checkout'} is locked, {wrong} is in {now.ref}"
         keys: tuple[str, ...] = ()
     else:
         keys = ("kind", "repository", "digest", "file", "parts", *(("license",) if whole else ()))
@@ -123,7 +123,7 @@ def _source(was: LockedSource, now: LockedSource, whole: bool) -> Iterator[str]:
             yield f"{_what(now)}: {key} {_shown(before)} is locked, {_shown(after)} is here"
     if was.tree and now.tree and was.kind == now.kind and was.parts == now.parts and was.tree != now.tree:
         yield f"{_what(now)}: its tree is {was.tree} in the lock, {now.tree} in the store"
-    # A patch is what it says, not what its file is called.
+    # A patch is compared by its content, not its file name.
     if [patch.digest for patch in was.patches] != [patch.digest for patch in now.patches]:
         yield f"{_what(now)}: the patches {_patches(was)} are locked, {_patches(now)} are here"
 

@@ -1,4 +1,4 @@
-"""toolchain.lock: what a build may take in, by digest; how the file is written and read."""
+"""toolchain.lock: the inputs that a build may use, by digest; how the file is written and read."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class LockedBase:
         suite: of the distribution, where it has one.
         start: the image that the recipe starts from, by digest, where it does.
         image: digest of the finished image's manifest.
-        packages_digest: of the list as the stages above count it.
+        packages_digest: of the list, as inputs of the stages above have it.
     """
 
     name: str
@@ -166,7 +166,7 @@ class Lock:
 
     @property
     def complete(self) -> bool:
-        """Whether all that a build takes in is fixed; what is open or not resolved leaves its packages free."""
+        """Whether all inputs of a build are fixed; a base that is open or not resolved leaves its packages free."""
         return all(base.state in {"resolved", "image"} and base.image for base in self.bases)
 
     def source(self, name: str) -> LockedSource | None:
@@ -227,7 +227,7 @@ def write(lock: Lock, path: Path) -> None:
     """Write the file under a partial name, then give it its own. A link inside its folder stays.
 
     Raises:
-        ConfigError: it cannot be written there, or what is there is no plain file, or a link that leads elsewhere.
+        ConfigError: it cannot be written there, or what is there is not a plain file, or a link out of its folder.
     """
     try:
         real = Path(os.path.realpath(path))
@@ -255,9 +255,9 @@ def options(lock: Lock, **instead: Any) -> list[str]:
         instead: values in the place of the request's own, by option.
     """
     known = {option.option.name: option.option for option in request_module.options()}
-    asked = {key: value for key, value in sorted({**lock.request, **instead}.items()) if key != "stage"}
+    request = {key: value for key, value in sorted({**lock.request, **instead}.items()) if key != "stage"}
     # Writing takes what it is given; reading refuses what no option is.
-    return [word for key, value in asked.items() for word in known.get(key, Option(name=key, help="")).words(value)]
+    return [word for key, value in request.items() for word in known.get(key, Option(name=key, help="")).words(value)]
 
 
 def _table(title: str, values: Mapping[str, Any]) -> Iterator[str]:

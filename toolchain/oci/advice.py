@@ -11,7 +11,7 @@ _PAGE = "docs/registries.md"
 
 
 def advice(host: str, status: int, code: str, *, sending: bool) -> str:
-    """What a person can do about an answer that nobody expected.
+    """What a person can do about an unexpected answer.
 
     Args:
         code: what the registry calls it, e.g. `NAME_UNKNOWN`; empty where it does not say.

@@ -1,4 +1,4 @@
-"""Who we are to a registry: credentials from the user's login, tokens from the registry, neither ever shown."""
+"""Authentication to a registry: credentials from the user's login, tokens from the registry, neither ever shown."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def credentials(host: str) -> str | None:
     """
     known = registry_name(host)
     try:
-        said = _login_files()
-        written = [name for part in ("auths", "credHelpers") for name in said[part] if registry_name(name) == known]
+        logins = _login_files()
+        written = [name for part in ("auths", "credHelpers") for name in logins[part] if registry_name(name) == known]
         names = dict.fromkeys((host, f"https://{host}", *(_HUB_KEYS if known == HUB else ()), *written))
         for name in _with_loopback(names):
-            if found := _login(said, name):
-                if not _SENDABLE.fullmatch(found):
+            if login := _login(logins, name):
+                if not _SENDABLE.fullmatch(login):
                     raise ValueError
-                return found
+                return login
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RegistryError(
             "the file of registry logins cannot be read", why=type(error).__name__, fix=f"log in again to {host}"
@@ -62,50 +62,50 @@ def credentials(host: str) -> str | None:
 
 def _with_loopback(names: Iterable[str]) -> tuple[str, ...]:
     """The names, each followed by the other way to write this machine where it is one."""
-    other = (("localhost", "127.0.0.1"), ("127.0.0.1", "localhost"))
-    found = ((name, *(name.replace(old, new) for old, new in other if old in name)) for name in names)
-    return tuple(dict.fromkeys(name for group in found for name in group))
+    spellings = (("localhost", "127.0.0.1"), ("127.0.0.1", "localhost"))
+    variants = ((name, *(name.replace(old, new) for old, new in spellings if old in name)) for name in names)
+    return tuple(dict.fromkeys(name for group in variants for name in group))
 
 
-def _login(said: dict[str, Any], name: str) -> str:
+def _login(logins: dict[str, Any], name: str) -> str:
     """The login under a name: the one in the file, that of its own helper, that of the store. Empty without one."""
-    entry = said["auths"].get(name)
+    entry = logins["auths"].get(name)
     if entry is not None:
         # What docker keeps beside an empty password where the registry gave it a token to be known by (ACR does).
         if isinstance(token := entry.get("identitytoken"), str) and token:
             return base64.b64encode(f"{IDENTITY}:{token}".encode()).decode()
         if login := entry.get("auth"):
             return str(login)
-    for helper in filter(None, (said["credHelpers"].get(name), said["credsStore"])):
-        if found := ask_helper(str(helper), name):
-            return found
+    for helper in filter(None, (logins["credHelpers"].get(name), logins["credsStore"])):
+        if login := ask_helper(str(helper), name):
+            return login
     return ""
 
 
-def registry_name(said: str) -> str:
+def registry_name(text: str) -> str:
     """The host that a registry's name means, in lower case: login files have it with a scheme, a slash or a version.
 
     All names of Docker Hub are `HUB`. A name with a namespace is that of no whole registry, and stays.
     """
-    match = _NAMED.fullmatch(said.strip())
-    host = match[1].lower() if match else said
+    match = _NAMED.fullmatch(text.strip())
+    host = match[1].lower() if match else text
     return HUB if host in {HUB, *_HUB_KEYS} else host
 
 
 def _login_files() -> dict[str, Any]:
-    """What the login files say, together; of what two of them say the first counts."""
+    """The login files merged; the first one wins."""
     files = [Path(name) for name in (os.environ.get("REGISTRY_AUTH_FILE"),) if name]
     files += [Path(name) / "config.json" for name in (os.environ.get("DOCKER_CONFIG"),) if name]
-    said: dict[str, Any] = {"auths": {}, "credHelpers": {}, "credsStore": None}
+    logins: dict[str, Any] = {"auths": {}, "credHelpers": {}, "credsStore": None}
     with contextlib.suppress(RuntimeError):  # a user without a home has no login there
         files.append(Path.home() / ".docker" / "config.json")
     for path in files:
         if path.is_file():
             value = strict_json.read(path.read_bytes(), path.name, keys=_LOGINS)
             for part in ("auths", "credHelpers"):
-                said[part] = {**(value.get(part) or {}), **said[part]}
-            said["credsStore"] = said["credsStore"] or value.get("credsStore")
-    return said
+                logins[part] = {**(value.get(part) or {}), **logins[part]}
+            logins["credsStore"] = logins["credsStore"] or value.get("credsStore")
+    return logins
 
 
 def identity_of(login: str | None) -> str:
@@ -115,7 +115,7 @@ def identity_of(login: str | None) -> str:
 
 
 def _word_of(login: str | None) -> tuple[str, str]:
-    """User and password of a login; both empty where it is none."""
+    """User and password of a login; both empty where it is malformed."""
     try:
         user, _, word = base64.b64decode(login or "", validate=True).decode().partition(":")
     except ValueError:  # no base64, no ASCII, no UTF-8
@@ -135,7 +135,7 @@ class Authorizer:
     Args:
         host: registry.
         session: for token requests.
-        secure: whether the registry is spoken to by https.
+        secure: whether the registry is reached by https.
         login: what `credentials` gives.
         timeout: connect and read, seconds.
     """
@@ -178,24 +178,25 @@ class Authorizer:
             RegistryError: there is no login, or it was refused.
             UnreachableError: the token service does not answer.
         """
-        said = response.headers.get("WWW-Authenticate", "")
-        at = re.search(r"\bbearer\s", said, re.IGNORECASE)
+        challenge = response.headers.get("WWW-Authenticate", "")
+        at = re.search(r"\bbearer\s", challenge, re.IGNORECASE)
         if at is None:
             sent = response.request.headers.get("Authorization", "")
-            if not re.search(r"\bbasic\b", said, re.IGNORECASE) or not self._login or str(sent).startswith("Basic "):
+            basic = re.search(r"\bbasic\b", challenge, re.IGNORECASE)
+            if not basic or not self._login or str(sent).startswith("Basic "):
                 raise self.refused("it refuses the login" if self._login else "it wants a login")
             self._basic = f"Basic {self._login}"
             return
-        fields = _parameters(said[at.end() :])
+        fields = _parameters(challenge[at.end() :])
         self._service = (self._realm(fields.get("realm", "")), fields.get("service", ""))
         wanted = tuple(scopes)
         # The registry may call the repository otherwise than we do: both are asked for.
         self._fetch(wanted, tuple(dict.fromkeys([*fields.get("scope", "").split(), *wanted])))
 
-    def _realm(self, said: str) -> str:
+    def _realm(self, text: str) -> str:
         scheme = "https" if self._secure else "http"
         try:
-            realm = urljoin(f"{scheme}://{self._host}/", said)
+            realm = urljoin(f"{scheme}://{self._host}/", text)
             place = urlsplit(realm)
         except ValueError:
             raise self.refused("it names no place to get a token from") from None
@@ -206,7 +207,7 @@ class Authorizer:
         return realm
 
     def _fetch(self, wanted: tuple[str, ...], scopes: tuple[str, ...]) -> _Token:
-        asked = time.monotonic()
+        since = time.monotonic()
         value = self._ask(scopes)
         token = value.get("token") or value.get("access_token")
         if not isinstance(token, str) or not token:
@@ -216,7 +217,7 @@ class Authorizer:
         lasts = value.get("expires_in")
         seconds = lasts if isinstance(lasts, (int, float)) and 0 < lasts < _LONG else _TOKEN_SECONDS
         self._secrets.add(token)
-        self._tokens[wanted] = _Token(token, asked + 0.8 * seconds)
+        self._tokens[wanted] = _Token(token, since + 0.8 * seconds)
         return self._tokens[wanted]
 
     def _ask(self, scopes: tuple[str, ...]) -> dict[str, Any]:
@@ -240,12 +241,12 @@ class Authorizer:
             raise self.refused("the token service answers something else than JSON") from None
 
     def _content(self, got: requests.Response) -> bytes:
-        found = b""
+        content = b""
         for piece in got.iter_content(CHUNK):
-            found += piece
-            if len(found) > _ANSWER:
+            content += piece
+            if len(content) > _ANSWER:
                 raise self.refused(f"the token service answers more than {_ANSWER} bytes")
-        return found
+        return content
 
     def _token_request(self, scopes: tuple[str, ...]) -> requests.Response:
         assert self._service is not None  # noqa: S101 - there was a challenge
@@ -260,12 +261,12 @@ class Authorizer:
         return self._session.get(realm, params=params, headers=headers, timeout=self._timeout, stream=True)
 
     def refused(self, why: str) -> RegistryError:
-        """The error that says so."""
+        """The error for a refused login."""
         return RegistryError(f"{self._host} refuses the login", why=why, fix=f"log in: {login_command(self._host)}")
 
 
 def _parameters(text: str) -> dict[str, str]:
-    """What a challenge says; a second challenge in the same header does not replace the first one's words."""
+    """The parameters of a challenge; a second challenge in the same header does not replace the first one's."""
     fields: dict[str, str] = {}
     for name, quoted, bare in _PARAMETER.findall(text):
         fields.setdefault(name.lower(), quoted or bare)

@@ -126,12 +126,12 @@ class Blobs:
             RegistryError: it cannot be read or stored.
         """
         try:
-            found, size = self._store(path, digest, move)
+            actual, size = self._store(path, digest, move)
         except OSError as error:
             raise RegistryError(
                 f"cannot store {path} in {self.root}", why=str(error), fix="check the path and its rights"
             ) from error
-        return Descriptor(media_type, found, size)
+        return Descriptor(media_type, actual, size)
 
     def _store(self, path: Path, digest: str | None, move: bool) -> tuple[str, int]:
         if digest is not None and self.holds(digest):
@@ -143,13 +143,13 @@ class Blobs:
         with open_regular(path, within=path.parent) as source:
             status = os.fstat(source.fileno())
             if move and status.st_dev == folder.stat().st_dev and not path.is_symlink():
-                found, size = sha256_stream(source), status.st_size
-                _compare(path, digest, found)
+                actual, size = sha256_stream(source), status.st_size
+                _compare(path, digest, actual)
                 os.fsync(source.fileno())
                 os.fchmod(source.fileno(), 0o644)
-                path.replace(self._path(found))
-                read_back(self._path(found), found)
-                return found, size
+                path.replace(self._path(actual))
+                read_back(self._path(actual), actual)
+                return actual, size
             with NewFile(folder / path.name) as new:
                 hasher = hashlib.sha256()
                 size = 0
@@ -157,13 +157,13 @@ class Blobs:
                     hasher.update(piece)
                     size += len(piece)
                     new.stream.write(piece)
-                found = f"sha256:{hasher.hexdigest()}"
-                _compare(path, digest, found)
-                new.path = self._path(found)  # known only now
-                new.finish(found)
+                actual = f"sha256:{hasher.hexdigest()}"
+                _compare(path, digest, actual)
+                new.path = self._path(actual)  # known only now
+                new.finish(actual)
         if move:
             path.unlink()
-        return found, size
+        return actual, size
 
     def put_bytes(self, content: bytes, media_type: str) -> Descriptor:
         """Store bytes: configs, manifests, indexes."""
@@ -224,8 +224,8 @@ class Blobs:
             self._path(digest).unlink(missing_ok=True)
 
 
-def _compare(path: Path, promised: str | None, found: str) -> None:
-    if promised is not None and promised != found:
+def _compare(path: Path, expected: str | None, actual: str) -> None:
+    if expected is not None and expected != actual:
         raise DigestError(
-            f"{path.name} has the wrong digest", why=f"expected {promised}, found {found}", fix="fetch it again"
+            f"{path.name} has the wrong digest", why=f"expected {expected}, found {actual}", fix="fetch it again"
         )

@@ -1,4 +1,4 @@
-"""Whether a layout holds what its names promise."""
+"""Whether the content of a layout matches its digests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Check:
             return
         if item.media_type not in media.MANIFESTS or (item.digest, item.media_type) in self._visited:
             return
-        # Indexes that name one another many times over have few digests and more paths than anybody can walk.
+        # Indexes that name one another many times over have few digests and more paths than can be walked.
         self._visited.add((item.digest, item.media_type))
         try:
             children = self._layout.children(item)
@@ -73,8 +73,8 @@ class _Check:
         path = self._layout.blob(item.digest)
         if (size := path.stat().st_size) != item.size:
             return f"{item.digest} has {size} bytes, {item.size} expected"
-        if (found := self._layout.digest_of(item.digest)) != item.digest:
-            return f"{item.digest} holds other bytes: {found}"
+        if (actual := self._layout.digest_of(item.digest)) != item.digest:
+            return f"{item.digest} holds other bytes: {actual}"
         self._hashed.add(item.digest)
         return None
 
@@ -85,9 +85,9 @@ class _Check:
             config = self._layout.children(image)[0]
             if config.media_type == media.EMPTY or not self._layout.has(config.digest):
                 return
-            said: Platform = platform_of(self._layout.read_json(config))
-            if said != image.platform:
-                yield f"{image.digest} is listed for {image.platform}, its config says {said}"
+            configured: Platform = platform_of(self._layout.read_json(config))
+            if configured != image.platform:
+                yield f"{image.digest} is listed for {image.platform}, its config says {configured}"
 
     def _layers(self, item: Descriptor, config: Descriptor, layers: tuple[Descriptor, ...]) -> Iterator[str]:
         try:
@@ -99,19 +99,19 @@ class _Check:
             yield f"{item.digest} has {len(layers)} layers, its config {len(expected)} diff_ids"
             return
         for layer, diff_id in zip(layers, expected, strict=True):
-            found = self._diff_id(layer)
-            if found != diff_id:
-                yield f"{layer.digest} unpacks to {found}, {diff_id} expected"
+            actual = self._diff_id(layer)
+            if actual != diff_id:
+                yield f"{layer.digest} unpacks to {actual}, {diff_id} expected"
 
     def _diff_id(self, layer: Descriptor) -> str:
         if layer.digest not in self._diff_ids:
             path = self._layout.blob(layer.digest)
-            found = layer.digest if layer.media_type in PLAIN else self._unpacked_digest(path, layer.media_type)
-            self._diff_ids[layer.digest] = found
+            diff_id = layer.digest if layer.media_type in PLAIN else self._unpacked_digest(path, layer.media_type)
+            self._diff_ids[layer.digest] = diff_id
         return self._diff_ids[layer.digest]
 
     def _unpacked_digest(self, path: Path, media_type: str) -> str:
-        """`sha256:<hex>` of the tar in a layer, or words for why there is none."""
+        """`sha256:<hex>` of the tar in a layer, or why it cannot be read."""
         sha256 = hashlib.sha256()
         self._left += RATIO * path.stat().st_size
         try:

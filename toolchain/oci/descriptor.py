@@ -35,7 +35,7 @@ INDEXES = frozenset({INDEX, DOCKER_INDEX})
 IMAGES = frozenset({MANIFEST, DOCKER_MANIFEST})
 MANIFESTS = INDEXES | IMAGES
 
-# Indexes within indexes that are followed. Nobody makes more than two, and strangers must not exhaust the stack.
+# Indexes within indexes that are followed. Images have at most two, and a hostile one must not exhaust the stack.
 DEEPEST = 8
 
 # What cosign keeps about an image: under a tag made from the image's digest, a manifest with layers of these types.

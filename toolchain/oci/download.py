@@ -88,8 +88,8 @@ class Download:
         if status == 206:
             return ""
         self._begin_anew()
-        said = header_number(got.headers.get("Content-Length"))
-        return f"{said} bytes instead of {self._blob.size}" if said not in {None, self._blob.size} else ""
+        length = header_number(got.headers.get("Content-Length"))
+        return f"{length} bytes instead of {self._blob.size}" if length not in {None, self._blob.size} else ""
 
     def _fits(self, got: requests.Response) -> bool:
         """Whether a part begins where what came so far ends, and is of a blob of the right size."""

@@ -12,8 +12,8 @@ from toolchain.digest import EPOCH
 from toolchain.errors import HostileInputError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
-from toolchain.oci.image import timestamp
-from toolchain.oci.labels import CREATED, TITLE
+from toolchain.oci.image import standard_annotations
+from toolchain.oci.labels import TITLE
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import children_of
 
@@ -74,13 +74,13 @@ def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, t
     import oras.schemas  # noqa: PLC0415
 
     layers: dict[str, Descriptor] = {}
-    for path in sorted(paths, key=lambda one: one.name):
+    for path in sorted(paths, key=lambda path: path.name):
         _require_plain(path.name)
         if path.name in layers:
             raise RegistryError(f"two files are called {path.name}", fix="publish the architectures one by one")
         blob = layout.put_file(path, move=True, media_type=file_media_type(path.name))
         layers[path.name] = blob.annotated({TITLE: path.name})
-    notes = {CREATED: timestamp(EPOCH), TITLE: title}
+    notes = standard_annotations(epoch=EPOCH, title=title)
     value = {
         **oras.oci.NewManifest(),
         "artifactType": TYPE,
@@ -112,14 +112,14 @@ def read_files(value: Mapping[str, Any], manifest: Descriptor) -> tuple[PlainFil
             why=f"it is of the type {value.get('artifactType')!r}",
             fix="name an artifact that `toolchain publish --files` made",
         )
-    found: dict[str, PlainFile] = {}
+    files: dict[str, PlainFile] = {}
     for blob in children_of(dict(value), manifest)[1:]:
         name = blob.annotations.get(TITLE, "")
         _require_plain(name)
-        if name in found:
+        if name in files:
             raise HostileInputError(f"the artifact holds {name} twice", fix="do not use it")
-        found[name] = PlainFile(name, blob.plain)
-    return tuple(found.values())
+        files[name] = PlainFile(name, blob.plain)
+    return tuple(files.values())
 
 
 def _require_plain(name: str) -> None:

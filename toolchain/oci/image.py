@@ -10,6 +10,7 @@ from typing import Any
 from toolchain.errors import RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, Platform
+from toolchain.oci.labels import CREATED, TITLE
 from toolchain.oci.layer import Blob
 from toolchain.oci.layout import Layout
 
@@ -51,15 +52,14 @@ class ImageSpec:
         return Platform("linux", self.arch)
 
 
-def timestamp(epoch: int) -> str:
+def timestamp(epoch: float) -> str:
     """RFC 3339 in UTC."""
     return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def standard_annotations(*, epoch: int, title: str = "") -> dict[str, str]:
-    """`org.opencontainers.image.*` for manifests and indexes; what is empty is left out."""
-    known = {"created": timestamp(epoch), "title": title}
-    return {f"org.opencontainers.image.{key}": value for key, value in known.items() if value}
+def standard_annotations(*, epoch: int, title: str) -> dict[str, str]:
+    """`org.opencontainers.image.*` for manifests and indexes."""
+    return {CREATED: timestamp(epoch), TITLE: title}
 
 
 def add_layer(layout: Layout, blob: Blob, *, created_by: str = "", move: bool = False) -> LayerBlob:
@@ -89,29 +89,25 @@ def read_layers(layout: Layout, manifest: Descriptor) -> tuple[LayerBlob, ...]:
     return tuple(LayerBlob(layer, diff_id) for layer, diff_id in zip(layers, diff_ids, strict=True))
 
 
-def with_layers(
-    layout: Layout, manifest: Descriptor, layers: Sequence[LayerBlob], *, config: Descriptor | None = None
-) -> Descriptor:
-    """The image again with the same layers packed in another way, and with another config if one is given."""
+def with_layers(layout: Layout, manifest: Descriptor, layers: Sequence[LayerBlob]) -> Descriptor:
+    """The image again with the same layers packed in another way."""
     value = layout.read_json(manifest)
     value["layers"] = [layer.descriptor.plain.as_json() for layer in layers]
-    if config is not None:
-        value["config"] = config.as_json()
     return layout.put_json(value, media.MANIFEST)
 
 
 def diff_ids_of(config: Mapping[str, Any]) -> list[str]:
     """The digests of the uncompressed layers that a config names, lowest first."""
     rootfs = config.get("rootfs")
-    found = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
-    return [str(text) for text in found] if isinstance(found, list) else []
+    values = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+    return [str(text) for text in values] if isinstance(values, list) else []
 
 
 def labels_of(config: Mapping[str, Any]) -> dict[str, str]:
     """The labels of a config; none where it has them not as OCI says."""
     run = config.get("config")
-    found = run.get("Labels") if isinstance(run, dict) else None
-    return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
+    values = run.get("Labels") if isinstance(run, dict) else None
+    return {str(name): str(text) for name, text in values.items()} if isinstance(values, dict) else {}
 
 
 def platform_of(config: Mapping[str, Any]) -> Platform:

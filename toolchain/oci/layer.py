@@ -19,7 +19,7 @@ from typing import Literal, assert_never
 
 from toolchain import process
 from toolchain.digest import CHUNK
-from toolchain.errors import HostileInputError, SourceError
+from toolchain.errors import ConfigError, HostileInputError, SourceError
 from toolchain.filesystem import NewFile
 from toolchain.oci import descriptor as media
 from toolchain.oci import tar
@@ -78,9 +78,7 @@ class HashedFile(NewFile):
             super().__exit__(kind, value, at)
 
 
-def write_layer(
-    tree: Path, out: Path, *, epoch: int, normalise: bool = True, exclude: Sequence[str] = (), first_id: int = 0
-) -> Layer:
+def write_layer(tree: Path, out: Path, *, epoch: int, normalise: bool = True, first_id: int = 0) -> Layer:
     """Write the content of `tree` as a layer whose root is `tree` itself.
 
     Members are sorted by the bytes of their path and carry one time; hard links point to their first name. The parents
@@ -93,7 +91,6 @@ def write_layer(
         epoch: seconds since 1970, for every member.
         normalise: owner 0:0, modes 0755 and 0644, no attributes, nothing but files, links and directories. Without it
             (a base's root file system) owners, modes, file capabilities and device nodes stay; sockets are left out.
-        exclude: shell patterns over paths relative to `tree`; a folder that matches is left out with all below it.
         first_id: the id that is 0 in the layer, where `tree` was written in a user namespace; the next is 1, and so on.
 
     Raises:
@@ -101,11 +98,33 @@ def write_layer(
         BuildError: a file changed while it was read.
     """
     with HashedFile(out) as sink:
-        write_tree(tree, sink, epoch=epoch, normalise=normalise, exclude=exclude, first_id=first_id)
+        _write_tree(tree, sink, epoch=epoch, normalise=normalise, first_id=first_id)
     return Layer(sink.digest, sink.size, out)
 
 
-def write_tree(
+def write_tar_gz(tree: Path, out: Path, *, top: str, epoch: int, exclude: Sequence[str] = ()) -> str:
+    """Write the content of `tree` as a .tar.gz for people without containers, all of it below the folder `top`.
+
+    Deterministic like a layer: sorted, owner 0, modes 0755 and 0644, one time, the same bytes for any number of cores.
+
+    Args:
+        exclude: shell patterns over paths relative to `tree`; a folder that matches is left out with all below it.
+
+    Returns:
+        Its digest.
+
+    Raises:
+        ConfigError: `top` is not the name of one folder.
+        HostileInputError: the tree holds a device, pipe or socket.
+    """
+    if not top or "/" in top or top in {".", ".."}:
+        raise ConfigError(f"{top!r} cannot be the top folder of an archive", fix="give one plain name")
+    with HashedFile(out) as sink, GzipSink(sink) as packer:
+        _write_tree(tree, packer, epoch=epoch, exclude=exclude, prefix=os.fsencode(top))
+    return sink.digest
+
+
+def _write_tree(
     tree: Path,
     sink: tar.Sink,
     *,
@@ -186,7 +205,7 @@ def _member(
             xattrs[tar.CAPABILITY] = plain_capability(os.getxattr(path, tar.CAPABILITY, follow_symlinks=False))
     uid, gid = status.st_uid - first_id, status.st_gid - first_id
     if min(uid, gid) < 0:
-        raise HostileInputError(f"{os.fsdecode(path)} belongs to nobody in its image", fix="make the tree again")
+        raise HostileInputError(f"{os.fsdecode(path)} has an owner outside its image", fix="make the tree again")
     return tar.Member(
         name=name, kind=kind, mode=0o777 if kind == tar.SYMLINK else mode, mtime=epoch, uid=uid, gid=gid, size=size,
         link=link, device=device, xattrs=xattrs,
@@ -313,26 +332,25 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
             assert_never(how)
 
 
-def compressor_id(how: Compression, level: int | None = None) -> str:
-    """What decides the bytes of a blob beside its tar, e.g. `gzip/zlib-1.2.13/9`: an input of every image.
+def compressor_id(how: Compression) -> str:
+    """What decides the bytes of a blob beside its tar, e.g. `gzip/zlib-1.2.13/9`: noted in records, and no input.
 
     Raises:
         EngineError: the zstd program is missing.
     """
-    used = LEVELS[how] if level is None else level
     match how:
         case "none":
             return "none"
         case "gzip":
-            return f"gzip/zlib-{zlib.ZLIB_RUNTIME_VERSION}/{used}"
+            return f"gzip/zlib-{zlib.ZLIB_RUNTIME_VERSION}/{LEVELS[how]}"
         case "zstd":
-            return f"zstd/zstd-{_zstd_version()}/{used}"
+            return f"zstd/zstd-{_zstd_version()}/{LEVELS[how]}"
         case _:
             assert_never(how)
 
 
 @functools.cache
 def _zstd_version() -> str:
-    said = process.run(["zstd", "--version"], capture=True).stdout
-    match = re.search(r"v(\d+(?:\.\d+)+)", said)
-    return match[1] if match else said.strip()
+    output = process.run(["zstd", "--version"], capture=True).stdout
+    match = re.search(r"v(\d+(?:\.\d+)+)", output)
+    return match[1] if match else output.strip()

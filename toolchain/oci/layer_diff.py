@@ -27,7 +27,7 @@ class FileDifference:
     Args:
         path: from the layer's root.
         what: `only in the first`, `only in the second`, `kind`, `size` or `content`.
-        offset: of the first byte that differs; None where there is none to name.
+        offset: of the first byte that differs; None where contents were not compared.
         first, second: some bytes from there on, hex.
         member: of a static library, the object in which they lie.
     """
@@ -72,27 +72,27 @@ def differences(first: Blob, second: Blob) -> list[FileDifference]:
     Raises:
         UntrustedError: a layer cannot be read.
     """
-    one = {file.path: file for file in layer_files(first.path, first.media_type)}
-    two = {file.path: file for file in layer_files(second.path, second.media_type)}
-    found = []
-    for path in sorted({*one, *two}):
-        if path not in two:
-            found.append(FileDifference(path, "only in the first"))
-        elif path not in one:
-            found.append(FileDifference(path, "only in the second"))
-        elif (one[path].kind, one[path].sha256) != (two[path].kind, two[path].sha256):
-            found.append(_differing(first, second, one[path], two[path]))
-    return found
+    first_files = {file.path: file for file in layer_files(first.path, first.media_type)}
+    second_files = {file.path: file for file in layer_files(second.path, second.media_type)}
+    differing = []
+    for path in sorted({*first_files, *second_files}):
+        if path not in second_files:
+            differing.append(FileDifference(path, "only in the first"))
+        elif path not in first_files:
+            differing.append(FileDifference(path, "only in the second"))
+        elif (first_files[path].kind, first_files[path].sha256) != (second_files[path].kind, second_files[path].sha256):
+            differing.append(_differing(first, second, first_files[path], second_files[path]))
+    return differing
 
 
-def _differing(first: Blob, second: Blob, file: LayerFile, two: LayerFile) -> FileDifference:
-    if file.kind != two.kind:
-        return FileDifference(file.path, "kind", None, file.kind, two.kind)
-    what = "content" if file.size == two.size else "size"
-    if file.kind == "link" or max(file.size, two.size) > _LIMIT:
-        return FileDifference(file.path, what, None, file.target, two.target)
+def _differing(first: Blob, second: Blob, file: LayerFile, other_file: LayerFile) -> FileDifference:
+    if file.kind != other_file.kind:
+        return FileDifference(file.path, "kind", None, file.kind, other_file.kind)
+    what = "content" if file.size == other_file.size else "size"
+    if file.kind == "link" or max(file.size, other_file.size) > _LIMIT:
+        return FileDifference(file.path, what, None, file.target, other_file.target)
     a = read_member(first.path, first.media_type, file.path, limit=_LIMIT) or b""
-    b = read_member(second.path, second.media_type, two.path, limit=_LIMIT) or b""
+    b = read_member(second.path, second.media_type, other_file.path, limit=_LIMIT) or b""
     offset = first_difference(a, b)
     return FileDifference(
         file.path,
@@ -143,7 +143,7 @@ def member_at(archive: bytes, offset: int) -> str:
 
 
 def explain(first: Blob, second: Blob, path: str) -> list[str]:
-    """What diffoscope says of one file, at most 40 lines; empty where there is no diffoscope."""
+    """diffoscope's output for one file, at most 40 lines; empty where it is not installed."""
     program = shutil.which("diffoscope")
     if program is None:
         return []

@@ -17,6 +17,9 @@ from toolchain.oci.compressed import DAMAGED, PLAIN, Readable, unpacked
 from toolchain.tar_headers import CheckedHeader
 
 _DAMAGED = (tarfile.TarError, OSError, ValueError, RecursionError, *DAMAGED)
+_GLANCE_LIMIT = 64 << 20
+# What is kept of a layer's files: a name, or ends of names; bytes that a file may have; and where its content goes.
+_Keep = tuple[str | tuple[str, ...], int, list[bytes]]
 _HEADER_LIMIT = 1 << 20  # long names and attributes are read whole into memory
 _LONG = frozenset({tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK})
 # What every reader of tars takes for the same. Of the rest (global headers, sparse files, kinds that only some know)
@@ -33,7 +36,7 @@ class LayerFile:
 
     Args:
         path: from the layer's root, without a slash in front; bytes that are not UTF-8 as `\\xNN`.
-        kind: `file` (a hard link counts as a file with the same content) or `link`.
+        kind: `file` (a hard link is a file with the same content) or `link`.
         size: bytes; of a link, of its target's name.
         sha1: hex, because SPDX asks for it.
         sha256: hex, of the content; of a link, of its target's name.
@@ -91,11 +94,7 @@ def layer_files(path: Path, media_type: str) -> list[LayerFile]:
             an unusual way, a file below a link, a kind of member that not all know.
         EngineError: a zstd layer, and the zstd program is missing.
     """
-    try:
-        found = list(_walk(path, media_type, None))
-    except _DAMAGED as error:
-        raise UntrustedError("a layer cannot be read", why=f"{path.name}: {error}", fix="fetch it again") from error
-    return sorted(found, key=lambda file: file.path)
+    return sorted(_readable(path, media_type, None), key=lambda file: file.path)
 
 
 def layer_paths(path: Path, media_type: str) -> Iterator[str]:
@@ -104,8 +103,12 @@ def layer_paths(path: Path, media_type: str) -> Iterator[str]:
     Raises:
         UntrustedError, EngineError: as `layer_files`.
     """
+    yield from (file.path for file in _readable(path, media_type, ("", 0, [])))
+
+
+def _readable(path: Path, media_type: str, keep: _Keep | None) -> Iterator[LayerFile]:
     try:
-        yield from (file.path for file in _walk(path, media_type, ("", 0, [])))
+        yield from _walk(path, media_type, keep)
     except _DAMAGED as error:
         raise UntrustedError("a layer cannot be read", why=f"{path.name}: {error}", fix="fetch it again") from error
 
@@ -119,9 +122,7 @@ def read_member(path: Path, media_type: str, name: str, *, limit: int = 64 << 20
     return None
 
 
-def read_members(
-    path: Path, media_type: str, suffixes: tuple[str, ...], *, limit: int = 64 << 20
-) -> Iterator[tuple[str, bytes]]:
+def read_members(path: Path, media_type: str, suffixes: tuple[str, ...], *, limit: int) -> Iterator[tuple[str, bytes]]:
     """The regular files of a layer whose names have one of some ends: path and content. Larger ones are left out."""
     kept: list[bytes] = []
     for file in _walk(path, media_type, (suffixes, limit, kept)):
@@ -130,7 +131,7 @@ def read_members(
 
 
 @memoize(maxsize=8)
-def glance(path: Path, media_type: str, name: str, *, limit: int = 64 << 20) -> bytes | None:
+def glance(path: Path, media_type: str, name: str) -> bytes | None:
     """As `read_member`, of a layer that was made here: nothing else in it is looked at, and nothing is looked at twice.
 
     Args:
@@ -142,15 +143,13 @@ def glance(path: Path, media_type: str, name: str, *, limit: int = 64 << 20) -> 
         tarfile.open(fileobj=cast("Any", plain), mode=how, tarinfo=_Member) as tar,
     ):
         for member in tar:
-            if member.isreg() and member.size <= limit and _name(member) == name:
+            if member.isreg() and member.size <= _GLANCE_LIMIT and _name(member) == name:
                 content = tar.extractfile(member)
                 return content.read() if content is not None else None
     return None
 
 
-def _walk(
-    path: Path, media_type: str, keep: tuple[str | tuple[str, ...], int, list[bytes]] | None
-) -> Iterator[LayerFile]:
+def _walk(path: Path, media_type: str, keep: _Keep | None) -> Iterator[LayerFile]:
     tar_headers.require()
     known: dict[str, LayerFile] = {}
     folders: dict[str, bool] = {}
@@ -166,18 +165,18 @@ def _walk(
             folders[name] = member.isdir()
             if member.issym():
                 text = member.linkname.encode("utf-8", "surrogateescape")
-                one = LayerFile(name, "link", len(text), _sha1(text), _sha256(text), shown(member.linkname))
+                file = LayerFile(name, "link", len(text), _sha1(text), _sha256(text), shown(member.linkname))
             elif member.islnk():
                 first = known.get(shown(member.linkname.removeprefix("./")))
                 if first is None:
                     raise UntrustedError(f"a hard link in a layer leads nowhere: {name}")
-                one = LayerFile(name, first.kind, first.size, first.sha1, first.sha256, first.target)
+                file = LayerFile(name, first.kind, first.size, first.sha1, first.sha256, first.target)
             elif member.isreg():
-                one = _read(tar, member, name, keep)
+                file = _read(tar, member, name, keep)
             else:
                 continue
-            known[name] = one
-            yield one
+            known[name] = file
+            yield file
         while stream.read(CHUNK):  # so that the decompressor checks its own sums
             pass
         if stream.last > tar.offset:
@@ -205,12 +204,7 @@ def _require_folders(folders: Mapping[str, bool]) -> None:
             above = above.rpartition("/")[0]
 
 
-def _read(
-    tar: tarfile.TarFile,
-    member: tarfile.TarInfo,
-    name: str,
-    keep: tuple[str | tuple[str, ...], int, list[bytes]] | None,
-) -> LayerFile:
+def _read(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, keep: _Keep | None) -> LayerFile:
     content = tar.extractfile(member)
     assert content is not None  # noqa: S101 - a regular file has content
     if keep is not None:  # of files that are looked for; no digest is needed
@@ -219,16 +213,16 @@ def _read(
         if fits and member.size <= limit:
             kept.append(content.read())
         return LayerFile(name, "file", member.size, "", "")
-    one, other = hashlib.sha1(usedforsecurity=False), hashlib.sha256()
+    sha1, sha256 = hashlib.sha1(usedforsecurity=False), hashlib.sha256()
     left = member.size
     while left:
         piece = content.read(min(left, CHUNK))
         if not piece:
             raise EOFError(f"it ends in the middle of {name}")
-        one.update(piece)
-        other.update(piece)
+        sha1.update(piece)
+        sha256.update(piece)
         left -= len(piece)
-    return LayerFile(name, "file", member.size, one.hexdigest(), other.hexdigest())
+    return LayerFile(name, "file", member.size, sha1.hexdigest(), sha256.hexdigest())
 
 
 def shown(name: str) -> str:

@@ -36,7 +36,7 @@ class Layout(Blobs):
         self._index = root / "index.json"
 
     def ensure(self) -> Layout:
-        """Make the folder a layout if it is none yet.
+        """Make the folder a layout if it is not one yet.
 
         Raises:
             RegistryError: it is a layout of another version, or no folder can be made there.
@@ -60,8 +60,8 @@ class Layout(Blobs):
         """Insist on a marker of the version that is known, as other programs do.
 
         Raises:
-            RegistryError: it is of another one, or cannot be read.
-            DocumentError: programs read it differently.
+            RegistryError: it is of another version, or cannot be read.
+            DocumentError: it is ambiguous JSON.
         """
         content = self._small("oci-layout", _MARKER_LIMIT)
         version = parse_object(content, str(self.root / "oci-layout"), keys=_MARKER).get("imageLayoutVersion")
@@ -138,7 +138,7 @@ class Layout(Blobs):
         self.retag(name, lambda _: descriptor)
 
     def retag(self, name: str, make: Callable[[Descriptor | None], Descriptor]) -> None:
-        """Let `name` point to what `make` gives for what it points to now; nobody else changes names meanwhile.
+        """Let `name` point to what `make` returns for what it points to now; no other process changes names meanwhile.
 
         Raises:
             RegistryError: as `make` does.
@@ -184,7 +184,7 @@ class Layout(Blobs):
             )
             if canonical(content) != before:
                 write_atomically(self._index, canonical(content), check=True)
-                # Of a folder that is no cache nobody asks for `gc`. What cannot be removed takes nothing from the name.
+                # `gc` is only called for caches. What cannot be removed does not matter to the name.
                 with contextlib.suppress(OSError):
                     self._sweep()
 
@@ -212,13 +212,13 @@ class Layout(Blobs):
             names = [name for key in (media.REF_NAME, _CONTAINERD_NAME) if (name := _annotation(entry, key))]
             if not names:
                 continue
-            found = Descriptor.from_json(entry)
-            others += [(name.rpartition(":")[2], found) for name in names]
+            descriptor = Descriptor.from_json(entry)
+            others += [(name.rpartition(":")[2], descriptor) for name in names]
             if name := _ref_name(entry):
-                _require_one(self.root, name, named.setdefault(name, found), found)
+                _require_same(self.root, name, named.setdefault(name, descriptor), descriptor)
         # containerd also looks at a name of its own, and puts a repository before names, which others have in them.
-        for name, found in others:
-            _require_one(self.root, name, named.get(name, found), found)
+        for name, descriptor in others:
+            _require_same(self.root, name, named.get(name, descriptor), descriptor)
         return {name: named[name] for name in sorted(named)}
 
     def require_one_reading(self) -> None:
@@ -299,8 +299,8 @@ class Layout(Blobs):
     def gc(self, keep: Iterable[str] = (), *, older_than: float = 0) -> int:
         """Remove the blobs that neither index.json nor a digest in `keep` reaches, and day-old partial files.
 
-        Whoever stores blobs and has not yet tagged them must give their digests, or hold off. Of a manifest that is
-        damaged nobody can tell what it holds: it stays, and what it alone holds goes.
+        Callers that have stored blobs and not yet tagged them must pass their digests, or wait. A damaged manifest
+        stays; what only it names is removed.
 
         Args:
             older_than: seconds; younger blobs stay.
@@ -314,7 +314,7 @@ class Layout(Blobs):
             for digest in {*used, *(str(entry.get("digest")) for entry in self._entries()["manifests"])}:
                 try:
                     if self.has(digest):
-                        used.update(found.digest for found in self.walk(self.resolve(digest)))
+                        used.update(item.digest for item in self.walk(self.resolve(digest)))
                 except (RegistryError, DigestError, DocumentError) as error:
                     used.add(digest)
                     LOG.warning("%s: %s", self.root, error)
@@ -341,11 +341,11 @@ def _ref_name(entry: Mapping[str, Any]) -> str:
     return _annotation(entry, media.REF_NAME)
 
 
-def _require_one(root: Path, name: str, descriptor: Descriptor, other: Descriptor) -> None:
-    if descriptor.plain != other.plain:
+def _require_same(root: Path, name: str, descriptor: Descriptor, again: Descriptor) -> None:
+    if descriptor.plain != again.plain:
         raise DigestError(
             f"{root} lists {name!r} twice",
-            why=f"{descriptor.digest} and {other.digest}",
+            why=f"{descriptor.digest} and {again.digest}",
             fix="name what is meant by its digest, or publish it again",
         )
 

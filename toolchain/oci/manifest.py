@@ -61,8 +61,8 @@ def parse_object(content: bytes, name: str, *, keys: Keys | None = MANIFEST_KEYS
 
 def media_type_of(value: dict[str, Any]) -> str:
     """The media type of a manifest's JSON: what it says, else what it looks like."""
-    if isinstance(said := value.get("mediaType"), str):
-        return said
+    if isinstance(own_type := value.get("mediaType"), str):
+        return own_type
     if isinstance(value.get("manifests"), list):
         return media.INDEX
     return media.MANIFEST if "layers" in value else media.CONFIG
@@ -74,10 +74,10 @@ def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descript
     Raises:
         RegistryError: malformed, or of another type than its descriptor says.
     """
-    said = value.get("mediaType")
-    if said is not None and said != descriptor.media_type:
+    own_type = value.get("mediaType")
+    if own_type is not None and own_type != descriptor.media_type:
         raise RegistryError(
-            f"{descriptor.digest} calls itself {str(said)[:100]!r}",
+            f"{descriptor.digest} calls itself {str(own_type)[:100]!r}",
             why=f"it is listed as {descriptor.media_type!r}; some programs go by the one, some by the other",
             fix=_OTHER,
         )

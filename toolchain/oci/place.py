@@ -35,7 +35,7 @@ from toolchain.oci.tagged import Tagged, add_to_layout, add_to_repository
 
 @dataclass(frozen=True)
 class NamedImage:
-    """An image or index in a place, as people are told of it.
+    """An image or index in a place, with its name for messages.
 
     Args:
         name: what it is called: its tag in a folder that was named as a whole, else the reference.
@@ -86,7 +86,7 @@ class Place(ABC):
         """Insist that every program finds the same image here under the same name.
 
         Raises:
-            DigestError: some would take another one.
+            DigestError: some would find another image.
         """
 
     @abstractmethod
@@ -104,7 +104,7 @@ class Place(ABC):
         Raises:
             ConfigError: the place can have no such name or tag.
             RegistryError: neither index nor artifact, or something is missing or too large.
-            DigestError: what is read back, or what lies in the layout, is not what it must be.
+            DigestError: what is read back, or what lies in the layout, has another digest.
         """
         require_publishable(descriptor)
         return self._put(layout, descriptor, tuple(dict.fromkeys([*([self.ref.tag] if self.ref.tag else []), *tags])))
@@ -114,7 +114,7 @@ class Place(ABC):
 
     @abstractmethod
     def referrers(self, subject: str) -> tuple[Descriptor, ...]:
-        """The artifacts about a digest, as the place lists them. A list is no proof: look at each manifest's subject.
+        """The artifacts about a digest, as the place lists them. The list is untrusted: check each manifest's subject.
 
         Raises:
             RegistryError: the list is malformed.
@@ -129,12 +129,12 @@ class Place(ABC):
             artifacts: their manifests.
 
         Raises:
-            RegistryError: they are of several subjects or of none, or the list never came to rest.
+            RegistryError: they are of several subjects or of none, or other publishers keep replacing the list.
             DigestError: what is read back is not what was written.
         """
 
     @abstractmethod
-    def attach_layers(self, layout: Layout, said: Sequence[Tagged]) -> int:
+    def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:
         """Add layers to what lies under tags. What is there stays; what is ours already is not sent again.
 
         Args:
@@ -144,12 +144,12 @@ class Place(ABC):
             Bytes sent or written.
 
         Raises:
-            RegistryError: an image has this tag, or others never let it come to rest.
+            RegistryError: an image has this tag, or other publishers keep replacing the list.
         """
 
     @abstractmethod
     def name_of(self, image: str) -> str:
-        """What a signature calls this place of `image`."""
+        """The name of `image` in a signature."""
 
     @abstractmethod
     def tagged(self, tag: str) -> Place:
@@ -201,9 +201,9 @@ class Place(ABC):
         require_shallow(item, depth)
         seen = set() if seen is None else seen
         for child in children_of(parse_object(content, item.digest), item):
-            if (said := (child.digest, child.media_type, child.size)) in seen:
+            if (key := (child.digest, child.media_type, child.size)) in seen:
                 continue
-            seen.add(said)
+            seen.add(key)
             if child.media_type not in media.MANIFESTS:
                 self.blob(child, layout)
                 continue
@@ -220,8 +220,8 @@ class LayoutPlace(Place):
         self._layout = Layout(ref.path)
 
     def manifest(self, reference: str = "") -> tuple[Descriptor, bytes]:
-        found = self._layout.resolve(reference) if reference else resolve(self.ref)
-        return found, self._layout.read(found)
+        image = self._layout.resolve(reference) if reference else resolve(self.ref)
+        return image, self._layout.read(image)
 
     def blob(self, blob: Descriptor, into: Layout) -> Path:
         path = self._layout.blob(blob.digest)
@@ -235,10 +235,10 @@ class LayoutPlace(Place):
     def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:  # noqa: ARG002 - they are at hand
         if name := self.ref.tag or self.ref.digest:
             return self._layout, (NamedImage(str(self.ref), self.ref, self._layout.resolve(name)),)
-        found = self._layout.images()
-        if not found:
+        images = self._layout.images()
+        if not images:
             raise ConfigError(f"{self.ref} holds no image", fix="publish one there first")
-        return self._layout, tuple(NamedImage(tag, self.ref.at(tag=tag), image) for tag, image in found.items())
+        return self._layout, tuple(NamedImage(tag, self.ref.at(tag=tag), image) for tag, image in images.items())
 
     def require_one_reading(self) -> None:
         self._layout.require_one_reading()
@@ -255,8 +255,8 @@ class LayoutPlace(Place):
     def attach(self, layout: Layout, artifacts: Sequence[Descriptor]) -> Attached:
         return attach_to_layout(layout, artifacts, self._layout.ensure())
 
-    def attach_layers(self, layout: Layout, said: Sequence[Tagged]) -> int:
-        return add_to_layout(layout, said, self._layout.ensure())
+    def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:
+        return add_to_layout(layout, additions, self._layout.ensure())
 
     def name_of(self, image: str) -> str:
         """The image's own name: a folder's path means nothing elsewhere."""
@@ -298,8 +298,8 @@ class RepositoryPlace(Place):
     def attach(self, layout: Layout, artifacts: Sequence[Descriptor]) -> Attached:
         return attach_to_repository(layout, artifacts, self._registry, self.ref.repository)
 
-    def attach_layers(self, layout: Layout, said: Sequence[Tagged]) -> int:
-        return add_to_repository(layout, said, self._registry, self.ref.repository)
+    def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:
+        return add_to_repository(layout, additions, self._registry, self.ref.repository)
 
     def name_of(self, image: str) -> str:  # noqa: ARG002
         """The repository, with its registry."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from toolchain.errors import DigestError, RegistryError
 from toolchain.oci import descriptor as media
@@ -88,12 +89,7 @@ def put_in_layout(layout: Layout, descriptor: Descriptor, dest: LayoutRef, tags:
         else:
             there.put_file(layout.blob(item.digest), digest=item.digest)
             pushed += item.size
-        if there.blob(item.digest).stat().st_size != item.size:
-            raise DigestError(
-                f"{item.digest} has the wrong size in {there.root}",
-                why=f"expected {item.size} bytes",
-                fix="fetch or build it again",
-            )
+        _require_size(there, item)
     for tag in tags:
         there.tag(descriptor, tag)
     if there.read(descriptor) != layout.read(descriptor):
@@ -108,7 +104,7 @@ def put_in_repository(
     before = registry.traffic.sent
     skipped = count = 0
     items = tuple(_children_first(layout, descriptor))
-    # What the registry is known to refuse is told now, not after an hour of uploading.
+    # What the registry is known to refuse is an error now, not after an hour of uploading.
     rules.check_repository(registry.rules, registry.host, dest.repository)
     rules.check_sizes(registry.rules, items)
     for tag in tags:
@@ -123,14 +119,7 @@ def put_in_repository(
                 registry.put_manifest(dest.repository, item.digest, content, item.media_type)
             _read_back(registry, dest, item.digest, content)
             continue
-        path = layout.blob(item.digest)
-        if path.stat().st_size != item.size:
-            raise DigestError(
-                f"{item.digest} has the wrong size in {layout.root}",
-                why=f"expected {item.size} bytes",
-                fix="fetch or build it again",
-            )
-        if not registry.push_blob(dest.repository, item, path):
+        if not registry.push_blob(dest.repository, item, _require_size(layout, item)):
             skipped += item.size
         elif registry.blob_size(dest.repository, item.digest) is None:
             raise RegistryError(f"{registry.host} took {item.digest} but does not have it", fix="publish again")
@@ -147,6 +136,17 @@ def put_in_repository(
         skipped_bytes=skipped,
         blobs=count,
     )
+
+
+def _require_size(layout: Layout, item: Descriptor) -> Path:
+    path = layout.blob(item.digest)
+    if path.stat().st_size != item.size:
+        raise DigestError(
+            f"{item.digest} has the wrong size in {layout.root}",
+            why=f"expected {item.size} bytes",
+            fix="fetch or build it again",
+        )
+    return path
 
 
 def _read_back(registry: Registry, dest: RegistryRef, reference: str, content: bytes) -> None:
@@ -169,14 +169,14 @@ def resolve(ref: LayoutRef) -> Descriptor:
     if ref.digest or ref.tag:
         return there.resolve(ref.digest or ref.tag or "")
     refs = there.images()
-    # Other tools leave an image without a name; an artifact without one is what is said about an image. The files of an
-    # image have names of their own, and are not what a folder is named for.
-    named = {one.digest for one in refs.values() if one.artifact_type != FILES} or {one.digest for one in refs.values()}
-    found = named or {root.digest for root in there.roots() if not root.artifact_type}
-    if len(found) != 1:
+    # Other tools leave an image without a name. An artifact without a name is a statement about an image. The files of
+    # an image have names of their own, and a reference to the folder does not mean them.
+    named = [image for image in refs.values() if image.artifact_type != FILES] or refs.values()
+    digests = {image.digest for image in named} or {root.digest for root in there.roots() if not root.artifact_type}
+    if len(digests) != 1:
         raise RegistryError(
-            f"{ref} holds {'several images' if found else 'no image'}",
-            why=f"images there: {', '.join(refs or sorted(found)) or 'none'}",
-            fix=f"name one: {ref}{':TAG' if refs else '@DIGEST'}" if found else "build or fetch one",
+            f"{ref} holds {'several images' if digests else 'no image'}",
+            why=f"images there: {', '.join(refs or sorted(digests)) or 'none'}",
+            fix=f"name one: {ref}{':TAG' if refs else '@DIGEST'}" if digests else "build or fetch one",
         )
-    return there.resolve(next(iter(found)))
+    return there.resolve(next(iter(digests)))

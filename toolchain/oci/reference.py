@@ -162,7 +162,7 @@ def parse(text: str) -> Target:
 def _is_host(text: str) -> bool:
     try:
         return _HOST.fullmatch(text) is not None and urlsplit(f"//{text}").port != 0
-    except ValueError:  # an address in brackets that is none, a port over 65535
+    except ValueError:  # an invalid address in brackets, a port over 65535
         return False
 
 

@@ -1,4 +1,4 @@
-"""Referrers: what is said about an image and lies beside it, as artifacts whose `subject` is the image.
+"""Referrers: artifacts beside an image whose `subject` is the image.
 
 A registry with the referrers API keeps the list itself. For one without it the list is an index under the tag
 `sha256-<hex of the subject>` that its publishers keep: read, add, write. No registry known here can do that in one
@@ -23,7 +23,7 @@ from toolchain.oci.registry import Registry
 from toolchain.oci.shared_tag import CALM, SharedTag
 
 LOG = logging.getLogger(__name__)
-# What registries answer that do not know the API: nothing found, or nothing understood.
+# What registries without the API answer.
 _NO_API = frozenset({400, 404, 405, 406, 501})
 _PAGES = 100
 
@@ -85,7 +85,7 @@ def subject_of(value: Mapping[str, Any]) -> str | None:
 
 
 def readable(entries: Sequence[Any]) -> Iterator[Descriptor]:
-    """The entries of a list that are descriptors: whoever may push can add others, which must not hide them."""
+    """The entries of a list that are descriptors: anyone who may push can add others, which must not hide them."""
     for entry in entries:
         try:
             yield Descriptor.from_json(entry)
@@ -115,7 +115,7 @@ def shared_subject(layout: Layout, artifacts: Sequence[Descriptor]) -> str:
 
 def referrers_in_layout(layout: Layout, subject: str) -> tuple[Descriptor, ...]:
     """`Place.referrers` for a folder."""
-    found = []
+    artifacts = []
     for entry in layout.roots():
         if entry.media_type in media.IMAGES and layout.has(entry.digest):
             try:
@@ -124,8 +124,8 @@ def referrers_in_layout(layout: Layout, subject: str) -> tuple[Descriptor, ...]:
                 LOG.warning("%s in %s is left out: %s", entry.digest, layout.root, error.what)
                 continue
             if subject_of(value) == subject:
-                found.append(replace(entry, artifact_type=str(value.get("artifactType") or "")))
-    return tuple(dict.fromkeys(found))
+                artifacts.append(replace(entry, artifact_type=str(value.get("artifactType") or "")))
+    return tuple(dict.fromkeys(artifacts))
 
 
 def attach_to_layout(layout: Layout, artifacts: Sequence[Descriptor], there: Layout) -> Attached:
@@ -173,11 +173,11 @@ def attach_to_repository(
         for blob in layout.children(artifact):
             registry.push_blob(repository, blob, layout.blob(blob.digest))
         content = layout.read(artifact)
-        said = registry.put_manifest(repository, artifact.digest, content, media.MANIFEST)
-        by_api = by_api and said == subject
+        listed_for = registry.put_manifest(repository, artifact.digest, content, media.MANIFEST)
+        by_api = by_api and listed_for == subject
         if registry.get_manifest(repository, artifact.digest)[1] != content:
             raise DigestError(f"{registry.host} does not hold the artifact that was published", fix="publish again")
-    # A registry may know the header and yet not list; then nobody would find what was published.
+    # A registry may know the header and yet not list; then what was published would not be found.
     if by_api and _listed_by_api(registry, repository, subject, missing):
         return Attached("api", len(missing), registry.traffic.sent - before)
     _add_to_tag(registry, repository, subject, missing)

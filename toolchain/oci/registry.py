@@ -76,7 +76,7 @@ class Registry(Transport):
         """
         if layout.holds(blob.digest):
             return 0
-        found = ""
+        actual = ""
         try:
             for _ in range(2):
                 with layout.new(blob.digest) as new:
@@ -87,9 +87,9 @@ class Registry(Transport):
                             why=f"{blob.size} bytes by its manifest, {free} free in {new.path.parent}",
                             fix="make room, or set TMPDIR to a folder on a larger disk",
                         )
-                    found = Download(self, repository, blob, new.stream).run()
-                    if found == blob.digest:
-                        new.finish(found)
+                    actual = Download(self, repository, blob, new.stream).run()
+                    if actual == blob.digest:
+                        new.finish(actual)
                         return blob.size
                 self.traffic.repeated += 1
         except OSError as error:
@@ -98,7 +98,7 @@ class Registry(Transport):
             ) from error
         raise DigestError(
             f"{self.host} sent other bytes than asked for",
-            why=f"expected {blob.digest}, got {found}",
+            why=f"expected {blob.digest}, got {actual}",
             fix="do not use this image; ask who runs the registry",
         )
 
@@ -108,14 +108,14 @@ class Registry(Transport):
         """All tags of a repository, sorted; none if there is no such repository.
 
         Raises:
-            RegistryError: the list is refused, is none, or has no end.
+            RegistryError: the list is refused, malformed, or has no end.
             UnreachableError: no answer.
         """
         path: str | None = f"/v2/{repository}/tags/list?n={_TAGS_A_PAGE}"
-        found: set[str] = set()
+        names: set[str] = set()
         for _ in range(_PAGES):
             if path is None:
-                return tuple(sorted(found))
+                return tuple(sorted(names))
             with self.translated(), self.request("GET", path, repository) as got:
                 if got.status_code == 404:
                     return ()
@@ -123,12 +123,12 @@ class Registry(Transport):
                     raise self.failed(got, f"{self.host} does not list the tags of {repository}")
                 value = parse_object(self.content(got, "the list of tags"), "the list of tags", keys=_TAGS).get("tags")
                 further = re.search(r'<([^<>]+)>;\s*rel="?next', got.headers.get("Link", ""))
-            if not isinstance(value, list | None) or not all(isinstance(one, str) for one in value or ()):
+            if not isinstance(value, list | None) or not all(isinstance(tag, str) for tag in value or ()):
                 raise RegistryError(
                     f"{self.host} lists the tags of {repository} in no form that is known",
                     fix="is it an OCI registry? try: skopeo list-tags",
                 )
-            found.update(value or ())
+            names.update(value or ())
             path = further[1] if further else None
         raise RegistryError(
             f"{self.host} lists tags without an end",
@@ -144,17 +144,17 @@ class Registry(Transport):
                 return None
             if got.status_code != 200:
                 raise self.failed(got, f"{self.host} cannot say whether it has {repository}:{reference}")
-            said = got.headers.get("Docker-Content-Digest")
-        return said or self.get_manifest(repository, reference)[0].digest
+            digest = got.headers.get("Docker-Content-Digest")
+        return digest or self.get_manifest(repository, reference)[0].digest
 
     def get_manifest(self, repository: str, reference: str) -> tuple[Descriptor, bytes]:
         """A manifest or index with its bytes.
 
         Raises:
             DigestError: `reference` is a digest and other bytes came.
-            RegistryError: there is none, or it is too large or no JSON.
+            RegistryError: it does not exist, is too large, or is not JSON.
         """
-        content, said = self.retries().run(lambda: self._read_manifest(repository, reference))
+        content, content_type = self.retries().run(lambda: self._read_manifest(repository, reference))
         if len(content) > MANIFEST_LIMIT:
             raise RegistryError(
                 f"{repository}:{reference} is too large for a manifest",
@@ -170,7 +170,8 @@ class Registry(Transport):
                 fix="do not use it; ask who runs the registry",
             )
         value = parse_object(content, f"{repository}:{reference}")
-        return Descriptor(said if said in media.MANIFESTS else media_type_of(value), digest, len(content)), content
+        kind = content_type if content_type in media.MANIFESTS else media_type_of(value)
+        return Descriptor(kind, digest, len(content)), content
 
     def _read_manifest(self, repository: str, reference: str) -> tuple[bytes, str]:
         path = f"/v2/{repository}/manifests/{reference}"
@@ -216,8 +217,8 @@ class Registry(Transport):
                 headers={"Content-Type": media_type},
             ) as got:
                 self.traffic.sent += len(content)
-                said = got.headers.get("Docker-Content-Digest", digest)
-                if got.status_code in {200, 201, 202} and said == digest:
+                stored = got.headers.get("Docker-Content-Digest", digest)
+                if got.status_code in {200, 201, 202} and stored == digest:
                     return got.headers.get("OCI-Subject", "")
                 problem = self.failed(got, f"{self.host} does not take {repository}:{reference}")
                 if not self.may_pass(got.status_code, failures):

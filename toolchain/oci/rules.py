@@ -1,4 +1,4 @@
-"""What is known of registries (data/registries.toml): the way uploads go, limits, names."""
+"""Rules of known registries (data/registries.toml): how to upload, limits, names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rules:
         location: what the address of an upload contains there and nowhere else; empty without such a mark.
         upload: the way a blob goes: in one piece, or in chunks.
         chunk: bytes of a chunk.
-        position: `range`: its answers say how much arrived; `sent`: they do not, so what it took counts.
+        position: `range`: its answers say how much arrived; `sent`: they do not, so accepted chunks are added up.
         last: what ends an upload in chunks: an `empty` request, or the last `piece`.
         layer_limit, manifest_limit: bytes it takes at most; 0 where it is not known.
         least_parts, most_parts: of a repository's name, between slashes; 0 without a limit.
@@ -37,7 +37,7 @@ class Rules:
         upload_seconds: how long an upload may take; 0 where it is not known.
         tags, auth, mount, referrers, zstd, note: for people.
         tried: whether uploads have gone to a real one, to an imitation, or not at all.
-        source: where that is said.
+        source: addresses that document it.
 
     Raises:
         RegistryError: no source.
@@ -67,10 +67,10 @@ class Rules:
 
     def __post_init__(self) -> None:
         if not self.source:
-            raise RegistryError(f"{self.name}: nothing says where this is from", fix="name a source")
+            raise RegistryError(f"{self.name}: no source is given", fix="name a source")
 
 
-# Whoever it is takes a blob in one piece.
+# Any registry takes a blob in one piece.
 UNKNOWN = Rules(name="unknown", source=("https://github.com/opencontainers/distribution-spec/blob/main/spec.md",))
 
 
@@ -88,11 +88,11 @@ def known() -> tuple[Rules, ...]:
 def for_host(host: str) -> Rules:
     """The rules of a host (a port may follow); `UNKNOWN` if none is known."""
     name = host.partition(":")[0].lower()
-    return next((rules for rules in known() if any(fnmatchcase(name, one) for one in rules.hosts)), UNKNOWN)
+    return next((rules for rules in known() if any(fnmatchcase(name, pattern) for pattern in rules.hosts)), UNKNOWN)
 
 
 def for_location(location: str) -> Rules:
-    """The rules of whoever names uploads like this; `UNKNOWN` if no mark fits."""
+    """The rules of the registry that names uploads like this; `UNKNOWN` if no mark fits."""
     return next((rules for rules in known() if rules.location and rules.location in location), UNKNOWN)
 
 
@@ -131,4 +131,4 @@ def check_sizes(rules: Rules, items: Iterable[Descriptor]) -> None:
 
 def sources(rows: Sequence[Rules]) -> tuple[str, ...]:
     """Every source once, in order."""
-    return tuple(dict.fromkeys(one for row in rows for one in row.source))
+    return tuple(dict.fromkeys(source for row in rows for source in row.source))

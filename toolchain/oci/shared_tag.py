@@ -19,8 +19,8 @@ from toolchain.oci.registry import Registry
 from toolchain.web import Retries, TryAgainError
 
 LOG = logging.getLogger(__name__)
-# Seconds after which the list is read again; it must be whole each time. Together longer than anybody holds on to a
-# list between reading and writing it.
+# Seconds after which the list is read again; it must be whole each time. Together longer than any publisher takes
+# between reading and writing it.
 CALM = (0.1, 0.3, 0.6)
 _ROUNDS = 20
 
@@ -63,7 +63,7 @@ class SharedTag:
             wrote: whether it has been written before (`add`).
 
         Raises:
-            RegistryError: it is refused, or never comes to rest.
+            RegistryError: it is refused, or others keep replacing it.
             UnreachableError: no answer.
         """
         waited, retries = False, self.registry.retries()

@@ -1,4 +1,4 @@
-"""What is said about an image and lies under a tag of its own, as cosign keeps it: `sha256-<hex>.sig` and `.att`.
+"""Statements about an image under tags of their own, as cosign keeps them: `sha256-<hex>.sig` and `.att`.
 
 Under the tag is a manifest with one layer for each statement. Its config lists the layers as an image's does, since
 some readers look for that; so the config follows from the layers.
@@ -25,7 +25,7 @@ LOG = logging.getLogger(__name__)
 Kind = Literal["sig", "att"]
 Same = Callable[[Descriptor, Descriptor], bool]
 _NEVER = "0001-01-01T00:00:00Z"  # as cosign writes it: nothing of it depends on when
-_TAKEN = "publish to a repository of your own, or delete that tag if nobody needs it"
+_TAKEN = "publish to a repository of your own, or delete that tag if it is not needed"
 _OF_IMAGES = (media.LAYER, media.DOCKER_LAYER_GZIP, media.DOCKER_LAYER)
 
 
@@ -62,18 +62,18 @@ class Tagged:
     def missing(self, value: Mapping[str, Any] | None) -> list[Descriptor]:
         """Those that a manifest under the tag has not."""
         there = list(readable((value or {}).get("layers", ())))
-        return [layer for layer in self.layers if not any(self.same(layer, other) for other in there)]
+        return [layer for layer in self.layers if not any(self.same(layer, present) for present in there)]
 
 
-def add_to_layout(layout: Layout, said: Sequence[Tagged], there: Layout) -> int:
+def add_to_layout(layout: Layout, additions: Sequence[Tagged], there: Layout) -> int:
     """`Place.attach_layers` for a folder."""
-    return sum(_to_layout(layout, entry, there) for entry in said)
+    return sum(_to_layout(layout, entry, there) for entry in additions)
 
 
-def add_to_repository(layout: Layout, said: Sequence[Tagged], registry: Registry, repository: str) -> int:
+def add_to_repository(layout: Layout, additions: Sequence[Tagged], registry: Registry, repository: str) -> int:
     """`Place.attach_layers` for a repository."""
     before = registry.traffic.sent
-    keep_all([_shared(layout, entry, registry, repository) for entry in said])
+    keep_all([_shared(layout, entry, registry, repository) for entry in additions])
     return registry.traffic.sent - before
 
 
@@ -88,17 +88,15 @@ def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
         raise RegistryError(f"{name} is not a list of statements", why="it has no list of layers", fix=_TAKEN)
     if any(str(layer.get("mediaType", "")).startswith(_OF_IMAGES) for layer in layers):
-        raise RegistryError(
-            f"{name} is an image", why="under this tag cosign keeps what is said about an image", fix=_TAKEN
-        )
+        raise RegistryError(f"{name} is an image", why="under this tag cosign keeps signatures of an image", fix=_TAKEN)
     return value
 
 
 def _with(value: Mapping[str, Any] | None, missing: Sequence[Descriptor], layout: Layout) -> dict[str, Any]:
     """A manifest with the layers of `value` and further ones; its config is put into `layout`.
 
-    Nothing else of `value` stays: who put a tag there first would have us publish their subject, artifact type and
-    annotations. What is signed lies in the layers.
+    Nothing else of `value` stays: otherwise we would publish the subject, artifact type and annotations of whoever
+    created the tag. The layers hold what is signed.
     """
     layers = [*(value or {}).get("layers", ()), *(layer.as_json() for layer in missing)]
     config = {
@@ -117,14 +115,14 @@ def _with(value: Mapping[str, Any] | None, missing: Sequence[Descriptor], layout
     }
 
 
-def _to_layout(layout: Layout, said: Tagged, there: Layout) -> int:
+def _to_layout(layout: Layout, addition: Tagged, there: Layout) -> int:
     pushed = 0
 
     def change(now: Descriptor | None) -> Descriptor:
         nonlocal pushed
-        value = _read_again(there, now, said.tag)
-        missing = said.missing(value)
-        for layer in said.layers:  # what decayed there is replaced too
+        value = _read_again(there, now, addition.tag)
+        missing = addition.missing(value)
+        for layer in addition.layers:  # what decayed there is replaced too
             if not there.holds(layer.digest):
                 there.put_file(layout.blob(layer.digest), digest=layer.digest)
                 pushed += layer.size
@@ -136,7 +134,7 @@ def _to_layout(layout: Layout, said: Tagged, there: Layout) -> int:
         there.put_bytes(config, media.CONFIG)
         return there.put_bytes(content, media.MANIFEST)
 
-    there.retag(said.tag, change)
+    there.retag(addition.tag, change)
     return pushed
 
 
@@ -148,14 +146,14 @@ def _read_again(there: Layout, now: Descriptor | None, tag: str) -> dict[str, An
         return None
 
 
-def _shared(layout: Layout, said: Tagged, registry: Registry, repository: str) -> SharedTag:
+def _shared(layout: Layout, addition: Tagged, registry: Registry, repository: str) -> SharedTag:
     def read() -> dict[str, Any] | None:
-        if registry.manifest_digest(repository, said.tag) is None:
+        if registry.manifest_digest(repository, addition.tag) is None:
             return None
-        return read_layers_under(registry.get_manifest(repository, said.tag)[1], f"{repository}:{said.tag}")
+        return read_layers_under(registry.get_manifest(repository, addition.tag)[1], f"{repository}:{addition.tag}")
 
     def change(value: dict[str, Any] | None) -> dict[str, Any] | None:
-        missing = said.missing(value)
+        missing = addition.missing(value)
         if not missing:
             return None
         made = _with(value, missing, layout)
@@ -163,4 +161,4 @@ def _shared(layout: Layout, said: Tagged, registry: Registry, repository: str) -
             registry.push_blob(repository, blob, layout.blob(blob.digest))
         return made
 
-    return SharedTag(registry, repository, said.tag, media.MANIFEST, read, change)
+    return SharedTag(registry, repository, addition.tag, media.MANIFEST, read, change)

@@ -27,7 +27,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One entry of a tar; names are bytes without a leading slash, `size` counts content (regular files only)."""
+    """One entry of a tar; names are bytes without a leading slash, `size` is of the content (regular files only)."""
 
     name: bytes
     kind: bytes
@@ -104,7 +104,7 @@ def _utf8(text: bytes) -> bool:
 
 
 def _record(key: bytes, value: bytes) -> bytes:
-    # The length counts its own digits, so it is found by trying.
+    # The length includes its own digits, so it is found by trying.
     body = b" " + key + b"=" + value + b"\n"
     size = len(body)
     while len(text := b"%d" % size + body) != size:

@@ -1,4 +1,4 @@
-"""HTTP as registries speak it: challenges answered, failures told without secrets, reading tried again."""
+"""HTTP to a registry: challenges answered, errors without secrets, reads retried."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from toolchain.oci.ways import Habits
 from toolchain.pace import Pace
 
 LOG = logging.getLogger(__name__)
-_WORDS = 16 << 10  # bytes of an answer that nobody expected
+_WORDS = 16 << 10  # bytes of an unexpected answer
 # To a manifest that is right these may pass too: docker-registry answers 400 DIGEST_INVALID, and others that a blob is
 # unknown, while another publisher writes the same blob's link. A registry that means it is asked a few times only.
 _UNSETTLED = frozenset({400, 404})
 _UNSETTLED_TRIES = 3
-QUESTION = 60.0  # seconds without a byte after which a question is asked again
+QUESTION = 60.0  # seconds without a byte after which a read is retried
 
 
 class _Quiet(logging.Filter):
@@ -46,11 +46,10 @@ _QUIET = _Quiet()
 
 @dataclass
 class Traffic:
-    """What went over the wire: bytes of bodies each way, requests, and how many of them repeated an earlier one."""
+    """What went over the wire: bytes of bodies each way, and how many requests repeated an earlier one."""
 
     sent: int = 0
     received: int = 0
-    requests: int = 0
     repeated: int = 0
 
 
@@ -98,11 +97,11 @@ class Transport:
 
     Args:
         host: name or address, with a port if need be.
-        insecure: speak http. None: on loopback only.
+        insecure: use http. None: on loopback only.
         chunk: bytes of one PATCH; smaller blobs go in one PUT. None: as the rules and the answers of the registry say.
-        attempts: how often a failure is tried again before it counts, and an upload begun anew.
+        attempts: how often a failed request is retried, and an upload begun anew.
         backoff: seconds of the first wait; each further one is twice as long, at most 30.
-        timeout: seconds to connect and to wait for an answer; for one to a question at most `QUESTION`.
+        timeout: seconds to connect and to wait for an answer; at most `QUESTION` for reads.
         login: instead of the user's (see `auth.credentials`): what follows `Basic`.
         pause: waits so many seconds before another attempt at what broke off.
     """
@@ -162,10 +161,11 @@ class Transport:
         """
         try:
             url = urljoin(self._base + "/", path)
-            one, own = urlsplit(url), urlsplit(self._base)
+            parts, base = urlsplit(url), urlsplit(self._base)
         except ValueError as error:
             raise self._unreadable(error) from None
-        return one._replace(scheme="https").geturl() if one[:2] == ("http", own.netloc) and own[0] == "https" else url
+        downgraded = parts[:2] == ("http", base.netloc) and base[0] == "https"
+        return parts._replace(scheme="https").geturl() if downgraded else url
 
     @contextlib.contextmanager
     def request(
@@ -201,7 +201,6 @@ class Transport:
             # The registry may send us to a store elsewhere, which must not see our token.
             if urlsplit(url).netloc == urlsplit(self._base).netloc:
                 sent.update(self._auth.header(scopes))
-            self.traffic.requests += 1
             try:
                 response = self._session.request(
                     method,
@@ -232,26 +231,26 @@ class Transport:
                 return
 
     def _patience(self, method: str) -> tuple[float, float]:
-        """A registry may digest what it was sent for minutes; one that says nothing to a question hangs."""
+        """A registry may process an upload for minutes; one that does not answer a read hangs."""
         connect, read = self._timeout
         return (connect, min(read, QUESTION)) if method in {"GET", "HEAD"} else (connect, read)
 
-    def told(self, response: requests.Response) -> tuple[str, str]:
-        """What an answer that nobody expected says: its code (empty without one), and its words without any secret."""
+    def error_of(self, response: requests.Response) -> tuple[str, str]:
+        """The error in an unexpected answer: its code (empty without one), and its words without any secret."""
         code = ""
         try:
-            # Enough for a whole token: a part of one could not be told from other text.
-            said = next(response.iter_content(_WORDS), b"").decode("utf-8", "replace")
+            # Enough for a whole token: a part of one could not be recognised as a secret.
+            words = next(response.iter_content(_WORDS), b"").decode("utf-8", "replace")
         except requests.RequestException:
-            said = ""
+            words = ""
         with contextlib.suppress(ToolchainError, KeyError, IndexError, TypeError, AttributeError):
-            first = parse_object(said.encode(), "answer", keys=None)["errors"][0]
-            code, said = str(first["code"]), f"{first['code']}: {first.get('message', '')}"
-        return code, " ".join(self._auth.redact(said).split())[:300]
+            first = parse_object(words.encode(), "answer", keys=None)["errors"][0]
+            code, words = str(first["code"]), f"{first['code']}: {first.get('message', '')}"
+        return code, " ".join(self._auth.redact(words).split())[:300]
 
-    def failed(self, response: requests.Response, what: str, said: tuple[str, str] | None = None) -> RegistryError:
-        """The error for an answer that nobody expected; `said` is what `told` gave, where it was asked already."""
-        code, text = said or self.told(response)
+    def failed(self, response: requests.Response, what: str, error: tuple[str, str] | None = None) -> RegistryError:
+        """The exception for an unexpected answer; `error` is what `error_of` gave, where that was called already."""
+        code, text = error or self.error_of(response)
         sending = response.request.method not in {"GET", "HEAD"}
         return RegistryError(
             what,
@@ -270,16 +269,16 @@ class Transport:
             RegistryError: longer than any is.
             requests.RequestException: the connection broke.
         """
-        found = bytearray()
+        received = bytearray()
         for piece in response.iter_content(CHUNK):
-            found += piece
-            if len(found) > MANIFEST_LIMIT:
+            received += piece
+            if len(received) > MANIFEST_LIMIT:
                 raise RegistryError(
                     f"{name} of {self.host} is too long",
                     why=f"over {MANIFEST_LIMIT} bytes",
                     fix="check the name; if it is right, ask who runs the registry",
                 )
-        return bytes(found)
+        return bytes(received)
 
     def _unreadable(self, error: ValueError) -> RegistryError:
         return RegistryError(

@@ -1,7 +1,7 @@
 """One blob on its way into a registry: going on after a failure, another way where one is refused.
 
 `skopeo copy` was tried in its place (docs/measurements/registries.md). What decided: where a connection falls silent
-it waits without an end and without a word. It also has one way to send a blob, which some registries refuse.
+it waits for ever without a message. It also has one way to send a blob, which some registries refuse.
 """
 
 from __future__ import annotations
@@ -161,20 +161,20 @@ class Upload:
                 if self._offset <= start:
                     raise TryAgainError(self._problem_with(f"keeps {self._offset} of {end} bytes"))
                 self._accepted = True
-                # The way that was gone before counts as no progress: a registry that loses it again and again ends.
+                # Bytes sent a second time are no progress: a registry that keeps losing them must not loop for ever.
                 self._retries.reached(self._offset)
 
     def _position(self, got: requests.Response, start: int, end: int) -> int:
         """How far the upload is after a chunk that was taken."""
-        said = _reached(got.headers.get("Range"), end)
-        if said > end or self._way.sent or self._registry.habits.sent:
+        reached = _reached(got.headers.get("Range"), end)
+        if reached > end or self._way.sent or self._registry.habits.sent:
             return end
-        if 0 < said <= start:
-            # The answer speaks of an earlier chunk, or of this one alone: what was taken counts.
-            LOG.info("%s says %d of %d bytes; going by what was sent", self._registry.host, said, end)
+        if 0 < reached <= start:
+            # The answer is about an earlier chunk, or this one alone: accepted chunks are added up instead.
+            LOG.info("%s says %d of %d bytes; going by what was sent", self._registry.host, reached, end)
             self._registry.habits.sent = True
             return end
-        return said
+        return reached
 
     def _finish(self, stream: IO[bytes]) -> None:
         joint = "&" if "?" in self._location else "?"
@@ -197,7 +197,7 @@ class Upload:
                 raise self._problem(got, "does not complete an upload", refusals)
 
     def _learn_from_the_end(self, status: int, *, empty: bool) -> None:
-        """Where positions could not be believed, a failing end means another one: the last piece, or one piece."""
+        """Where positions were wrong, a failing end means that it must be another: the last piece, or one piece."""
         habits = self._registry.habits
         if not habits.sent or self._way.chunk is None:
             return
@@ -208,13 +208,13 @@ class Upload:
             habits.chunks = status
 
     def _problem(self, got: requests.Response, what: str, refusals: frozenset[int] = frozenset()) -> Exception:
-        """What an answer means: `refusals` are those that speak of the way."""
-        code, text = self._registry.told(got)
+        """The exception for an answer: `refusals` are statuses that mean this way of sending is not supported."""
+        code, text = self._registry.error_of(got)
         problem = self._registry.failed(got, f"{self._registry.host} {what} to {self._repository}", (code, text))
         status = got.status_code
-        if status == 400 and (found := sha256_file(self._path)) != self._blob.digest:
+        if status == 400 and (actual := sha256_file(self._path)) != self._blob.digest:
             return DigestError(
-                f"{self._path} is damaged", why=f"expected {self._blob.digest}, found {found}", fix="build it again"
+                f"{self._path} is damaged", why=f"expected {self._blob.digest}, found {actual}", fix="build it again"
             )
         if status in refusals and code not in NOT_THE_WAY:
             return _RefusedError(problem, status)
@@ -284,9 +284,9 @@ def _part(start: int, end: int) -> dict[str, str]:
     return {"Content-Type": "application/octet-stream", "Content-Range": f"{start}-{end - 1}"}
 
 
-def _reached(said: str | None, otherwise: int) -> int:
+def _reached(header: str | None, otherwise: int) -> int:
     """The offset after a `Range: 0-n`; `0-0` says that nothing came, as registries write it."""
-    match = re.fullmatch(r"(?:bytes=)?0-([0-9]+)", said.strip()) if said else None
+    match = re.fullmatch(r"(?:bytes=)?0-([0-9]+)", header.strip()) if header else None
     last = header_number(match[1]) if match else None
     if last is None:
         return otherwise

@@ -1,4 +1,4 @@
-"""How a registry takes a blob, one piece or chunks, as its answers teach it in the course of a run."""
+"""How a registry takes a blob, in one piece or in chunks, as learnt from its answers during a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import requests
 from toolchain.oci.rules import CHUNK, UNKNOWN, Rules, for_location
 from toolchain.web import header_number
 
-# The least chunk that is tried: servers in front of registries let through a megabyte unless told otherwise.
+# The smallest chunk that is tried: servers in front of registries let through a megabyte unless configured otherwise.
 LEAST = 256 << 10
 TOO_LARGE = frozenset({413, 416})
 # What a registry answers that does not know the way: to a first chunk, and to a blob in one piece.
@@ -27,7 +27,7 @@ class Habits:
         whole: the status with which it refused a blob in one piece.
         chunks: the status with which it last refused a chunk.
         chunk: bytes of the chunks to send since then; 0 for as many as the rules say.
-        sent: whether what it took counts, rather than what its answers say that it has.
+        sent: whether accepted chunks are added up, since its answers do not say what it has.
         piece: whether the last piece has to end an upload, rather than an empty request.
     """
 
@@ -109,7 +109,7 @@ def _chunk(rules: Rules, begun: requests.Response, size: int, wished: int, *, br
     least, most = (header_number(begun.headers.get(f"OCI-Chunk-{which}-Length")) or 0 for which in ("Min", "Max"))
     chunk = wished or (rules.chunk if rules.upload == "chunks" or least or most else 0)
     if not chunk and broken and rules is UNKNOWN:
-        # A server in front that hangs up on large requests is not told from a bad line.
+        # A server in front that hangs up on large requests looks like a bad connection.
         chunk = max(below(min(size, CHUNK + 1)) >> 2 * (broken - 1), LEAST)
     if not chunk:
         return None

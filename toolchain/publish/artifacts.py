@@ -135,8 +135,8 @@ def _write(cache: Cache, record: Record, folder: Path) -> list[Path]:
 def _lasting(value: Any) -> Any:
     """A report without what took how long: the same work gives the same bytes, wherever and whenever it is done."""
     if isinstance(value, Mapping):
-        return {key: _lasting(one) for key, one in value.items() if not str(key).endswith("seconds")}
-    return [_lasting(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _lasting(item) for key, item in value.items() if not str(key).endswith("seconds")}
+    return [_lasting(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 # Brought back
@@ -145,17 +145,17 @@ def _lasting(value: Any) -> Any:
 def bring_wheels(request: Request, built: Sequence[Built], reuse: Reuse) -> None:
     """Bring the wheels of images that were taken instead of built into the store, from the files beside them.
 
-    An image's report, which the key has signed, names each wheel by its digest. So whoever wrote the artifact, only
-    those bytes are taken. What is not available is told; writing the archive then fails for the wheel that is missing.
+    An image's report, which the key has signed, names each wheel by its digest. Only those bytes are taken, whoever
+    wrote the artifact. A note names what is not available; writing the archive then fails for that wheel.
     """
-    for one in built:
-        wanted = {str(wheel["digest"]): str(wheel["file"]) for wheel in one.facts.get("wheels", ())}
+    for stage in built:
+        wanted = {str(wheel["digest"]): str(wheel["file"]) for wheel in stage.facts.get("wheels", ())}
         missing = {digest: name for digest, name in wanted.items() if in_store(request.cache, digest) is None}
         if missing:
             try:
-                _bring(request, one.planned, missing, reuse.place)
+                _bring(request, stage.planned, missing, reuse.place)
             except ToolchainError as error:
-                console.note(f"{one.planned.name}: no wheels beside {one.planned.image} ({error.what})")
+                console.note(f"{stage.planned.name}: no wheels beside {stage.planned.image} ({error.what})")
 
 
 def _bring(request: Request, planned: Planned, missing: Mapping[str, str], where: Target) -> None:

@@ -110,17 +110,17 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
 
 def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
     """The packages of a sysroot; those of an old system say of which, since the base has others of the same names."""
-    found = _resolved(cache, "sysroot", record)
+    packages = _resolved(cache, "sysroot", record)
     glibc = str(record.inputs.get("base", "")).removeprefix("glibc-")
     floor = load_floors().get(glibc)
-    return tuple(replace(package, system=floor.distro) for package in found) if floor else found
+    return tuple(replace(package, system=floor.distro) for package in packages) if floor else packages
 
 
 def _headers_of_python(cache: Cache, record: Record) -> tuple[Package, ...]:
     """The packages whose headers wheels were compiled with; all else of an interpreter's root only runs it."""
-    found = _resolved(cache, "python", record)
+    packages = _resolved(cache, "python", record)
     rows = {row.headers: row.distro for row in load_pythons().values()}
-    return tuple(replace(package, system=rows[package.name]) for package in found if package.name in rows)
+    return tuple(replace(package, system=rows[package.name]) for package in packages if package.name in rows)
 
 
 # Packages that came into the objects or the image besides the base's, by stage.
@@ -152,8 +152,8 @@ def bill(image_facts: ImageFacts, layout: Layout, manifest: Descriptor) -> dict[
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What becomes the layer of an artifact: its bytes, their media type, the artifact's annotations."""
+class _Content:
+    """The layer of an artifact: its bytes, their media type, the artifact's annotations."""
 
     content: bytes
     kind: str
@@ -172,8 +172,8 @@ def attach_evidence(
 ) -> AttachedEvidence:
     """Make SBOM and provenance of an image, and attach them to it and to its index.
 
-    With a key or an identity both go in signed envelopes. Without one only the SBOM goes, as plain SPDX: what it lists
-    anyone can compare with the bytes, while a provenance that nobody signed could not be told from an invented one.
+    With a key or an identity both go in signed envelopes. Without one only the SBOM goes, as plain SPDX: anyone can
+    compare it with the bytes, while an unsigned provenance proves nothing.
 
     With a key the envelopes also lie, beside a signature, under the tags where cosign looks; and if the signer says so,
     in bundles.
@@ -190,12 +190,12 @@ def attach_evidence(
     about = attest.subjects(image_facts.record.image, [manifest.digest, index.digest])
     statements = [attest.sbom_statement(document, about), attest.provenance(image_facts, about)]
     kinds: tuple[str, ...] = ("sbom",) if signer is None else ("sbom", "provenance")
-    if signer is not None and (found := image_facts.record.facts.get("numbers")):
-        statements.append(numbers.statement(about, found))
+    if signer is not None and (checked := image_facts.record.facts.get("numbers")):
+        statements.append(numbers.statement(about, checked))
         kinds = (*kinds, "numbers")
     if signer is None:
-        said = [_Said(canonical(document), sbom.MEDIA_TYPE, {})]
-        return _attach(said, (manifest, index), place, scratch, kinds)
+        contents = [_Content(canonical(document), sbom.MEDIA_TYPE, {})]
+        return _attach(contents, (manifest, index), place, scratch, kinds)
     image = image_facts.record.image
     return _sign(statements, about, (manifest, index), place, signer=signer, scratch=scratch, image=image, kinds=kinds)
 
@@ -210,8 +210,8 @@ def attach_to_files(
 ) -> AttachedEvidence:
     """Sign the provenance of files that lie beside an image, and attach it to their artifact.
 
-    Each file is a subject of its own, so that who has the file alone can look it up there. Without a key nothing is
-    said: the image's SBOM is that of the image.
+    Each file is a subject of its own, so that it can be looked up by the file alone. Without a key nothing is attached:
+    the image's SBOM is that of the image.
 
     Args:
         made_by: the build of each architecture, with the files that came of it.
@@ -249,21 +249,23 @@ def _sign(
     """Sign statements about the subjects, and attach them in every form that the signer wants."""
     with _own_layout(scratch) as own:
         if isinstance(signer, Keyless):
-            known = _signed_before(signer.identity, subjects[0], place, own)
-            said = [_by_identity(signer, statement, known) for statement in statements]
-            return replace(_attach(said, subjects, place, scratch, kinds), signed_by=signer.identity.id)
+            signed_before = _signed_before(signer.identity, subjects[0], place, own)
+            contents = [_by_identity(signer, statement, signed_before) for statement in statements]
+            return replace(_attach(contents, subjects, place, scratch, kinds), signed_by=signer.identity.id)
         envelopes = _by_key(
             signer,
-            [*statements, cosign.signature_statement(about)] if signer.bundles else statements,
+            [*statements, attest.statement(about, cosign.SIGNED, {})] if signer.bundles else statements,
             lambda: _signed_before(signer.public, subjects[0], place, own),
         )
-        told = envelopes[: len(statements)]
-        said = [_Said(statement.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: kind}) for kind, statement in told]
+        signed = envelopes[: len(statements)]
+        contents = [
+            _Content(statement.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: kind}) for kind, statement in signed
+        ]
         if signer.bundles:  # never a provenance without the SBOM: who finds a bundle looks at nothing else
-            said += [_bundled(kind, envelope, signer.public) for kind, envelope in envelopes]
-        done = _attach(said, subjects, place, scratch, kinds)
+            contents += [_bundled(kind, envelope, signer.public) for kind, envelope in envelopes]
+        done = _attach(contents, subjects, place, scratch, kinds)
         name = place.name_of(image)
-        tagged = [entry for subject in subjects for entry in _tagged(own, signer, name, told, subject.digest)]
+        tagged = [entry for subject in subjects for entry in _tagged(own, signer, name, signed, subject.digest)]
         pushed = place.attach_layers(own, tagged)
     tags = tuple(entry.tag for entry in tagged)
     return replace(done, signed_by=signer.public.id, pushed_bytes=done.pushed_bytes + pushed, tags=tags)
@@ -280,8 +282,8 @@ def attach_statement(
     subjects = [place.manifest(digest)[0] for digest in digests]
     with _own_layout(scratch) as own:
         ((_, envelope),) = _by_key(signer, [statement], lambda: _signed_before(signer.public, subjects[0], place, own))
-    said = _Said(envelope.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: statement["predicateType"]})
-    return replace(_attach([said], subjects, place, scratch, (kind,)), signed_by=signer.public.id)
+    content = _Content(envelope.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: statement["predicateType"]})
+    return replace(_attach([content], subjects, place, scratch, (kind,)), signed_by=signer.public.id)
 
 
 @contextlib.contextmanager
@@ -292,16 +294,16 @@ def _own_layout(scratch: Path) -> Iterator[Layout]:
 
 
 def _attach(
-    said: Sequence[_Said], subjects: Sequence[Descriptor], place: Place, scratch: Path, kinds: tuple[str, ...]
+    contents: Sequence[_Content], subjects: Sequence[Descriptor], place: Place, scratch: Path, kinds: tuple[str, ...]
 ) -> AttachedEvidence:
     """Attach artifacts with these contents to each of the subjects."""
     pushed, how = 0, "none"
     with _own_layout(scratch) as own:
-        blobs = [own.put_bytes(entry.content, entry.kind) for entry in said]
+        blobs = [own.put_bytes(entry.content, entry.kind) for entry in contents]
         for subject in subjects:
             artifacts = [
                 write_artifact(own, subject, blob, artifact_type=entry.kind, annotations={**_ANNOTATED, **entry.notes})
-                for blob, entry in zip(blobs, said, strict=True)
+                for blob, entry in zip(blobs, contents, strict=True)
             ]
             done = place.attach(own, artifacts)
             pushed += done.pushed_bytes
@@ -309,11 +311,11 @@ def _attach(
     return AttachedEvidence(kinds, "", how, pushed)
 
 
-def _by_identity(signer: Keyless, statement: attest.Statement, known: Mapping[bytes, Evidence]) -> _Said:
+def _by_identity(signer: Keyless, statement: attest.Statement, known: Mapping[bytes, Evidence]) -> _Content:
     before = known.get(canonical(statement))
     kind = statement["predicateType"]
     notes = {PREDICATE_TYPE: kind, **cosign.bundle_notes(kind)}
-    return _Said(before.content if before is not None else signer.sign(statement), keyless.MEDIA_TYPE, notes)
+    return _Content(before.content if before is not None else signer.sign(statement), keyless.MEDIA_TYPE, notes)
 
 
 def _by_key(
@@ -321,7 +323,9 @@ def _by_key(
 ) -> list[tuple[str, dsse.Envelope]]:
     """The statements signed, each with its predicate's type; as before where signing again would give another."""
     before = (
-        {} if signer.repeats else {said: attached.envelope().only(signer.public) for said, attached in known().items()}
+        {}
+        if signer.repeats
+        else {payload: attached.envelope().only(signer.public) for payload, attached in known().items()}
     )
     return [
         (statement["predicateType"], before.get(canonical(statement)) or dsse.sign(statement, signer))
@@ -329,8 +333,10 @@ def _by_key(
     ]
 
 
-def _bundled(kind: str, envelope: dsse.Envelope, key: PublicKey) -> _Said:
-    return _Said(cosign.bundle(envelope, key), keyless.MEDIA_TYPE, {PREDICATE_TYPE: kind, **cosign.bundle_notes(kind)})
+def _bundled(kind: str, envelope: dsse.Envelope, key: PublicKey) -> _Content:
+    return _Content(
+        cosign.bundle(envelope, key), keyless.MEDIA_TYPE, {PREDICATE_TYPE: kind, **cosign.bundle_notes(kind)}
+    )
 
 
 def _tagged(
@@ -348,8 +354,8 @@ def _tagged(
 def _signed_before(
     who: PublicKey | Identity, manifest: Descriptor, place: Place, scratch: Layout
 ) -> dict[bytes, Evidence]:
-    """What they signed, by its payload: a new signature would be another, and of an identity another public entry."""
-    found: dict[bytes, Evidence] = {}
+    """What they signed, by its payload: a new signature would differ, and of an identity be another public entry."""
+    by_payload: dict[bytes, Evidence] = {}
     there = gather(place, [manifest.digest], scratch)
     for attached in sorted(
         there, key=lambda attached: attached.media_type == keyless.MEDIA_TYPE
@@ -363,5 +369,5 @@ def _signed_before(
                 envelope = who.opened(attached.content)
             else:
                 continue
-            found.setdefault(envelope.payload, attached)
-    return found
+            by_payload.setdefault(envelope.payload, attached)
+    return by_payload

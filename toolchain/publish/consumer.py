@@ -1,4 +1,4 @@
-"""What a consumer pastes into a Containerfile: the lines that take an image's content, and what is not known of it."""
+"""Lines for a consumer's Containerfile that copy an image's content, and what the image does not tell."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Kind = Literal[
     "llvm", "llvm-part", "aotriton", "triton", "kernels", "profile", "wheels", "triton-cache", "base", "unknown"
 ]  # fmt: skip
 _NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
-# What tells each kind, by a path in its layer: the content says it, whoever made the image. The group is the prefix.
+# Paths in a layer that identify each kind, whoever made the image. The group is the prefix.
 _PREFIX = r"((?:[A-Za-z0-9._+-]+/)*[A-Za-z0-9._+-]+)"
 _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("llvm", re.compile(rf"{_PREFIX}/lib(?:64)?/cmake/(?:mlir/MLIR|llvm/LLVM)Config\.cmake")),
@@ -77,7 +77,7 @@ class Use:
     def text(self) -> Iterator[str]:
         """The lines to print; what is not known stands among them as comments."""
         yield from self.lines
-        yield from (f"# not known: {one_line(one)}" for one in self.unknown)
+        yield from (f"# not known: {one_line(gap)}" for gap in self.unknown)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class _Content:
     mount: str = ""
 
 
-def use_of(layout: Layout, found: Descriptor, where: Target, *, name: str = "") -> Use:
+def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") -> Use:
     """How to use an image or index that lies in a layout.
 
     Args:
@@ -100,7 +100,7 @@ def use_of(layout: Layout, found: Descriptor, where: Target, *, name: str = "") 
     """
     if why := _pasteable(where):
         return Use("unknown", "", "", (), (why,))
-    images = [one for one in layout.walk(found) if one.media_type in media.IMAGES]
+    images = [item for item in layout.walk(top) if item.media_type in media.IMAGES]
     if images and are_files(layout.read_json(images[0])):
         return Use("unknown", str(where), "", (), (f"what it is: no image, but files: oras pull {where}",))
     if not images:
@@ -115,15 +115,15 @@ def use_of(layout: Layout, found: Descriptor, where: Target, *, name: str = "") 
     if content.kind == "llvm" and labels.get(PARTIAL):  # a part may have a CMake package
         content = replace(content, kind="llvm-part")
     by_name = name or labels.get(TITLE, "") or where.tag or ""
-    source, before = _source(where, found, by_name)
+    source, before = _source(where, top, by_name)
     lines = {
         "llvm": _llvm, "aotriton": _aotriton, "triton": _triton, "profile": _profile, "wheels": _whole, "base": _whole,
         "triton-cache": _cache,
     }.get(content.kind, _copy)  # fmt: skip
     unknown = list(_unknown(content, labels))
-    told = tuple(lines(source, content)) if content.kind != "unknown" else (f"# COPY --from={source} PATH PATH",)
+    own_lines = tuple(lines(source, content)) if content.kind != "unknown" else (f"# COPY --from={source} PATH PATH",)
     prefix = f"/{content.prefix}" if content.prefix else ""
-    return Use(content.kind, source, prefix, (*before, *told), tuple(unknown))
+    return Use(content.kind, source, prefix, (*before, *own_lines), tuple(unknown))
 
 
 def _content(layout: Layout, layers: Iterable[Descriptor], *, own: bool) -> _Content:
@@ -164,27 +164,27 @@ def _wheel(path: Path, media_type: str, file: str) -> str:
 
 
 def _pasteable(where: Target) -> str:
-    """Why no line is printed for a reference: a name that could hold another line, or words; empty where one is."""
+    """Why no line is printed for a reference: its name could add a line or words; empty where one is printed."""
     if where.path is None:
         return ""  # it was read as a reference, by the same grammar
     if where.tag is not None and not TAG.fullmatch(where.tag):
-        return "how to name it: its tag is none that a reference can have"
+        return "how to name it: its tag is not valid in a reference"
     folder = str(where.path.absolute())
     if not folder.isprintable() or ":" in folder:
-        return "how to name it: the folder's path holds what no line can, or a colon, at which programs cut it"
+        return "how to name it: the folder's path holds unprintable characters, or a colon, at which programs cut it"
     return ""
 
 
-def _source(where: Target, found: Descriptor, name: str) -> tuple[str, tuple[str, ...]]:
+def _source(where: Target, image: Descriptor, name: str) -> tuple[str, tuple[str, ...]]:
     """What stands behind `--from=`, and the lines that come before it."""
     if where.path is None:
-        return str(where.at(digest=found.digest)), ()
+        return str(where.at(digest=image.digest)), ()
     plain = name if _NAME.fullmatch(name) else "image"
     local, folder = f"localhost/{plain}:latest", where.path.absolute()
     lines = [
-        f"# It lies in the folder {folder}, digest {found.digest}.",
+        f"# It lies in the folder {folder}, digest {image.digest}.",
         "# BuildKit takes it from there by digest:",
-        f"#   docker buildx build --build-context {shlex.quote(f'{local}=oci-layout://{folder}@{found.digest}')} .",
+        f"#   docker buildx build --build-context {shlex.quote(f'{local}=oci-layout://{folder}@{image.digest}')} .",
     ]
     if where.tag:
         lines += [

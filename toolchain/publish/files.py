@@ -22,10 +22,9 @@ from toolchain.catalog.wheels import wheel_rows
 from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json, write_atomically
 from toolchain.errors import ConfigError, HostileInputError, SourceError
 from toolchain.filesystem import NewFile
-from toolchain.oci.archive import write_tar_gz
 from toolchain.oci.files import is_plain_name
 from toolchain.oci.image import platform_of
-from toolchain.oci.layer import compressor_id
+from toolchain.oci.layer import compressor_id, write_tar_gz
 from toolchain.oci.layout import Layout
 from toolchain.record import Record
 from toolchain.sources.commit_archives import commit_of
@@ -57,7 +56,7 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
         if tree is not None and tree.is_dir() and folder.resolve().is_relative_to(tree.resolve()):
             raise ConfigError(
                 f"--archive {folder} lies in the source {name}",
-                why=f"all that is in {tree} counts: the next build would take these files in, and build all anew",
+                why=f"every file in {tree} is an input: the next build would include these files, and start anew",
                 fix=f"name a folder outside of it: --archive {_beside(tree, folder)}",
             )
     try:
@@ -189,7 +188,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     """The library as `aotriton-<git12>-<base>_<machine>-hip<minor>[-<gpus>]-shared.tar.gz`, and an archive a pack.
 
     One for several ROCms is an archive for each: `aotriton-<git12>-glibc_2_31_<machine>-rocm6[-<gpus>]-shared.tar.gz`.
-    The platform is the base that it was built on, or that floor, never a manylinux that nobody checked. A part, a pack
+    The platform is the base that it was built on, or that floor, never an unchecked manylinux. A part, a pack
     that lacks GPUs of its family, and images with kernels that are known bad say so in their names. What was made from
     a checkout is named `tree<12>` after its content: those digits are no commit's.
     """
@@ -204,8 +203,8 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     if rocms := facts.get("rocm", {}):
         floor = str(record.inputs["glibc"]).replace(".", "_")
         runtimes = {f"rocm{rocm}": f"aotriton-{short}-glibc_{floor}_{machine}-rocm{rocm}{tail}" for rocm in rocms}
-    counts = facts["kernels"]
-    bad = int(counts["failed"]) + int(counts["timed_out"])
+    kernels = facts["kernels"]
+    bad = int(kernels["failed"]) + int(kernels["timed_out"])
     part = any(record.inputs.get(name) for name in ("select", "limit", "shard"))
     by_pack = facts.get("known_bad_by_pack", {})
     written = []
@@ -234,7 +233,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 def _at_commit(record: Record) -> bool:
     """Whether it was made from a known commit of AOTriton, and not from a checkout or an unknown archive."""
-    source = next(one for one in record.sources if one.name == "aotriton")
+    source = next(row for row in record.sources if row.name == "aotriton")
     return source.kind == "git" or bool(commit_of(str(source.digest)))
 
 

@@ -108,7 +108,7 @@ def _tags(images: Sequence[Record], compression: Packing) -> tuple[str, ...]:
 
     The first is `latest`, which is empty here, or `zstd` beside it, since not every engine reads such layers. The work
     is named by its input digest: of several architectures by a digest over theirs, then by each one's own. By its own
-    whoever plans one architecture alone asks for it (`reuse.reference`).
+    it is found by a plan of one architecture alone (`reuse.reference`).
     """
     digests = {record.arch: record.input_digest for record in images}
     joint = (sha256_json(digests),) if len(digests) > 1 else ()
@@ -129,27 +129,27 @@ def _deliver(
     layout = Layout(cache.images).ensure()
     records = [image.record for image in images]
     packed = [packed_image(cache, record, compression) for record in records]
-    index = write_index(layout, [one.manifest for one in packed], standard_annotations(epoch=EPOCH, title=name))
+    index = write_index(layout, [sent.manifest for sent in packed], standard_annotations(epoch=EPOCH, title=name))
     tags = _tags(records, compression)
     refs = tuple(dest.image(name, tag) for tag in tags)
     made = [replace(image, compressors=sent.compressors) for image, sent in zip(images, packed, strict=True)]
     with open_place(refs[0]) as place:
         done = place.put(layout, index, [str(ref.tag) for ref in refs])
         attached = [
-            attach_evidence(one, layout, sent.manifest, index, place, signer=signer, scratch=cache.work)
-            for one, sent in zip(made, packed, strict=True)
+            attach_evidence(facts, layout, sent.manifest, index, place, signer=signer, scratch=cache.work)
+            for facts, sent in zip(made, packed, strict=True)
         ]
         beside = [dest.image(name, tag_of(tag)) for tag in tags]
         plain = deliver_files(cache, made, index, place, beside, signer=signer) if files else None
-    told = tuple(str(ref) for ref in refs)
+    names = tuple(str(ref) for ref in refs)
     for record in records:
-        note_publication(cache, record, Publication(told[0], done.digest, round(time.time())))
+        note_publication(cache, record, Publication(names[0], done.digest, round(time.time())))
     pushed = sum(part.pushed_bytes for part in attached)
-    about = tuple(sorted({tag for one in attached for tag in one.tags}))
+    about = tuple(sorted({tag for part in attached for tag in part.tags}))
     partial = "; ".join(sorted({record.partial for record in records} - {""}))
     return Delivered(
         image=name,
-        refs=told,
+        refs=names,
         digest=done.digest,
         pushed_bytes=done.pushed_bytes,
         skipped_bytes=done.skipped_bytes,

@@ -75,8 +75,8 @@ def packed_image(cache: Cache, record: Record, how: Packing) -> PackedImage:
     config, *_ = layout.children(top)
     layers = read_layers(layout, top)
     packed = tuple(_packed(cache, layer, how, record if layer is layers[-1] else None) for layer in layers)
-    if [one.layer.descriptor for one in packed] != [layer.descriptor for layer in layers]:
-        top = with_layers(layout, top, [one.layer for one in packed])
+    if [sent.layer.descriptor for sent in packed] != [layer.descriptor for layer in layers]:
+        top = with_layers(layout, top, [sent.layer for sent in packed])
     return PackedImage(replace(top, platform=platform_of(layout.read_json(config))), packed)
 
 

@@ -1,4 +1,4 @@
-"""What a PyTorch source tree asks of AOTriton, whether archives or a prefix here serve it, and the edits it then needs.
+"""What a PyTorch source tree asks of AOTriton, whether archives or a prefix here fit, and the edits it then needs.
 
 PyTorch's `cmake/External/aotriton.cmake` names one release, a runtime archive for each ROCm and an image archive for
 each pack of GPUs, all by SHA-256. Up to 2.6 another file, `.ci/docker/aotriton_version.txt`, names archives with all.
@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from toolchain import strict_json
 from toolchain.catalog.aotriton_generations import Generation, generation_of
@@ -19,6 +20,9 @@ from toolchain.catalog.releases import aotriton_release
 from toolchain.digest import sha256_file
 from toolchain.errors import ContractError, DocumentError, SourceError, ToolchainError, UnsupportedError
 from toolchain.filesystem import read_regular
+
+if TYPE_CHECKING:
+    from toolchain.stages.elf import Linked
 
 CMAKE = "cmake/External/aotriton.cmake"
 VERSION_FILE = ".ci/docker/aotriton_version.txt"
@@ -61,6 +65,11 @@ class Wanted:
     url: str
     fixed_url: bool
     files: Mapping[str, str]
+
+    @property
+    def version(self) -> str:
+        """`0.13.0`, as the header of an installed AOTriton says it."""
+        return ".".join((*re.sub(r"[a-z].*$", "", self.release).split("."), "0", "0")[:3])
 
     @property
     def rocms(self) -> tuple[str, ...]:
@@ -183,16 +192,16 @@ def _of_version_file(text: str, path: Path) -> Wanted:
 
 def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[str, str]:
     """SHA-256 (64 hex digits) by name of those archives that lie in a folder, or in one called as the release in it."""
-    found = {}
+    digests = {}
     for archive in archives:
         for place in (folder / wanted.release / archive.name, folder / archive.name):
             if place.is_file():
-                found[archive.name] = sha256_file(place).removeprefix("sha256:")
+                digests[archive.name] = sha256_file(place).removeprefix("sha256:")
                 break
-    return found
+    return digests
 
 
-def edits(wanted: Wanted, found: Mapping[str, str], *, url: str = "") -> dict[str, str]:
+def edits(wanted: Wanted, digests: Mapping[str, str], *, url: str = "") -> dict[str, str]:
     """The files of the tree as they must read for the archives that were found; unchanged ones are left out.
 
     Args:
@@ -203,8 +212,8 @@ def edits(wanted: Wanted, found: Mapping[str, str], *, url: str = "") -> dict[st
     for path, text in wanted.files.items():
         new = text
         for archive in wanted.archives:
-            if archive.name in found and archive.sha256 != found[archive.name]:
-                new = _with_digest(new, archive, found[archive.name])
+            if archive.name in digests and archive.sha256 != digests[archive.name]:
+                new = _with_digest(new, archive, digests[archive.name])
         if url and wanted.fixed_url:
             new = new.replace(f'"{wanted.url}"', f'"{url.rstrip("/")}/"')
         if new != text:
@@ -246,15 +255,14 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
             that PyTorch would not copy, or foreign files in lib/.
         UnsupportedError: no row knows the ROCm.
     """
-    faults, told = [], {}
+    faults, commits = [], {}
     version = version_of(prefix)
-    release = re.sub(r"[a-z].*$", "", wanted.release)
-    if version != ".".join((*release.split("."), "0", "0")[:3]):
+    if version != wanted.version:
         faults.append(f"its header says version {version or 'nothing'}, PyTorch asks for {wanted.release}")
     if not (prefix / LIBRARY).exists():
         faults.append(f"it has no {LIBRARY}, which PyTorch links")
     elif rocm:
-        faults += _other_hip(prefix / LIBRARY, rocm)
+        faults += _wrong_hip_of(prefix / LIBRARY, rocm)
     images = prefix / "lib" / "aotriton.images"
     if images.is_symlink():
         faults.append(
@@ -270,7 +278,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
             continue
         signature = images / known[gpu] / "__signature__"
         try:
-            told[known[gpu]] = str(
+            commits[known[gpu]] = str(
                 strict_json.read(read_regular(signature, _LARGEST, within=prefix))["AOTRITON_GIT_SHA1"]
             )
         except OSError:
@@ -288,19 +296,24 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
             why="; ".join(faults),
             fix=f"give a prefix of AOTriton {wanted.release} with images for every GPU that is named",
         )
-    return {"version": version, **told}
+    return {"version": version, **commits}
 
 
-def _other_hip(library: Path, rocm: str) -> list[str]:
+def _wrong_hip_of(path: Path, rocm: str) -> list[str]:
     """What is wrong with the HIP that a library asks for."""
     from toolchain.stages.elf import read_linked  # noqa: PLC0415 - most calls read no ELF
 
     soname = rocm_of(rocm).soname
     try:
-        asks = [name for name in read_linked(library).needed if name.startswith("libamdhip64.so")]
+        return wrong_hip(read_linked(path), soname)
     except ContractError as error:
         return [error.what]
-    return [] if asks == [soname] else [f"its library asks for {', '.join(asks) or 'no HIP'}; ROCm {rocm} has {soname}"]
+
+
+def wrong_hip(library: Linked, soname: str) -> list[str]:
+    """What is wrong with the HIP that a library asks for."""
+    asks = [name for name in library.needed if name.startswith("libamdhip64.so")]
+    return [] if asks == [soname] else [f"its library asks for {', '.join(asks) or 'no HIP'}, not {soname}"]
 
 
 def version_of(prefix: Path) -> str:

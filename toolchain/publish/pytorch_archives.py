@@ -18,7 +18,7 @@ from toolchain.catalog.releases import aotriton_release
 from toolchain.digest import sha256_file
 from toolchain.errors import ContractError, SourceError, ToolchainError
 from toolchain.filesystem import NewFile, read_regular
-from toolchain.publish.pytorch import LIBRARY, Archive, Wanted, version_of
+from toolchain.publish.pytorch import LIBRARY, Archive, Wanted, version_of, wrong_hip
 from toolchain.sources.unpack import unpack_tar
 
 _OURS = r"aotriton-(?:tree)?[0-9a-f]{12}-"
@@ -64,14 +64,14 @@ def _ours(folder: Path, archive: Archive) -> Path | None:
     else:
         # What is a part, or has kernels that are known bad, says so here.
         tail = rf"images-(?:[\w+-]+-)?{re.escape(archive.pack)}\.tar\.gz"
-    found = sorted(path for path in folder.iterdir() if re.fullmatch(_OURS + tail, path.name))
-    if len(found) > 1:
+    candidates = sorted(path for path in folder.iterdir() if re.fullmatch(_OURS + tail, path.name))
+    if len(candidates) > 1:
         raise SourceError(
             f"several archives here could be {archive.name}",
-            why=", ".join(path.name for path in found),
+            why=", ".join(path.name for path in candidates),
             fix="leave one of them in the folder",
         )
-    return found[0] if found else None
+    return candidates[0] if candidates else None
 
 
 def _commits(wanted: Wanted) -> set[str]:
@@ -87,8 +87,7 @@ def _runtime(tree: Path, archive: Archive, wanted: Wanted) -> list[str]:
     from toolchain.stages.elf import read_linked  # noqa: PLC0415 - most calls read no ELF
 
     faults = []
-    version = re.sub(r"[a-z].*$", "", wanted.release)
-    if version_of(tree) != ".".join((*version.split("."), "0", "0")[:3]):
+    if version_of(tree) != wanted.version:
         faults.append(f"its header says version {version_of(tree) or 'nothing'}")
     try:
         header = read_regular(tree / "include/aotriton/config.h", _LARGEST, within=tree).decode(errors="replace")
@@ -98,9 +97,7 @@ def _runtime(tree: Path, archive: Archive, wanted: Wanted) -> list[str]:
     made = _SHA1.search(header)
     if made is None or made[1] not in _commits(wanted):
         faults.append(f"it was made of {made[1] if made else 'no commit'}, which is not the release")
-    hip = [name for name in library.needed if name.startswith("libamdhip64.so")]
-    if hip != [rocm_of(archive.rocm).soname]:
-        faults.append(f"its library asks for {', '.join(hip) or 'no HIP'}")
+    faults += wrong_hip(library, rocm_of(archive.rocm).soname)
     if floor := _FLOOR.search(archive.name):
         glibc = f"{floor[1]}.{floor[2]}"
         row = load_floors().get(glibc)

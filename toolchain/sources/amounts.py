@@ -1,4 +1,4 @@
-"""How many bytes of a source are fetched, unpacked or read, for whoever shows it to people."""
+"""How many bytes of a source are fetched, unpacked or read, for progress displays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def told_to(listener: Listener) -> Iterator[None]:
 
 
 def tell(what: str, done: int, total: int) -> None:
-    """Say how far something is; costs nothing where nobody listens."""
+    """Report progress; costs nothing without a listener."""
     for listener in _listeners:
         listener(what, done, total)
 

@@ -68,9 +68,9 @@ def fetch_archive(
             return there
         download = _Download(url, partial, name, limit_bytes)
         download.run()
-        found = sha256_file(partial)
-        if found != digest:
-            why = f"expected {digest}, found {found}{_looks_like_page(partial, download.content_type)}"
+        actual = sha256_file(partial)
+        if actual != digest:
+            why = f"expected {digest}, found {actual}{_looks_like_page(partial, download.content_type)}"
             partial.unlink()
             raise DigestError(
                 f"{name} has the wrong digest", why=why, fix="check the digest and the URL; the file was removed"
@@ -98,7 +98,7 @@ class _Download:
         self.etag = ""
 
     def run(self) -> None:
-        """Fetch until the file is whole as far as the server says."""
+        """Fetch until the file is whole by the server's size."""
         with session() as client:
             Retries(ATTEMPTS - 1, BACKOFF, self.name).run(lambda: self._go_on(client))
 

@@ -16,7 +16,7 @@ from toolchain.sources.store import Store
 
 
 def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, parts: Collection[str]) -> str:
-    """Which of these URLs holds a commit, as a fetch has told or a tree in the store shows; else empty.
+    """Which of these URLs holds a commit, as an earlier fetch or a tree in the store shows; else empty.
 
     Args:
         parts: what the store may call the part of the tree that is taken.
@@ -36,7 +36,7 @@ def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, parts: 
 def first_holder(
     name: str, commit: str, repositories: Sequence[str], fetch: Callable[[str], Path], *, cache: Cache
 ) -> tuple[str, Path]:
-    """Ask one repository after the other for a commit; the one that has it, told and remembered, and its tree.
+    """Ask one repository after the other for a commit; the one that has it, noted and remembered, and its tree.
 
     Args:
         name: of the source, for messages.
@@ -47,16 +47,16 @@ def first_holder(
         UnreachableError: none has it, and one does not answer: it may be that one.
     """
     silent: UnreachableError | None = None
-    told: list[str] = []
+    failures: list[str] = []
     for url in repositories:
         try:
             tree = fetch(url)
         except UnreachableError as error:
             silent = silent or error
-            told.append(error.what)
+            failures.append(error.what)
             continue
         except SourceError as error:
-            told.append(error.what)
+            failures.append(error.what)
             continue
         console.note(f"{name}: {url} has commit {commit}")
         value = {"commit": commit, "repository": url}
@@ -64,7 +64,7 @@ def first_holder(
         return url, tree
     fix = f"name the repository: --source {name}=URL@{commit}"
     kind = SourceError if silent is None else UnreachableError
-    raise kind(f"no repository that was asked has commit {commit}", why="\n".join(told), fix=fix)
+    raise kind(f"no repository that was asked has commit {commit}", why="\n".join(failures), fix=fix)
 
 
 def _note(commit: str, cache: Cache) -> Path:

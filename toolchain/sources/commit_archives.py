@@ -1,4 +1,4 @@
-"""Archives of commits that the data knows by SHA-256: data/archives.toml says what each field is."""
+"""Archives of commits that the data knows by SHA-256: data/archives.toml describes each field."""
 
 from __future__ import annotations
 

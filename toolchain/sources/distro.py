@@ -38,7 +38,7 @@ def _row(name: str, version: str) -> Package | None:
 
 
 def known_package(package: str, version: str, cache: Cache) -> Package | None:
-    """What the data, else what an earlier fetch noted, says of a package; None when only the index can tell."""
+    """A package by the data, else by the note of an earlier fetch; None when only the index knows."""
     return _row(package, version) or _noted(package, version, cache)
 
 
@@ -66,12 +66,12 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
     """The upstream tarball of a source package, in the store: by apt, else from the data's second address.
 
     Returns:
-        The source, with its version and digest where the index told them, and the file.
+        The source, with its version and digest where the index has them, and the file.
 
     Raises:
         DigestError: the index or the file does not agree with the digest that is known.
         SourceError: no such package or version, and no second address that has the file.
-        UnreachableError: who was asked does not answer, or `offline` and not in the store.
+        UnreachableError: no answer, or `offline` and not in the store.
     """
     package, version = source.where, source.version
     known = known_package(package, version, cache)
@@ -80,8 +80,8 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
         return source, there
     row = _row(package, version)
     if row is None:
-        found, path = _by_apt(package, version, source, cache, offline=offline)
-        return replace(source, version=found.version, digest=f"sha256:{found.sha256}"), path
+        entry, path = _by_apt(package, version, source, cache, offline=offline)
+        return replace(source, version=entry.version, digest=f"sha256:{entry.sha256}"), path
     wanted = Wanted(
         source=source.name, file=row.file, sha256=row.sha256, size=row.size, first="apt", mirrors=row.mirrors
     )
@@ -100,10 +100,12 @@ def _by_apt(package: str, version: str, source: Source, cache: Cache, *, offline
             return row, _suites(cache, [])[0].download(row, Store(cache.store))
     bound = source.digest is not None and (row is not None or not _is_brought(package, version, cache))
     with held(cache.locks / "apt.lock", what="reading the distribution's source index"):
-        asked = _suites(cache, [source.suite] if source.suite else row.suites if row is not None else [], source.suite)
-        found, path = _first(asked, package, version, source.digest, Store(cache.store), bound=bound)
-    note(found, cache)
-    return found, path
+        indexes = _suites(
+            cache, [source.suite] if source.suite else row.suites if row is not None else [], source.suite
+        )
+        entry, path = _first(indexes, package, version, source.digest, Store(cache.store), bound=bound)
+    note(entry, cache)
+    return entry, path
 
 
 def _is_brought(package: str, version: str, cache: Cache) -> bool:
@@ -117,7 +119,7 @@ def _suites(cache: Cache, hints: Sequence[str], only: str = "") -> list[Suite]:
 
 
 def _first(
-    asked: Sequence[Suite], package: str, version: str, digest: str | None, store: Store, *, bound: bool
+    indexes: Sequence[Suite], package: str, version: str, digest: str | None, store: Store, *, bound: bool
 ) -> tuple[Package, Path]:
     """The tarball from the first suite that has the version, and its file; of no version in particular the newest.
 
@@ -126,25 +128,25 @@ def _first(
         SourceError: no suite has it; or one names it and its mirror has lost the file.
         UnreachableError: it is in no suite that answered, and one did not answer.
     """
-    readings, listed, lost = Readings(asked, bound=bound), [], []
+    readings, listed, lost = Readings(indexes, bound=bound), [], []
     for suite in readings:
-        for found in suite.versions([package]):
-            listed.append((found, suite))
-            if version == found.version:
-                _agree(found, digest)
+        for entry in suite.versions([package]):
+            listed.append((entry, suite))
+            if version == entry.version:
+                _agree(entry, digest)
                 try:
-                    return found, suite.download(found, store)
+                    return entry, suite.download(entry, store)
                 except (SourceError, UnreachableError) as error:
                     lost.append(error)
                     break
-    for found in newest_first([found for found, _ in listed]) if not version else ():
-        suite = next(suite for candidate, suite in listed if candidate == found)
+    for entry in newest_first([entry for entry, _ in listed]) if not version else ():
+        suite = next(suite for listed_entry, suite in listed if listed_entry == entry)
         try:
-            return found, suite.download(found, store)
+            return entry, suite.download(entry, store)
         except (SourceError, UnreachableError) as error:
             console.note(f"{error.what}; trying an older version")
             lost.append(error)
-    raise _not_found(f"{package}{'=' + version if version else ''}", readings, [found for found, _ in listed], lost)
+    raise _not_found(f"{package}{'=' + version if version else ''}", readings, [entry for entry, _ in listed], lost)
 
 
 def _not_found(
@@ -152,7 +154,7 @@ def _not_found(
 ) -> ToolchainError:
     if lost:
         return lost[0]
-    versions = ", ".join(dict.fromkeys(f"{found.version} ({found.suites[0]})" for found in listed))
+    versions = ", ".join(dict.fromkeys(f"{candidate.version} ({candidate.suites[0]})" for candidate in listed))
     if readings.suites and len(readings.missing) == len(readings.suites):
         return next(iter(readings.missing.values()))
     answered = [suite.name for suite in readings.suites if suite.name not in readings.missing]
@@ -177,7 +179,7 @@ class Listed:
 
     Args:
         suite: that lists it.
-        here: whether the mirror has the file; None where it does not say.
+        here: whether the mirror has the file; None where unknown.
     """
 
     package: Package
@@ -189,12 +191,12 @@ def survey(names: Sequence[str], cache: Cache) -> tuple[list[Listed], Readings]:
     """What the suites of the mirrors list of these source packages, suite by suite; and which could not be read."""
     with held(cache.locks / "apt.lock", what="reading the distribution's source index"):
         readings = Readings(_suites(cache, []), bound=True)
-        found = [
+        rows = [
             Listed(package=package, suite=suite.name, here=suite.has_file(package))
             for suite in readings
             for package in suite.versions(names)
         ]
-    return found, readings
+    return rows, readings
 
 
 def _notes(package: str, cache: Cache) -> Path:
@@ -203,11 +205,11 @@ def _notes(package: str, cache: Cache) -> Path:
     return cache.store / "distro" / f"{package}.toml"
 
 
-def note(found: Package, cache: Cache) -> None:
-    """Remember what the index said, for plans without a network."""
-    text = "".join(f"{key} = {json.dumps(getattr(found, key))}\n" for key in ("name", "version", "file", "sha256"))
-    text += f"size = {found.size}\n" + ("brought = true\n" if found.brought else "")
-    write_atomically(_notes(found.name, cache), text.encode())
+def note(package: Package, cache: Cache) -> None:
+    """Remember the index's row, for plans without a network."""
+    text = "".join(f"{key} = {json.dumps(getattr(package, key))}\n" for key in ("name", "version", "file", "sha256"))
+    text += f"size = {package.size}\n" + ("brought = true\n" if package.brought else "")
+    write_atomically(_notes(package.name, cache), text.encode())
 
 
 def _noted(package: str, version: str, cache: Cache) -> Package | None:
@@ -218,11 +220,11 @@ def _noted(package: str, version: str, cache: Cache) -> Package | None:
     return row if version in ("", row.version) else None
 
 
-def _agree(found: Package, digest: str | None) -> None:
+def _agree(package: Package, digest: str | None) -> None:
     """Refuse an index that names another digest than the one that is known."""
-    if digest not in (None, f"sha256:{found.sha256}"):
+    if digest not in (None, f"sha256:{package.sha256}"):
         raise DigestError(
-            f"the Sources index disagrees about {found.name}={found.version}",
-            why=f"expected {digest}, the index says sha256:{found.sha256}",
+            f"the Sources index disagrees about {package.name}={package.version}",
+            why=f"expected {digest}, the index says sha256:{package.sha256}",
             fix="the package changed under one version: check which is right before you trust either",
         )

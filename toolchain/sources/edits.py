@@ -71,10 +71,10 @@ class EditFile:
         Raises:
             PatchError: a file is missing, or has another digest.
         """
-        for file, expected, found in self._others(tree):
+        for file, expected, actual in self._others(tree):
             raise PatchError(
                 f"{self.path.name} does not fit this tree: {file} has another digest",
-                why=f"expected sha256:{expected}, found {found or 'no such file'}",
+                why=f"expected sha256:{expected}, found {actual or 'no such file'}",
                 fix=f"undo the change to {file}; or commit it: the edits are for commit {self.commit[:12]} alone",
             )
 
@@ -86,7 +86,7 @@ class EditFile:
 
 
 def _digest(path: Path) -> str:
-    """A file's digest; nothing where it is none, or a link: what is written to it would land elsewhere."""
+    """A file's digest; empty where it is not a file, or a link: what is written to it would land elsewhere."""
     return sha256_file(path) if path.is_file() and not path.is_symlink() else ""
 
 
@@ -150,10 +150,10 @@ def _edited(path: Path, edits: Sequence[Edit], name: str) -> bytes:
 
 def _by_file(edits: Sequence[Edit]) -> Mapping[str, list[Edit]]:
     """The edits of each file, by line."""
-    found: dict[str, list[Edit]] = {}
+    by_file: dict[str, list[Edit]] = {}
     for edit in sorted(edits, key=lambda edit: (edit.file, edit.first)):
-        found.setdefault(edit.file, []).append(edit)
-    return found
+        by_file.setdefault(edit.file, []).append(edit)
+    return by_file
 
 
 def _check(edit: Edit, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A second address: where a file lies that its first place no longer gives, and what to say when both are gone."""
+"""A second address: where a file is that its first place no longer has, and the error when both are gone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolchain.sources.store import Store
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A file whose bytes are known before anybody is asked.
+    """A file whose digest is known before it is fetched.
 
     Args:
         source: what the stages call it, e.g. `llvm`.
@@ -45,7 +45,7 @@ class Wanted:
         bundle = "on a machine that has it: toolchain bundle export, then here: toolchain bundle import REF"
         if self.source.startswith(("wheel-", "library-")):  # no option names what only comes along
             return bundle
-        by_path = f"bring the file itself: --source {self.source}=PATH/{self.file}; its bytes count as the same source"
+        by_path = f"bring the file itself: --source {self.source}=PATH/{self.file}; the same bytes are the same source"
         return f"{by_path}\n{bundle}"
 
 
@@ -78,20 +78,20 @@ def first_or_elsewhere(fetch: Callable[[], Path], wanted: Wanted, store: Store, 
 
 
 def _gone(wanted: Wanted, failed: Sequence[tuple[str, ToolchainError]]) -> ToolchainError:
-    told = [f"{where}: {error.what}" + (f" ({_line(error.why)})" if error.why else "") for where, error in failed]
+    causes = [f"{where}: {error.what}" + (f" ({_line(error.why)})" if error.why else "") for where, error in failed]
     if not wanted.mirrors:
-        told.append("no second address of it is known")
+        causes.append("no second address of it is known")
     # What does not answer may answer later; what answers and lacks the file will not have it then.
     silent = any(isinstance(error, UnreachableError) for _, error in failed)
     kind = UnreachableError if silent else SourceError
     later = ["run the command again later"] if silent else []
     return kind(
         f"{wanted.file} is not available from any source",
-        why="\n".join([wanted.promised, *told]),
+        why="\n".join([wanted.promised, *causes]),
         fix="\n".join([wanted.how_to_bring_it, *later]),
     )
 
 
 def _line(text: str) -> str:
-    """A cause on one line: its last one, where programs say what counts."""
+    """A cause on one line: its last one, where programs put the error."""
     return (text.strip().splitlines() or [""])[-1][:300]

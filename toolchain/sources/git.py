@@ -24,13 +24,13 @@ from toolchain.sources.tree import check_links
 from toolchain.sources.unpack import unpack_tar
 
 _SHA = re.compile(r"[0-9a-f]{40}")
-# How git says that the other side is there but has no such commit, in the C locale.
+# git's messages for a repository that lacks the commit, in the C locale.
 _ABSENT = ("not our ref", "couldn't find remote ref", "unadvertised object", "remote error: upload-pack", "bad object")
 _NO_REPOSITORY = ("does not appear to be a git repository", "repository not found", "not found", "does not exist")
 
 
 def git_digest(repository: str, sha: str) -> str:
-    """How a commit counts: `git:<40 hex>@<repository>`."""
+    """The digest of a commit: `git:<40 hex>@<repository>`."""
     return f"git:{sha}@{repository}"
 
 
@@ -92,13 +92,13 @@ def commit_of_tag(repository_url: str, tag: str, store: Store, *, offline: bool,
     names = (f"refs/tags/{tag}^{{}}", f"refs/tags/{tag}")
     with tempfile.TemporaryDirectory(prefix="git-", dir=_scratch(store)) as folder:
         try:
-            told = _git(_environment(Path(folder), protocol), "ls-remote", "--quiet", "--", url, *names[::-1])
+            output = _git(_environment(Path(folder), protocol), "ls-remote", "--quiet", "--", url, *names[::-1])
         except CommandError as error:
             raise _fetch_error(url, tag, error) from error
-    found = {name: sha for sha, _, name in (line.partition("\t") for line in told.splitlines())}
-    commit = next((found[name] for name in names if name in found), "")
+    commits = {name: sha for sha, _, name in (line.partition("\t") for line in output.splitlines())}
+    commit = next((commits[name] for name in names if name in commits), "")
     if not _SHA.fullmatch(commit):
-        raise SourceError(f"{url} has no tag {tag}", why=told[:200], fix="name a commit: --triton COMMIT")
+        raise SourceError(f"{url} has no tag {tag}", why=output[:200], fix="name a commit: --triton COMMIT")
     return commit
 
 
@@ -138,7 +138,7 @@ def _git(env: Mapping[str, str], *words: str, capture: bool = True) -> str:
 
 
 def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part: Part) -> Path:
-    """The commit's tree as `git archive` gives it, and so as a forge does: export-ignore and line ends count."""
+    """The commit's tree as `git archive` and forges give it: export-ignore and line ends apply."""
     archive = scratch / "tree.tar"
 
     def git(*words: str, capture: bool = False) -> str:
@@ -180,16 +180,18 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part:
 
 
 def _fetch_error(url: str, sha: str, error: CommandError) -> ToolchainError:
-    told = "\n".join(error.tail[-5:])
-    low = told.lower()
+    output = "\n".join(error.tail[-5:])
+    low = output.lower()
     if "fsck" in low or "invalid index-pack" in low:
-        return SourceError(f"{url} sent objects that git refuses", why=told, fix="do not use this repository")
+        return SourceError(f"{url} sent objects that git refuses", why=output, fix="do not use this repository")
     if any(mark in low for mark in _ABSENT):
         return SourceError(
-            f"{url} has no commit {sha}", why=told, fix="check the repository (a fork may hold it) and the commit"
+            f"{url} has no commit {sha}", why=output, fix="check the repository (a fork may hold it) and the commit"
         )
     if any(mark in low for mark in _NO_REPOSITORY):
-        return SourceError(f"there is no repository {url}", why=told, fix="check the URL")
+        return SourceError(f"there is no repository {url}", why=output, fix="check the URL")
     if "authentication" in low or "could not read username" in low or "permission denied" in low:
-        return SourceError(f"{url} refuses access", why=told, fix="put credentials into ~/.netrc or load an SSH key")
-    return UnreachableError(f"{url} does not answer", why=told, fix="check the network, or give a checkout by its path")
+        return SourceError(f"{url} refuses access", why=output, fix="put credentials into ~/.netrc or load an SSH key")
+    return UnreachableError(
+        f"{url} does not answer", why=output, fix="check the network, or give a checkout by its path"
+    )

@@ -1,4 +1,4 @@
-"""A file or folder of the user's own as a source: what can be one, told before a verb begins."""
+"""A file or folder of the user's own as a source, checked before a verb begins."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def _not_a_source(path: Path) -> str:
     with path.open("rb") as stream:
         head = stream.read(4)
     if path.name.endswith(".whl"):
-        return "" if head == _ZIP else "it is called a wheel, and is no ZIP archive"
+        return "" if head == _ZIP else "it is named as a wheel and is not a ZIP archive"
     if path.name.endswith(".deb"):
-        return "" if head == _AR[:4] else "it is called a Debian package, and is none"
-    if path.name.endswith(".sqlite3"):  # whoever asks for a database says more of an empty one
-        return "" if head in {b"", _SQLITE} else "it is called a database of SQLite, and is none"
+        return "" if head == _AR[:4] else "it is named as a Debian package and is not one"
+    if path.name.endswith(".sqlite3"):  # an empty one has an error of its own, where it is read
+        return "" if head in {b"", _SQLITE} else "it is named as an SQLite database and is not one"
     if not TAR.search(path.name):
         return "its name is neither that of a tar archive nor of a wheel"
     if head == _ZSTD:

@@ -113,10 +113,10 @@ def suites(mirrors: Sequence[Mirror], hints: Sequence[str], known: Sequence[str]
     debian = {*known, *(f"{old}stable" for old in ("", "old", "oldold")), "testing", "unstable"}
     named = [mirror.suite for mirror in mirrors]
     others = known if any(suite in debian for suite in named) else ()
-    found: dict[str, Mirror] = {}
+    by_suite: dict[str, Mirror] = {}
     for suite in (*hints, *named, *others):
         own = next((mirror for mirror in mirrors if mirror.suite == suite), None)
         archive = security if suite.endswith("-security") else mirrors[0]
         if (mirror := own or archive) is not None:
-            found.setdefault(suite, replace(mirror, suite=suite))
-    return list(found.values())
+            by_suite.setdefault(suite, replace(mirror, suite=suite))
+    return list(by_suite.values())

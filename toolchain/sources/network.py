@@ -22,7 +22,7 @@ _NETWORK = (
 _ATTEMPTS = 4
 RETRY_BACKOFF = 1.0  # seconds before the second try, doubled for each further one
 _MIRROR = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*://[^\s=]+)=((?:[a-zA-Z][a-zA-Z0-9+.\-]*://|/)\S+)")
-# Names of query parameters that give access to whoever reads them.
+# Names of query parameters that may hold secrets.
 _SECRET = re.compile(r"token|secret|signature|pass|credential|auth(?!or)|jwt|session|^sig$|key$|^pw$", re.IGNORECASE)
 
 
@@ -73,7 +73,7 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
 
 
 def git_protocol(url: str) -> str:
-    """What `GIT_ALLOW_PROTOCOL` may say for the URL of a repository.
+    """The value of `GIT_ALLOW_PROTOCOL` for the URL of a repository.
 
     Raises:
         SourceError: none.
@@ -170,7 +170,7 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
         for url in match.groups():
             refuse_credentials(url)
         old, new = (url if url.startswith("/") else check_address(url) for url in match.groups())
-        if any(old.rstrip("/") == other.rstrip("/") for other, _ in pairs):
+        if any(old.rstrip("/") == earlier.rstrip("/") for earlier, _ in pairs):
             raise SourceError(f"--mirror names {old} more than once", fix="leave one of them")
         pairs.append((old, new))
     return tuple(pairs)

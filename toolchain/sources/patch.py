@@ -16,7 +16,7 @@ from toolchain.sources.edits import apply_edits, read_edits
 from toolchain.sources.tree import check_links
 
 _LIMIT = 64 << 20
-# A patch of some megabytes may unpack to gigabytes, by what its binary parts say of themselves.
+# A patch of some megabytes may unpack to gigabytes by its binary parts.
 _MEMORY = 2 << 30  # bytes of git's address space
 
 
@@ -124,16 +124,16 @@ _GIT_HEADER = re.compile(rb"^diff --git (?P<both>[^\n]+)", re.MULTILINE)
 
 def _names(content: bytes) -> list[str]:
     """Every path that a patch names, as it stands there (`a/sub/file`)."""
-    found = []
+    names = []
     for match in _HEADER.finditer(content):
         raw = match["file"] if match["file"] is not None else match["moved"]
         name = _unquote(raw.strip())
         if name == "/dev/null":
             continue
-        found.append(name)
+        names.append(name)
     for match in _GIT_HEADER.finditer(content):
-        found += [_unquote(word) for word in re.findall(rb'"(?:[^"\\]|\\.)*"|\S+', match["both"])]
-    return found
+        names += [_unquote(word) for word in re.findall(rb'"(?:[^"\\]|\\.)*"|\S+', match["both"])]
+    return names
 
 
 def _unquote(raw: bytes) -> str:

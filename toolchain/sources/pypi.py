@@ -23,7 +23,7 @@ from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 
 _WHEEL = re.compile(r"-(?P<python>[a-z]{2}\d+(\.[a-z]{2}\d+)*)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl$")
-# A wheel for any Python 3 still says from which one on, and pip takes a bare 3 for 3.0.
+# A wheel for any Python 3 may need a minimum, and pip takes a bare 3 for 3.0.
 _ANY_PYTHON = "3.13"
 # Asked for in this order where any will do; and the oldest C libraries that wheels are for.
 _PYTHONS = ("3.13", "3.12", "3.11", "3.10")
@@ -156,9 +156,9 @@ def download_wheel(name: str, version: str, folder: Path, *, machine: str) -> Pa
             )  # fmt: skip
             break
         except CommandError as error:
-            told = _pip_error(what, error)
-            if not isinstance(told, SourceError) or python == _PYTHONS[-1] or "pip is missing" in told.what:
-                raise told from error
+            problem = _pip_error(what, error)
+            if not isinstance(problem, SourceError) or python == _PYTHONS[-1] or "pip is missing" in problem.what:
+                raise problem from error
     came = sorted(folder.glob("*.whl"))
     if len(came) != 1:
         raise SourceError(
@@ -204,14 +204,14 @@ def _pip(*argv: str) -> str:
 
 
 def _pip_error(what: str, error: CommandError) -> SourceError | UnreachableError:
-    told = "\n".join(error.tail[-6:])
-    if "No module named pip" in told:
-        return SourceError("pip is missing beside this Python", why=told, fix="install it: python -m ensurepip")
-    if "No matching distribution" in told and "connection" not in told.lower():
+    output = "\n".join(error.tail[-6:])
+    if "No module named pip" in output:
+        return SourceError("pip is missing beside this Python", why=output, fix="install it: python -m ensurepip")
+    if "No matching distribution" in output and "connection" not in output.lower():
         return SourceError(
-            f"the index has no {what}", why=told, fix="check `pip config list`: which index serves this machine"
+            f"the index has no {what}", why=output, fix="check `pip config list`: which index serves this machine"
         )
-    return UnreachableError(f"{what} could not be fetched", why=told, fix="check the network and `pip config list`")
+    return UnreachableError(f"{what} could not be fetched", why=output, fix="check the network and `pip config list`")
 
 
 def _address(project: str, filename: str) -> str:
@@ -241,7 +241,7 @@ def _address(project: str, filename: str) -> str:
 
 
 def _index() -> str:
-    """The index that pip is configured to use: its own help shows the value that counts."""
+    """The index that pip is configured to use: its own help shows the effective value."""
     try:
         text = _pip("download", "--help")
     except CommandError as error:

@@ -108,7 +108,7 @@ def _locate_local(name: str, path: Path, cache: Cache) -> Source:
 
 
 def _known_file(name: str, digest: str, cache: Cache) -> Source | None:
-    """The source of the distribution or index that has these very bytes: what counts is not how they came."""
+    """The source of the distribution or index that has these very bytes, however they came."""
     plain = digest.removeprefix("sha256:")
     for package in known_packages():
         if package.sha256 == plain:
@@ -140,7 +140,7 @@ def part_of(name: str, *, tests: bool = False) -> Part:
     """
     for row in load("trees").values():
         if any(fnmatchcase(name, pattern) for pattern in row["sources"]):
-            return Part((*row["only"], *(() if tests else (f"!{one}" for one in row["without"]))))
+            return Part((*row["only"], *(() if tests else (f"!{folder}" for folder in row["without"]))))
     return Part()
 
 
@@ -164,7 +164,7 @@ def fetch_source(
         tests: see `part_of` and `Request.takes_tests`.
 
     Returns:
-        The source as it lies in the store. The digest stays the one of the source alone: patches count apart.
+        The source as it lies in the store. The digest is the source's alone: patches are inputs of their own.
 
     Raises:
         ToolchainError: see the modules of each kind; PatchError for a patch that does not apply.
@@ -210,8 +210,8 @@ def _fetch_among(source: Source, store: Store, cache: Cache, *, offline: bool, h
         return _fetch_commit(replace(source, where=url, among=()), store, offline=offline, how=how)
 
     url, tree = first_holder(source.name, source.version, source.among, fetch, cache=cache)
-    found = replace(source, where=url, digest=git_digest(url, source.version), locked=True, among=())
-    return found.fetched(tree)
+    holder = replace(source, where=url, digest=git_digest(url, source.version), locked=True, among=())
+    return holder.fetched(tree)
 
 
 def _fetch_commit(source: Source, store: Store, *, offline: bool, how: _How) -> Path:
@@ -222,8 +222,8 @@ def _fetch_commit(source: Source, store: Store, *, offline: bool, how: _How) -> 
         )
     except (SourceError, UnreachableError) as error:
         if archive_of(source.version) is not None:
-            other = f"take the commit's archive: --source {source.name}=archive:{source.version}"
-            error.fix = f"{error.fix}; or {other}" if error.fix else other
+            instead = f"take the commit's archive: --source {source.name}=archive:{source.version}"
+            error.fix = f"{error.fix}; or {instead}" if error.fix else instead
         raise
 
 

@@ -41,7 +41,7 @@ MAGIC = {
     b"AKS2": "AOTriton kernel archive",
     b"\x03\x02\x23\x07": "SPIR-V",
 }
-# Archives that nothing here unpacks: what they hold cannot be told to be source.
+# Archives that nothing here unpacks: they may hold anything.
 SEALED = {
     b"\x28\xb5\x2f\xfd": "zstd file, not looked into",
     b"\x04\x22\x4d\x18": "LZ4 file, not looked into",
@@ -76,7 +76,7 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """A file that somebody's compiler made.
+    """A file that a compiler made.
 
     Args:
         path: below the tree, with `/`; inside a container `CONTAINER!MEMBER`.
@@ -107,9 +107,9 @@ def scan(tree: Path) -> tuple[Finding, ...]:
         tree: a folder, or a single file.
 
     Raises:
-        SourceError: a container that cannot be read, and so not be told to be harmless.
+        SourceError: a container that cannot be read, and so may hold anything.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     alone = tree.is_file()
     for file in [os.fspath(tree)] if alone else sorted(_files(tree)):
         if _is_plain(file):
@@ -119,8 +119,8 @@ def scan(tree: Path) -> tuple[Finding, ...]:
         hits = list(_look(path))
         if hits:
             digest, size = sha256_file(path), path.stat().st_size
-            found += [Finding(name + inside, what, digest, size) for inside, what in hits]
-    return tuple(sorted(found))
+            findings += [Finding(name + inside, what, digest, size) for inside, what in hits]
+    return tuple(sorted(findings))
 
 
 def _files(tree: Path) -> Iterator[str]:
@@ -182,7 +182,7 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
                     with file, _held(file) as held:
                         yield from _inside(held, f"{where}!{entry.name}", depth - 1)
             stream.seek(tar.offset)
-        # Readers that are told to go on behind the end, or behind a header that is none, find what lies there.
+        # Readers that ignore the end mark or bad headers find what lies behind.
         if any(piece.strip(b"\0") for piece in iter(lambda: stream.read(CHUNK), b"")):
             yield where, "tar with something behind its end, not looked into"
     elif head.startswith(b"PK\x03\x04") or _ends_as_zip(stream):
@@ -197,15 +197,15 @@ def _ends_as_zip(stream: IO[bytes]) -> bool:
     """Whether it is a zip behind something else, as Python's importer reads it: a zip is found from its end."""
     stream.seek(0, os.SEEK_END)
     stream.seek(max(0, stream.tell() - _ZIP_TAIL))
-    found = _ZIP_END in stream.read(_ZIP_TAIL)
-    if found:  # it may stand there by chance
+    is_zip = _ZIP_END in stream.read(_ZIP_TAIL)
+    if is_zip:  # it may stand there by chance
         try:
             with zipfile.ZipFile(stream) as archive:
-                found = bool(archive.infolist())
+                is_zip = bool(archive.infolist())
         except (zipfile.BadZipFile, ValueError, OSError):
-            found = False
+            is_zip = False
     stream.seek(0)
-    return found
+    return is_zip
 
 
 def _unpacked(head: bytes, stream: IO[bytes]) -> IO[bytes] | None:

@@ -26,15 +26,15 @@ _STORED = re.compile(r"stored:([A-Za-z0-9][A-Za-z0-9._+-]*)@(sha256:[0-9a-f]{64}
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """A source by its name, before anybody looks for it.
+    """A source by its name, before it is looked up.
 
     Args:
         kind: what brings it; `stored` is a tree that a bundle brought, or a file, and that is in the store alone.
         where: path, URL, package or project; of a stored tree what the checkout was called.
-        version: commit, `sha256:<hex>`, upstream version; empty for what the data says, for a path, and for a tag whose
+        version: commit, `sha256:<hex>`, upstream version; empty for the data's default, for a path, and for a tag whose
             commit is to be asked.
         tag: the tag that stands for the commit; only our own data names one, users name commits.
-        suite: of a package, the distribution's suite to look in; empty for all. It does not say what is meant.
+        suite: of a package, the distribution's suite to look in; empty for all. Not part of the identity.
         text: the words that it was read from; two specs that mean the same are equal whatever their words.
     """
 
@@ -74,14 +74,14 @@ def users_path(text: str) -> Path:
     """A path as people write it, with `~` for a home; nothing need be there.
 
     Raises:
-        SourceError: nobody of that name has a home here, the path is too long, or a folder on it may not be entered.
+        SourceError: no such user, the path is too long, or a folder on it may not be entered.
     """
     try:
         path = Path(text).expanduser()
         path.exists()
     except RuntimeError as error:
         fix = "write the folder itself, or ./~NAME for one that is called so"
-        why = "nobody of that name has a home here"
+        why = "no user of that name has a home here"
         raise SourceError(f"there is no such path: {text}", why=why, fix=fix) from error
     except OSError as error:
         why = error.strerror or str(error)

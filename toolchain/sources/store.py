@@ -27,7 +27,7 @@ class Store:
     """Files and unpacked trees by digest, below one folder.
 
     `files/<hex>/<name>` keeps a file under the name it came with (installers look at a wheel's name);
-    `trees/<key>/` is a tree, `trees/<key>.json` says what it must be, `trees/<key>.stat.json` speeds up the check.
+    `trees/<key>/` is a tree, `trees/<key>.json` holds its digest, `trees/<key>.stat.json` speeds up the check.
     """
 
     def __init__(self, root: Path) -> None:
@@ -52,12 +52,12 @@ class Store:
         """
         if not _is_plain(path):
             raise SourceError(f"{path.name} is not a plain file", fix="name the file itself")
-        found = sha256_file(path)
-        if found != digest:
+        actual = sha256_file(path)
+        if actual != digest:
             path.unlink()
             raise DigestError(
                 f"{name or path.name} has the wrong digest",
-                why=f"expected {digest}, found {found}",
+                why=f"expected {digest}, found {actual}",
                 fix="check the digest and where the file came from; the file was removed",
             )
         home = self._file_home(digest)
@@ -82,18 +82,18 @@ class Store:
         """The stored file with this digest, or None.
 
         Args:
-            verify: read it; a damaged file is told and counts as absent.
+            verify: read it; a damaged file gives a warning and is taken as absent.
         """
         home = self._file_home(digest)
         # A link would let what lies elsewhere change under a digest.
-        found = [path for path in sorted(home.iterdir()) if _is_plain(path)] if home.is_dir() else []
-        if not found:
+        files = [path for path in sorted(home.iterdir()) if _is_plain(path)] if home.is_dir() else []
+        if not files:
             return None
         mark_used(home)
-        if verify and (is_now := sha256_file(found[0])) != digest:
-            console.warn(f"{found[0].name} in the store is damaged (expected {digest}, found {is_now}); it is not used")
+        if verify and (is_now := sha256_file(files[0])) != digest:
+            console.warn(f"{files[0].name} in the store is damaged (expected {digest}, found {is_now}); it is not used")
             return None
-        return found[0]
+        return files[0]
 
     def tree(
         self,

@@ -23,7 +23,7 @@ from toolchain.sources.store import Store
 
 _HELPER = Path("/usr/lib/apt/apt-helper")
 _ORIG = re.compile(r"_(?P<version>[^_/]+)\.orig\.tar\.(?:xz|gz|bz2|zst)")
-# What apt says of a mirror that answers and has no such suite, and of an index that is older than it may be.
+# apt's messages for a mirror without the suite, and for an index that has expired.
 _GONE = re.compile(r"does not have a Release file|404 +Not Found|File not found|Failed to stat")
 _HOST = re.compile(r"\b[a-z+]+://[^/\s]+|(?<=connect to )\S+( \([^)]*\))?|(?<=resolve ')[^']+")
 _EXPIRED = re.compile(r"Release file for .* is expired|invalid since")
@@ -33,7 +33,7 @@ _EXPIRED = re.compile(r"Release file for .* is expired|invalid since")
 class Package:
     """A source package's upstream tarball, as the data or the signed Sources index names it.
 
-    Where a bundle named it (`brought`) it counts until the index can be asked. With `pool`, a folder of the archive,
+    Where a bundle named it (`brought`) it is used until the index can be asked. With `pool`, a folder of the archive,
     it is a binary package's file that only the data names.
     """
 
@@ -85,12 +85,12 @@ class Suite:
         """Bring the index up to date.
 
         Args:
-            bound: the digest of what is looked for is known from elsewhere. Then an index that is older than it says it
-                may be serves too: it only tells where the file lies.
+            bound: the digest of what is looked for is known from elsewhere. Then an expired index serves too, since
+                only the address is needed.
 
         Raises:
             NoSuiteError: the mirror does not have it.
-            SourceError: it is older than it says it may be, and apt here refuses such.
+            SourceError: it has expired, and apt here refuses such.
             UnreachableError: the mirror does not answer, or what it gives is not signed by the distribution.
         """
         folder = self._folders()
@@ -114,21 +114,21 @@ class Suite:
         return folder
 
     def _update_error(self, error: CommandError) -> ToolchainError:
-        told = worst(error)
-        if _EXPIRED.search(told):
+        output = worst(error)
+        if _EXPIRED.search(output):
             return SourceError(
                 f"the index of the suite {self.name} is out of date",
-                why=f"{told}\nan old index hides newer versions, and no digest of this package is on record",
+                why=f"{output}\nan old index hides newer versions, and no digest of this package is on record",
                 fix="use a mirror that is kept up to date, or give the archive itself as URL#sha256=DIGEST; "
                 "for a mirror that is frozen on purpose apt has Acquire::Check-Valid-Until",
             )
-        if _GONE.search(told):
+        if _GONE.search(output):
             return NoSuiteError(
-                f"the mirror does not have the suite {self.name}", why=told, fix="name another one after the @"
+                f"the mirror does not have the suite {self.name}", why=output, fix="name another one after the @"
             )
         return UnreachableError(
             f"the source index of the suite {self.name} cannot be read",
-            why=told,
+            why=output,
             fix="check that apt-get update works here",
         )
 
@@ -138,13 +138,13 @@ class Suite:
             text = self._run("apt-cache", "-q", "showsrc", "--only-source", *sorted(names))
         except CommandError:
             return []  # apt-cache fails where it knows none of the names
-        found: dict[tuple[str, str], Package] = {}
+        packages: dict[tuple[str, str], Package] = {}
         for stanza in stanzas(text):
             package_version = stanza.get("version", "")
             for line in stanza.get("checksums-sha256", "").splitlines():
                 words = line.split()
                 if len(words) == 3 and (match := _ORIG.search(words[2])) and stanza.get("package") in names:
-                    found[stanza["package"], package_version] = Package(
+                    packages[stanza["package"], package_version] = Package(
                         name=stanza["package"],
                         version=match["version"],
                         file=words[2],
@@ -153,36 +153,37 @@ class Suite:
                         package_version=package_version,
                         suites=(self.name,),
                     )
-        return newest_first(found.values())
+        return newest_first(packages.values())
 
-    def uri(self, found: Package) -> str:
+    def uri(self, package: Package) -> str:
         """Where the file lies, as apt itself would fetch it.
 
         Raises:
             SourceError: apt names no address.
         """
-        if found.pool:
-            return f"{self.mirror.site.rstrip('/')}/{found.pool}/{found.file}"
-        spec = f"{found.name}={found.package_version}"
+        if package.pool:
+            return f"{self.mirror.site.rstrip('/')}/{package.pool}/{package.file}"
+        spec = f"{package.name}={package.package_version}"
         for line in self._run("apt-get", "source", "--print-uris", "--only-source", spec).splitlines():
             match = re.match(r"'([^']+)' (\S+) ", line)
-            if match and match[2] == found.file:
+            if match and match[2] == package.file:
                 return match[1]
         raise SourceError(
-            f"apt names no address for {found.file}", fix="apt-get update, then run it again; or give URL#sha256=DIGEST"
+            f"apt names no address for {package.file}",
+            fix="apt-get update, then run it again; or give URL#sha256=DIGEST",
         )
 
-    def has_file(self, found: Package) -> bool | None:
-        """Whether the mirror has the tarball that its index names; None where it does not say."""
+    def has_file(self, package: Package) -> bool | None:
+        """Whether the mirror has the tarball that its index names; None where unknown."""
         import requests  # noqa: PLC0415 - only a listing asks
 
         try:
-            answer = web.session(1, 1.0, netrc=False).head(self.uri(found), timeout=20, allow_redirects=True)
+            answer = web.session(1, 1.0, netrc=False).head(self.uri(package), timeout=20, allow_redirects=True)
         except (requests.RequestException, SourceError, CommandError):
             return None
         return {200: True, 404: False, 410: False}.get(answer.status_code)
 
-    def download(self, found: Package, store: Store) -> Path:
+    def download(self, package: Package, store: Store) -> Path:
         """The tarball in the store.
 
         Raises:
@@ -190,37 +191,37 @@ class Suite:
             SourceError: the index names it and the mirror does not have it.
             UnreachableError: the mirror does not answer.
         """
-        uri, digest = self.uri(found), f"sha256:{found.sha256}"
-        if found.pool:
+        uri, digest = self.uri(package), f"sha256:{package.sha256}"
+        if package.pool:
             self._folders()
         if not os.access(_HELPER, os.X_OK):
-            return fetch_archive(uri, digest, store, offline=False, name=found.file)
-        partial = store.partial / f"apt-{found.sha256}"
+            return fetch_archive(uri, digest, store, offline=False, name=package.file)
+        partial = store.partial / f"apt-{package.sha256}"
         partial.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with watched(f"fetching {found.file}", partial, found.size):
-                self._run(os.fspath(_HELPER), "download-file", uri, os.fspath(partial), f"SHA256:{found.sha256}")
+            with watched(f"fetching {package.file}", partial, package.size):
+                self._run(os.fspath(_HELPER), "download-file", uri, os.fspath(partial), f"SHA256:{package.sha256}")
         except CommandError as error:
             partial.unlink(missing_ok=True)
-            raise self._download_error(found, error) from error
-        return store.add_file(partial, digest, name=found.file)
+            raise self._download_error(package, error) from error
+        return store.add_file(partial, digest, name=package.file)
 
-    def _download_error(self, found: Package, error: CommandError) -> ToolchainError:
-        told = worst(error)
-        if "mismatch" in told.lower():
+    def _download_error(self, package: Package, error: CommandError) -> ToolchainError:
+        output = worst(error)
+        if "mismatch" in output.lower():
             return DigestError(
-                f"{found.file} has the wrong digest", why=told, fix="the mirror is out of step; try again later"
+                f"{package.file} has the wrong digest", why=output, fix="the mirror is out of step; try again later"
             )
-        if _GONE.search(told):
+        if _GONE.search(output):
             return SourceError(
-                f"the mirror has {found.file} no more"
-                if found.pool
-                else f"the suite {self.name} names {found.file}, and the mirror has that file no more",
-                why=told,
+                f"the mirror has {package.file} no more"
+                if package.pool
+                else f"the suite {self.name} names {package.file}, and the mirror has that file no more",
+                why=output,
                 fix="name another version or suite (`toolchain pins --distro` lists them), or give URL#sha256=DIGEST",
             )
         return UnreachableError(
-            f"{found.file} could not be fetched", why=told, fix="check that apt-get update works here"
+            f"{package.file} could not be fetched", why=output, fix="check that apt-get update works here"
         )
 
     def _run(self, program: str, *words: str) -> str:
@@ -266,8 +267,8 @@ def newest_first(packages: Collection[Package]) -> list[Package]:
     return sorted(packages, key=cmp_to_key(_compare), reverse=True)
 
 
-def _compare(package: Package, other: Package) -> int:
-    version, than = package.package_version, other.package_version
+def _compare(first: Package, second: Package) -> int:
+    version, than = first.package_version, second.package_version
     if version == than:
         return 0
     newer = process.run(["dpkg", "--compare-versions", version, "gt", than], check=False).returncode == 0
@@ -277,5 +278,5 @@ def _compare(package: Package, other: Package) -> int:
 def worst(error: CommandError) -> str:
     """apt's own errors out of its output."""
     lines = [line for line in error.tail if line.startswith(("E:", "W:", "Err:"))] or list(error.tail)
-    # Which mirror this machine uses is nobody's business where messages are kept.
+    # The machine's mirror must not appear in messages, which may be kept.
     return _HOST.sub("<mirror>", re.sub(r" *\[IP: [^\]]*\]", "", "\n".join(lines[-6:])))

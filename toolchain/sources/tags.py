@@ -1,4 +1,4 @@
-"""Tags: which commit one is at is asked when it is fetched, told, and remembered for plans without a network."""
+"""Tags: a tag is resolved to its commit when it is fetched; that is noted, and remembered for offline plans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolchain.sources.tree import Source
 
 
 def remembered(repository: str, tag: str, cache: Cache) -> str:
-    """The commit that a tag was at when it was last asked for; empty where nobody asked yet."""
+    """The commit that a tag was at when it was last resolved; empty where it never was."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         value = strict_json.read(_note(repository, tag, cache).read_bytes())
         if (value["repository"], value["tag"]) == (repository, tag):
@@ -52,7 +52,7 @@ def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = 
 
 
 def at_commit(source: Source, commit: str, cache: Cache) -> Source:
-    """A source at a tag that is at `commit`, told and remembered."""
+    """A source at a tag that is at `commit`, noted and remembered."""
     if source.version != commit:
         console.note(f"{source.name}: tag {source.tag} of {source.where} is commit {commit}")
     if remembered(source.where, source.tag, cache) != commit:
@@ -61,10 +61,10 @@ def at_commit(source: Source, commit: str, cache: Cache) -> Source:
 
 
 def asked_again(source: Source, *, cache: Cache, locked: bool, mirrors: Mirrors = ()) -> Source:
-    """A source at a tag that is known already, held against its repository; where that is silent, as it is.
+    """A source at a tag that is known already, compared with its repository; unchanged where that does not answer.
 
     Args:
-        locked: whether a lock says where the tag is. Otherwise the tag counts, and that it moved is told.
+        locked: whether a lock fixes the commit. Otherwise the tag decides, with a note that it moved.
 
     Raises:
         LockedError: it moved since it was locked; both commits are named.
@@ -72,7 +72,7 @@ def asked_again(source: Source, *, cache: Cache, locked: bool, mirrors: Mirrors 
     try:
         now = commit_of_tag(source.where, source.tag, Store(cache.store), offline=False, mirrors=mirrors)
     except UnreachableError as error:
-        console.note(f"{source.name}: nobody says whether tag {source.tag} moved since ({error.what})")
+        console.note(f"{source.name}: could not check whether tag {source.tag} moved since ({error.what})")
         return source
     if now != source.version and locked:
         raise moved(source, now)

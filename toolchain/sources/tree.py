@@ -143,7 +143,7 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
         path: the tree's top folder.
         stat_cache: file that remembers content hashes by path, size, times and inode; made when missing.
         trust_cache: False reads every file again, and then renews the cache.
-        expected: how many bytes it is said to have; 0 where nothing says it.
+        expected: how many bytes it should have; 0 where unknown.
 
     Raises:
         SourceError: not a folder, unreadable, or it holds a socket, pipe or device.
@@ -183,7 +183,7 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
     if stat_cache is not None and fresh != known:
         try:
             write_atomically(stat_cache, json.dumps({"format": _CACHE_FORMAT, "files": fresh}).encode())
-        except OSError as error:  # a full disk, say, which is no reason not to tell what a plan needs
+        except OSError as error:  # for example a full disk, which is no reason to fail a plan
             LOG.warning("what was read of %s is not remembered, and read again: %s", path, error.strerror)
     lines.sort()
     hasher = hashlib.sha256()
@@ -265,7 +265,7 @@ def require(tree: Path, *paths: str, what: str = "source", fix: str = "") -> Non
 def normalise(tree: Path) -> None:
     """Give files mode 0644 or 0755, folders 0755 and everything the one timestamp: ninja and PCH look at times.
 
-    What git keeps of its own goes, at any depth: no digest counts it, so nothing may be built from it.
+    `.git` is removed at any depth: it is not part of the digest, so nothing may be built from it.
     """
     stamp = (digest.EPOCH, digest.EPOCH)
     for folder, folders, files in os.walk(tree, topdown=False):

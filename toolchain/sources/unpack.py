@@ -237,9 +237,9 @@ class _Unpacker:
 
     def _note(self, path: str, kind: str) -> None:
         folded = path.casefold() if path.isascii() else unicodedata.normalize("NFC", path).casefold()
-        other = self.folded.setdefault(folded, path)
-        if other != path:
-            raise self._hostile("it holds names that differ in case only", f"{other} and {path}")
+        earlier = self.folded.setdefault(folded, path)
+        if earlier != path:
+            raise self._hostile("it holds names that differ in case only", f"{earlier} and {path}")
         self.kinds[path] = kind
 
     def _hard_link(self, path: str, member: tarfile.TarInfo) -> None:
@@ -280,7 +280,7 @@ class _Unpacker:
                 view = memoryview(chunk)
                 while view:
                     view = view[os.write(descriptor, view) :]
-            # Owner, setuid and times are the archive's own affair; what counts is whether it can be run.
+            # Owner, setuid and times are dropped; only the executable bit is kept.
             os.fchmod(descriptor, 0o755 if member.mode & 0o111 else 0o644)
             os.utime(descriptor, (digest.EPOCH, digest.EPOCH))
         finally:
@@ -300,14 +300,14 @@ class _Unpacker:
 
 @contextlib.contextmanager
 def decompressed(archive: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
-    """An archive, open as `packed`, as a stream that is unpacked by what its first bytes say it is."""
+    """An archive, open as `packed`, as a stream that is decompressed by its magic bytes."""
     magic = packed.read(6)
     packed.seek(0)
-    found = next((row for row in _DECOMPRESSORS if magic.startswith(row[0])), None)
-    if found is None:
+    known = next((row for row in _DECOMPRESSORS if magic.startswith(row[0])), None)
+    if known is None:
         yield packed
         return
-    _, argv, fallback = found
+    _, argv, fallback = known
     if fallback is None or shutil.which(argv[0]):
         with output(argv, stdin=packed) as stream:
             yield stream

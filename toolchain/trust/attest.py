@@ -1,14 +1,14 @@
-"""Provenance: SLSA v1 in an in-toto statement. It says what an image was made of, how, where and when."""
+"""Provenance: SLSA v1 in an in-toto statement: what an image was made of, how, where and when."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, TypedDict
 
 from toolchain import __version__, strict_json
 from toolchain.digest import canonical, sha256_json
+from toolchain.oci.image import timestamp
 from toolchain.record import LOCAL_BUILDER, Record, RecordedSource
 from toolchain.strict_json import Keys
 from toolchain.trust import sbom
@@ -45,6 +45,7 @@ KEYS: Keys = {
 }
 WITH_THE_BUILD = "with the build"
 REPORT = "build-report"
+_OF_PROBE = ("mode", "interfaces", "measures", "held", "buildah", "kernel", "runner")
 
 
 class Resource(TypedDict, total=False):
@@ -59,7 +60,7 @@ class Resource(TypedDict, total=False):
 
 
 class Statement(TypedDict):
-    """An in-toto statement: `predicate`, of the kind `predicateType`, is said about `subject`."""
+    """An in-toto statement: `predicate`, of the kind `predicateType`, is about `subject`."""
 
     _type: str
     subject: list[Resource]
@@ -72,14 +73,14 @@ def subjects(image: str, digests: Sequence[str]) -> list[Resource]:
     return [{"name": image, "digest": {"sha256": digest.removeprefix("sha256:")}} for digest in digests]
 
 
+def statement(subject: Sequence[Resource], kind: str, predicate: Mapping[str, Any]) -> Statement:
+    """A statement of some kind."""
+    return {"_type": STATEMENT, "subject": list(subject), "predicateType": kind, "predicate": dict(predicate)}
+
+
 def sbom_statement(document: Mapping[str, Any], subject: Sequence[Resource]) -> Statement:
     """The statement that an image holds what a bill of materials lists."""
-    return {
-        "_type": STATEMENT,
-        "subject": list(subject),
-        "predicateType": sbom.PREDICATE,
-        "predicate": dict(document),
-    }
+    return statement(subject, sbom.PREDICATE, document)
 
 
 def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statement:
@@ -88,14 +89,13 @@ def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statemen
     inputs = dict(record.inputs)
     finished = record.finished or image_facts.finished
     started = record.started or finished - float(record.facts.get("total_seconds") or 0)
-    metadata = {"startedOn": _time(started), "finishedOn": _time(finished)}
+    metadata = {"startedOn": timestamp(started), "finishedOn": timestamp(finished)}
     if run := record.tool.get("run"):
         metadata["invocationId"] = str(run)
-    return {
-        "_type": STATEMENT,
-        "subject": list(subject),
-        "predicateType": PREDICATE,
-        "predicate": {
+    return statement(
+        subject,
+        PREDICATE,
+        {
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
                 "externalParameters": asked_for(image_facts),
@@ -124,14 +124,14 @@ def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statemen
                 "byproducts": _byproducts(image_facts),
             },
         },
-    }
+    )
 
 
 def isolation_of(record: Record) -> str:
     """How the build was isolated: the mode, and the beginning of the digest of all measures; `none` where none was
     proved."""
-    found = record.isolation or {}
-    return " ".join(str(found[key])[:19] for key in ("mode", "measures") if found.get(key)) or "none"
+    facts = record.isolation or {}
+    return " ".join(str(facts[key])[:19] for key in ("mode", "measures") if facts.get(key)) or "none"
 
 
 def asked_for(image_facts: ImageFacts) -> dict[str, Any]:
@@ -140,15 +140,15 @@ def asked_for(image_facts: ImageFacts) -> dict[str, Any]:
     A source is what `--source` takes: a checkout is its tree in the store, `stored:NAME@sha256:DIGEST`.
     """
     record = image_facts.record
-    asked = dict(record.request or {"stage": record.stage})
-    sources = {str(name): str(text) for name, text in (asked.get("sources") or {}).items()}
+    request = dict(record.request or {"stage": record.stage})
+    sources = {str(name): str(text) for name, text in (request.get("sources") or {}).items()}
     for dependency in (*image_facts.dependencies, record):
         named = dependency.request.get("sources") or {}
         sources |= {row.name: spec_of(row) for row in dependency.sources if row.name in named}
     base = image_facts.base
-    if asked.get("base") == "oci:" and base is not None:
-        asked["base"] = f"oci:DIR@{base.manifest}"
-    return asked | ({"sources": sources} if sources else {})
+    if request.get("base") == "oci:" and base is not None:
+        request["base"] = f"oci:DIR@{base.manifest}"
+    return request | ({"sources": sources} if sources else {})
 
 
 def spec_of(row: RecordedSource) -> str:
@@ -163,12 +163,12 @@ def spec_of(row: RecordedSource) -> str:
 
 
 def _dependencies(image_facts: ImageFacts) -> list[Resource]:
-    found = [
+    sources = [
         _source(record, row)
         for record in (image_facts.record, *reversed(image_facts.dependencies))
-        for row in sorted(record.sources, key=lambda one: one.name)
+        for row in sorted(record.sources, key=lambda source: source.name)
     ]
-    return found + [_stage(record) for record in reversed(image_facts.dependencies)]
+    return sources + [_stage(record) for record in reversed(image_facts.dependencies)]
 
 
 def _source(record: Record, row: RecordedSource) -> Resource:
@@ -214,7 +214,7 @@ def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None =
     """What a provenance holds as its byproduct `name`, None if it holds none.
 
     Args:
-        recorded: only if it is said to have been recorded so.
+        recorded: only if its annotation `recorded` has this value.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: malformed.
@@ -227,36 +227,16 @@ def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None =
 
 
 def _byproducts(image_facts: ImageFacts) -> list[Resource]:
-    return [*_probe(image_facts), *_report(image_facts.record)]
+    """The isolation probe's facts; and the report: sizes, seconds, counts and the contract check, for who reuses it."""
+    record = image_facts.record
+    resources: list[Resource] = []
+    if probe := record.isolation or image_facts.isolation:
+        resources.append(_json_resource("isolation", {key: probe[key] for key in _OF_PROBE if key in probe}))
+        when = WITH_THE_BUILD if record.isolation else "on the machine that published, after the build"
+        resources[0]["annotations"] = {"recorded": when}
+    return [*resources, *([_json_resource(REPORT, dict(record.facts))] if record.facts else [])]
 
 
-def _report(record: Record) -> list[Resource]:
-    """Sizes, seconds, counts and what the contract check said: who reuses the image shows them as his own build's."""
-    facts = dict(record.facts)
-    if not facts:
-        return []
-    return [{"name": REPORT, "mediaType": "application/json", "content": base64.b64encode(canonical(facts)).decode()}]
-
-
-_OF_PROBE = ("mode", "interfaces", "measures", "held", "buildah", "kernel", "runner")
-
-
-def _probe(image_facts: ImageFacts) -> list[Resource]:
-    recorded = image_facts.record.isolation
-    found = recorded or image_facts.isolation
-    if not found:
-        return []
-    shown = {key: found[key] for key in _OF_PROBE if key in found}
-    when = WITH_THE_BUILD if recorded else "on the machine that published, after the build"
-    return [
-        {
-            "name": "isolation",
-            "mediaType": "application/json",
-            "content": base64.b64encode(canonical(shown)).decode(),
-            "annotations": {"recorded": when},
-        }
-    ]
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _json_resource(name: str, value: Mapping[str, Any]) -> Resource:
+    content = base64.b64encode(canonical(value)).decode()
+    return {"name": name, "mediaType": "application/json", "content": content}

@@ -47,7 +47,7 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What an image is made of; None and empty where that says nothing about it."""
+    """What an image is made of; None and empty where it is unknown or does not apply."""
 
     triton: Component | None = None
     llvm: Component | None = None
@@ -64,9 +64,9 @@ class Contents:
         }
 
     def labels(self) -> dict[str, str]:
-        """The labels of an image with it, so that whoever copies the image alone can tell."""
-        found = ((labels.TRITON, self.triton), (labels.LLVM, self.llvm))
-        return {name: component.label for name, component in found if component is not None}
+        """The labels of an image with it, which stay with a copied image."""
+        components = ((labels.TRITON, self.triton), (labels.LLVM, self.llvm))
+        return {name: component.label for name, component in components if component is not None}
 
     def told(self) -> Iterator[tuple[str, str]]:
         """Name and value of what is known, for people."""
@@ -84,7 +84,7 @@ def of_records(record: Record, below: Sequence[Record] = ()) -> Contents:
     Args:
         below: the records of the stages it was built on, lowest first.
     """
-    rows = [row for one in (record, *reversed(below)) for row in one.sources]
+    rows = [row for each in (record, *reversed(below)) for row in each.sources]
     return of_sources(rows, record.inputs)
 
 
@@ -114,7 +114,7 @@ def of_provenance(statement: Mapping[str, Any]) -> Contents:
         if about["role"] == "source":
             digest = row["digest"]
             archive = f"sha256:{digest.get('sha256', '')}"
-            found = RecordedSource(
+            source = RecordedSource(
                 name=str(row["name"]),
                 ref=str(about["ref"]),
                 repository=str(about["repository"]),
@@ -122,7 +122,7 @@ def of_provenance(statement: Mapping[str, Any]) -> Contents:
                 kind=_kind(str(about["ref"]), digest),
                 locked=True,
             )
-            by_name.setdefault(found.name, _component(found))
+            by_name.setdefault(source.name, _component(source))
     return _contents(by_name, definition["internalParameters"]["inputs"])
 
 
@@ -136,7 +136,7 @@ def _kind(ref: str, digest: Mapping[str, str]) -> str:
 def _contents(by_name: Mapping[str, Component], inputs: Mapping[str, Any]) -> Contents:
     triton, llvm = by_name.get(TRITON), by_name.get(LLVM)
     if llvm is None:  # that of one GPU alone
-        llvm = next((one for name, one in by_name.items() if name.startswith(f"{LLVM}-")), None)
+        llvm = next((component for name, component in by_name.items() if name.startswith(f"{LLVM}-")), None)
     if llvm is None and triton is not None and triton.version:  # a wheel of the index holds the LLVM of its release
         with contextlib.suppress(PinError, UnsupportedError):
             llvm = Component(commit=triton_release(triton.version).llvm)
@@ -144,7 +144,7 @@ def _contents(by_name: Mapping[str, Component], inputs: Mapping[str, Any]) -> Co
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(str(one) for one in value) if isinstance(value, list | tuple) else ()
+    return tuple(str(item) for item in value) if isinstance(value, list | tuple) else ()
 
 
 def _component(row: RecordedSource) -> Component:

@@ -7,7 +7,6 @@ what `verify` believes.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from typing import Any
 
 from toolchain.digest import canonical
@@ -15,13 +14,12 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.tagged import Same, same_content
-from toolchain.trust import attest, dsse
+from toolchain.trust import dsse, keyless
 from toolchain.trust.keys import PublicKey, Signer
 
 SIGNATURE = "dev.cosignproject.cosign/signature"
-# What cosign makes of a signature where it is an attestation like others.
+# The kind of the statement, with an empty predicate, that takes the place of a signature among bundles.
 SIGNED = "https://sigstore.dev/cosign/sign/v1"
-BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 CONTENT = "dev.sigstore.bundle.content"
 PREDICATE_TYPE = "dev.sigstore.bundle.predicateType"
 
@@ -67,11 +65,6 @@ def signed_already(layout: Layout, key: PublicKey) -> Same:
     return same
 
 
-def signature_statement(subject: Sequence[attest.Resource]) -> attest.Statement:
-    """The statement that takes the place of a signature among bundles."""
-    return {"_type": attest.STATEMENT, "subject": list(subject), "predicateType": SIGNED, "predicate": {}}
-
-
 def bundle(envelope: dsse.Envelope, key: PublicKey) -> bytes:
     """An envelope as a Sigstore bundle that a key verifies.
 
@@ -80,7 +73,7 @@ def bundle(envelope: dsse.Envelope, key: PublicKey) -> bytes:
     signatures = [{"sig": base64.b64encode(signature).decode()} for _, signature in envelope.signatures]
     hint = base64.b64encode(bytes.fromhex(key.id.removeprefix("sha256:"))).decode()
     value: dict[str, Any] = {
-        "mediaType": BUNDLE,
+        "mediaType": keyless.MEDIA_TYPE,
         "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
         "dsseEnvelope": {
             "payload": base64.b64encode(envelope.payload).decode(),

@@ -67,10 +67,10 @@ def sign(statement: Any, signer: Signer) -> Envelope:
 
 
 def from_bundle(content: bytes) -> Envelope:
-    """The envelope that a Sigstore bundle wraps. What else is in the bundle says nothing about who signed it.
+    """The envelope that a Sigstore bundle wraps. What else is in the bundle does not show who signed it.
 
     Raises:
-        UntrustedError: there is none, or nobody signed it.
+        UntrustedError: there is none, or it has no signature.
     """
     try:
         value = strict_json.read(content, "the bundle", keys=BUNDLE)["dsseEnvelope"]
@@ -83,7 +83,7 @@ def read(content: bytes) -> Envelope:
     """An envelope from its bytes; nothing is checked but its form.
 
     Raises:
-        UntrustedError: it is invalid, or nobody signed it.
+        UntrustedError: it is invalid, or has no signature.
     """
     try:
         value = strict_json.read(content, "the envelope", keys=_ENVELOPE)
@@ -98,7 +98,7 @@ def _reason(error: Exception) -> str:
 
 def _envelope(value: Any) -> Envelope:
     try:
-        found = Envelope(
+        envelope = Envelope(
             str(value["payloadType"]),
             base64.b64decode(value["payload"], validate=True),
             tuple(
@@ -108,9 +108,9 @@ def _envelope(value: Any) -> Envelope:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UntrustedError("what is attached is not a signed envelope", why=type(error).__name__) from error
-    if len(found.signatures) > MOST_SIGNATURES:
+    if len(envelope.signatures) > MOST_SIGNATURES:
         # Each costs a look at the whole payload, and anybody may attach an envelope.
         raise UntrustedError(f"an attached envelope has more than {MOST_SIGNATURES} signatures")
-    if not found.signatures:
+    if not envelope.signatures:
         raise UntrustedError("an attached envelope has no signature")
-    return found
+    return envelope

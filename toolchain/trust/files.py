@@ -1,4 +1,4 @@
-"""Whether files that were published beside an image are what somebody who is trusted has signed."""
+"""Whether files that were published beside an image are signed by a trusted key or identity."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def signed_files(
     key: PublicKey | Identity,
     files: Sequence[PlainFile],
     manifest: Descriptor,
-    found: Sequence[Evidence],
+    evidence: Sequence[Evidence],
     *,
     demands: Policy,
     now: datetime,
@@ -48,24 +48,24 @@ def signed_files(
     Raises:
         UntrustedError: the first thing that is wrong.
     """
-    statements = signed_by(key, found, manifest.digest, checks)
+    statements = signed_by(key, evidence, manifest.digest, checks)
     left = {(file.name, file.blob.digest) for file in files}
     chosen: Mapping[str, Any] | None = None
     problem: UntrustedError | None = None
-    for one in about(statements, {manifest.digest}, {attest.PREDICATE}, "provenance"):
-        covered = left & _named(one)
+    for statement in about(statements, {manifest.digest}, {attest.PREDICATE}, "provenance"):
+        covered = left & _named(statement)
         if not covered and chosen is not None:
             continue
         try:
-            policy.first("provenance", policy.check_provenance(one, demands, label=None))
-            policy.first("source-repo", policy.check_sources(one, demands))
-            policy.first("age", policy.check_age(one, demands, now))
-            policy.require_policy(one, demands)
+            policy.first("provenance", policy.check_provenance(statement, demands, label=None))
+            policy.first("source-repo", policy.check_sources(statement, demands))
+            policy.first("age", policy.check_age(statement, demands, now))
+            policy.require_policy(statement, demands)
         except UntrustedError as error:  # one good one is enough, whatever else was signed
             problem = problem or error
             continue
         left -= covered
-        chosen = one
+        chosen = statement
     if left or chosen is None:
         names = ", ".join(sorted(name for name, _ in left)) or "nothing"
         raise problem or UntrustedError(f"provenance: what is signed does not name {names}, or names other bytes")
@@ -80,9 +80,9 @@ def signed_files(
 
 
 def _named(statement: Mapping[str, Any]) -> set[tuple[str, str]]:
-    found = set()
-    for one in statement["subject"]:
-        digest = one.get("digest") if isinstance(one, dict) else None
+    named = set()
+    for subject in statement["subject"]:
+        digest = subject.get("digest") if isinstance(subject, dict) else None
         if isinstance(digest, dict) and isinstance(digest.get("sha256"), str):
-            found.add((str(one.get("name")), f"sha256:{digest['sha256']}"))
-    return found
+            named.add((str(subject.get("name")), f"sha256:{digest['sha256']}"))
+    return named

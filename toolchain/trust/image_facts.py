@@ -149,8 +149,8 @@ def origin(row: RecordedSource) -> Origin:
             return Origin(purl("pypi", project, version=version, checksum=digest), version, "NOASSERTION", plain)
         case "archive":
             url = repository
-            found = purl("generic", name, version=plain[:12], checksum=digest, download_url=url)
-            return Origin(found, plain[:12], url, plain)
+            url_name = purl("generic", name, version=plain[:12], checksum=digest, download_url=url)
+            return Origin(url_name, plain[:12], url, plain)
         case _:
             # A checkout is a tree; its digest is not that of a file, so it is no checksum in the sense of SPDX.
             return Origin(purl("generic", name, version=plain[:12]), plain[:12], "NOASSERTION")
@@ -189,25 +189,25 @@ def purl(kind: str, *path: str, version: str, **qualifiers: str) -> str:
 
 def parse_dpkg_status(text: str) -> tuple[Package, ...]:
     """The installed packages that a dpkg status file names, sorted."""
-    found = []
+    packages = []
     for fields in stanzas(text):
         if fields.get("status", "").endswith(" installed") and fields.keys() >= {"package", "version", "architecture"}:
             name, version = fields["package"], fields["version"]
             source = _source(name, version, fields.get("source", ""))
-            found.append(Package(name, version, fields["architecture"], source=source))
-    return tuple(sorted(found))
+            packages.append(Package(name, version, fields["architecture"], source=source))
+    return tuple(sorted(packages))
 
 
-def _source(name: str, version: str, said: str) -> str:
+def _source(name: str, version: str, field: str) -> str:
     """`NAME VERSION` of the source package that dpkg names as `NAME` or `NAME (VERSION)`; empty where both are ours."""
-    source, _, other = said.strip().partition(" ")
-    found = (source or name, other.strip("()") or version)
-    return "" if found == (name, version) else " ".join(found)
+    source, _, source_version = field.strip().partition(" ")
+    pair = (source or name, source_version.strip("()") or version)
+    return "" if pair == (name, version) else " ".join(pair)
 
 
 def with_sources(packages: Sequence[Package], known: Sequence[Package]) -> tuple[Package, ...]:
     """The packages, with the source packages that others of the same name and version have."""
-    sources = {(one.name, one.version): one.source for one in known}
+    sources = {(package.name, package.version): package.source for package in known}
     return tuple(
         replace(package, source=package.source or sources.get((package.name, package.version), ""))
         for package in packages
@@ -222,13 +222,13 @@ def parse_os_release(text: str) -> str:
 
 def parse_lock(packages: Sequence[Any]) -> tuple[Package, ...]:
     """The packages of a base's resolved list: rows of dpkg, or `NAME:ARCH=EPOCH:VERSION,SHA256HEADER` of rpm."""
-    found = []
+    parsed = []
     for row in packages:
         if isinstance(row, dict):
-            found.append(
+            parsed.append(
                 Package(row["name"], row.get("version", ""), row.get("architecture", ""), "deb", row.get("sha256", ""))
             )
         elif matched := re.match(r"([^:=]+):([^=]+)=([^,]+)", str(row)):
             version = matched[3].removeprefix("0:")
-            found.append(Package(matched[1], version, matched[2], "rpm"))
-    return tuple(sorted(found))
+            parsed.append(Package(matched[1], version, matched[2], "rpm"))
+    return tuple(sorted(parsed))

@@ -1,4 +1,4 @@
-"""The options that a provenance tells of: what somebody who rebuilds has to ask for."""
+"""The options in a provenance: the command that builds the image again."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ def invocation(statement: Mapping[str, Any]) -> str:
     A checkout is named by its tree in the store and a patch by its file name, since paths are the other machine's.
     Options that a plain call has anyway are left out.
     """
-    return asked_command(statement["predicate"]["buildDefinition"].get("externalParameters"))
+    return request_command(statement["predicate"]["buildDefinition"].get("externalParameters"))
 
 
-def asked_command(asked: Any) -> str:
+def request_command(request: Any) -> str:
     """The command for a request as provenances have it; empty where it has another form or no end."""
-    if not isinstance(asked, Mapping) or not isinstance(asked.get("stage"), str):
+    if not isinstance(request, Mapping) or not isinstance(request.get("stage"), str):
         return ""
     try:
-        text = shlex.join(build_command(asked["stage"], [*_words(asked)]))
+        text = shlex.join(build_command(request["stage"], [*_words(request)]))
     except (TypeError, ValueError, RecursionError):  # a stranger's own form
         return ""
     # People copy it: what a terminal hides or turns around must not be in it.
     return text if len(text) <= _LONGEST and text.isprintable() else ""
 
 
-def _words(asked: Mapping[str, Any]) -> Iterator[str]:
+def _words(request: Mapping[str, Any]) -> Iterator[str]:
     """What differs from a plain call; the rest would hide what matters."""
-    usual = {"glibc": DEFAULT_GLIBC} if asked.get("glibc") else {"base": None}  # a base that is named is told
+    usual = {"glibc": DEFAULT_GLIBC} if request.get("glibc") else {"base": None}  # a named base is shown
     for option in options():
-        value = asked.get(option.field)
+        value = request.get(option.field)
         if value in (None, "", [], {}) or value == usual.get(option.field, plain(option.default)):
             continue
         if option.field == "shard" and isinstance(value, list):

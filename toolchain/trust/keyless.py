@@ -33,7 +33,7 @@ TOKEN = "SIGSTORE_IDENTITY_TOKEN"  # noqa: S105 - the name of a variable, the sa
 
 @dataclass(frozen=True)
 class Identity:
-    """Whose signature counts: the name in a certificate, and who vouched for it.
+    """Whose signature is trusted: the name in a certificate, and who vouched for it.
 
     Args:
         name: as the certificate has it: an address, or of a GitHub workflow
@@ -56,7 +56,7 @@ class Identity:
     def _verifier(self) -> Verifier:
         from sigstore.verify import Verifier  # noqa: PLC0415
 
-        with _told("the roots of Sigstore cannot be had"):
+        with _translated("the roots of Sigstore are not available"):
             return Verifier(trusted_root=_patiently(lambda: trust_config(self.config)).trusted_root)
 
     def opened(self, content: bytes) -> Envelope:
@@ -83,7 +83,7 @@ class Identity:
         except DocumentError as error:
             raise UntrustedError("what is attached is not a bundle", why=error.what) from error
         except Exception as error:
-            # Certificates and JSON of strangers reach deep into libraries, which raise what they like.
+            # Untrusted certificates and JSON reach deep into libraries, which raise all kinds of exceptions.
             raise UntrustedError("what is attached is not a bundle", why=type(error).__name__) from error
         return Envelope(kind, payload, ((self.name, b""),))
 
@@ -123,7 +123,7 @@ class Keyless:
             with context.signer(self._token) as signer:
                 return signer.sign_dsse(Statement(canonical(statement))).to_json().encode()
 
-        with _told("Sigstore does not sign", secret=str(self._token)):
+        with _translated("Sigstore does not sign", secret=str(self._token)):
             return _patiently(signed)
 
 
@@ -161,7 +161,7 @@ def trust_config(path: Path | None) -> ClientTrustConfig:
         raise ConfigError(
             f"{path} is not a trust config of Sigstore",
             why=type(error).__name__,
-            fix="give its ClientTrustConfig, as the JSON that whoever runs it hands out",
+            fix="give its ClientTrustConfig, the JSON that its operator provides",
         ) from error
 
 
@@ -186,7 +186,7 @@ def _identity() -> IdentityToken:
 
 
 @contextmanager
-def _told(what: str, *, secret: str = "") -> Iterator[None]:
+def _translated(what: str, *, secret: str = "") -> Iterator[None]:
     """Errors of the library as errors of ours, without the token."""
     import requests  # noqa: PLC0415
     from sigstore.errors import NetworkError, TUFError  # noqa: PLC0415
@@ -205,9 +205,9 @@ def _told(what: str, *, secret: str = "") -> Iterator[None]:
             raise
         cause = error.__cause__ or error.__context__
         response = cause.response if isinstance(cause, requests.HTTPError) else None
-        told = f"HTTP {response.status_code}: " if response is not None else ""
+        status = f"HTTP {response.status_code}: " if response is not None else ""
         kind = UnreachableError if response is not None and response.status_code >= 500 else ConfigError
-        raise kind(what, why=told + _short(error, secret), fix="check the identity and its rights") from None
+        raise kind(what, why=status + _short(error, secret), fix="check the identity and its rights") from None
 
 
 def _patiently(call: Callable[[], T]) -> T:
@@ -216,23 +216,23 @@ def _patiently(call: Callable[[], T]) -> T:
     Raises:
         UnreachableError: it gave nothing in time.
     """
-    found: list[T] = []
+    result: list[T] = []
     failed: list[Exception] = []
 
     def run() -> None:
         try:
-            found.append(call())
-        except Exception as error:  # noqa: BLE001 - raised again where somebody waits
+            result.append(call())
+        except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
             failed.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)  # nobody waits for it at the end
+    thread = threading.Thread(target=run, daemon=True)  # not waited for at exit
     thread.start()
     thread.join(PATIENCE)
     if failed:
         raise failed[0]
-    if not found:
+    if not result:
         raise UnreachableError("Sigstore stopped answering", why=f"no answer in {PATIENCE:g} s", fix="try again later")
-    return found[0]
+    return result[0]
 
 
 def _short(error: BaseException, secret: str = "") -> str:

@@ -99,8 +99,8 @@ def new_key(path: Path) -> PublicKey:
     if not path.parent.is_dir():
         fix = f"make it, for you alone: mkdir -m 700 -p {shlex.quote(str(path.parent))}"
         raise ConfigError(f"cannot write {path}", why=f"there is no folder {path.parent}", fix=fix)
-    other = path.with_name(f"{path.name}.pub")
-    for file in (path, other):
+    public = path.with_name(f"{path.name}.pub")
+    for file in (path, public):
         if file.exists() or file.is_symlink():
             raise ConfigError(f"{file} is there already", why="a key is never written over", fix="name another file")
     signer = Signer(ed25519.Ed25519PrivateKey.generate())
@@ -115,29 +115,29 @@ def new_key(path: Path) -> PublicKey:
             if not new.finish(sha256_bytes(content), replace=False):
                 begun = None
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        write_atomically(other, signer.public.pem(), check=True)
+        write_atomically(public, signer.public.pem(), check=True)
         begun = None
     except OSError as error:
         raise ConfigError(f"cannot write {path}", why=str(error.strerror), fix="name another file") from error
     finally:
         if begun is not None:
-            begun.unlink(missing_ok=True)  # half of a pair is no key, also where somebody interrupts
+            begun.unlink(missing_ok=True)  # half of a pair is useless, also after an interrupt
     return signer.public
 
 
 def _passphrase() -> bytes | None:
-    said = os.environb.get(PASSPHRASE.encode(), b"")
-    if len(said) > _LONGEST_PASSPHRASE:
+    passphrase = os.environb.get(PASSPHRASE.encode(), b"")
+    if len(passphrase) > _LONGEST_PASSPHRASE:
         raise ConfigError(
-            f"the passphrase in {PASSPHRASE} has {len(said):,} bytes",
+            f"the passphrase in {PASSPHRASE} has {len(passphrase):,} bytes",
             why=f"a key is encrypted with at most {_LONGEST_PASSPHRASE:,}",
             fix="set a shorter one",
         )
-    return said or None
+    return passphrase or None
 
 
 def _content(path: Path) -> bytes:
-    """What a key's file says. It is read once: it may be a pipe."""
+    """The content of a key's file. It is read once: it may be a pipe."""
     try:
         with path.open("rb") as stream:
             content = stream.read(_LARGEST)

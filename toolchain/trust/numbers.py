@@ -1,4 +1,4 @@
-"""What is said of an image's kernels whose numbers were checked by emulation, and what of it holds."""
+"""Statements about kernels whose numbers were checked by emulation."""
 
 from __future__ import annotations
 
@@ -22,18 +22,13 @@ def statement(about: Sequence[attest.Resource], numbers: Mapping[str, Any]) -> a
         about: the image.
         numbers: as its record says.
     """
-    return {
-        "_type": attest.STATEMENT,
-        "subject": list(about),
-        "predicateType": PREDICATE,
-        "predicate": {"numbers": dict(numbers), "tool": __version__},
-    }
+    return attest.statement(about, PREDICATE, {"numbers": dict(numbers), "tool": __version__})
 
 
-def said(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
-    """What signed statements say of an image, in a sentence; empty where none is about it.
+def result(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
+    """The result of the signed statements about an image, in a sentence; empty where none is about it.
 
-    Of several the one counts that is about the most kernels.
+    Of several the one about the most kernels is used.
 
     Args:
         needed: the digests that a statement must name.

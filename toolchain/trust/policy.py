@@ -17,7 +17,7 @@ from toolchain.trust.contents import of_provenance
 from toolchain.trust.invocation import invocation
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-# Clocks differ; a build from the future is a lie or a broken clock.
+# Clocks differ; a later time is forged or from a broken clock.
 _SLACK = timedelta(hours=1)
 _DAY = 86400.0
 
@@ -99,16 +99,16 @@ def normal_repository(text: str) -> str:
         host = parts.netloc.lower()
         path = parts.path.rstrip("/").removesuffix(".git")
         # GitHub does not tell upper from lower case; others may.
-        asked = f"?{parts.query}" if parts.query else ""  # some hosts choose the repository by it
-        return f"{parts.scheme}://{host}{path.lower() if host == 'github.com' else path}{asked}"
+        query = f"?{parts.query}" if parts.query else ""  # some hosts choose the repository by it
+        return f"{parts.scheme}://{host}{path.lower() if host == 'github.com' else path}{query}"
     if re.fullmatch(r"[a-z0-9]+", text):
         return text
     raise ConfigError(f"{text!r} is not a repository", fix="give OWNER/NAME or the URL, as https://HOST/PATH")
 
 
-def _same(said: str, wanted: Sequence[str]) -> bool:
+def _same(repository: str, wanted: Sequence[str]) -> bool:
     try:
-        return normal_repository(said) in wanted
+        return normal_repository(repository) in wanted
     except ConfigError:
         return False
 
@@ -131,7 +131,7 @@ def check_provenance(statement: Mapping[str, Any], demands: Policy, *, label: st
         yield f"it is of another kind of build: {definition['buildType']}"
     inner = definition["internalParameters"]
     if sha256_json(inner["inputs"]) != inner["inputDigest"]:
-        yield "its inputs have not the digest that it names"
+        yield "input digest mismatch: its inputs have another digest than it names"
     if label is not None and inner["inputDigest"] != label:
         yield f"it is about the inputs {inner['inputDigest']}, the image was labelled with {label}"
     if demands.input_digest is not None and inner["inputDigest"] != demands.input_digest:
@@ -158,9 +158,9 @@ def check_sources(statement: Mapping[str, Any], policy: Policy) -> Iterator[str]
     if not rows:
         yield "the image has no source of its own"
     for row in rows:
-        said = str(row["annotations"]["repository"])
-        if not _same(said, policy.source_repos):
-            yield f"the source {row['name']} comes from {said}, not from {' or '.join(policy.source_repos)}"
+        repository = str(row["annotations"]["repository"])
+        if not _same(repository, policy.source_repos):
+            yield f"the source {row['name']} comes from {repository}, not from {' or '.join(policy.source_repos)}"
 
 
 def check_age(statement: Mapping[str, Any], policy: Policy, now: datetime) -> Iterator[str]:
@@ -168,16 +168,16 @@ def check_age(statement: Mapping[str, Any], policy: Policy, now: datetime) -> It
     text = str(statement["predicate"]["runDetails"]["metadata"]["finishedOn"])
     finished = datetime.strptime(text, _TIME).replace(tzinfo=UTC)
     if finished > now + _SLACK:
-        yield f"the build is said to have ended at {text}, which is in the future"
+        yield f"the build ended at {text}, which is in the future"
     if policy.max_age is not None and (now - finished).total_seconds() > policy.max_age * _DAY:
         yield f"the build ended at {text}, longer ago than {policy.max_age:g} days"
 
 
 def check_binaries(statement: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[str]:
     """Whether provenance and SBOM name the same prebuilt things."""
-    said, listed = _binaries(statement), sbom.binaries_in(document)
-    if said != listed:
-        yield f"provenance and SBOM disagree about prebuilt things: {', '.join(said)} and {', '.join(listed)}"
+    named, listed = _binaries(statement), sbom.binaries_in(document)
+    if named != listed:
+        yield f"provenance and SBOM disagree about prebuilt things: {', '.join(named)} and {', '.join(listed)}"
 
 
 def require_policy(statement: Mapping[str, Any], policy: Policy) -> None:
@@ -199,7 +199,7 @@ def require_policy(statement: Mapping[str, Any], policy: Policy) -> None:
 
 
 def kept(policy: Policy) -> str:
-    """What holds where a policy is met, for people; empty where none was demanded."""
+    """The demands of a policy that was met, for people; empty where none was demanded."""
     held = (
         (policy.source_only, "nothing prebuilt but what was allowed"),
         (policy.isolated, "built in a proved isolation"),
@@ -218,7 +218,7 @@ def check_build(statement: Mapping[str, Any], policy: Policy) -> Iterator[str]:
 
 
 def check_allowed(statement: Mapping[str, Any], policy: Policy) -> Iterator[str]:
-    """The prebuilt things that a provenance names and nobody allowed."""
+    """The prebuilt things that a provenance names and the policy does not allow."""
     if policy.source_only:
         names = [name for name in _binaries(statement) if name not in policy.allow]
         if names:
@@ -243,15 +243,15 @@ def first(check: Check, problems: Iterator[str]) -> None:
         raise UntrustedError(f"{check}: {problem}")
 
 
-def said(statement: Mapping[str, Any]) -> dict[str, Any]:
-    """What a provenance that was believed calls the image, and whether that is a part or went without its proof."""
+def summary(statement: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trusted provenance says: the image's name, whether it is partial, and whether its contract was checked."""
     definition = statement["predicate"]["buildDefinition"]
-    inner, asked = definition["internalParameters"], definition.get("externalParameters")
+    inner, request = definition["internalParameters"], definition.get("externalParameters")
     return {
         "image": str(inner.get("image", "")),
         "stage": str(inner.get("stage", "")),
         "partial": str(inner.get("partial", "")),
-        "contract": asked.get("contract") is not False if isinstance(asked, dict) else None,
+        "contract": request.get("contract") is not False if isinstance(request, dict) else None,
         "input_digest": str(inner["inputDigest"]),
         "isolation": str(inner.get("isolation", "")),
         "compiler_cache": str(inner.get("compilerCache", "")),
@@ -261,13 +261,13 @@ def said(statement: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remedy(statement: Mapping[str, Any], policy: Policy) -> str:
-    """What would lift the refusal of an image that is otherwise as it must be; empty where nothing would."""
+    """What would lift the refusal of an image that is otherwise trusted; empty where nothing would."""
     names = [name for name in _binaries(statement) if name not in policy.allow] if policy.source_only else []
     return f"if you accept them: {' '.join(f'--allow-binary {name}' for name in names)}" if names else ""
 
 
 def named(statement: Mapping[str, Any]) -> str:
-    """`said` in a few words for people."""
-    row = said(statement)
+    """`summary` in a few words for people."""
+    row = summary(statement)
     part = f", a part: {row['partial']}" if row["partial"] else ""
     return f"{row['image']}{part}{'' if row['contract'] is not False else ', built without its contract check'}"

@@ -1,4 +1,4 @@
-"""What a second party says of an image that it built again, and how many such statements hold."""
+"""Statements of second parties that built an image again, and how many of them hold."""
 
 from __future__ import annotations
 
@@ -29,23 +29,19 @@ def statement(image: str, digests: Sequence[str], result: Mapping[str, Any]) -> 
     """
     first = next(iter(result["differing"]), None)
     equal = bool(result["equal"])
-    return {
-        "_type": attest.STATEMENT,
-        "subject": attest.subjects(image, digests),
-        "predicateType": PREDICATE,
-        "predicate": {
-            "result": EQUAL if equal else DIFFERENT,
-            "inputDigest": result["input_digest"],
-            "diffId": result["diff_ids"][0],
-            "rebuiltDiffId": result["diff_ids"][1],
-            "firstDifference": None if first is None else {key: first[key] for key in ("path", "what", "offset")},
-            "machine": {
-                "architecture": platform.machine(),
-                "kernel": ".".join(platform.release().split(".")[:2]),
-                "tool": __version__,
-            },
+    predicate = {
+        "result": EQUAL if equal else DIFFERENT,
+        "inputDigest": result["input_digest"],
+        "diffId": result["diff_ids"][0],
+        "rebuiltDiffId": result["diff_ids"][1],
+        "firstDifference": None if first is None else {key: first[key] for key in ("path", "what", "offset")},
+        "machine": {
+            "architecture": platform.machine(),
+            "kernel": ".".join(platform.release().split(".")[:2]),
+            "tool": __version__,
         },
     }
+    return attest.statement(attest.subjects(image, digests), PREDICATE, predicate)
 
 
 @dataclass(frozen=True)
@@ -70,11 +66,11 @@ class Rebuilders:
 
 
 def require(
-    rebuilders: Rebuilders, found: Iterable[Evidence], digests: set[str], *, input_digest: str, diff_id: str
+    rebuilders: Rebuilders, evidence: Iterable[Evidence], digests: set[str], *, input_digest: str, diff_id: str
 ) -> str:
     """Insist that enough keys have signed that they rebuilt an image to the same bytes; who did, for people.
 
-    A key counts once. A statement holds if it names the image's manifest, input digest and layer.
+    A key is counted once. A statement holds if it names the image's manifest, input digest and layer.
 
     Args:
         digests: of the image's manifest, and of the index over it.
@@ -82,12 +78,12 @@ def require(
     Raises:
         UntrustedError: too few.
     """
-    said: dict[str, set[str]] = {key.id: set() for key in rebuilders.keys}
-    for one in found:
-        if one.media_type != dsse.MEDIA_TYPE:
+    by_key: dict[str, set[str]] = {key.id: set() for key in rebuilders.keys}
+    for attached in evidence:
+        if attached.media_type != dsse.MEDIA_TYPE:
             continue
         try:
-            envelope = one.envelope()
+            envelope = attached.envelope()
             signers = [key.id for key in rebuilders.keys if envelope.signed_by(key)]
             if not signers:
                 continue
@@ -97,15 +93,15 @@ def require(
         if text["predicateType"] == PREDICATE:
             result = _held(text, digests, input_digest, diff_id)
             for name in signers:
-                said[name].add(result)
-    equal = [name for name, results in said.items() if EQUAL in results]
-    other = [name for name, results in said.items() if DIFFERENT in results and EQUAL not in results]
+                by_key[name].add(result)
+    equal = [name for name, results in by_key.items() if EQUAL in results]
+    different = [name for name, results in by_key.items() if DIFFERENT in results and EQUAL not in results]
     words = [
-        f"{len(equal)} of {len(said)} keys say that it was rebuilt equal",
-        *(f"{name} got other bytes" for name in other),
+        f"{len(equal)} of {len(by_key)} keys say that it was rebuilt equal",
+        *(f"{name} got other bytes" for name in different),
     ]
     if len(equal) < rebuilders.needed:
-        why = [*words[1:], *sorted({result for results in said.values() for result in results} - {EQUAL, DIFFERENT})]
+        why = [*words[1:], *sorted({result for results in by_key.values() for result in results} - {EQUAL, DIFFERENT})]
         raise UntrustedError(
             f"rebuilders: {words[0]}, {rebuilders.needed} are needed",
             why="; ".join(why),
@@ -115,12 +111,12 @@ def require(
 
 
 def _held(text: Mapping[str, Any], digests: set[str], input_digest: str, diff_id: str) -> str:
-    """What a statement says of this image; otherwise why it says nothing of it."""
-    told = text["predicate"]
+    """The result of a statement about this image; otherwise why it is not about it."""
+    predicate = text["predicate"]
     if not digests & subjects_of(text):
         return "a statement is about another image"
-    if (told.get("inputDigest"), told.get("diffId")) != (input_digest, diff_id):
+    if (predicate.get("inputDigest"), predicate.get("diffId")) != (input_digest, diff_id):
         return "a statement is about another layer"
-    if told.get("result") == EQUAL and told.get("rebuiltDiffId") == diff_id:
+    if predicate.get("result") == EQUAL and predicate.get("rebuiltDiffId") == diff_id:
         return EQUAL
     return DIFFERENT

@@ -64,7 +64,7 @@ def sbom(image_facts: ImageFacts, *, manifest: str, diff_id: str, files: Sequenc
     for package, related in (*_sources(image_facts), *_binaries(image_facts), *_base(image_facts)):
         packages.append(package)
         relations += related
-    packages = _once(packages)
+    packages = list({package["SPDXID"]: package for package in packages}.values())
     licences = _declare(packages)
     rows = [_file(file) for file in files]
     relations += [(IMAGE, "CONTAINS", row["SPDXID"]) for row in rows]
@@ -80,8 +80,8 @@ def sbom(image_facts: ImageFacts, *, manifest: str, diff_id: str, files: Sequenc
         "packages": packages,
         "files": rows,
         "relationships": [
-            {"spdxElementId": one, "relationshipType": kind, "relatedSpdxElement": other}
-            for one, kind, other in dict.fromkeys(relations)
+            {"spdxElementId": element, "relationshipType": kind, "relatedSpdxElement": target}
+            for element, kind, target in dict.fromkeys(relations)
         ],
     }
 
@@ -153,17 +153,17 @@ _Related = tuple[dict[str, Any], list[tuple[str, str, str]]]
 def _sources(image_facts: ImageFacts) -> Iterator[_Related]:
     prebuilt = [binary_row(name, record) for name, record in image_facts.binaries()]
     for record in (image_facts.record, *reversed(image_facts.dependencies)):
-        for row in sorted(record.sources, key=lambda one: one.name):
-            if any(row is one for one in prebuilt):
+        for row in sorted(record.sources, key=lambda source: source.name):
+            if any(row is binary for binary in prebuilt):
                 continue  # it is listed as the prebuilt thing that it is
-            found = origin(row)
+            source = origin(row)
             spdx_id = f"SPDXRef-Source-{_id(record.stage)}-{_id(row.name)}"
             purpose = "LIBRARY" if is_tool(row) or is_library(row) else "SOURCE"
             package = _package(
-                spdx_id, row.name, found.version, purpose, found.purl,
-                checksums=[{"algorithm": "SHA256", "checksumValue": found.sha256}] if found.sha256 else [],
+                spdx_id, row.name, source.version, purpose, source.purl,
+                checksums=[{"algorithm": "SHA256", "checksumValue": source.sha256}] if source.sha256 else [],
                 sourceInfo=f"{row.ref} from {row.repository}; digest {row.digest}",
-                downloadLocation=found.location, licenseDeclared=row.license,
+                downloadLocation=source.location, licenseDeclared=row.license,
             )  # fmt: skip
             if is_tool(row):
                 yield package, [(spdx_id, "BUILD_TOOL_OF", IMAGE)]
@@ -185,22 +185,22 @@ def _binaries(image_facts: ImageFacts) -> Iterator[_Related]:
     inside = _inside(image_facts)
     for name, record in image_facts.binaries():
         row = binary_row(name, record)
-        found = origin(row) if row else Origin(purl("generic", *name.split("/"), version=""), "", _NOTHING)
+        known = origin(row) if row else Origin(purl("generic", *name.split("/"), version=""), "", _NOTHING)
         spdx_id = f"{_BINARY}{_id(name)}"
         package = _package(
-            spdx_id, name, found.version, "LIBRARY", found.purl,
-            checksums=[{"algorithm": "SHA256", "checksumValue": found.sha256}] if found.sha256 else [],
+            spdx_id, name, known.version, "LIBRARY", known.purl,
+            checksums=[{"algorithm": "SHA256", "checksumValue": known.sha256}] if known.sha256 else [],
             comment=f"prebuilt, not built here; let in by name: --allow-binary {name}",
             licenseDeclared=row.license if row else None,
         )  # fmt: skip
         contained = record is image_facts.record or record.stage in inside
         yield package, [(IMAGE, "CONTAINS", spdx_id) if contained else (spdx_id, "BUILD_DEPENDENCY_OF", IMAGE)]
-    for one, record in image_facts.prebuilt_files():
-        path = str(one["path"])
+    for file, record in image_facts.prebuilt_files():
+        path = str(file["path"])
         spdx_id = f"SPDXRef-Prebuilt-{_id(record.stage)}-{_id(path)}"
-        sums = [{"algorithm": "SHA256", "checksumValue": _hex(one["sha256"])}]
-        url = purl("generic", path.rpartition("/")[2], version="", checksum=str(one["sha256"]))
-        why = f"{one['what']} in a source of {record.image}; {one['fate']}"
+        sums = [{"algorithm": "SHA256", "checksumValue": _hex(file["sha256"])}]
+        url = purl("generic", path.rpartition("/")[2], version="", checksum=str(file["sha256"]))
+        why = f"{file['what']} in a source of {record.image}; {file['fate']}"
         yield (
             _package(spdx_id, path, "", "FILE", url, checksums=sums, comment=why),
             [(spdx_id, "BUILD_DEPENDENCY_OF", IMAGE)],
@@ -226,13 +226,15 @@ def _base(image_facts: ImageFacts) -> Iterator[_Related]:
     system = f"SPDXRef-OperatingSystem-{_id(family)}-{_id(release)}".rstrip("-")
     package = _package(system, _SYSTEMS.get(family, family), release, _OS, "")
     yield package, [_part(system, contained=contained)]
-    for one in image_facts.packages:
-        spdx_id = f"SPDXRef-Package-{one.kind}-{_id(one.name)}-{_id(one.arch)}" + (one.system and f"-{_id(one.system)}")
+    for installed in image_facts.packages:
+        spdx_id = f"SPDXRef-Package-{installed.kind}-{_id(installed.name)}-{_id(installed.arch)}" + (
+            installed.system and f"-{_id(installed.system)}"
+        )
         package = _package(
-            spdx_id, one.name, one.version, "LIBRARY", one.purl(image_facts.base_name),
-            checksums=[{"algorithm": "SHA256", "checksumValue": one.sha256}] if one.sha256 else [],
+            spdx_id, installed.name, installed.version, "LIBRARY", installed.purl(image_facts.base_name),
+            checksums=[{"algorithm": "SHA256", "checksumValue": installed.sha256}] if installed.sha256 else [],
             comment="prebuilt by the distribution",
-            sourceInfo=f"{_BUILT_FROM}{one.source}" if one.source else "",
+            sourceInfo=f"{_BUILT_FROM}{installed.source}" if installed.source else "",
         )  # fmt: skip
         yield package, [_part(spdx_id, contained=contained), (system, "CONTAINS", spdx_id)]
 
@@ -242,23 +244,19 @@ def _part(spdx_id: str, *, contained: bool) -> tuple[str, str, str]:
 
 
 def _declare(packages: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Write each licence as an SPDX expression; what is none goes by an id of the document's own, with its text."""
+    """Write each licence as an SPDX expression; any other text gets an id of the document's own."""
     extracted: dict[str, dict[str, str]] = {}
     for package in packages:
-        said = package["licenseDeclared"]
-        if said in {_NOTHING, "NONE"}:
+        declared = package["licenseDeclared"]
+        if declared in {_NOTHING, "NONE"}:
             continue
         try:
-            package["licenseDeclared"] = str(canonicalize_license_expression(said))
+            package["licenseDeclared"] = str(canonicalize_license_expression(declared))
         except InvalidLicenseExpression:
-            own = f"LicenseRef-{_hex(sha256_bytes(said.encode()))[:12]}"
+            own = f"LicenseRef-{_hex(sha256_bytes(declared.encode()))[:12]}"
             package["licenseDeclared"] = own
-            extracted[own] = {"licenseId": own, "extractedText": said, "name": said.splitlines()[0][:80]}
+            extracted[own] = {"licenseId": own, "extractedText": declared, "name": declared.splitlines()[0][:80]}
     return [extracted[name] for name in sorted(extracted)]
-
-
-def _once(packages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return list({package["SPDXID"]: package for package in packages}.values())
 
 
 def _purl(text: str) -> dict[str, str]:
@@ -270,7 +268,7 @@ def _hex(digest: str) -> str:
 
 
 def _id(text: str) -> str:
-    """Letters, digits, dots and dashes; what is replaced is told apart by a digest."""
+    """Letters, digits, dots and dashes; where any is replaced, a digest keeps it unique."""
     plain = "".join(char if char.isascii() and (char.isalnum() or char in ".-") else "-" for char in str(text))
     return plain if plain == text else f"{plain}-{_hex(sha256_bytes(str(text).encode()))[:8]}"
 
@@ -296,7 +294,7 @@ def described(document: Mapping[str, Any]) -> tuple[str, str]:
         value = next(checksum["checksumValue"] for checksum in image["checksums"] if checksum["algorithm"] == "SHA256")
         return f"sha256:{value}", str(image["sourceInfo"]).removeprefix(_LAYER)
     except (KeyError, TypeError, AttributeError, StopIteration) as error:
-        raise UntrustedError("sbom: it has not the form of this tool's SBOMs", why=repr(error)) from error
+        raise UntrustedError("sbom: unrecognised SBOM format", why=repr(error)) from error
 
 
 def differences(document: Mapping[str, Any], files: Sequence[LayerFile]) -> Iterator[str]:

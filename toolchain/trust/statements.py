@@ -1,4 +1,4 @@
-"""What is said about an image and lies beside it: gathered, opened, and told apart by who signed it."""
+"""Statements attached to an image: gathered, opened, and selected by who signed them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toolchain.trust.keys import PublicKey
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-# Anyone who may push can attach things; none of it may eat memory or time.
+# Anyone who may push can attach things; that must not exhaust memory or time.
 _MOST_ARTIFACTS = 200
 _MOST_BYTES = 512 << 20  # together; an SBOM of ours has a few
 _KINDS = frozenset({dsse.MEDIA_TYPE, sbom.MEDIA_TYPE, keyless.MEDIA_TYPE})
@@ -50,21 +50,21 @@ def gather(place: Place, subjects: Sequence[str], scratch: Layout) -> list[Evide
     Args:
         scratch: a layout that takes the blobs.
     """
-    found: dict[str, Evidence] = {}
+    evidence: dict[str, Evidence] = {}
     left, room = _MOST_ARTIFACTS, _MOST_BYTES
     for subject in subjects:
         for artifact in place.referrers(subject):
             left -= 1
             if left < 0:
                 LOG.warning("more than %d things are attached; the rest is not looked at", _MOST_ARTIFACTS)
-                return list(found.values())
+                return list(evidence.values())
             try:
                 for content in _contents(place, artifact, subject, scratch, room=room):
                     room -= len(content.content)
-                    found.setdefault(content.media_type + content.artifact, content)
+                    evidence.setdefault(content.media_type + content.artifact, content)
             except (RegistryError, DigestError, DocumentError) as error:
                 LOG.warning("%s, which is attached, cannot be read: %s", artifact.digest, error.what)
-    return list(found.values())
+    return list(evidence.values())
 
 
 def _contents(place: Place, artifact: Descriptor, subject: str, scratch: Layout, *, room: int) -> Iterable[Evidence]:
@@ -89,7 +89,7 @@ def _contents(place: Place, artifact: Descriptor, subject: str, scratch: Layout,
 
 
 def signed_by(
-    key: PublicKey | Identity, found: Sequence[Evidence], digest: str, checks: dict[str, str]
+    key: PublicKey | Identity, evidence: Sequence[Evidence], digest: str, checks: dict[str, str]
 ) -> list[dict[str, Any]]:
     """The statements among what is attached that a key or an identity has signed.
 
@@ -100,9 +100,9 @@ def signed_by(
     Raises:
         UntrustedError: there is none.
     """
-    # An identity signs bundles. A key's envelope may lie in one too; what that says about it is not looked at.
+    # An identity signs bundles. A key's envelope may lie in one too; the rest of the bundle is ignored.
     kinds = {keyless.MEDIA_TYPE} | ({dsse.MEDIA_TYPE} if isinstance(key, PublicKey) else set())
-    contents = [attached for attached in found if attached.media_type in kinds]
+    contents = [attached for attached in evidence if attached.media_type in kinds]
     good, broken, names = [], "", set()
     for content in contents:
         try:
@@ -127,7 +127,7 @@ def signed_by(
     for envelope in (opened for opened in good if opened.payload_type == dsse.IN_TOTO):
         try:
             statements.append(opened(envelope))
-        except UntrustedError as error:  # one good one is enough, whoever attached the others
+        except UntrustedError as error:  # one valid statement is enough, whoever attached the others
             LOG.warning("%s is passed over: %s", error.what, error.why)
             broken = f"{error.what}: {error.why}"
     if not statements:
@@ -148,15 +148,15 @@ def about(statements: Sequence[dict[str, Any]], needed: Set[str], kinds: Set[str
     of_kind = [statement for statement in statements if statement["predicateType"] in kinds]
     if not of_kind:
         raise UntrustedError(f"{name}: none is signed by this key")
-    found = [statement for statement in of_kind if needed <= subjects_of(statement)]
-    if not found:
+    matching = [statement for statement in of_kind if needed <= subjects_of(statement)]
+    if not matching:
         missing = sorted(needed - subjects_of(of_kind[-1]))
         raise UntrustedError(f"{name}: what is signed is about other images, not about {missing[0]}")
-    return found
+    return matching
 
 
 def one_of(candidates: Sequence[T], check: Callable[[T], None]) -> T:
-    """The first that passes. Several may be attached, and whoever may push can add one: one good one is enough."""
+    """The first that passes. Anyone who may push can attach more, so one valid candidate is enough."""
     problem: UntrustedError | None = None
     for candidate in candidates:
         try:
@@ -186,9 +186,9 @@ def opened(envelope: dsse.Envelope) -> dict[str, Any]:
 
 def subjects_of(statement: Mapping[str, Any]) -> set[str]:
     """The digests that a statement is about."""
-    found = set()
+    digests = set()
     for subject in statement["subject"]:
         digest = subject.get("digest") if isinstance(subject, dict) else None
         if isinstance(digest, dict) and isinstance(digest.get("sha256"), str):
-            found.add(f"sha256:{digest['sha256']}")
-    return found
+            digests.add(f"sha256:{digest['sha256']}")
+    return digests

@@ -1,4 +1,4 @@
-"""Whether an image is what it must be: bytes, signature, provenance, SBOM, policy; the first fault counts."""
+"""Verify an image: bytes, signature, provenance, SBOM, policy; it stops at the first failure."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Verdict:
 
     Args:
         verdict: `trusted`: a key was given and everything holds. `intact`: the bytes are those that the digests name
-            and nothing contradicts them, but nobody was asked who made them. `untrusted`: something is wrong.
+            and nothing contradicts them, but no signature was checked. `untrusted`: something is wrong.
         problems: what is wrong; of several the first.
-        checks: what was looked at and held, in order, with a word for people.
+        checks: the checks that passed, in order, each with a text for people.
         fix: what would make it right, where that is in the caller's hands; not in `as_json`.
         provenance: the signed statement that was believed; of several images that of the last. In `as_json` what it
             says that the image is.
@@ -57,7 +57,7 @@ class Verdict:
         return {
             "ref": self.ref,
             "digest": self.digest,
-            **({"provenance": policy.said(self.provenance)} if self.provenance is not None else {}),
+            **({"provenance": policy.summary(self.provenance)} if self.provenance is not None else {}),
             "verdict": self.verdict,
             "problems": self.problems,
             "checks": self.checks,
@@ -80,10 +80,10 @@ def verify(
         place: where it came from and where evidence lies.
         layout: where its blobs are.
         top: image or index.
-        key: whose signature counts: a key's or an identity's; without one nothing is authenticated.
+        key: the key or identity that must have signed; without one nothing is authenticated.
         demands: further conditions; they count only with a key.
         rebuilders: whose rebuilding is asked for.
-        now: for tests.
+        now: instead of the present time.
 
     Raises:
         UnreachableError, RegistryError: the evidence could not be asked for; that says nothing about the image.
@@ -106,10 +106,10 @@ def verify(
             if rebuilders is not None:
                 raise UntrustedError("rebuilders: these are files, and images are rebuilt", fix="name the image")
             if key is not None:
-                found = gather(place, [top.digest], layout)
+                evidence = gather(place, [top.digest], layout)
                 demands = demands or Policy()
                 verdict.provenance = signed_files(
-                    key, files, top, found, demands=demands, now=now, checks=verdict.checks
+                    key, files, top, evidence, demands=demands, now=now, checks=verdict.checks
                 )
             verdict.verdict = "intact" if key is None else "trusted"
             return verdict
@@ -117,8 +117,8 @@ def verify(
         if floor := _one_floor(layout, images):
             verdict.checks["floor"] = floor
         for image in images:
-            found = gather(place, tuple(dict.fromkeys([image.digest, top.digest])), layout)
-            look = _Image(layout, image, top, found, verdict.checks)
+            evidence = gather(place, tuple(dict.fromkeys([image.digest, top.digest])), layout)
+            look = _Image(layout, image, top, evidence, verdict.checks)
             if key is None:
                 look.unsigned()
             else:
@@ -137,9 +137,9 @@ def verify(
 
 def _images(layout: Layout, top: Descriptor) -> list[Descriptor]:
     images = [
-        one
-        for one in layout.walk(top)
-        if one.media_type in media.IMAGES and layout.children(one)[0].media_type != media.EMPTY
+        item
+        for item in layout.walk(top)
+        if item.media_type in media.IMAGES and layout.children(item)[0].media_type != media.EMPTY
     ]
     if not images:
         raise UntrustedError("digests: there is no image in it", why=top.media_type)
@@ -150,15 +150,15 @@ def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
     """The oldest system that links every image of an index, as their labels tell it; empty where none tells one.
 
     Raises:
-        UntrustedError: they tell different ones, and whoever reads one of them would take it for all.
+        UntrustedError: they differ, and a reader of one would take it for all.
     """
     floors: dict[str, str] = {}
     for image in images:
         config = layout.read_json(layout.children(image)[0])
         floors[labels_of(config).get(GLIBC, "")] = str(config.get("architecture"))
     if len(floors) > 1:
-        told = [f"{arch}: {f'glibc {floor}' if floor else 'bound to its base'}" for floor, arch in floors.items()]
-        raise UntrustedError("floor: the index holds layers for different systems", why="; ".join(sorted(told)))
+        by_arch = [f"{arch}: {f'glibc {floor}' if floor else 'bound to its base'}" for floor, arch in floors.items()]
+        raise UntrustedError("floor: the index holds layers for different systems", why="; ".join(sorted(by_arch)))
     (floor,) = floors
     return f"links with glibc {floor} and later" if floor else ""
 
@@ -167,11 +167,11 @@ class _Image:
     """One image on its way through the checks; each raises for the first thing that is wrong."""
 
     def __init__(
-        self, layout: Layout, image: Descriptor, top: Descriptor, found: Sequence[Evidence], checks: dict[str, str]
+        self, layout: Layout, image: Descriptor, top: Descriptor, evidence: Sequence[Evidence], checks: dict[str, str]
     ) -> None:
         self._image = image
         self._needed = {image.digest, top.digest}
-        self._found = found
+        self._found = evidence
         self._checks = checks
         config, *layers = layout.children(image)
         value = layout.read_json(config)
@@ -187,9 +187,7 @@ class _Image:
         documents = [document for document in self._documents() if _is_about(document, self._image.digest)]
         if documents:
             good = one_of(documents, self._compare)
-            self._checks["sbom"] = (
-                f"{len(good['files'])} files are as an SBOM lists them; nobody's signature was checked"
-            )
+            self._checks["sbom"] = f"{len(good['files'])} files are as an SBOM lists them; no signature was checked"
 
     def rebuilt(self, rebuilders: Rebuilders) -> None:
         """Insist on enough statements that the image was built again to the same bytes."""
@@ -199,39 +197,39 @@ class _Image:
 
     def _documents(self) -> list[Mapping[str, Any]]:
         documents: list[Mapping[str, Any]] = []
-        for one in self._found:
+        for attached in self._found:
             try:
-                if one.media_type == sbom.MEDIA_TYPE:
-                    documents.append(parse_object(one.content, "the SBOM", keys=sbom.KEYS))
+                if attached.media_type == sbom.MEDIA_TYPE:
+                    documents.append(parse_object(attached.content, "the SBOM", keys=sbom.KEYS))
                     continue
-                said = opened(one.envelope())
-                if said["predicateType"] == sbom.PREDICATE:
-                    documents.append(said["predicate"])
+                statement = opened(attached.envelope())
+                if statement["predicateType"] == sbom.PREDICATE:
+                    documents.append(statement["predicate"])
             except (UntrustedError, RegistryError, DocumentError) as error:
-                LOG.warning("%s: %s", one.artifact, error.what)
-            except (ValueError, RecursionError) as error:  # what JSON can say and nobody can write again
-                LOG.warning("%s: it holds no envelope (%s)", one.artifact, type(error).__name__)
+                LOG.warning("%s: %s", attached.artifact, error.what)
+            except (ValueError, RecursionError) as error:  # JSON that cannot be written again
+                LOG.warning("%s: it holds no envelope (%s)", attached.artifact, type(error).__name__)
         return documents
 
     def signed(self, key: PublicKey | Identity, demands: Policy, now: datetime) -> Mapping[str, Any]:
-        """With a key only what it signed counts; the provenance that was believed."""
+        """With a key only what it signed is used; the provenance that was trusted."""
         statements = signed_by(key, self._found, self._image.digest, self._checks)
         made = about(statements, self._needed, {attest.PREDICATE}, "provenance")
-        chosen = one_of(made, lambda one: self._provenance(one, demands, now))
+        chosen = one_of(made, lambda statement: self._provenance(statement, demands, now))
         self._checks["provenance"] = "it is about this image and agrees with itself and the image's label"
         if demands.source_repos:
             self._checks["source-repo"] = f"every source comes from {' or '.join(demands.source_repos)}"
         if demands.max_age is not None:
             self._checks["age"] = f"built within {demands.max_age:g} days"
         listed = about(statements, self._needed, {sbom.PREDICATE}, "sbom")
-        document = one_of([one["predicate"] for one in listed], self._compare)
+        document = one_of([statement["predicate"] for statement in listed], self._compare)
         self._checks["sbom"] = f"{len(document['files'])} files are as the signed SBOM lists them"
         policy.first("policy", policy.check_binaries(chosen, document))
         policy.require_policy(chosen, demands)
         if held := policy.kept(demands):
             self._checks["policy"] = held
-        if told := numbers.said(statements, self._needed):
-            self._checks["numbers"] = told
+        if numbers_checked := numbers.result(statements, self._needed):
+            self._checks["numbers"] = numbers_checked
         return chosen
 
     def _provenance(self, statement: dict[str, Any], demands: Policy, now: datetime) -> None:
