@@ -93,7 +93,7 @@ def test_a_silent_docker_daemon_is_a_warning(bare: Cache) -> None:
 
 def test_too_little_disk_and_memory(bare: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "disk_free", lambda _: 5 * 1000**3)
-    monkeypatch.setattr(resources, "memory_available", lambda **_: 2 * resources.GIB)
+    monkeypatch.setattr(resources, "memory_available", lambda: 2 * resources.GIB)
     checks = found(bare)
     assert (checks["disk"].status, checks["disk"].code) == ("fail", 9)
     assert "5.0 GB free" in checks["disk"].detail

@@ -29,19 +29,21 @@ class Machine:
         self.write(self.proc / "self" / "cgroup", content)
 
     def jobs(self, kind: resources.Kind, asked: int = 0) -> int:
-        return resources.jobs_for(kind, asked, proc=self.proc, cgroup=self.cgroup)
+        return resources.jobs_for(kind, asked)
 
     def available(self) -> int:
-        return resources.memory_available(proc=self.proc, cgroup=self.cgroup)
+        return resources.memory_available()
 
     def cores(self) -> int:
-        return resources.cores(proc=self.proc, cgroup=self.cgroup)
+        return resources.cores()
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     made = Machine(tmp_path)
+    monkeypatch.setattr(resources, "_PROC", made.proc)
+    monkeypatch.setattr(resources, "_CGROUP", made.cgroup)
     made.memory(64 * GIB)
     made.groups("0::/\n")
     return made

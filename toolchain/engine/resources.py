@@ -29,37 +29,35 @@ _CGROUP = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 
 
-def jobs_for(kind: Kind, wanted: int = 0, *, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+def jobs_for(kind: Kind, wanted: int = 0) -> int:
     """How many jobs of a kind to run at once, at least 1.
 
     Args:
         kind: `compile`, `link` or `kernel`; they differ in memory.
-        asked: what the user asked for; 0 for as many as cores allow. Memory limits both.
-        proc: where the kernel's figures lie.
-        cgroup: where the control groups lie.
+        wanted: what the user asked for; 0 for as many as cores allow. Memory limits both.
     """
-    fits = memory_available(proc=proc, cgroup=cgroup) // MEMORY[kind]
-    return max(1, min(wanted or cores(proc=proc, cgroup=cgroup), fits))
+    fits = memory_available() // MEMORY[kind]
+    return max(1, min(wanted or cores(), fits))
 
 
-def cores(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+def cores() -> int:
     """Processors this process may use: its affinity, and its control groups' quota rounded up."""
     count = len(os.sched_getaffinity(0))
-    for folder in _groups("", proc, cgroup):
+    for folder in _groups(""):
         words = _text(folder / "cpu.max").split()
         if len(words) == 2 and words[0] != "max":
             count = min(count, math.ceil(int(words[0]) / int(words[1])))
-    for folder in _groups("cpu", proc, cgroup):
+    for folder in _groups("cpu"):
         quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
         if quota is not None and period and quota > 0:
             count = min(count, math.ceil(quota / period))
     return max(1, count)
 
 
-def memory_available(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+def memory_available() -> int:
     """Bytes that new processes can have without swapping: the machine's, or what its control groups leave."""
     available = _UNLIMITED
-    for line in _text(proc / "meminfo").splitlines():
+    for line in _text(_PROC / "meminfo").splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             available = int(value.split()[0]) * 1024
@@ -67,7 +65,7 @@ def memory_available(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
         ("", "memory.max", "memory.current"),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
     ):
-        for folder in _groups(controller, proc, cgroup):
+        for folder in _groups(controller):
             most, used = _number(folder / limit), _number(folder / usage)
             if most is not None and used is not None and most < _UNLIMITED:
                 available = min(available, max(0, most - used + _file_cache(folder)))
@@ -83,15 +81,15 @@ def _file_cache(folder: Path) -> int:
     return 0
 
 
-def _groups(controller: str, proc: Path, cgroup: Path) -> Iterator[Path]:
+def _groups(controller: str) -> Iterator[Path]:
     """Folders of this process's group and its parents; `controller` is empty for version 2."""
-    for line in _text(proc / "self" / "cgroup").splitlines():
+    for line in _text(_PROC / "self" / "cgroup").splitlines():
         _, names, path = line.split(":", 2)
         if controller not in names.split(","):
             continue
-        top = cgroup / names if controller else cgroup
-        if not controller and (cgroup / "unified").is_dir():
-            top = cgroup / "unified"
+        top = _CGROUP / names if controller else _CGROUP
+        if not controller and (_CGROUP / "unified").is_dir():
+            top = _CGROUP / "unified"
         folder = top / path.lstrip("/")
         # Inside a container the path is the host's: then the mount's top is our own group.
         while folder != top:

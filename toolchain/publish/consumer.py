@@ -94,7 +94,7 @@ def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") ->
     """How to use an image or index that lies in a layout.
 
     Args:
-        found: the image or index.
+        top: the image or index.
         where: the reference that consumers have: a registry's, or that of a layout folder.
         name: what the image is called, for a layout folder; otherwise its label or tag says it.
     """

@@ -205,7 +205,7 @@ def edits(wanted: Wanted, digests: Mapping[str, str], *, url: str = "") -> dict[
     """The files of the tree as they must read for the archives that were found; unchanged ones are left out.
 
     Args:
-        found: see `found_in`.
+        digests: see `found_in`.
         url: to be written where the address is fixed; empty to leave it.
     """
     changed = {}
