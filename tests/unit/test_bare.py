@@ -383,7 +383,7 @@ def test_only_the_same_failure_is_alike(status: str, reason: str, there: dict[st
     if alike:
         assert compare([], bad, {"b": there})["alike"] == 1
     else:
-        with pytest.raises(ContractError, match="1 of 1 failures do not fail alike"):
+        with pytest.raises(ContractError, match="1 of 1 failures differ there"):
             compare([], bad, {"b": there})
 
 

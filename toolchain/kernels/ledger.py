@@ -278,7 +278,9 @@ def _read(path: Path) -> tuple[list[Entry], str, list[str]]:
                 return [], "", []
             # All at once: while rows are read the campaign cannot write.
             rows = db.execute("SELECT content FROM entry ORDER BY id").fetchall()
-            checked = db.execute("SELECT content FROM numbers").fetchall()
+            checked = []
+            if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'numbers'").fetchone():
+                checked = db.execute("SELECT content FROM numbers").fetchall()
     except sqlite3.DatabaseError as error:
         raise ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=f"remove {path}") from error
     numbers = [str(strict_json.read(content, "the ledger")["status"]) for (content,) in checked]
