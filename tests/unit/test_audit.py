@@ -91,6 +91,15 @@ def test_a_whole_prefix_is_whole(campaign: Path, tmp_path: Path) -> None:
     assert result["planned"] == 4
     assert result["gpus"] == {gpu: {"add": 1, "attention": 1} for gpu in sorted(GPUS)}
     assert run(tmp_path / "p", "--gpu", "gfx942,gfx1100")["ok"]
+    assert result["partial"] == []
+
+
+def test_a_pack_that_is_marked_as_partial_is_named(campaign: Path, tmp_path: Path) -> None:
+    prefix(campaign, tmp_path / "p")
+    pack = next(path for path in (tmp_path / "p").rglob("amd-*") if path.is_dir())
+    (pack / "__partial__").write_text("{}")
+    result = run(tmp_path / "p")
+    assert (result["ok"], result["partial"]) == (True, [str(pack.relative_to(tmp_path / "p"))])
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,8 @@ def screen(found: Audit) -> Iterator[str]:
             yield f"  {name}: {text[:160]}"
         if len(keys) > 5:
             yield f"  {name}: {len(keys) - 5} more"
+    if found.partial:
+        yield f"  marked by its maker as lacking kernels: {', '.join(found.partial)}"
     if found.prebuilt:
         yield f"  prebuilt by name: {', '.join(found.prebuilt)}"
     if found.glibc:

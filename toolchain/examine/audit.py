@@ -16,6 +16,7 @@ from toolchain.examine.kernels import Kernel, kernels_of, key_of
 from toolchain.examine.libraries import Library, read_library
 from toolchain.examine.places import File, opened
 from toolchain.kernels.aotriton_plan import read_packs
+from toolchain.stages.aotriton import PARTIAL
 from toolchain.stages.prebuilt import known_files
 
 _HOST = (".so", ".pyd")
@@ -31,6 +32,7 @@ class Audit:
         damaged: what is wrong with files that cannot be read.
         absent: requested GPUs without a kernel.
         uneven: what a requested GPU lacks and another GPU of the place has.
+        partial: packs of AOTriton that their maker marked as lacking kernels.
         prebuilt: files named as those that sources bring without a source of their own, see data/prebuilt.toml.
         rebuilt: by key, whether a second compilation gave the same bytes.
     """
@@ -44,6 +46,7 @@ class Audit:
     absent: list[str] = field(default_factory=list)
     uneven: list[str] = field(default_factory=list)
     planned: int | None = None
+    partial: list[str] = field(default_factory=list)
     prebuilt: list[str] = field(default_factory=list)
     rebuilt: dict[str, bool] = field(default_factory=dict)
 
@@ -90,6 +93,7 @@ class Audit:
             "absent": self.absent,
             "uneven": self.uneven,
             "glibc": self.glibc,
+            "partial": self.partial,
             "prebuilt": self.prebuilt,
             "libraries": [library.as_json() for library in self.libraries],
             "rebuilt": self.rebuilt,
@@ -143,7 +147,10 @@ def _looking(files: Iterable[File], result: Audit) -> Iterator[File]:
     """The files; libraries among them are read on the way, and files that are known to have no source are noted."""
     prebuilt = {row.path.rpartition("/")[2] for row in known_files()}
     for path, content in files:
-        name = path.rpartition("/")[2]
+        folder, _, name = path.rpartition("/")
+        if name == PARTIAL:
+            result.partial.append(folder)
+            continue
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in prebuilt):
             result.prebuilt.append(path)
         if name.endswith(_HOST) or ".so." in name:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from email.parser import HeaderParser
 from pathlib import Path
@@ -120,7 +120,9 @@ def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") ->
         "llvm": _llvm, "aotriton": _aotriton, "triton": _triton, "profile": _profile, "wheels": _whole, "base": _whole,
         "triton-cache": _cache,
     }.get(content.kind, _copy)  # fmt: skip
-    unknown = list(_unknown(content, labels))
+    unknown = list(_unknown(content))
+    if labels.get(PARTIAL):
+        before = (*before, f"# Not whole: {one_line(labels[PARTIAL])}")
     own_lines = tuple(lines(source, content)) if content.kind != "unknown" else (f"# COPY --from={source} PATH PATH",)
     prefix = f"/{content.prefix}" if content.prefix else ""
     return Use(content.kind, source, prefix, (*before, *own_lines), tuple(unknown))
@@ -246,14 +248,12 @@ def _cache(source: str, content: _Content) -> Iterator[str]:
         yield f"# COPY --from={source} /{content.prefix}/ PATH/"
 
 
-def _unknown(content: _Content, labels: Mapping[str, str]) -> Iterator[str]:
+def _unknown(content: _Content) -> Iterator[str]:
     if content.why:
         yield content.why
     if content.kind == "triton-cache" and not content.mount:
         yield "where it must lie: its files name each other by whole paths, and no label says which"
     if content.kind == "llvm-part":
         yield "where the rest of LLVM is: the image holds a part, and Triton cannot be built with that alone"
-    if labels.get(PARTIAL):
-        yield "what was left out of it: it says that it is a part (`toolchain inspect` shows the label)"
     if not content.own:
         yield "how it was built: it has no label of this tool"
