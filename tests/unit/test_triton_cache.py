@@ -288,7 +288,7 @@ def test_another_triton_is_missed(cache: Cache, tmp_path: Path) -> None:
     with (tmp_path / "site/triton/language/math.py").open("a") as stream:
         stream.write("# another\n")
     about, hits = looked_for(copied(cache, tmp_path), tmp_path, site=os.fspath(tmp_path / "site"))
-    refused(cache, about, PinError, 4, "another Triton")
+    refused(cache, about, PinError, 4, "for a different Triton")
     assert hits == [False]
 
 
