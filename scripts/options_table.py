@@ -25,23 +25,21 @@ _HEAD = """\
 
 <!-- Made by `scripts/options_table.py` from the declarations in the code. Do not edit this page. -->
 
-Every option of every verb, where it can be set, and what remembers it. The command line wins over the environment, the
-environment over the file, the file over the default. The file is `toolchain.toml` in the current folder, or the one
-that `toolchain --config FILE VERB` names; `toolchain init` makes one. Its keys are the options without the dashes.
-Relative paths in it are relative to its folder.
+Every option of every verb. The command line overrides the environment, the environment overrides `toolchain.toml`, and
+the file overrides the default. The file is `toolchain.toml` in the current folder, or the one in
+`toolchain --config FILE VERB`; `toolchain init` writes one. Its keys are the options without dashes. Relative paths in
+it are relative to its folder.
 
-"Set by" says where an option can be set. In the environment it is `TOOLCHAIN_` and its name in capitals:
-`--kernel-timeout` is `TOOLCHAIN_KERNEL_TIMEOUT`. `verify` takes no key and no `allow-binary` from the file:
-no folder decides whom it trusts. `pins` takes nothing from it.
+"Set by" lists where an option can be set. The environment variable is `TOOLCHAIN_` and the name in capitals:
+`--kernel-timeout` is `TOOLCHAIN_KERNEL_TIMEOUT`. `verify` ignores keys and `allow-binary` in the file, and `pins`
+ignores all of it. Options that affect trust are ignored in a file that you have neither named nor approved:
+[approval](trust.md#whose-toolchaintoml).
 
-Of a `toolchain.toml` that was found, and not named, only keys that cannot harm are used until you approve the file with
-`toolchain trust`: [who decides](trust.md#whose-toolchaintoml).
+`--key` is the private key of `publish`, `--public-key` the key that signatures are verified with, and `--kernel-key`
+the key of a kernel store; a private one also signs new results.
 
-`--key` is the private key of `publish`, and `--public-key` the key whose signature is accepted. `--kernel-key` is that
-of a kernel store: a private one signs what is added.
-
-"Recorded" options are part of what is built: records and provenance hold them. "Locked" options are kept by
-`toolchain.lock`. The verbs of builds are `plan`, `fetch`, `lock`, `build`, `reproduce`, `kernels run` and
+"Recorded" options decide what is built; records and provenance contain them. "Locked" options are kept in
+`toolchain.lock`. "Verbs of builds" are `plan`, `fetch`, `lock`, `build`, `reproduce`, `kernels run` and
 `bundle export`.
 
 """
@@ -49,7 +47,7 @@ _OF_BUILDS = ("plan", "fetch", "lock", "build", "reproduce", "kernels run", "bun
 
 
 def commands() -> dict[str, Any]:
-    """Every verb as Typer has it, by name."""
+    """Every verb's Typer command, by name."""
     found: dict[str, Any] = {}
     top: Any = typer.main.get_command(app)
     for verb in VERBS:

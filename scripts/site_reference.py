@@ -64,10 +64,10 @@ def _argument(one: Any) -> str:
 
 
 def _default(one: Any) -> str:
-    """What is taken where a stage may be left out."""
+    """The default of an optional stage."""
     if one.required or not isinstance(one.default, str):
         return ""
-    return f" Without it `stage` of toolchain.toml, else `{one.default}`."
+    return f" Default: `stage` in toolchain.toml, else `{one.default}`."
 
 
 def _anchor(name: str) -> str:
@@ -79,13 +79,13 @@ def configuration() -> str:
     return "\n".join([
         "# Configuration\n",
         MADE,
-        ("`toolchain init` writes this file. `toolchain init --stage aotriton --aotriton 0.13b --gpu gfx942` writes it with those"
-        " three lines in force. It is read from the current folder, or from where `toolchain --config FILE VERB` says.\n"),
+        ("`toolchain init` writes this file. `toolchain init --stage aotriton --aotriton 0.13b --gpu gfx942` writes it with"
+        " those three options set. It is read from the current folder, or as named by `toolchain --config FILE VERB`.\n"),
         "```toml\n" + render({}, Path()) + "```\n",
         "`only = \"distribution\"` is the default, and means all of LLVM.\n",
         "## Environment\n",
-        ("An option is also `TOOLCHAIN_` and its name in capitals; lists have spaces between their values."
-        " [Options](../options.md) says which. These exist as variables only:\n"),
+        ("Most options can also be set by an environment variable: `TOOLCHAIN_` and the name in capitals, lists separated"
+        " by spaces ([Options](../options.md)). These exist as variables only:\n"),
         table(["variable", "what"], [
             ["`TOOLCHAIN_KEY_PASSPHRASE`", "passphrase of the private key, for `keygen` and `publish`"],
             ["`TOOLCHAIN_ISOLATION`", "`oci`: containers by runc or crun; see [isolation](../isolation.md)"],

@@ -35,13 +35,13 @@ def main(seconds: int, out: Path) -> None:
             table.add_row("", f"  {row['kernel']} {row['gpu']}", "", f"{row['done']} objects", "", times)
     console.show(table)
     for record in records(cache):
-        if found := record.facts.get("numbers"):
-            console.text(f"numbers: {describe(found)}")
-            for row in found["groups"]:
+        if numbers := record.facts.get("numbers"):
+            console.text(f"numbers: {describe(numbers)}")
+            for row in numbers["groups"]:
                 of_all = sum(row[name] for name in ("right", "wrong", "skipped", "refused"))
                 console.text(
                     f"  {row['gpu']:<8} {row['kernel']:<28} {row['right']:>2} of {of_all} right, largest error"
-                    f" {row['share']:.0%} of what passes"
+                    f" {row['share']:.0%} of the tolerance"
                 )
     console.text(f"published to oci:{out}; this run took {console.duration(seconds)}")
     for line in (

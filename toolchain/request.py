@@ -55,7 +55,7 @@ def _cache(path: Path | str) -> Cache:
 class Request:
     """One invocation, resolved. Every verb gets this and nothing else.
 
-    A field with an option is that option: a new one is a new field here, and a use of it somewhere.
+    A field with an option declares that option: add an option by adding a field here and using it.
 
     Args:
         base: a recipe (`debian13`) or a local image.
@@ -66,18 +66,18 @@ class Request:
         patches: patch files by source name, in order.
         gpus: LLVM names (`gfx942`), sorted.
         rocm: major versions, in the order of the data; empty for the default.
-        allow_binary, drop_binary: prebuilt things that may come in, and those that are left out, by name or path.
+        allow_binary, drop_binary: prebuilt inputs that are accepted, and those that are removed, by name or path.
         wheels: stages of wheels above Triton, in the order of the data; empty for every one.
-        calls: the user's own for a Triton cache, as JSON; None for those of the data.
+        calls: the user's own calls for a Triton cache, as JSON; None for those of the data.
         pythons: versions (`3.13`) to build wheels for; empty for the base's own.
         jobs: compile jobs, 0 for as many as cores and memory allow.
-        runner: starts the containers of checks and kernels; no input, since what comes out is the same.
-        mirrors: prefixes of URLs and what to ask in their place; no input, since digests name what is fetched.
+        runner: starts the containers of checks and kernels; not part of the input digest, since the bytes are the same.
+        mirrors: URL prefixes and their replacements; not part of the input digest, since digests name what is fetched.
         shard: which part of how many.
-        lock: with `locked` or a `lock_file`, the only things that may come in.
-        check: of how many kernels the numbers are checked: 0 for all, None for none. No input: the bytes are the same.
-        kernel_key: signs what is added to the kernel store; what is taken must be signed by it.
-        shards: kernel stores that the kernels must come from; nothing is compiled for them.
+        lock: with `locked` or a `lock_file`, the only inputs that are accepted.
+        check: number of kernels whose results are checked: 0 for all, None for none. Not part of the input digest.
+        kernel_key: signs new results in the kernel store, and must have signed results that are used.
+        shards: kernel stores that all kernels must come from; nothing is compiled.
     """
 
     base: BaseRef = field(
@@ -85,21 +85,21 @@ class Request:
         metadata=option(
             "base", place="oci", is_input=True, lock="always", explicit=True, read=parse_base,
             known=reading.known_bases,
-            help="Base recipe, or a local image as oci:DIR[:TAG|@DIGEST]; LLVM is then for this base alone."
-            " \\[default: debian13, and a portable LLVM]",
+            help="Base image: a recipe, or oci:DIR[:TAG|@DIGEST]. LLVM is then built for this base only."
+            " \\[default: debian13, with a portable LLVM]",
         ),
     )  # fmt: skip
     glibc: str = field(
         default="",
         metadata=option(
             "glibc", metavar="FLOOR", is_input=True, lock="changed", explicit=True, known=reading.known_floors,
-            help="The oldest glibc that a portable LLVM links with. \\[default: 2.31]",
+            help="Oldest glibc that the portable LLVM supports. \\[default: 2.31]",
         ),
     )  # fmt: skip
     arch: tuple[str, ...] = field(
         default=("amd64",),
         metadata=option(
-            "arch", kind="commas", help="OCI architectures, with commas between them.", is_input=True, lock="always",
+            "arch", kind="commas", help="OCI architectures, comma-separated.", is_input=True, lock="always",
             read=reading.arches, known=reading.known_arches,
         ),
     )  # fmt: skip
@@ -108,8 +108,8 @@ class Request:
         metadata=option(
             "source", panel="Versions and sources",
             kind="pairs", metavar="NAME=WHERE", place="pair", of=reading.SOURCES, is_input=True, lock="changed",
-            help="NAME=PATH, URL@COMMIT, archive:COMMIT, distro:PACKAGE or pypi:VERSION; from a bundle also"
-            " stored:NAME@sha256:DIGEST. Again for each source.",
+            help="Where a source comes from: PATH, URL@COMMIT, archive:COMMIT, distro:PACKAGE, pypi:VERSION, or"
+            " stored:NAME@sha256:DIGEST from a bundle. Repeatable.",
             example=["llvm=../llvm-project"], is_path=reading.is_path, read=reading.sources,
         ),
     )  # fmt: skip
@@ -118,7 +118,7 @@ class Request:
         metadata=option(
             "patch", panel="Versions and sources",
             kind="pairs", metavar="NAME=FILE", place="pair", of=reading.SOURCES, is_input=True, lock="changed",
-            help="Patch for a source; again for each.", example=["triton=my.patch"], read=reading.patches,
+            help="Patch to apply to a source. Repeatable.", example=["triton=my.patch"], read=reading.patches,
         ),
     )  # fmt: skip
     triton: str | None = field(
@@ -127,22 +127,23 @@ class Request:
             "triton", panel="Versions and sources",
             metavar="VERSION|COMMIT|FOLDER", example="3.7.1", is_input=True, lock="changed", place="path",
             is_path=reading.is_triton_path, known=reading.known_tritons,
-            help="Triton from source, and its LLVM: a version, a commit, or a checkout. For llvm a pin file too.",
+            help="Triton to build from source, with the LLVM that it pins: a version, commit or checkout. For `llvm`"
+            " also a pin file.",
         ),
     )  # fmt: skip
     aotriton: str | None = field(
         default=None,
         metadata=option(
             "aotriton", panel="Versions and sources",
-            help="AOTriton release: it decides the commits of Triton and LLVM.", example="0.13b",
+            help="AOTriton release; it sets the commits of Triton and LLVM.", example="0.13b",
             is_input=True, lock="changed", known=reading.known_aotritons,
         ),
     )  # fmt: skip
     gpus: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "gpu", kind="commas", help="GPUs as gfx942,gfx1100 or by market name; ',' or ';' between."
-            " \\[default: gfx942, and gfx1100 too for flash-attn]",
+            "gpu", kind="commas", help="GPUs by LLVM name or market name, separated by ',' or ';'."
+            " \\[default: gfx942; for flash-attn gfx942,gfx1100]",
             example="gfx942,gfx1100", is_input=True, lock="changed", read=reading.gpus,
             known=reading.known_gpus,
         ),
@@ -151,7 +152,7 @@ class Request:
         default=(),
         metadata=option(
             "rocm", kind="commas", metavar="MAJOR", example="6,7", is_input=True, lock="changed", read=reading.rocms,
-            known=reading.known_rocms, help="The ROCms that AOTriton's library is linked for. \\[default: 6,7]",
+            known=reading.known_rocms, help="ROCm major versions to link AOTriton's library for. \\[default: 6,7]",
         ),
     )  # fmt: skip
     without: tuple[str, ...] = field(
@@ -160,14 +161,14 @@ class Request:
             "without", panel="Kernels",
             kind="commas", metavar="COMPILER", example="flydsl", is_input=True, lock="changed",
             read=reading.without, known=reading.known_foreign,
-            help="Leave out the kernels of AOTriton that another compiler than Triton makes: flydsl, from 0.14 on.",
+            help="Skip the AOTriton kernels that a compiler other than Triton makes: flydsl, since 0.14.",
         ),
     )  # fmt: skip
     select: str | None = field(
         default=None,
         metadata=option(
             "select", panel="Kernels",
-            help="Only kernels that match this shell pattern.", example="attn_fwd*", is_input=True,
+            help="Compile only kernels that match this shell pattern.", example="attn_fwd*", is_input=True,
             lock="changed",
         ),
     )  # fmt: skip
@@ -176,7 +177,7 @@ class Request:
         metadata=option(
             "limit", panel="Kernels",
             kind="count", least=1, example=100, is_input=True, lock="changed",
-            help="Take kernels until there are this many; a cluster is taken whole.",
+            help="Limit the number of kernels; rounded up to whole clusters.",
         ),
     )  # fmt: skip
     keep_going: bool = field(
@@ -184,7 +185,7 @@ class Request:
         metadata=option(
             "keep-going", panel="Kernels",
             kind="flag", is_input=True, lock="changed",
-            help="Continue when kernels fail, and mark them as known bad; the exit code is then 12.",
+            help="Continue when kernels fail, and mark them as known bad; exits with 12.",
         ),
     )  # fmt: skip
     check: int | None = field(
@@ -192,14 +193,14 @@ class Request:
         metadata=option(
             "check", panel="Kernels",
             metavar="N|all", read=reading.check, example="300", file=True,
-            help="Check the numbers of N kernels on the CPU, without a GPU; a wrong one fails the build with 24.",
+            help="Check the results of N kernels by emulation on the CPU; a wrong result fails the build with 24.",
         ),
     )  # fmt: skip
     kernel_timeout: float | None = field(
         default=None,
         metadata=option(
             "kernel-timeout", panel="Kernels",
-            kind="seconds", least=1, help="Seconds for one kernel; an hour by default.", example=900,
+            kind="seconds", least=1, help="Time limit for one kernel, in seconds. \\[default: 3600]", example=900,
             is_input=True, lock="changed",
         ),
     )  # fmt: skip
@@ -208,7 +209,7 @@ class Request:
         metadata=option(
             "kernel-memory", panel="Kernels",
             kind="count", metavar="MB", least=64, example=4000, is_input=True, lock="changed",
-            help="Megabytes of memory for one kernel; by default they share what the machine has.",
+            help="Memory limit for one kernel, in MB. \\[default: an equal share of the machine's memory]",
         ),
     )  # fmt: skip
     shard: tuple[int, int] | None = field(
@@ -216,7 +217,7 @@ class Request:
         metadata=option(
             "shard", panel="Kernels",
             metavar="K/N", environment=True, file=False, is_input=True, read=reading.shard,
-            help="Only the K-th of N parts of the kernels, in whole clusters; `kernels merge` joins them.",
+            help="Compile only part K of N, in whole clusters; `kernels merge` joins the parts.",
         ),
     )  # fmt: skip
     kernel_store: str | None = field(
@@ -225,16 +226,15 @@ class Request:
             "kernel-store", panel="Kernels",
             metavar="WHERE", place="path", is_path=reading.is_store_folder,
             read=reading.kernel_store, example="kernel-store",
-            help="Share kernels with other campaigns by a folder, oci:DIR or REGISTRY/NAME: take what is there, add the"
-            " rest.",
+            help="Share results with other campaigns through a folder, oci:DIR or REGISTRY/NAME: reuse what is there,"
+            " add the rest.",
         ),
     )  # fmt: skip
     kernel_key: Path | None = field(
         default=None,
         metadata=option(
             "kernel-key", panel="Kernels", kind="path", place="path", example="kernels-key.pub",
-            help="Key in PEM for `--kernel-store`: what is taken must be signed by it, and a private one signs what is"
-            " added.",
+            help="Key (PEM) for --kernel-store: only results signed by it are used; a private key also signs new ones.",
         ),
     )  # fmt: skip
     scheduler: str | None = field(
@@ -242,15 +242,15 @@ class Request:
         metadata=option(
             "scheduler", panel="Kernels",
             metavar="ADDRESS", example="tcp://127.0.0.1:8786", read=reading.scheduler,
-            help="Compile kernels by the workers of a Dask scheduler, at tls://HOST:PORT or a loopback tcp://;"
-            " needs --kernel-store.",
+            help="Compile on the workers of a Dask scheduler: tls://HOST:PORT, or tcp:// on loopback."
+            " Needs --kernel-store.",
         ),
     )  # fmt: skip
     allow_binary: tuple[str, ...] = field(
         default=(),
         metadata=option(
             "allow-binary", panel="Trust",
-            kind="names", metavar="NAME", help="Allow a prebuilt thing by name.",
+            kind="names", metavar="NAME", help="Accept a prebuilt input by name. Repeatable.",
             example=["libdevice"], is_input=True, lock="changed",
         ),
     )  # fmt: skip
@@ -259,20 +259,20 @@ class Request:
         metadata=option(
             "drop-binary", panel="Trust",
             kind="names", metavar="NAME", example=["libdevice"], is_input=True, lock="changed",
-            help="Leave a prebuilt file of a source out, by name or path.",
+            help="Remove a prebuilt file from a source, by name or path. Repeatable.",
         ),
     )  # fmt: skip
     pythons: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "python", kind="commas", help="Python versions of Triton's wheels, as 3.11,3.13.", example="3.11,3.13",
+            "python", kind="commas", help="Python versions to build Triton wheels for.", example="3.11,3.13",
             is_input=True, lock="changed", read=reading.pythons,
         ),
     )  # fmt: skip
     wheels: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "wheel", kind="commas", help="Wheels above Triton for `all` and `wheels`, as flash-attn,vllm.",
+            "wheel", kind="commas", help="Wheels to build on Triton, for `all` and `wheels`. \\[default: all of them]",
             example="flash-attn,vllm", is_input=True, lock="changed", read=reading.wheels, known=reading.known_wheels,
         ),
     )  # fmt: skip
@@ -282,8 +282,8 @@ class Request:
             "calls", panel="Kernels",
             metavar="FILE", place="path", is_path=reading.is_calls_file, read=reading.calls, example="calls.toml",
             is_input=True, lock="changed",
-            help="Calls of a wheel whose kernels `triton-cache` compiles, in place of its own list: TOML, tables of"
-            " `call`.",
+            help="TOML file of `call` tables: the calls that `triton-cache` compiles kernels for, instead of the"
+            " built-in list.",
         ),
     )  # fmt: skip
     only: str = field(
@@ -291,13 +291,19 @@ class Request:
         metadata=option(
             "only", is_input=True, lock="changed", known=lambda: reading.PARTS,
             read=reading.only,
-            help="A part of LLVM: `tablegen` (the table generators), `mlir-tblgen` alone, or `support` (libraries).",
+            help="Build only a part of LLVM: `tablegen` (all table generators), `mlir-tblgen`, or `support`"
+            " (libraries).",
         ),
     )  # fmt: skip
     jobs: int = field(
         default=0,
         metadata=option(
-            "jobs", panel="Machine", kind="count", short="j", least=0, help="Jobs; 0 for what cores and memory allow."
+            "jobs",
+            panel="Machine",
+            kind="count",
+            short="j",
+            least=0,
+            help="Parallel jobs; 0 for as many as cores and memory allow.",
         ),
     )
     runner: Literal["buildah", "docker", "podman"] = field(
@@ -305,22 +311,25 @@ class Request:
         metadata=option(
             "runner", panel="Machine",
             metavar="PROGRAM", known=lambda: reading.RUNNERS, read=reading.runner, example="docker",
-            help="What runs contract checks and kernel workers: buildah, docker or podman. buildah builds the layers.",
+            help="Program that runs contract checks and kernel workers: buildah, docker or podman. Layers are always"
+            " built by buildah.",
         ),
     )  # fmt: skip
     fresh: bool = field(
         default=False,
-        metadata=option("fresh", panel="Machine", kind="flag", help="Use no compiler cache and no earlier tree."),
+        metadata=option(
+            "fresh", panel="Machine", kind="flag", help="Build without compiler cache, in a new build tree."
+        ),
     )
     offline: bool = field(
-        default=False, metadata=option("offline", panel="Machine", kind="flag", help="Use no network.")
+        default=False, metadata=option("offline", panel="Machine", kind="flag", help="Do not use the network.")
     )
     contract: bool = field(
         default=True,
         metadata=option(
             "contract", panel="Trust",
             kind="flag", negated=True, environment=False, file=False, is_input=True,
-            help="Check that the layer serves Triton before it is used.",
+            help="Test each finished layer with the contract check; a layer that fails is rejected.",
         ),
     )  # fmt: skip
     mirrors: tuple[tuple[str, str], ...] = field(
@@ -328,26 +337,26 @@ class Request:
         metadata=option(
             "mirror", panel="Machine",
             kind="names", metavar="URL=URL", read=reading.mirrors,
-            help="Fetch git and archives whose URL begins with the first from the second; again for each.",
+            help="Fetch git repositories and archives whose URL begins with the first URL from the second. Repeatable.",
             example=["https://github.com/=https://git.example/github/"],
         ),
     )  # fmt: skip
     locked: bool = field(
         default=False,
-        metadata=option("locked", panel="Trust", kind="flag", help="Use only what is in toolchain.lock."),
+        metadata=option("locked", panel="Trust", kind="flag", help="Refuse inputs that are not in toolchain.lock."),
     )
     lock_file: Path | None = field(
         default=None,
         metadata=option(
             "lock-file", panel="Trust",
-            kind="path", place="path", help="The lock, ./toolchain.lock otherwise; implies --locked.",
+            kind="path", place="path", help="Lock file; implies --locked. \\[default: toolchain.lock]",
             example="toolchain.lock",
         ),
     )  # fmt: skip
     cache: Cache = field(
         metadata=option(
             "cache", panel="Machine",
-            kind="path", place="path", help="The tool's own folder.", example="/var/cache/toolchain",
+            kind="path", place="path", help="Cache folder of this tool.", example="/var/cache/toolchain",
             read=_cache,
         ),
     )  # fmt: skip
@@ -359,7 +368,7 @@ class Request:
             kind="flag",
             environment=False,
             file=False,
-            help="Data on standard output, as JSON.",
+            help="Print JSON on standard output.",
         ),
     )
     lock: HeldLock | None = None
@@ -389,7 +398,7 @@ NOT_OF_BUILD = (
     "select", "limit", "keep_going", "kernel_timeout", "kernel_memory", "shard", "kernel_store", "kernel_key",
     "scheduler", "runner", "mirrors", "calls", "glibc", "lock_file",
 )  # fmt: skip
-"""Fields that `build` takes from the environment and toolchain.toml alone."""
+"""Fields that `build` reads only from the environment and toolchain.toml."""
 
 
 def options() -> tuple[Declared, ...]:
@@ -398,8 +407,8 @@ def options() -> tuple[Declared, ...]:
 
 
 def build_command(stage: str, words: Sequence[str]) -> list[str]:
-    """A call that builds a stage with these options: by `kernels run` or the environment where `build` lacks one."""
-    options_elsewhere = {one.option.flag: one.option for one in options() if one.field in NOT_OF_BUILD}
+    """A command that builds a stage with these options: `kernels run` or variables for those that `build` lacks."""
+    options_elsewhere = {row.option.flag: row.option for row in options() if row.field in NOT_OF_BUILD}
     if options_elsewhere.keys().isdisjoint(words):
         return ["toolchain", "build", stage, *words]
     if stage in CAMPAIGNS:

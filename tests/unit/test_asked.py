@@ -320,12 +320,12 @@ def test_sources_of_all_places_are_joined_by_name(here: Here) -> None:
     assert planned() == (V36.llvm, COMMIT, "")
     ref, commit, said = planned("--source", other)
     assert (ref, commit) == (UNKNOWN, COMMIT)
-    assert said == f"--source of the command line counts with {triton} and in place of {llvm}\n"
+    assert (said.count("\n"), said.index(triton) < said.index(llvm)) == (1, True)
     ref, commit, said = planned("--source", f"triton={UPSTREAM}@{V37.commit}", env={"TOOLCHAIN_SOURCE": other})
     assert (ref, commit, said.count("\n")) == (UNKNOWN, V37.commit, 1)
     ref, commit, said = planned(env={"TOOLCHAIN_SOURCE": other})
     assert (ref, commit) == (UNKNOWN, COMMIT)
-    assert said == f"--source of TOOLCHAIN_SOURCE counts with {triton}\n"
+    assert (said.count("\n"), "TOOLCHAIN_SOURCE" in said, triton in said, llvm in said) == (1, True, True, False)
     # The file's Triton is weaker than the command line's, whoever else names an LLVM.
     ref, commit, said = planned("--source", other, "--triton", "3.7.1")
     assert (ref, commit) == (UNKNOWN, V37.commit)
@@ -338,7 +338,7 @@ def test_patches_of_all_places_are_joined_by_name(here: Here) -> None:
     (here.folder / "toolchain.toml").write_text('patch = ["llvm=a", "triton=b"]\n')
     done = CliRunner().invoke(app, ["plan", "triton", "--triton", "3.7.1", "--patch", "llvm=c"])
     assert done.exit_code == 0
-    assert "counts with triton=b and in place of llvm=a" in done.stderr
+    assert re.findall(r"\w+=\w", done.stderr) == ["triton=b", "llvm=a"]
     assert re.findall(r"\+ (\w)\b", done.stdout) == ["c", "b"]
 
 
@@ -374,7 +374,7 @@ def test_a_folder_that_is_gone(here: Here) -> None:
     gone.rmdir()
     code, found, _ = here.call("plan", "llvm")
     os.chdir(here.folder)
-    assert (code, found["what"]) == (3, "there is no current folder")
+    assert (code, "current folder" in found["what"]) == (3, True)
 
 
 def test_a_plan_says_what_is_not_sure_and_what_the_build_will_refuse(here: Here) -> None:
@@ -385,6 +385,7 @@ def test_a_plan_says_what_is_not_sure_and_what_the_build_will_refuse(here: Here)
     assert "inferred" not in here.call("plan", "aotriton", "--aotriton", "0.13b", "--gpu", "gfx942", *named)[2]
     assert "inferred" not in here.call("plan", "base", "--aotriton", "0.13b")[2]
     wheel = ("plan", "triton", "--source", "triton=pypi:3.7.1")
-    refused = "warning: `build` refuses what is prebuilt with 15, unless it is allowed: --allow-binary triton-wheel"
-    assert refused in here.call(*wheel)[2]
+    (refused,) = [line for line in here.call(*wheel)[2].splitlines() if line.startswith("warning: ")]
+    assert "15" in refused
+    assert "--allow-binary triton-wheel" in refused
     assert "warning" not in here.call(*wheel, "--allow-binary", "triton-wheel")[2]

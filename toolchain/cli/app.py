@@ -41,11 +41,13 @@ def _version(value: bool) -> None:
 def _main(
     ctx: typer.Context,
     config: Annotated[
-        str | None, typer.Option("--config", envvar="TOOLCHAIN_CONFIG", help="TOML file with values for the options.")
+        str | None, typer.Option("--config", envvar="TOOLCHAIN_CONFIG", help="TOML file with option values.")
     ] = None,
-    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more; twice shows commands.")] = 0,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="More output; -vv also shows commands.")
+    ] = 0,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     from toolchain import logs  # noqa: PLC0415 - for a verb that runs
@@ -54,7 +56,7 @@ def _main(
     try:
         if config == "":
             fix = "name a file, or leave --config out for ./toolchain.toml"
-            raise ConfigError("--config '' names no file", fix=fix)
+            raise ConfigError("--config is empty", fix=fix)
         if ctx.invoked_subcommand not in {"init", "trust"}:  # these are about the file itself
             file = read_settings(Path(config) if config else None)
             if file is not None and file.ignored:

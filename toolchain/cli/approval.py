@@ -1,7 +1,7 @@
-"""Which values of a toolchain.toml are used: the harmless ones, and all of them once the user approved the file.
+"""Which values of a toolchain.toml are used: harmless ones always, all others once the user has approved the file.
 
-A file that was merely found in the current folder may be a stranger's, as after `git clone`. A file that the user
-names with `--config` or TOOLCHAIN_CONFIG needs no approval.
+A file in the current folder may be somebody else's, as after `git clone`. A file that the user names with `--config`
+or TOOLCHAIN_CONFIG needs no approval.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Any
 from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
 
-# Options that say what is built and how much of the machine it takes; all of it shows in `plan`. Every other option is
-# ignored in a file without approval: those that say whose code, keys and signatures are accepted, where images and
-# results come from and go to, what runs containers, and which folders are written to.
+# Options that decide what is built and how much of the machine it uses; `plan` shows all of it. Every other option is
+# ignored in a file without approval: whose code, keys and signatures are accepted, where images and results come from
+# and go to, what runs containers, and which folders are written to.
 HARMLESS = frozenset({
     "aotriton", "arch", "base", "calls", "check", "compression", "drop-binary", "fresh", "glibc", "gpu", "jobs",
     "keep-going", "kernel-memory", "kernel-timeout", "limit", "lock-file", "locked", "offline", "only", "patch",
     "python", "rocm", "select", "source", "source-repo", "stage", "triton", "wheel", "without",
 })  # fmt: skip
-# Keys whose content decides whom a build trusts. They lie beside the file as often as not, and are approved with it.
+# Keys whose content decides whom a build trusts. They often are next to the file, and are approved with it.
 _KEYS = ("key", "public-key", "kernel-key")
 _MOST = 1 << 16  # bytes of a key's file
 
 
 def harmless(name: str, value: Any) -> bool:
-    """Whether an option with this value may come from a file that nobody approved.
+    """Whether an option with this value may come from a file without approval.
 
-    A base is harmless by the name of a recipe; a local image is code that nothing has verified.
+    A base is harmless if it is a recipe's name; a local image is unverified code.
     """
     return name in HARMLESS and not (name == "base" and str(value).startswith("oci:"))
 
@@ -60,7 +60,7 @@ class Settings:
 
     @property
     def ignored_line(self) -> str:
-        """What to tell of the ignored options; empty where there are none."""
+        """The warning about ignored options; empty if there are none."""
         if not self.ignored:
             return ""
         return f"ignored in {self.path}, which is not approved (`toolchain trust`): {', '.join(self.ignored)}"
@@ -70,7 +70,7 @@ def settings(path: Path, *, named: bool) -> Settings:
     """The values of a toolchain.toml that are used.
 
     Args:
-        named: whether the user named the file, rather than it being found.
+        named: whether the user named the file.
 
     Raises:
         ConfigError: as `config_file.read_values`.
@@ -92,13 +92,13 @@ def settings(path: Path, *, named: bool) -> Settings:
 
 def _folder() -> Path:
     home = os.environ.get("XDG_STATE_HOME", "")
-    # A relative path is to be ignored, as the XDG base directory specification has it.
+    # The XDG base directory specification says to ignore a relative path.
     state = Path(home) if home.startswith("/") else Path("~/.local/state").expanduser()
     return state / "toolchain" / "trusted"
 
 
 def _real(path: Path) -> bytes:
-    """The file's path, for a name of its own also where it is a link: relative paths in it begin in its folder."""
+    """The file's path with its folder resolved but not the file: relative paths in a symlinked file use its folder."""
     return os.fsencode(Path(os.path.realpath(path.parent)) / path.name)
 
 
@@ -119,7 +119,7 @@ def _key_bytes(path: Any) -> bytes:
 
 
 def is_approved(path: Path, content: bytes, by_name: Mapping[str, Any]) -> bool:
-    """Whether the user approved this very file.
+    """Whether the user approved this file with this content.
 
     Args:
         content: of the file.
@@ -135,23 +135,23 @@ def approve(path: Path, content: bytes, by_name: Mapping[str, Any]) -> None:
     """Remember that the user approves this file as it is.
 
     Raises:
-        ConfigError: it cannot be remembered.
+        ConfigError: the approval cannot be written.
     """
     try:
         write_atomically(_folder() / _name(path, content, by_name), _real(path) + b"\n", mode=0o600)
     except (OSError, RuntimeError) as error:
         raise ConfigError(
-            f"the approval of {path} cannot be remembered",
+            f"the approval of {path} cannot be saved",
             why=str(error),
             fix=f"set XDG_STATE_HOME to a folder of your own, or name the file: toolchain --config {path} VERB",
         ) from error
 
 
 def revoke(path: Path) -> int:
-    """Forget every approval of a file, whatever it held.
+    """Remove every approval of a file, for any content.
 
     Returns:
-        How many there were.
+        The number of approvals removed.
     """
     prefix = _name(path, b"", {}).partition("-")[0]
     approvals = list(_folder().glob(f"{prefix}-*"))

@@ -1,4 +1,4 @@
-"""`audit`: what somebody else shipped, without a network and without a GPU."""
+"""`audit`: what somebody else's image or archive contains, without a network and without a GPU."""
 
 from __future__ import annotations
 
@@ -21,22 +21,32 @@ if TYPE_CHECKING:
     from toolchain.examine.audit import Audit
 
 WhatArg = Annotated[str, typer.Argument(metavar="WHAT", help=PLACE_HELP)]
-GpuOpt = Annotated[str, typer.Option("--gpu", help="GPUs that must be there, with commas between.", show_default=False)]
+GpuOpt = Annotated[str, typer.Option("--gpu", help="Required GPUs, comma-separated.", show_default=False)]
 PlanOpt = Annotated[
     Path | None,
-    typer.Option("--plan", metavar="DIR", help="Folder of AOTriton's generator: all of it must be there."),
+    typer.Option(
+        "--plan", metavar="DIR", help="Folder of AOTriton's generator; every kernel planned there is required."
+    ),
 ]
-EmptyOpt = Annotated[bool, typer.Option("--allow-empty", help="Kernels that are known bad are no fault.")]
+EmptyOpt = Annotated[bool, typer.Option("--allow-empty", help="Accept kernels that are marked as known bad.")]
 RebuildOpt = Annotated[
-    int, typer.Option("--rebuild", min=0, help="Compile so many random kernels again and compare the bytes.")
+    int, typer.Option("--rebuild", min=0, help="Recompile this many random kernels and compare the bytes.")
 ]
-SourceOpt = Annotated[Path | None, typer.Option("--source", metavar="DIR", help="The kernels' source, for --rebuild.")]
-SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Of the random choice.")]
+SourceOpt = Annotated[
+    Path | None, typer.Option("--source", metavar="DIR", help="Source tree of the kernels, for --rebuild.")
+]
+SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Seed of the random choice.")]
 KeyOpt = Annotated[
-    Path | None, typer.Option("--key", metavar="FILE", help="Sign the result; to an image it is attached.")
+    Path | None,
+    typer.Option(
+        "--key",
+        metavar="FILE",
+        help="Sign the result with this key; it is attached to WHAT if that is an image reference.",
+    ),
 ]
 StatementOpt = Annotated[
-    Path | None, typer.Option("--statement", metavar="FILE", help="Where the signed result goes; needed for no image.")
+    Path | None,
+    typer.Option("--statement", metavar="FILE", help="File for the signed result, if WHAT is not an image reference."),
 ]
 
 
@@ -56,9 +66,9 @@ def audit(
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Say what is in an image, prefix, archive, wheel or folder of somebody: GPUs, kernels, libraries, compilers.
+    """List what an image, prefix, archive, wheel or folder contains: GPUs, kernels, libraries, compilers.
 
-    Ends with 12 where a GPU or kernel is missing, empty or damaged, or compiles to other bytes.
+    Exits with 12 if a GPU or kernel is missing, empty or damaged, or if a recompiled kernel differs.
     """
     from toolchain.examine.audit import audit as look  # noqa: PLC0415 - for a verb that runs
 
@@ -69,30 +79,33 @@ def audit(
 
         signer = load_signer(key)
     if (key is None) if statement is not None else (key is not None and (Path(what).exists() or _is_name(what))):
-        raise ConfigError("--statement and --key belong together", fix="--key FILE --statement FILE; alone for a REF")
+        raise ConfigError(
+            "--statement and --key belong together",
+            fix="--key FILE --statement FILE; for an image reference only --key",
+        )
     if rebuild and source is None:
         raise ConfigError("--rebuild needs the kernels' source", fix="--source DIR --triton-wheel VERSION")
     where = cache_of(cache)
-    found = look(what, where, gpus=gpus, plan=plan)
+    result = look(what, where, gpus=gpus, plan=plan)
     if rebuild and source is not None:
         from toolchain.examine.rebuild import rebuild as again  # noqa: PLC0415 - brings the compiler in
 
         triton = chosen_triton(triton_wheel, with_python, cache)
-        found.rebuilt = again(
-            found, rebuild, triton, cache_of(cache), source=source, plan=plan, seed=seed, timeout=kernel_timeout
+        result.rebuilt = again(
+            result, rebuild, triton, cache_of(cache), source=source, plan=plan, seed=seed, timeout=kernel_timeout
         )
-    problems = found.problems(allow_empty=allow_empty)
-    told: dict[str, Any] = {**found.as_json(), "problems": problems, "ok": not problems}
+    problems = result.problems(allow_empty=allow_empty)
+    document: dict[str, Any] = {**result.as_json(), "problems": problems, "ok": not problems}
     if signer is not None:
-        _sign(what, where, told, signer, statement)
+        _sign(what, where, document, signer, statement)
     if json_:
-        console.data(told)
+        console.data(document)
     else:
-        for line in screen(found):
+        for line in screen(result):
             console.text(line)
     if problems:
         raise KernelError(
-            f"{what} is not whole", why="\n".join(problems), fix="ask who made it; --json lists everything"
+            f"{what} failed the audit", why="\n".join(problems), fix="ask its publisher; --json lists everything"
         )
 
 
@@ -100,42 +113,42 @@ def _is_name(what: str) -> bool:
     return "/" not in what and not what.startswith("oci:")
 
 
-def _sign(what: str, cache: Any, told: dict[str, Any], signer: Any, to: Path | None) -> None:
+def _sign(what: str, cache: Any, document: dict[str, Any], signer: Any, to: Path | None) -> None:
     from toolchain.examine.statement import attach_audit, signed_audit  # noqa: PLC0415 - cryptography
 
     if to is None:
         with tempfile.TemporaryDirectory(prefix="toolchain-audit-") as scratch:
-            told["attested"] = attach_audit(what, cache, told, signer, Path(scratch)).as_json()
+            document["attested"] = attach_audit(what, cache, document, signer, Path(scratch)).as_json()
     else:
         from toolchain.digest import write_atomically  # noqa: PLC0415
 
-        write_atomically(to, signed_audit(what, cache, told, signer))
+        write_atomically(to, signed_audit(what, cache, document, signer))
 
 
-def screen(found: Audit) -> Iterator[str]:
-    """An audit for people."""
-    yield found.what
-    for gpu, counts in found.gpus().items():
+def screen(result: Audit) -> Iterator[str]:
+    """An audit as lines of text."""
+    yield result.what
+    for gpu, counts in result.gpus().items():
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         yield f"  {gpu:<9}{sum(counts.values()) or '':>7}  {listed or 'inside libraries'}"
-    if not any(gpu.startswith("gfx") or gpu == "packed" for gpu in found.gpus()):
-        yield "  no code for AMD's GPUs"
-    if found.planned is not None:
-        yield f"  {found.planned - len(found.missing)} of {found.planned} planned kernels are there"
-    for name, keys in (("missing", found.missing), ("empty", found.empty), ("damaged", found.damaged)):
+    if not any(gpu.startswith("gfx") or gpu == "packed" for gpu in result.gpus()):
+        yield "  no code for AMD GPUs"
+    if result.planned is not None:
+        yield f"  {result.planned - len(result.missing)} of {result.planned} planned kernels are present"
+    for name, keys in (("missing", result.missing), ("empty", result.empty), ("damaged", result.damaged)):
         for text in keys[:5]:
             yield f"  {name}: {text[:160]}"
         if len(keys) > 5:
             yield f"  {name}: {len(keys) - 5} more"
-    if found.partial:
-        yield f"  marked by its maker as lacking kernels: {', '.join(found.partial)}"
-    if found.prebuilt:
-        yield f"  prebuilt by name: {', '.join(found.prebuilt)}"
-    if found.glibc:
-        yield f"  glibc {found.glibc} or newer"
-    for library in found.libraries:
+    if result.partial:
+        yield f"  marked as partial by its maker: {', '.join(result.partial)}"
+    if result.prebuilt:
+        yield f"  prebuilt by name: {', '.join(result.prebuilt)}"
+    if result.glibc:
+        yield f"  glibc {result.glibc} or newer"
+    for library in result.libraries:
         inside = [*(f"LLVM {revision}" for revision in library.llvms), *library.targets]
         if inside:
             yield f"  {library.path}: {', '.join(inside)}"
-    for text, equal in found.rebuilt.items():
-        yield f"  rebuilt {'equal' if equal else 'OTHERWISE'}: {text[:160]}"
+    for text, equal in result.rebuilt.items():
+        yield f"  rebuilt, {'equal' if equal else 'DIFFERENT'}: {text[:160]}"

@@ -1,4 +1,4 @@
-"""`build`, `kernels run`, `kernels merge` and `kernels worker`: make what is not here yet."""
+"""`build`, `kernels run`, `kernels merge` and `kernels worker`: build what is missing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from toolchain.build.reuse import Reuse
 
 GoalArg = Annotated[
-    str, typer.Argument(help=f"{stages.choice()} Without it `stage` of toolchain.toml.", autocompletion=o.stage())
+    str, typer.Argument(help=f"{stages.choice()} Default: `stage` in toolchain.toml.", autocompletion=o.stage())
 ]
 ReuseOpt = Annotated[str | None, o.typed(REUSE_FROM, panel=True)]
 ReuseOnlyOpt = Annotated[
@@ -37,31 +37,29 @@ ReuseOnlyOpt = Annotated[
     typer.Option(
         "--reuse-only",
         rich_help_panel="Trust",
-        help="With --reuse-from: build nothing; fail where something would be built.",
+        help="With --reuse-from: fail instead of building anything.",
     ),
 ]
 PublicKeyOpt = Annotated[
     Path | None,
     o.typed(
         PUBLIC_KEY,
-        help="Key in PEM whose signature counts, for --reuse-from.",
+        help="Public key (PEM) that must have signed what --reuse-from takes.",
         panel=True,
     ),
 ]
 ArchiveOpt = Annotated[
     Path | None,
-    typer.Option(
-        "--archive", rich_help_panel="What", help="Also write plain files into this folder: archives and wheels."
-    ),
+    typer.Option("--archive", rich_help_panel="What", help="Also write archives and wheels into this folder."),
 ]
-AddressArg = Annotated[str, typer.Argument(help="Of the scheduler: tls://HOST:PORT, or a loopback tcp://.")]
+AddressArg = Annotated[str, typer.Argument(help="Dask scheduler: tls://HOST:PORT, or tcp:// on loopback.")]
 _CAMPAIGNS = "kernels, aotriton or triton-cache."
 CampaignArg = Annotated[
     str, typer.Argument(help=_CAMPAIGNS, show_default="kernels", autocompletion=lambda: stages.CAMPAIGNS)
 ]
-NameOpt = Annotated[str, typer.Option("--name", help="What campaigns call this machine. \\[default: its host name]")]
+NameOpt = Annotated[str, typer.Option("--name", help="Name of this machine in campaigns. \\[default: host name]")]
 MergeArg = Annotated[str, typer.Argument(help=_CAMPAIGNS, autocompletion=lambda: stages.CAMPAIGNS)]
-ShardsArg = Annotated[list[str], typer.Argument(help="The kernel stores that the shards wrote to.")]
+ShardsArg = Annotated[list[str], typer.Argument(help="Kernel stores that the shards wrote to.")]
 
 
 @with_request(unlisted=NOT_OF_BUILD)
@@ -74,10 +72,10 @@ def build(
     *,
     request: Request,
 ) -> None:
-    """Build a stage and all below it. What is already here is not built again.
+    """Build a stage and the stages it depends on. Finished images are reused.
 
-    Options of campaigns, such as --limit, are those of `kernels run`; `build` takes them from toolchain.toml and the
-    environment.
+    Options of kernel campaigns, such as --limit, belong to `kernels run`. `build` reads them only from toolchain.toml
+    and the environment.
     """
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
     if archive is not None:
@@ -102,7 +100,7 @@ def kernels_run(
     *,
     request: Request,
 ) -> None:
-    """Compile kernels as `build` does, with all options of campaigns: parts, shards, stores, limits, a scheduler."""
+    """Compile kernels like `build`, with all options of campaigns: selection, shards, stores, limits, scheduler."""
     _require_kernels(stage)
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
     _check_store_key(request)
@@ -122,10 +120,10 @@ def kernels_merge(
     *,
     request: Request,
 ) -> None:
-    """Make ledger, packs and image of what `--shard` runs compiled elsewhere. Kernels are taken, not compiled.
+    """Assemble ledger, packs and image from the results of `--shard` runs. No kernel is compiled.
 
-    Give the options that the shards were given, without --shard. Shards of other inputs are refused; what is missing is
-    named.
+    Use the options of the shards, without --shard. Shards with different inputs are refused; missing kernels are
+    listed.
     """
     _require_kernels(stage)
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
@@ -148,9 +146,9 @@ def kernels_worker(
     *,
     request: Request,
 ) -> None:
-    """Compile kernels for campaigns with `--scheduler ADDRESS`, until you interrupt it. Makes the Triton image first.
+    """Compile kernels for campaigns with `--scheduler ADDRESS` until interrupted. Builds the Triton image first.
 
-    Give the options of the campaign. A campaign refuses a worker with another Triton, other sources or other limits.
+    Use the options of the campaign. A campaign rejects a worker with a different Triton, sources or limits.
     """
     _require_kernels(stage)
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
@@ -161,22 +159,22 @@ def kernels_worker(
 
 
 def _check_store_key(request: Request) -> None:
-    """Look at the key of the kernel store before anything long begins, even where no kernel is missing."""
+    """Load the key of the kernel store before a long build begins, even if no kernel is missing."""
     if request.kernel_key is not None:
         from toolchain.build.kernel_store import result_key  # noqa: PLC0415 - cryptography
 
         result_key(request.kernel_key)
     elif request.kernel_store is not None or request.shards:
-        console.note("results in --kernel-store are not signed and not verified: see --kernel-key")
+        console.note("results in --kernel-store are neither signed nor verified (--kernel-key does both)")
 
 
 def _require_kernels(stage: str) -> None:
     if stage not in stages.CAMPAIGNS:
-        raise ConfigError(f"{stage!r} has no kernels", fix=f"name one of {', '.join(stages.CAMPAIGNS)}")
+        raise ConfigError(f"stage {stage!r} has no kernels", fix=f"use one of {', '.join(stages.CAMPAIGNS)}")
 
 
 def _require_scheduler_store(request: Request) -> None:
-    """Insist on what --scheduler needs, before anything long begins."""
+    """Refuse a --scheduler without a kernel store or without Dask, before a long build begins."""
     if request.scheduler is None:
         return
     from toolchain.kernels.dask_link import library  # noqa: PLC0415 - most builds have no scheduler
@@ -184,8 +182,8 @@ def _require_scheduler_store(request: Request) -> None:
     if request.kernel_store is None:
         raise ConfigError(
             f"--scheduler {request.scheduler} needs --kernel-store",
-            why="results travel through it, and not through Dask",
-            fix="give a folder that all machines see",
+            why="workers exchange results through the store, not through Dask",
+            fix="add --kernel-store with a place that all machines share",
         )
     library()
 
@@ -193,9 +191,7 @@ def _require_scheduler_store(request: Request) -> None:
 def _reuse(where: str | None, only: bool, key: Path | None, offline: bool) -> Reuse | None:
     if where is None:
         if only:
-            raise ConfigError(
-                "--reuse-only needs --reuse-from", fix="say where: --reuse-from REGISTRY/NS --public-key FILE"
-            )
+            raise ConfigError("--reuse-only needs --reuse-from", fix="add --reuse-from REGISTRY/NS --public-key FILE")
         return None
     from toolchain.build.reuse import make_reuse  # noqa: PLC0415 - the registry client and cryptography
 
@@ -219,7 +215,7 @@ def _archive(request: Request, built: list[Built], folder: Path, reuse: Reuse | 
 
 
 def _tell_known_bad(built: list[Built]) -> None:
-    """Kernels that --keep-going marked as known bad show in the exit code: what was made is not what was planned."""
+    """Fail with the exit code of a kernel error where --keep-going marked kernels as known bad."""
     for stage in built:
         counts = stage.facts.get("kernels") or {}
         bad = int(counts.get("failed", 0)) + int(counts.get("timed_out", 0))
@@ -227,12 +223,12 @@ def _tell_known_bad(built: list[Built]) -> None:
             raise KernelError(
                 f"{bad} kernels of {stage.planned.image} did not compile and are marked as known bad",
                 why="\n".join(stage.facts.get("known_bad", ())[:20]),
-                fix="the image is there, and says so; without keep-going this fails the build",
+                fix="the image was built and lists them; without --keep-going the build fails instead",
             )
 
 
 def _show(request: Request, target: str, built: list[Built]) -> None:
-    """What was made, and at last how it is looked at and published."""
+    """Print the images, then the commands that report on and publish them."""
     wanted = published(target)
     records = [read_record(request.cache, stage.input_digest) for stage in built if stage.planned.name in wanted]
     names = names_of(request.cache, records)
@@ -261,5 +257,5 @@ def _show(request: Request, target: str, built: list[Built]) -> None:
         console.text(stage.planned.image, stage.manifest, size, how)
     if names:
         where = [] if request.cache == Cache(default_cache()) else ["--cache", str(request.cache.root)]
-        console.note(f"to look at it: {shlex.join(['toolchain', 'report', names[-1], *where])}")
+        console.note(f"to see a report: {shlex.join(['toolchain', 'report', names[-1], *where])}")
         console.note(f"to publish: {shlex.join(['toolchain', 'publish', 'DEST', *names, *where])}")

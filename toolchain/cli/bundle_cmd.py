@@ -1,4 +1,4 @@
-"""`bundle`: carry all that a build takes in to a machine without a network."""
+"""`bundle`: move all inputs of a build to a machine without a network."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ StageArg = Annotated[
     str,
     typer.Argument(
         metavar="[STAGE|IMAGE]",
-        help=f"{stages.choice()} Or a finished image, with the options that made it: {IMAGE_HELP}",
+        help=f"{stages.choice()} Or a finished image, whose recorded options are used: {IMAGE_HELP}",
         autocompletion=o.stage(),
     ),
 ]
 OutOpt = Annotated[
     Path,
-    typer.Option("--lock-file", envvar="TOOLCHAIN_LOCK_FILE", help="Must list all that comes; written if not there."),
+    typer.Option(
+        "--lock-file", envvar="TOOLCHAIN_LOCK_FILE", help="Lock file that must list every entry; written if missing."
+    ),
 ]
 
 
 def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """The stage and the options that made the image that is named; None where it is a stage."""
+    """The stage and the recorded options of a named image; None for a stage."""
     if given["stage"] in stages.targets():
         return None
     from toolchain.build.original import given_options, of_architectures  # noqa: PLC0415 - brings cryptography in
@@ -57,9 +59,9 @@ def bundle_export(dest: DestArg, stage: StageArg = "all", *, request: Request) -
         return
     for entry in done.entries:
         console.text(entry.kind, entry.name, entry.title, console.size(entry.blob.size))
-    there = done.published
-    sent = f"{console.size(there.pushed_bytes)} sent, {console.size(there.skipped_bytes)} already there"
-    console.text(there.ref, ", ".join(there.tags), sent)
+    published = done.published
+    sent = f"{console.size(published.pushed_bytes)} sent, {console.size(published.skipped_bytes)} already there"
+    console.text(published.ref, ", ".join(published.tags), sent)
 
 
 def bundle_import(
@@ -68,7 +70,7 @@ def bundle_import(
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Fill the cache from a bundle, every digest checked; then `build STAGE --offline --locked` needs no network."""
+    """Fill the cache from a bundle and verify every digest. `build STAGE --offline --locked` then needs no network."""
     from toolchain.bundle.importer import import_bundle  # noqa: PLC0415 - brings the registry client in
 
     where = make_request(cache=cache).cache
@@ -77,8 +79,7 @@ def bundle_import(
     if json_:
         console.data(done.as_json())
         return
-    for one in done.taken:
-        size = console.size(one.entry.blob.size)
-        came = "came" if one.new else "already here"
-        console.text(one.entry.kind, one.entry.name, one.entry.title, one.entry.blob.digest, size, came)
-    console.note(f"now: {' '.join(done.command)}")
+    for taken in done.taken:
+        entry, state = taken.entry, "imported" if taken.new else "already here"
+        console.text(entry.kind, entry.name, entry.title, entry.blob.digest, console.size(entry.blob.size), state)
+    console.note(f"next: {' '.join(done.command)}")

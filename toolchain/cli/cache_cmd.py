@@ -1,4 +1,4 @@
-"""`cache`: what the tool's own folder holds, and removing what nobody uses any more."""
+"""`cache`: list and prune the cache."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ ImagesArg = Annotated[
     list[str] | None, typer.Argument(metavar="IMAGE", help="Name of a finished image (`toolchain images`).")
 ]
 DaysOpt = Annotated[
-    int, typer.Option("--unused-for", metavar="DAYS", min=1, help="Remove what was not used for so many days.")
+    int, typer.Option("--unused-for", metavar="DAYS", min=1, help="Remove items not used for this many days.")
 ]
 DryOpt = Annotated[bool, typer.Option("--dry-run", "-n", help="Only list what would be removed.")]
 UnfinishedOpt = Annotated[
-    bool, typer.Option("--unfinished", help="Also unfinished work of any age: builds and campaigns start anew.")
+    bool, typer.Option("--unfinished", help="Also remove unfinished builds and campaigns of any age; they start over.")
 ]
 _SMALL = 10**6
 _DAY = 86400.0
 
 
 def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
-    """What is in the cache, how large it is and when it was last used."""
+    """List what the cache holds, with size and last use."""
     from toolchain.build.cache_usage import survey  # noqa: PLC0415 - other verbs need none of it
 
     where = Cache((cache or default_cache()).absolute())
     where.check(write=False)
-    found = survey(where)
+    items = survey(where)
     if json_:
-        console.data({"cache": str(where.root), "bytes": _total(found), "items": _rows(found)})
+        console.data({"cache": str(where.root), "bytes": _total(items), "items": _rows(items)})
         return
-    _show(found)
-    console.note(f"{where.root}: {console.size(_total(found))}")
+    _show(items)
+    console.note(f"{where.root}: {console.size(_total(items))}")
 
 
 def cache_prune(
@@ -55,9 +55,9 @@ def cache_prune(
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Remove images, sources, unfinished work and logs that were not used for long. A build would make them again.
+    """Remove images, sources, unfinished work and logs that have not been used for a while. A build makes them again.
 
-    With IMAGE only the images that are named go, whenever they were used.
+    With IMAGE, remove only the named images, however recently used.
     """
     from toolchain.build.cache_usage import Pruned, prune  # noqa: PLC0415 - other verbs need none of it
     from toolchain.build.images import named_images  # noqa: PLC0415
@@ -78,12 +78,12 @@ def cache_prune(
                       "items": _rows(done.gone), "failed": failed})  # fmt: skip
     else:
         _show(done.gone)
-        console.note(f"{console.size(_total(done.gone))} {'would be' if dry_run else 'were'} freed")
+        console.note(f"{'would free' if dry_run else 'freed'} {console.size(_total(done.gone))}")
     if done.failed:
         raise ConfigError(
             f"{len(done.failed)} of {len(done.gone) + len(done.failed)} entries could not be removed",
             why="\n".join(f"{name}: {why}" for name, why in done.failed[:10]),
-            fix="remove them by hand, as the user who made them",
+            fix="remove them manually, as the user who created them",
         )
 
 
@@ -96,7 +96,7 @@ def _rows(items: Sequence[Item]) -> list[dict[str, object]]:
 
 
 def _show(items: Sequence[Item]) -> None:
-    """A row for everything of some size; the rest of each kind together."""
+    """A row for each large item, and one for the small items of each kind."""
     from toolchain.build.cache_usage import KINDS  # noqa: PLC0415 - other verbs need none of it
 
     table = Table(box=None, pad_edge=False)
@@ -106,11 +106,12 @@ def _show(items: Sequence[Item]) -> None:
         table.add_column(name, justify="right", overflow="fold")
     for kind in KINDS:
         of_kind = [item for item in items if item.kind == kind]
-        shown = [one for one in of_kind if one.bytes >= _SMALL or kind == "image"]
-        for one in shown:
-            table.add_row(kind, Text(console.plain(one.name)), console.size(one.bytes), _ago(one.used))
-        if rest := [one for one in of_kind if one not in shown]:
-            table.add_row(kind, f"{len(rest)} small ones", console.size(_total(rest)), _ago(max(r.used for r in rest)))
+        shown = [item for item in of_kind if item.bytes >= _SMALL or kind == "image"]
+        for item in shown:
+            table.add_row(kind, Text(console.plain(item.name)), console.size(item.bytes), _ago(item.used))
+        if rest := [item for item in of_kind if item not in shown]:
+            last = _ago(max(item.used for item in rest))
+            table.add_row(kind, f"{len(rest)} small items", console.size(_total(rest)), last)
     if items:
         console.show(table)
 

@@ -1,4 +1,4 @@
-"""`kernels check`: the numbers of compiled attention kernels, held against float64, without a GPU."""
+"""`kernels check`: compare the results of compiled attention kernels with float64, without a GPU."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 SourceArg = Annotated[str, typer.Argument(metavar="WHERE", help=PLACE_HELP)]
 SampleOpt = Annotated[
-    str, typer.Option("--sample", metavar="N|all", help="How many kernels; GPUs and functions are taken in turn.")
+    str, typer.Option("--sample", metavar="N|all", help="Number of kernels to check, spread over GPUs and functions.")
 ]
-GpuOpt = Annotated[str, typer.Option("--gpu", help="Only kernels for these, with commas between.", show_default=False)]
+GpuOpt = Annotated[str, typer.Option("--gpu", help="Only kernels for these GPUs, comma-separated.", show_default=False)]
 JobsOpt = Annotated[
-    int | None, typer.Option("--jobs", min=1, help="Processes. \\[default: one for each core]", show_default=False)
+    int | None, typer.Option("--jobs", min=1, help="Parallel processes. \\[default: one per core]", show_default=False)
 ]
-SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Of the sample.")]
+SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Seed of the sample.")]
 PlanOpt = Annotated[
     Path | None,
     typer.Option(
         "--plan",
         metavar="DIR",
-        help="Folder of AOTriton's generator, for packs that do not say how their kernels are launched.",
+        help="Folder of AOTriton's generator, for packs that do not record how kernels are launched.",
     ),
 ]
-SourceOpt = Annotated[Path | None, typer.Option("--source", metavar="DIR", help="AOTriton's source, for --plan.")]
+SourceOpt = Annotated[Path | None, typer.Option("--source", metavar="DIR", help="Source tree of AOTriton, for --plan.")]
 
 
 def kernels_check(
@@ -54,14 +54,14 @@ def kernels_check(
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Run compiled attention kernels on the CPU and hold what they compute against float64.
+    """Run compiled attention kernels on the CPU and compare their results with float64.
 
-    Ends with 24 where a kernel is wrong, with 23 where one uses what the emulator does not know.
+    Exits with 24 if a result is wrong, with 23 if a kernel uses something that the emulator does not support.
     """
     if sample != "all" and not (sample.isdigit() and int(sample)):
-        raise ConfigError(f"--sample {sample!r} is no number of kernels", fix="e.g. --sample 300, or all")
+        raise ConfigError(f"--sample {sample!r} is not a number of kernels", fix="e.g. --sample 300, or all")
     if (plan is None) != (source is None):
-        raise ConfigError("--plan and --source belong together", fix="give both, or neither")
+        raise ConfigError("--plan and --source need each other", fix="give both, or neither")
     disassembler = decoder(objdump)
     from toolchain.examine.places import opened  # noqa: PLC0415 - for a verb that runs
     from toolchain.numbers import campaign  # noqa: PLC0415 - numpy
@@ -73,17 +73,17 @@ def kernels_check(
 
         planned = launches_of(plan, source)
     with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch, opened(where, cache_of(cache)) as files:
-        found = collect(
+        collected = collect(
             files, Path(scratch), gpus=parse_gpus(gpu) if gpu else (), count=None if sample == "all" else int(sample),
             seed=seed, label=where, planned=planned,
         )  # fmt: skip
-        for path in found.unknown:
-            console.note(f"{path} is passed over: nothing says how its kernels are launched")
+        for path in collected.unknown:
+            console.note(f"skipped {path}: it does not record how its kernels are launched (--plan)")
         report = campaign.run(
-            found.objects,
+            collected.objects,
             disassembler,
             jobs=jobs or os.cpu_count() or 1,
-            available=found.available,
+            available=collected.available,
             on_row=None if json_ else _tell,
         )
     if json_:
@@ -99,7 +99,7 @@ def _tell(row: Checked, done: int, total: int) -> None:
 
 
 def screen(report: Report) -> Iterator[str]:
-    """A report for people."""
+    """A report as lines of text."""
     head = f"{'GPU':<9}{'kernel':<32}{'right':>6}{'wrong':>6}{'skipped':>8}{'refused':>8}"
     yield f"{head}{'largest error':>14}{'CPU s':>8}"
     for row in report.groups():
@@ -112,18 +112,18 @@ def screen(report: Report) -> Iterator[str]:
     instructions = sum(row.instructions for row in report.rows)
     total = f"{len(report.rows)} of {report.available} kernels checked by emulation"
     yield f"{total}: {parts}; {instructions:,} instructions"
-    yield "the largest error is shown as a share of what passes; `none` is NaN, infinity or no result"
+    yield "largest error: percent of the tolerance; `none`: NaN, infinity or no result"
 
 
 def _raise(report: Report) -> None:
-    """Raise for kernels that are wrong, or that the emulator refuses."""
+    """Raise for kernels with wrong results, or that the emulator does not support."""
     from toolchain.numbers.campaign import listed  # noqa: PLC0415 - numpy
     from toolchain.numbers.check import REFUSED  # noqa: PLC0415
 
     report.require_right()
     if rows := report.of(REFUSED):
         raise EmulationError(
-            f"{len(rows)} of {len(report.rows)} kernels use what the emulator does not know",
+            f"{len(rows)} of {len(report.rows)} kernels use something that the emulator does not support",
             why=listed(rows),
             fix="report them with the code objects",
         )

@@ -18,31 +18,32 @@ from toolchain.options import Kind, Option, into, moved, out_of, plain
 from toolchain.typed import TypedError, typed
 
 DEST = Option(
-    name="dest", place="oci", example="oci:out", help="Where `publish` sends images: oci:DIR or REGISTRY/NS.",
+    name="dest", place="oci", example="oci:out", help="Destination of `publish`: oci:DIR or REGISTRY/NS.",
 )  # fmt: skip
 COMPRESSION = Option(
     name="compression", panel="Machine", known=lambda: ("gzip", "zstd"), example="zstd",
-    help="How `publish` compresses layers: gzip, which every engine reads, or zstd, a third smaller.",
+    help="Layer compression of `publish`: gzip, which every engine reads, or zstd, about a third smaller.",
 )  # fmt: skip
 KEY = Option(
     name="key", panel="Trust", kind="path", place="path", example="release-key",
-    help="Private key in PEM, with which `publish` signs SBOM and provenance.",
+    help="Private key (PEM) that `publish` signs SBOM and provenance with.",
 )  # fmt: skip
 PUBLIC_KEY = Option(
     name="public-key", panel="Trust", kind="path", place="path", example="release-key.pub",
-    help="Key in PEM whose signature counts: for `build --reuse-from`, and from the environment for `verify`.",
+    help="Public key (PEM) that signatures must match, for `build --reuse-from`; `verify` reads it from the environment"
+    " only.",
 )  # fmt: skip
 SOURCE_REPO = Option(
     name="source-repo", panel="Trust", kind="names", metavar="OWNER/NAME|URL", example=["llvm/llvm-project"],
-    help="For `verify`: every source must come from here; again for each.",
+    help="For `verify`: every source must come from one of these repositories. Repeatable.",
 )  # fmt: skip
 REUSE_FROM = Option(
     name="reuse-from", panel="Trust", place="oci", metavar="WHERE", example="registry.example/ns",
-    help="REGISTRY/NS or oci:DIR: take finished images from there, each only once it is verified. Needs --public-key.",
+    help="Reuse finished images from REGISTRY/NS or oci:DIR after verifying each. Needs --public-key.",
 )  # fmt: skip
 STAGE = Option(
     name="stage", environment=False, example="llvm", known=stages.targets,
-    help=f"The stage for verbs that are given none: {stages.choice()}",
+    help=f"Stage for verbs that are called without one: {stages.choice()}",
 )  # fmt: skip
 # Beside the options of a request, those of single verbs.
 OF_VERBS = (STAGE, DEST, COMPRESSION, KEY, PUBLIC_KEY, SOURCE_REPO, REUSE_FROM)
@@ -67,7 +68,7 @@ def read_content(path: Path) -> bytes:
     except OSError as error:
         why = error.strerror or str(error)
         raise ConfigError(
-            f"cannot read {path}", why=why, fix="mend that file, or name another with --config"
+            f"cannot read {path}", why=why, fix="correct the file, or use another one: --config FILE"
         ) from error
 
 
@@ -84,9 +85,7 @@ def read_values(path: Path, written: bytes) -> dict[str, Any]:
     try:
         content = tomllib.loads(written.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(
-            f"{path} is not TOML", why=str(error), fix="`toolchain init` writes one to begin with"
-        ) from error
+        raise ConfigError(f"{path} is not TOML", why=str(error), fix="`toolchain init` writes a valid file") from error
     known = {option.name: option for option in file_options()}
     for name, value in content.items():
         if name not in known:
@@ -111,7 +110,7 @@ def _check_value(path: Path, option: Option, value: Any) -> None:
     """Insist on the type that an option has, and on its least number.
 
     Raises:
-        ConfigError: another type; the message has the key, what is wanted and what is there.
+        ConfigError: another type; the message names the key, the expected and the actual type.
     """
     try:
         typed(_TYPES[option.kind], value, option.name)
@@ -139,11 +138,12 @@ def _value(option: Option, value: Any, move: Callable[[str], str]) -> Any:
 # Writing
 
 _HEAD = """\
-# Values for the options of `toolchain`, by `toolchain init`. A line that begins with # is not in force: it shows the
-# default, or an example where there is none. Relative paths are relative to the folder of this file.
-# The command line wins over the environment (TOOLCHAIN_GPU for gpu), that over this file, this over the default.
-# `verify` reads no key (`key`, `public-key`) and no `allow-binary` from here, and `pins` reads nothing.
-# After a change, `toolchain trust` approves what else decides about trust; a file named by `--config` needs none.
+# Option values for `toolchain`, written by `toolchain init`. Commented lines show the default, or an example where
+# there is no default. Relative paths are relative to the folder of this file.
+# The command line overrides the environment (TOOLCHAIN_GPU for gpu), which overrides this file.
+# `verify` ignores `key`, `public-key` and `allow-binary` in this file; `pins` ignores all of it.
+# After a change run `toolchain trust`: options that affect trust are ignored in a file that is not approved, unless
+# it is named with `--config`.
 """
 
 
@@ -176,9 +176,9 @@ def _text(option: Option, value: Any, move: Callable[[str], str]) -> Any:
     try:
         "".join(written if isinstance(written, list) else [str(written)]).encode()
     except UnicodeEncodeError as error:
-        why = "the file is UTF-8, and that path has bytes that are not"
+        why = "the file is UTF-8, and the path is not"
         what = f"{option.flag} {str(written)!r} cannot be written"
-        raise ConfigError(what, why=why, fix="rename it, or go by a link to it") from error
+        raise ConfigError(what, why=why, fix="rename it, or use a symlink") from error
     return written
 
 
@@ -197,9 +197,11 @@ def write_new(path: Path, content: str) -> None:
             new.stream.write(content.encode())
             written = new.finish(sha256_bytes(content.encode()), replace=False)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}", why=str(error.strerror), fix="name another: --config FILE") from error
+        raise ConfigError(
+            f"cannot write {path}", why=str(error.strerror), fix="use another file: --config FILE"
+        ) from error
     if not written:
         raise ConfigError(
             f"{path} already exists",
-            fix="edit it, move it away, or name another file: toolchain --config FILE init",
+            fix="edit it, move it away, or use another file: toolchain --config FILE init",
         )

@@ -1,4 +1,4 @@
-"""What options are when the command line does not say: values of the file and of the environment, verb by verb."""
+"""Defaults of options from toolchain.toml and the environment, by verb."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ DEFAULT = "toolchain.toml"
 
 
 def read_settings(config: Path | None) -> Settings | None:
-    """The file of option values: the one that was named, otherwise `toolchain.toml` in the current folder, if any.
+    """The file of option values: the named one, otherwise `toolchain.toml` in the current folder, if any.
 
     Raises:
         ConfigError: the file cannot be used.
     """
-    # Whatever is there is read, and refused where it cannot be: a dangling link is no reason to build the default.
+    # A file that exists but cannot be read is an error: a dangling symlink must not silently mean the defaults.
     chosen = config or (Path(DEFAULT) if os.path.lexists(DEFAULT) else None)
     return settings(chosen, named=config is not None) if chosen is not None else None
 
@@ -34,34 +34,34 @@ def defaults(file: Settings | None) -> dict[str, Any] | None:
         return None
     from toolchain.catalog.stages import CAMPAIGNS  # noqa: PLC0415 - most calls have no file
 
-    # `pins` answers one question at a time. Whom `verify` trusts, and what it accepts, no file of a folder decides.
+    # `pins` takes one option at a time. A file must not decide whom `verify` trusts and what it accepts.
     judged = {name: value for name, value in values.items() if name not in {"key", "public_key", "allow_binary"}}
-    found = tree(values) | {"pins": {}, "verify": judged}
+    by_verb = tree(values) | {"pins": {}, "verify": judged}
     if values.get("stage") not in CAMPAIGNS:
-        # These work at kernels, whatever the verbs for all stages are to make.
+        # The stage of these verbs must have kernels; the file's stage is for the others.
         for verb in ("run", "worker"):
-            found["kernels"][verb] = {name: value for name, value in values.items() if name != "stage"}
-    return found
+            by_verb["kernels"][verb] = {name: value for name, value in values.items() if name != "stage"}
+    return by_verb
 
 
 def beside(strong: Sequence[str], weak: Sequence[str]) -> list[str]:
-    """Of the weaker NAME=VALUE those whose name no stronger one has: they count too."""
+    """The weaker NAME=VALUE pairs whose name no stronger pair has: they are used too."""
     named = {text.partition("=")[0] for text in strong}
     return [text for text in weak if text.partition("=")[0] not in named]
 
 
 def pairs_from_environment() -> dict[str, list[str]]:
-    """TOOLCHAIN_SOURCE, TOOLCHAIN_PATCH and their like by parameter: several NAME=VALUE with space between them.
+    """TOOLCHAIN_SOURCE, TOOLCHAIN_PATCH and the like by parameter: NAME=VALUE pairs, separated by spaces.
 
-    Typer would part them at every space, and paths may have some: only one before a name that is known parts here.
+    Typer would split at every space, and paths may contain spaces. Here only a space before a known name splits.
     """
     if not any(name.startswith("TOOLCHAIN_") for name in os.environ):
         return {}
     from toolchain.request import options  # noqa: PLC0415 - for `toolchain --help` too
 
-    found = {}
+    pairs = {}
     for option in (declared.option for declared in options() if declared.option.kind == "pairs"):
         if text := os.environ.get(option.variable, "").strip():
             names = "|".join(map(re.escape, option.of)) or r"[^\s=]+"
-            found[option.parameter] = re.split(rf"\s+(?=(?:{names})=)", text)
-    return found
+            pairs[option.parameter] = re.split(rf"\s+(?=(?:{names})=)", text)
+    return pairs

@@ -1,4 +1,4 @@
-"""`kernels diff`: what another Triton or LLVM did to every kernel, without a GPU."""
+"""`kernels diff`: how kernels differ between two Tritons or LLVMs, without a GPU."""
 
 from __future__ import annotations
 
@@ -24,31 +24,27 @@ _WORDS = {
     "empty_a": "empty in A",
     "empty_b": "empty in B",
 }
-PLACE_HELP = (
-    "Image by name or reference, kernel store, pack or prefix of AOTriton, folder, archive, wheel, Triton cache."
-)
-GpuOpt = Annotated[str, typer.Option("--gpu", help="Only kernels for these, with commas between.", show_default=False)]
+PLACE_HELP = "Image name or reference, kernel store, AOTriton pack or prefix, folder, archive, wheel, or Triton cache."
+GpuOpt = Annotated[str, typer.Option("--gpu", help="Only kernels for these GPUs, comma-separated.", show_default=False)]
 FailOnOpt = Annotated[
     str,
-    typer.Option(
-        "--fail-on", help="End with 25 where a kernel has: spills, occupancy, missing, changed; with commas between."
-    ),
+    typer.Option("--fail-on", help="Exit with 25 on: spills, occupancy (worse), missing, changed. Comma-separated."),
 ]
-RowsOpt = Annotated[int, typer.Option("--rows", min=0, help="How many kernels are listed; --json lists all.")]
+RowsOpt = Annotated[int, typer.Option("--rows", min=0, help="Number of kernels to list; --json lists all.")]
 
 
 def kernels_diff(
     a: Annotated[str, typer.Argument(metavar="A", help=PLACE_HELP)],
-    b: Annotated[str, typer.Argument(metavar="B", help="Alike.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="What to compare with it, in the same forms.")],
     gpu: GpuOpt = "",
     fail_on: FailOnOpt = "",
     rows: RowsOpt = 20,
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Compare the kernels of two places: registers, spills, LDS, scratch, code, and the waves that fit on a SIMD.
+    """Compare the kernels of two builds: registers, spills, LDS, scratch, code, and occupancy (waves per SIMD).
 
-    The worst come first: fewer waves, then new spills. Nothing is run, and no GPU is needed.
+    Regressions come first: lower occupancy, then new spills. No kernel is run, and no GPU is needed.
     """
     from toolchain.examine.diff import compare  # noqa: PLC0415 - for a verb that runs
     from toolchain.examine.instructions import settle  # noqa: PLC0415
@@ -61,11 +57,11 @@ def kernels_diff(
     if gpus:
         sides = [[kernel for kernel in side if kernel.gpu in gpus] for side in sides]
     if not all(sides):
-        raise ConfigError(f"{a if not sides[0] else b} holds no kernel for {gpu}", fix="leave --gpu out to see all")
+        raise ConfigError(f"{a if not sides[0] else b} has no kernel for {gpu}", fix="leave --gpu out to see all")
     difference, unseen = settle(compare(sides[0], sides[1]), (a, b), where)
     if unseen:
         console.note(
-            f"{unseen} kernels have code of the same size and other bytes; llvm-objdump is not here to tell more"
+            f"{unseen} kernels have the same code size but different bytes; llvm-objdump would compare instructions"
         )
     if json_:
         console.data(difference.as_json())
@@ -97,24 +93,24 @@ def fail(difference: Difference, conditions: Sequence[str]) -> None:
     """
     bad = {name: difference.failing(name) for name in conditions}
     if any(bad.values()):
-        told = "; ".join(f"{name}: {len(rows)}" for name, rows in bad.items() if rows)
+        counts = "; ".join(f"{name}: {len(rows)}" for name, rows in bad.items() if rows)
         listed = dict.fromkeys(row.key for rows in bad.values() for row in rows)
         raise RegressionError(
-            f"B is worse than A: {told}", why="\n".join(list(listed)[:10]), fix="compare the compilers of A and B"
+            f"B is worse than A: {counts}", why="\n".join(list(listed)[:10]), fix="compare the compilers of A and B"
         )
 
 
 def screen(difference: Difference, most: int) -> Iterator[str]:
-    """A difference for people.
+    """A difference as lines of text.
 
     Args:
-        most: kernels that are listed.
+        most: number of kernels to list.
     """
     from toolchain.examine.diff import SAME, change_texts  # noqa: PLC0415 - see `kernels_diff`
 
     changed = [row for row in difference.rows if row.status != SAME]
     if changed:
-        columns = ("same", "alike", "changed", "A only", "B only", "waves-", "waves+", "spills+")
+        columns = ("same", "equiv", "changed", "A only", "B only", "waves-", "waves+", "spills+")
         yield f"{'GPU':<9}{'kernel':<24}" + "".join(f"{name:>8}" for name in columns)
     for group in difference.groups() if changed else ():
         numbers = [
@@ -127,9 +123,9 @@ def screen(difference: Difference, most: int) -> Iterator[str]:
         yield f"  {_words(row, change_texts(row))}"
     if len(changed) > most:
         yield f"… and {len(changed) - most} more: --rows, or --json"
-    told = ", ".join(f"{count} {_WORDS.get(status, status)}" for status, count in difference.counts().items() if count)
-    yield f"{len(difference.rows)} kernels: {told}"
+    counts = [f"{count} {_WORDS.get(status, status)}" for status, count in difference.counts().items() if count]
+    yield f"{len(difference.rows)} kernels: {', '.join(counts)}"
 
 
 def _words(row: Row, changes: Iterator[str]) -> str:
-    return ", ".join(changes) or _WORDS.get(row.status, "other instructions, the same numbers")
+    return ", ".join(changes) or _WORDS.get(row.status, "different instructions, same resources")

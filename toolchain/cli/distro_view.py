@@ -1,4 +1,4 @@
-"""`toolchain pins --distro`: the LLVMs that the distribution's suites have as sources, with the Tritons near each."""
+"""`toolchain pins --distro`: LLVM source packages of the distribution's suites, with the Tritons close to each."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from toolchain.sources.tree import Source
 from toolchain.stages.llvm_version import major_of
 
 _NAMES = (*(f"llvm-toolchain-{number}" for number in range(16, 41)), "llvm-toolchain-snapshot")
-_FILE = {True: "here", False: "gone", None: "not known"}
+_FILE = {True: "available", False: "missing", None: "unknown"}
 
 
 def show(*, as_json: bool) -> None:
-    """Ask every suite, and print what there is.
+    """Query every suite and print its LLVM packages.
 
     Raises:
         SourceError: apt has no mirror here.
     """
-    found, readings = distro.survey(_NAMES, Cache(default_cache()))
-    rows = _rows(found)
+    listed, readings = distro.survey(_NAMES, Cache(default_cache()))
+    rows = _rows(listed)
     unread = [error.what for error in readings.failed]
     if as_json:
         console.data({"distro": rows, "unread": unread})
         return
-    told = [
+    cells = [
         (
             row["ref"],
             ", ".join(row["suites"]),
@@ -45,17 +45,17 @@ def show(*, as_json: bool) -> None:
         )
         for row in rows
     ]
-    columns = ("source", "suites", "file", "on record", "parts for", "Tritons near it")
-    console.show(Listing(columns=columns, rows=told, head=("source", "file", "parts for")))
+    columns = ("source", "suites", "file", "digest known", "components for", "nearest Tritons")
+    console.show(Listing(columns=columns, rows=cells, head=("source", "file", "components for")))
     for line in unread:
         console.warn(line)
 
 
-def _rows(found: Sequence[Listed]) -> list[dict[str, Any]]:
-    """A row for each tarball, in the order in which the suites name them."""
+def _rows(packages: Sequence[Listed]) -> list[dict[str, Any]]:
+    """A row for each tarball, in the order of the suites."""
     recorded = {row.sha256 for row in known_packages()}
     rows: dict[str, dict[str, Any]] = {}
-    for listed in found:
+    for listed in packages:
         package = listed.package
         row = rows.setdefault(
             package.sha256,
@@ -70,7 +70,7 @@ def _rows(found: Sequence[Listed]) -> list[dict[str, Any]]:
         )
         if listed.suite not in row["suites"]:
             row["suites"].append(listed.suite)
-        # One tarball may lie in several pools.
+        # One tarball may be in several pools.
         row["file"] = listed.here if row["file"] is None else row["file"] or listed.here
     return sorted(rows.values(), key=lambda row: (row["llvm"] or 0, row["ref"]))
 

@@ -1,4 +1,4 @@
-"""`toolchain doctor`: what is missing or unusable on this machine, and how to mend it."""
+"""`toolchain doctor`: what is missing or unusable on this machine, and how to fix it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def unreachable(checks: Sequence[checkup.Check]) -> bool:
-    """Whether the source of a build without options is not available: it comes by git."""
+    """Whether the git host of the default source cannot be reached."""
     return any(check.name == "git-host" and check.status != "ok" for check in checks)
 
 
 def doctor(
     context: typer.Context, cache: CacheOpt = None, runner: RunnerOpt = "buildah", json_: JsonOpt = False
 ) -> None:
-    """Look at this machine: engine, isolation, disk, memory, network, and what else a build uses."""
-    with contextlib.suppress(EngineError):  # the check `user` says why not
+    """Check this machine: engine, isolation, disk, memory, network, and other tools that builds use."""
+    with contextlib.suppress(EngineError):  # the check `user` reports it
         namespace.enter()
     named = read_runner(runner)
     place = place_of(context, "runner")
-    why = f"as {place} says" if place else "the default"
+    why = f"from {place}" if place else "the default"
     where = Cache((cache or default_cache()).absolute())
     checks = list(checkup.examine(where, runner=named, runner_why=why))
     code = checkup.exit_code(checks)
@@ -60,7 +60,7 @@ def doctor(
     if failed:
         console.note(f"not ready: {', '.join(failed)}")
     elif unreachable(checks):
-        console.note("ready for sources that lie here or at the distribution; the default build's cannot be reached")
+        console.note("ready for local sources and distribution packages; the default source is unreachable")
     else:
         console.note("ready to build")
     raise typer.Exit(code)

@@ -21,34 +21,31 @@ if TYPE_CHECKING:
     from toolchain.emulator.program import Program
 
 ObjectsArg = Annotated[
-    list[Path], typer.Argument(metavar="FILE.hsaco…", help="Code objects; each with its JSON beside it.")
+    list[Path], typer.Argument(metavar="FILE.hsaco…", help="Code objects, each with its JSON beside it.")
 ]
 GridOpt = Annotated[
     str | None,
-    typer.Option("--grid", metavar="X,Y,Z", help="Workgroups; without it nothing runs, and a list is shown."),
+    typer.Option("--grid", metavar="X,Y,Z", help="Number of workgroups; without it no kernel runs."),
 ]
 WorkgroupOpt = Annotated[
-    list[str] | None, typer.Option("--workgroup", metavar="X,Y,Z", help="Run this one of the grid; may be repeated.")
+    list[str] | None,
+    typer.Option("--workgroup", metavar="X,Y,Z", help="Run only this workgroup of the grid. Repeatable."),
 ]
 ArgumentOpt = Annotated[
     list[str] | None,
     typer.Option(
         "--arg",
         metavar="NAME=VALUE",
-        help="An argument: a number, null, FILE.npy, zeros:COUNT or normal:COUNT; may be repeated.",
+        help="Kernel argument: a number, null, FILE.npy, zeros:COUNT or normal:COUNT. Repeatable.",
     ),
 ]
-OutOpt = Annotated[
-    Path | None, typer.Option("--out", help="Folder for the buffers, as NAME.npy, after the kernel ran.")
-]
+OutOpt = Annotated[Path | None, typer.Option("--out", help="Write the resulting buffers to this folder, as NAME.npy.")]
 ObjdumpOpt = Annotated[
     Path | None,
-    typer.Option(
-        "--objdump", envvar="TOOLCHAIN_LLVM_OBJDUMP", help="The llvm-objdump that decodes.", show_default=False
-    ),
+    typer.Option("--objdump", envvar="TOOLCHAIN_LLVM_OBJDUMP", help="llvm-objdump to decode with.", show_default=False),
 ]
-SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Of random numbers, and of the garbage in registers.")]
-ReverseOpt = Annotated[bool, typer.Option("--reverse", help="Run the waves of a workgroup in the other order.")]
+SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Seed of random arguments and of uninitialized registers.")]
+ReverseOpt = Annotated[bool, typer.Option("--reverse", help="Run the waves of a workgroup in reverse order.")]
 
 
 def emulate(
@@ -62,16 +59,16 @@ def emulate(
     objdump: ObjdumpOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Run an AMD code object on the CPU, without a GPU. What it computes is checked by nobody; see `kernels check`.
+    """Run an AMD code object on the CPU, without a GPU. Results are not checked; `kernels check` does that.
 
-    Without --grid the instructions of the objects are listed, with those that the emulator does not know.
+    Without --grid, list the instructions of the code objects, and those that the emulator does not support.
     """
     disassembler = decoder(objdump)
     if grid is None:
         _list(objects, disassembler, as_json=json_)
         return
     if len(objects) != 1:
-        raise ConfigError(f"{len(objects)} code objects with one grid", fix="give one, or leave --grid out")
+        raise ConfigError(f"--grid with {len(objects)} code objects", fix="give one, or leave --grid out")
     from toolchain.emulator.codeobject import load  # noqa: PLC0415 - numpy, for a verb that runs
     from toolchain.emulator.launch import Launch, run  # noqa: PLC0415
     from toolchain.emulator.metadata import check_metadata, read_metadata  # noqa: PLC0415
@@ -93,7 +90,7 @@ def emulate(
     changed = {name: int((buffer != launch.values[name]).sum()) for name, buffer in done.buffers.items()}
     if out is not None:
         _write(out, done.buffers)
-    told = {
+    document = {
         "kernel": code.kernel,
         "gpu": code.gpu,
         "decoder": disassembler.label,
@@ -102,21 +99,21 @@ def emulate(
         "changed": changed,
     }
     if json_:
-        console.data(told)
+        console.data(document)
         return
     console.text(
-        f"{code.kernel} for {code.gpu}: {done.instructions} instructions of waves, decoded by {disassembler.label}"
+        f"{code.kernel} for {code.gpu}: {done.instructions} wave instructions, decoded by {disassembler.label}"
     )
     for name, count in changed.items():
         console.text(f"  {name}: {count} of {done.buffers[name].size} elements changed")
 
 
 def decoder(path: Path | None) -> Disassembler:
-    """The disassembler, and numpy for what follows.
+    """The disassembler; also checks that numpy is installed.
 
     Raises:
         ConfigError: numpy is not installed.
-        EngineError: there is no disassembler that will do.
+        EngineError: there is no suitable disassembler.
     """
     if find_spec("numpy") is None:
         raise ConfigError("the emulator needs numpy", fix="pip install 'toolchain[emulator]'")
@@ -126,14 +123,14 @@ def decoder(path: Path | None) -> Disassembler:
 
 
 def place(text: str, option: str) -> tuple[int, int, int]:
-    """Three numbers; those that are left out are as in CUDA and HIP.
+    """Three numbers; missing ones have the default of CUDA and HIP.
 
     Raises:
-        ConfigError: the text has another form.
+        ConfigError: the text is not X,Y,Z.
     """
     parts = text.split(",")
     if not 1 <= len(parts) <= 3 or not all(re.fullmatch(r"\s*\d{1,9}\s*", part) for part in parts):
-        raise ConfigError(f"{option} {text!r} has no form that is read", fix=f"e.g. {option} 2,1,1")
+        raise ConfigError(f"{option} {text!r} is not X,Y,Z", fix=f"e.g. {option} 2,1,1")
     rest = [1 if option == "--grid" else 0] * (3 - len(parts))
     x, y, z = [*(int(part) for part in parts), *rest]
     return x, y, z
@@ -155,8 +152,8 @@ def _arguments(metadata: Metadata, given: Sequence[str], seed: int) -> dict[str,
             why=f"it has {', '.join(known)}",
             fix="name one of these",
         )
-    if lacking := [f"{name} ({known[name].type})" for name in known if name not in texts]:
-        raise ConfigError("arguments have no value", why=", ".join(lacking), fix="--arg NAME=VALUE for each")
+    if missing := [f"{name} ({known[name].type})" for name in known if name not in texts]:
+        raise ConfigError("missing kernel arguments", why=", ".join(missing), fix="--arg NAME=VALUE for each")
     return {name: parse_argument(known[name], text, seed=seed) for name, text in texts.items()}
 
 
@@ -198,7 +195,7 @@ def _list(objects: Sequence[Path], disassembler: Disassembler, *, as_json: bool)
         console.text(f"{len(rows)} objects: {total}; decoded by {disassembler.label}")
     if refused:
         raise EmulationError(
-            f"the emulator refuses {len(refused)} instructions",
+            f"the emulator does not support {len(refused)} instructions",
             why="\n".join(sorted({error.what for error in refused})),
             fix="report them with the code object",
         )

@@ -1,4 +1,4 @@
-"""How a verb ends that cannot do what it was asked for."""
+"""How a verb ends when it fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from toolchain.process import CommandError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# What a path of the user's can be the cause of. One that is gone is not among it: that is this tool's own mistake.
+# Errors that a path given by the user can cause. ENOENT is not among them: that is a mistake of this tool.
 _OF_PATHS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO,
 }  # fmt: skip
@@ -49,36 +49,34 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _full_disk(failure: Exception) -> ResourceError | None:
-    """A full disk is told as what it is, whichever part of the tool, or program that it ran, met it."""
+    """Report a full disk as such, whichever part of the tool or program met it."""
     error: BaseException | None = failure
     while error is not None:
         if why := _no_space(error):
             more = f"\n       {failure.fix}" if isinstance(failure, ToolchainError) and failure.fix else ""
-            return ResourceError("the disk is full", why=why, fix=f"free room and run it again{more}")
+            return ResourceError("the disk is full", why=why, fix=f"free disk space and run it again{more}")
         error = error.__cause__
     return None
 
 
 def _bad_path(error: Exception) -> ConfigError | None:
-    """A path that cannot be used, where no part of the tool told it with its own words."""
+    """An error about a path that no other part of the tool reports."""
     if isinstance(error, RuntimeError):  # as pathlib tells a loop of links
         return ConfigError(str(error), fix="name another path") if str(error).startswith("Symlink loop from") else None
     if not isinstance(error, OSError):
         return None
     if isinstance(error, FileNotFoundError) and error.filename is None and _nowhere():
-        return ConfigError(
-            "there is no current folder", why="it was deleted", fix="cd to one that is there, or give whole paths"
-        )
+        return ConfigError("the current folder was deleted", fix="change to an existing folder, or use absolute paths")
     if error.errno == errno.EIO and error.filename is None:  # `read` does not say of which file
         return ConfigError(
-            "a file cannot be read", why=error.strerror or str(error), fix="name another; the system's log may say more"
+            "a file cannot be read", why=error.strerror or str(error), fix="look for disk errors in the system log"
         )
     if error.errno not in _OF_PATHS or error.filename is None:
         return None
     return ConfigError(
         f"{os.fsdecode(error.filename)} cannot be used",
         why=error.strerror or str(error),
-        fix="name another path, or change who may read and write there",
+        fix="use another path, or change its permissions",
     )
 
 
@@ -92,7 +90,7 @@ def _nowhere() -> bool:
 
 
 def _no_space(error: BaseException) -> str:
-    """Which words of an error say that the disk is full; empty when none do."""
+    """The text of an error that says that the disk is full; empty if it does not."""
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
     if isinstance(error, _of_sqlite()) and getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":
@@ -103,7 +101,7 @@ def _no_space(error: BaseException) -> str:
 
 
 def _of_sqlite() -> tuple[type[Exception], ...]:
-    """What the ledger's library raises; it is not loaded for it."""
+    """The errors of sqlite3, if it is imported."""
     if "sqlite3" not in sys.modules:
         return ()
     import sqlite3  # noqa: PLC0415 - it is loaded already

@@ -1,4 +1,4 @@
-"""`images` and `inspect`: what is finished here, and what an image holds."""
+"""`images` and `inspect`: the finished images, and what an image contains."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from toolchain.publish.consumer import Use
 
 _INSIDE = ("Triton", "LLVM", "GPUs", "Python")
-IMAGE_HELP = "Name or input digest of a finished image, as `toolchain images` lists them; a unique beginning will do."
+IMAGE_HELP = "Name or input digest of a finished image (`toolchain images`), or a unique prefix of either."
 InspectArg = Annotated[
     str,
     typer.Argument(
@@ -44,42 +44,42 @@ def cache_of(cache: Path | None) -> Cache:
 
 
 def is_image_name(text: str) -> bool:
-    """Whether an argument `IMAGE|REF` names an image of the cache: references have a slash, or `oci:` in front."""
+    """Whether an `IMAGE|REF` argument names an image of the cache: references contain a slash or begin with `oci:`."""
     return "/" not in text and not text.startswith("oci:")
 
 
 def images(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
-    """List the images that are finished here, the newest first: what is inside, and where they were published."""
+    """List finished images, newest first, with their contents and where they were published."""
     from toolchain.build.images import contents_of, finished_images, image_row, publications  # noqa: PLC0415
     from toolchain.build.record import tell_unread  # noqa: PLC0415
 
     where = cache_of(cache)
-    found = finished_images(where)
+    records = finished_images(where)
     if json_:
-        console.data({"cache": str(where.root), "images": [image_row(where, record) for record in found]})
+        console.data({"cache": str(where.root), "images": [image_row(where, record) for record in records]})
         return
     tell_unread(where)
-    if not found:
-        console.note(f"no image is finished in {where.root}: `toolchain build STAGE` makes one")
+    if not records:
+        console.note(f"no finished image in {where.root}; `toolchain build STAGE` builds one")
         return
     from toolchain.cli.listing import Listing  # noqa: PLC0415 - only people look at a table
 
     rows = []
-    for record in found:
+    for record in records:
         inside = dict(contents_of(where, record).told())
         size = console.size(sum(int(layer.get("size", 0)) for layer in record.layers))
-        went = "\n".join(publication.ref for publication in publications(where, record))
-        digits = record.input_digest.removeprefix("sha256:")[:12]
+        published = "\n".join(publication.ref for publication in publications(where, record))
+        digest = record.input_digest.removeprefix("sha256:")[:12]
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.finished or 0))
-        cells = [record.image, digits, record.arch, size, when]
-        rows.append([*cells, *(inside.get(name, "") for name in _INSIDE), record.partial, went])
-    columns = ["image", "digits", "arch", "size", "finished", *_INSIDE, "note", "published"]
+        cells = [record.image, digest, record.arch, size, when]
+        rows.append([*cells, *(inside.get(name, "") for name in _INSIDE), record.partial, published])
+    columns = ["image", "input digest", "arch", "size", "finished", *_INSIDE, "note", "published"]
     kept = [at for at in range(len(columns)) if any(row[at] for row in rows)]
     console.show(
         Listing(
             columns=[columns[at] for at in kept],
             rows=[[row[at] for at in kept] for row in rows],
-            head=("image", "digits", "arch", "size", "finished"),
+            head=("image", "input digest", "arch", "size", "finished"),
             right=("size",),
         )
     )
@@ -87,15 +87,13 @@ def images(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
 
 def inspect(
     image: InspectArg,
-    use: Annotated[
-        bool, typer.Option("--use", help="Print the lines of a Containerfile that take what it holds.")
-    ] = False,
+    use: Annotated[bool, typer.Option("--use", help="Print the Containerfile lines that use the image.")] = False,
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Show what an image holds, or with `--use` the lines to paste for it; of a Triton wheel, which LLVMs are in it.
+    """Show what an image contains, or with --use the Containerfile lines that use it. For a Triton wheel, its LLVMs.
 
-    The image or wheel may be anybody's. A wheel whose LLVM is not the pinned one ends with 4.
+    Works with any image or Triton wheel, also from elsewhere. Exits with 4 if a wheel's LLVM is not the pinned one.
     """
     if image.startswith("pypi:") or (image.endswith(".whl") and not image.startswith("oci:")):
         from toolchain.cli.wheel_view import inspect_wheel  # noqa: PLC0415 - what reads wheels and asks the index
@@ -108,16 +106,16 @@ def inspect(
         if is_image_name(image):
             where = cache_of(cache)
             layout, named = Layout(where.images), _named_here(where, image)
-            found: Sequence[NamedImage] = [image for image, _ in named]
+            images: Sequence[NamedImage] = [image for image, _ in named]
             rows = [{**_describe(layout, image.name, image.image), "build": made} for image, made in named]
         else:
             with (
                 deadline(LONGEST_CHECK, lambda: took_too_long(image, LONGEST_CHECK)),
                 open_place(parse(image)) as place,
             ):
-                layout, found = place.images(Path(scratch))
-                rows = [_describe(layout, image.name, image.image) for image in found]
-        uses = _uses(layout, found) if use else []
+                layout, images = place.images(Path(scratch))
+                rows = [_describe(layout, image.name, image.image) for image in images]
+        uses = _uses(layout, images) if use else []
     if json_:
         documents = [{**row, **({"use": uses[at].as_json()} if use else {})} for at, row in enumerate(rows)]
         console.data({"images": documents})
@@ -132,17 +130,17 @@ def inspect(
 
 
 def _named_here(cache: Cache, name: str) -> list[tuple[NamedImage, dict[str, Any]]]:
-    """The finished images of a name, each with what its record says of its build."""
+    """The finished images of a name, each with the build facts of its record."""
     from toolchain.build.images import full_name, image_row, named_images  # noqa: PLC0415
     from toolchain.oci.place import NamedImage  # noqa: PLC0415
     from toolchain.oci.reference import LayoutRef  # noqa: PLC0415
 
-    found = []
+    images = []
     for record in named_images(cache, [name]):
         manifest = Layout(cache.images).resolve(record.manifest)
         named = NamedImage(full_name(record), LayoutRef(cache.images, tag=full_name(record)), manifest)
-        found.append((named, dict(image_row(cache, record))))
-    return found
+        images.append((named, dict(image_row(cache, record))))
+    return images
 
 
 def _tell(row: dict[str, Any]) -> None:
@@ -155,16 +153,16 @@ def _tell(row: dict[str, Any]) -> None:
             console.text(f"    {key} = {value}")
         for layer in image["layers"]:
             console.text(f"    layer {layer['digest']}  {console.size(layer['size'])}  {layer['mediaType']}")
-    if told := row.get("build", {}).get("numbers"):
-        console.text(f"  numbers: {told}")
+    if numbers := row.get("build", {}).get("numbers"):
+        console.text(f"  numbers: {numbers}")
     for place in row.get("build", {}).get("published", ()):
         console.text(f"  published {place['when']}  {place['ref']}  {place['digest']}")
 
 
-def _uses(layout: Layout, found: Sequence[NamedImage]) -> list[Use]:
+def _uses(layout: Layout, images: Sequence[NamedImage]) -> list[Use]:
     from toolchain.publish.consumer import use_of  # noqa: PLC0415 - reads layers
 
-    return [use_of(layout, image.image, image.ref) for image in found]
+    return [use_of(layout, image.image, image.ref) for image in images]
 
 
 def _describe(layout: Layout, name: str, descriptor: Descriptor) -> dict[str, Any]:

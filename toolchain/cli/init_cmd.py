@@ -1,4 +1,4 @@
-"""`init` writes toolchain.toml, so that options need not be typed again; `trust` approves one."""
+"""`init` writes option values to toolchain.toml; `trust` approves such a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from toolchain.request import options
 
 
 def _with_file_options(verb: Callable[[typer.Context, dict[str, Any]], None]) -> Callable[..., None]:
-    """Give the verb every option that the file may hold. What a variable says holds anyway, so none is read."""
+    """Give the verb every option that the file may hold. Environment variables are not read: they apply anyway."""
     of_request = {declared.option.name: declared for declared in options()}
     offered = [
         parameter(of_request.get(option.name, Declared(option.parameter, option, None)), environment=False)
@@ -35,13 +35,13 @@ def _with_file_options(verb: Callable[[typer.Context, dict[str, Any]], None]) ->
     ]
 
     def command(ctx: typer.Context, **given: Any) -> None:
-        # Defaults are left to the verbs: they may be others in a later version.
+        # Defaults are not written: they may change in a later version.
         typed = {name: value for name, value in given.items() if _typed(ctx, name)}
         verb(ctx, typed)
 
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     command.__signature__ = inspect.Signature([context, *offered])  # type: ignore[attr-defined] # what Typer reads
-    command.__annotations__ = {one.name: one.annotation for one in (context, *offered)}
+    command.__annotations__ = {option.name: option.annotation for option in (context, *offered)}
     command.__doc__ = verb.__doc__
     return command
 
@@ -53,9 +53,11 @@ def _typed(ctx: typer.Context, name: str) -> bool:
 
 @_with_file_options
 def init(ctx: typer.Context, given: dict[str, Any]) -> None:
-    """Write toolchain.toml with the options that are given, and all others as comments. After it `plan`, `build`,
-    `publish` and `lock` need no options; with `--stage` here `build` needs no stage either. A file that is there is
-    left as it is. `--config FILE` names another file. What you write so is approved: see `toolchain trust`."""
+    """Write the given options to toolchain.toml, and all others as comments.
+
+    `plan`, `build`, `publish` and `lock` then need no options, and with --stage no stage. An existing file is not
+    overwritten; `--config FILE` names another one. The written file is approved (see `toolchain trust`).
+    """
     config = ctx.parent.params.get("config") if ctx.parent is not None else None
     path = Path(config or DEFAULT)
     _check(given)
@@ -64,11 +66,11 @@ def init(ctx: typer.Context, given: dict[str, Any]) -> None:
     _approve_own(path, written.encode())
     words = ["toolchain", *(["--config", str(path)] if config else []), "plan"]
     console.text(str(path), "written", f"{len(given)} options set")
-    console.note(f"now: {' '.join(map(_quoted, words))}")
+    console.note(f"next: {' '.join(map(_quoted, words))}")
 
 
 def _approve_own(path: Path, content: bytes) -> None:
-    """Approve what the user typed, where there is something to approve."""
+    """Approve the file that the user wrote, if it needs approval."""
     values = by_option(read_values(path, content))
     if any(not harmless(name, value) for name, value in values.items()):
         try:
@@ -80,18 +82,18 @@ def _approve_own(path: Path, content: bytes) -> None:
 def trust(
     ctx: typer.Context,
     file: Annotated[Path | None, typer.Argument(help="The file to approve.", show_default=DEFAULT)] = None,
-    take_back: Annotated[bool, typer.Option("--revoke", help="Take the approval back.")] = False,
+    take_back: Annotated[bool, typer.Option("--revoke", help="Revoke the approval.")] = False,
 ) -> None:
     """Approve a toolchain.toml, so that all of its values are used.
 
-    Without it the keys that say whom a build trusts, what it may take in and where it writes are ignored in a file that
-    was merely found. Read the file first. The approval is for this path and this content, keys in files that it names
-    included: after a change it is asked for again. It is kept in `$XDG_STATE_HOME/toolchain`.
+    Without approval, options in ./toolchain.toml that decide whom a build trusts, which inputs it accepts and where it
+    writes are ignored. Read the file first. The approval is for this path and content, and for the key files that it
+    names: after a change, approve again. Approvals are stored in `$XDG_STATE_HOME/toolchain`.
     """
     config = ctx.parent.params.get("config") if ctx.parent is not None else None
     path = file or Path(config or DEFAULT)
     if take_back:
-        console.text(str(path), "approval revoked" if revoke(path) else "was not approved")
+        console.text(str(path), "approval revoked" if revoke(path) else "not approved")
         return
     content = read_content(path)
     values = by_option(read_values(path, content))
@@ -99,11 +101,11 @@ def trust(
     for name, value in values.items():
         if not harmless(name, value):
             console.text(f"{name} = {toml_text.value(value)}")
-    console.note(f"{path} is approved as it is")
+    console.note(f"{path} is approved")
 
 
 def _check(given: Mapping[str, Any]) -> None:
-    """Refuse what no verb would take. A lock may still be to come, and so may a place to publish to."""
+    """Refuse values that no verb would accept. The lock file and the destination need not exist yet."""
     of_request = {declared.option.parameter for declared in options()} - {"locked", "lock_file"}
     values = {name: value for name, value in given.items() if name in of_request}
     stage = given.get("stage", "")
@@ -121,10 +123,10 @@ def _check(given: Mapping[str, Any]) -> None:
 
 
 def _quoted(word: str) -> str:
-    """A word for a shell; bash's own form for a name that is no text."""
+    """A word quoted for a shell; in bash's $'' form if it is not valid text."""
     try:
         word.encode()
     except UnicodeEncodeError:
-        escaped = re.sub(rb"[^\w/.-]", lambda found: b"\\x%02x" % found[0][0], os.fsencode(word))
+        escaped = re.sub(rb"[^\w/.-]", lambda match: b"\\x%02x" % match[0][0], os.fsencode(word))
         return f"$'{escaped.decode('ascii')}'"
     return shlex.quote(word)

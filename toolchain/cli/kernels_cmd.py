@@ -1,4 +1,4 @@
-"""`kernels`: what the campaigns in the tool's own folder are at."""
+"""`kernels status`: the progress of the campaigns in the cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolchain.cli import options as o
 from toolchain.cli.request import make_request
 from toolchain.errors import ConfigError
 
-WatchOpt = Annotated[bool, typer.Option("--watch", "-w", help="Repeat until no campaign runs; redrawn in a terminal.")]
+WatchOpt = Annotated[bool, typer.Option("--watch", "-w", help="Repeat until no campaign runs; redraws in a terminal.")]
 _DRAWN_EVERY, _SAID_EVERY = 1.0, 30.0  # seconds
 _NONE = "no unfinished campaign"
 
@@ -24,15 +24,15 @@ _NONE = "no unfinished campaign"
 def kernels_status(
     cache: o.CacheOpt = None, scheduler: o.SchedulerOpt = None, watch: WatchOpt = False, json_: o.JsonOpt = False
 ) -> None:
-    """Show each kernel campaign: how far it is, how fast, what its workers do, what was slow and what failed.
+    """Show each kernel campaign: progress, speed, workers, slow and failed kernels.
 
-    With --scheduler those of a Dask scheduler, and its workers, from anywhere.
+    With --scheduler, show the campaigns and workers of a Dask scheduler, from any machine.
     """
     if watch and json_:
-        raise ConfigError("--json is one document, and --watch goes on", fix="leave --watch out, and ask again")
+        raise ConfigError("--watch and --json exclude each other", fix="leave one of them out")
     if scheduler is not None:
         if watch:
-            raise ConfigError("--watch looks at this machine", fix="leave --watch out, or --scheduler")
+            raise ConfigError("--watch and --scheduler exclude each other", fix="leave one of them out")
         _show_scheduler(make_request(scheduler=scheduler).scheduler or "", as_json=json_)
         return
     work = make_request(cache=cache).cache.work
@@ -47,23 +47,23 @@ def kernels_status(
     for row in rows if not json_ else []:
         from toolchain.cli.kernels_view import screen  # noqa: PLC0415 - for people
 
-        for said in screen(row):
-            console.text(said)
+        for text in screen(row):
+            console.text(text)
 
 
 def _show_scheduler(address: str, *, as_json: bool) -> None:
     from toolchain.kernels.dask_status import ask  # noqa: PLC0415 - Dask
 
-    found = ask(address, watch=2.5)  # two signs of life of a worker
+    status = ask(address, watch=2.5)  # two heartbeats of a worker
     if as_json:
-        console.data(found)
+        console.data(status)
         return
     from toolchain.cli.kernels_view import machines, screen  # noqa: PLC0415 - for people
 
-    for said in [line for row in found["campaigns"] for line in screen(row)] or ["no campaign"]:
-        console.text(said)
-    for said in list(machines(found["machines"])) or ["no worker"]:
-        console.text(said)
+    for text in [line for row in status["campaigns"] for line in screen(row)] or ["no campaign"]:
+        console.text(text)
+    for text in list(machines(status["machines"])) or ["no worker"]:
+        console.text(text)
 
 
 def _read(work: Path) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ def _read(work: Path) -> list[dict[str, Any]]:
 
     rows = []
     for path in sorted(work.glob(f"*/{LEDGER}")):
-        # A campaign that ends while we look takes its folder with it.
+        # A campaign that ends in the meantime removes its folder.
         try:
             rows.append(read(path.parent))
         except ConfigError:
@@ -93,7 +93,7 @@ def _watch(work: Path) -> None:
             for row in running:
                 ask_for_more(work / row["campaign"])
             if live is not None:
-                shown = "\n".join(console.plain(said) for row in rows for said in screen(row))
+                shown = "\n".join(console.plain(text) for row in rows for text in screen(row))
                 live.update(shown or _NONE, refresh=True)
             else:
                 for row in running or rows:

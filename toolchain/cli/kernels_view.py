@@ -1,4 +1,4 @@
-"""How a campaign stands, for people: 80 columns."""
+"""The status of campaigns as text, 80 columns wide."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from toolchain.kernels.status import ENDED, FAILURES, KILLED, RUNNING, STOPPED
 _WIDTH = 80
 _WORKERS = 16
 _STATES = {
-    ENDED: "has ended",
-    FAILURES: "has ended, with failures",
-    STOPPED: "was stopped",
-    KILLED: "is not running: it was killed",
-    "unknown": "left no status",
+    ENDED: "finished",
+    FAILURES: "finished, with failures",
+    STOPPED: "stopped",
+    KILLED: "killed",
+    "unknown": "no status",
 }
 
 
@@ -33,14 +33,14 @@ def line(row: Mapping[str, Any], *, now: float | None = None) -> str:
     if row["state"] != RUNNING:
         return ", ".join([*parts, _STATES[row["state"]]])
     if row["rate"]:
-        parts.append(f"{row['rate']:.2f} a second")
+        parts.append(f"{row['rate']:.2f} per second")
     if (left := _left(row, now)) is not None:
         parts.append(f"about {console.duration(left)} left")
     return ", ".join(parts)
 
 
 def screen(row: Mapping[str, Any], *, now: float | None = None) -> list[str]:
-    """All that is known, of lines of 80 columns but for the command.
+    """The whole status; lines have at most 80 columns, except the command.
 
     Args:
         row: as `toolchain.kernels.status.read` gives it.
@@ -54,13 +54,13 @@ def screen(row: Mapping[str, Any], *, now: float | None = None) -> list[str]:
     lines += [f"  {text}" for text in (*_groups(row["by_kernel"]), *_workers(row["workers"]))]
     if row["slowest"]:
         lines.append("  slowest")
-        lines += [f"    {one['seconds']:7.1f} s  {_tail(one['out'], _WIDTH - 15)}" for one in row["slowest"]]
+        lines += [f"    {kernel['seconds']:7.1f} s  {_tail(kernel['out'], _WIDTH - 15)}" for kernel in row["slowest"]]
     if row["bad"]:
-        lines.append("  the last without an object")
-        for one in row["bad"]:
-            lines += [f"    {_tail(one['out'], _WIDTH - 4)}", f"      {_cut(one['reason'], _WIDTH - 6)}"]
+        lines.append("  latest failures")
+        for kernel in row["bad"]:
+            lines += [f"    {_tail(kernel['out'], _WIDTH - 4)}", f"      {_cut(kernel['reason'], _WIDTH - 6)}"]
     if row["state"] in (FAILURES, STOPPED, KILLED) and row["command"]:
-        lines += ["  to go on", f"    {row['command']}"]
+        lines += ["  to continue", f"    {row['command']}"]
     return [console.one_line(text) for text in lines]
 
 
@@ -75,8 +75,8 @@ def machines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         bound = f" of {console.size(row['memory']['together'])}" if row["memory"]["together"] else ""
         lines.append(f"worker {_cut(row['name'], 40)}  {row['address']}, {row['slots']} at once")
         lines.append(
-            f"  {row['compiled']} compiled, {row['found']} found, {row['failed']} failed, {row['refused']} refused;"
-            f" {console.size(row['memory']['workers'])}{bound}"
+            f"  {row['compiled']} compiled, {row['found']} from store, {row['failed']} failed,"
+            f" {row['refused']} refused; {console.size(row['memory']['workers'])}{bound}"
         )
         lines += [f"  refused by {campaign}: {_cut(why, 56)}" for campaign, why in row["refused_by"].items()]
         lines += [f"  {text}" for text in _workers(row["processes"])]
@@ -92,55 +92,57 @@ def _state(row: Mapping[str, Any], now: float | None) -> str:
 def _counts(row: Mapping[str, Any]) -> str:
     reused = "" if row["reused"] is None else f" ({row['reused']} reused)"
     return (
-        f"{row['count']} of {row['asked']} through: {_total(row, 'done')} done{reused},"
-        f" {_total(row, 'failed')} failed, {_total(row, 'timed_out')} late"
+        f"{row['count']} of {row['asked']} finished: {_total(row, 'done')} done{reused},"
+        f" {_total(row, 'failed')} failed, {_total(row, 'timed_out')} timed out"
     )
 
 
 def _speed(row: Mapping[str, Any], now: float | None) -> str:
     left = _left(row, now)
-    pace = f"{row['rate']:.2f} kernels a second" if row["rate"] else "no kernel yet"
+    pace = f"{row['rate']:.2f} kernels per second" if row["rate"] else "no kernel yet"
     return f"{pace}, about {console.duration(left)} left" if left is not None else pace
 
 
 def _memory(row: Mapping[str, Any]) -> list[str]:
-    told = row["memory"]
-    together, share = (console.size(told[name]) for name in ("together", "share"))
-    bound = f" of {together}, a share is {share}" if told["together"] else ""
-    return [f"  workers {console.size(told['workers'])}{bound}; this tool {console.size(told['coordinator'])}"]
+    memory = row["memory"]
+    limit, share = (console.size(memory[name]) for name in ("together", "share"))
+    bound = f" of {limit}, {share} per kernel" if memory["together"] else ""
+    return [
+        f"  memory: workers {console.size(memory['workers'])}{bound}; this tool {console.size(memory['coordinator'])}"
+    ]
 
 
 def _groups(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not rows:
         return []
     names = ("asked", "done", "reused", "failed", "timed_out")
-    found = [f"{'kernel':30} {'gpu':8} {'asked':>6} {'done':>6} {'reused':>6} {'failed':>6} {'late':>5} {'mean':>4}"]
+    lines = [f"{'kernel':28} {'gpu':8} {'asked':>6} {'done':>6} {'reused':>6} {'failed':>6} {'timeout':>7} {'mean':>4}"]
     for row in rows:
         asked, done, reused, failed, late = ("-" if row[name] is None else str(row[name]) for name in names)
         mean = "-" if row["mean_seconds"] is None else f"{row['mean_seconds']:.1f}"
-        found.append(
-            f"{_tail(row['kernel'], 30):30} {row['gpu']:8} {asked:>6} {done:>6} {reused:>6} {failed:>6} {late:>5}"
+        lines.append(
+            f"{_tail(row['kernel'], 28):28} {row['gpu']:8} {asked:>6} {done:>6} {reused:>6} {failed:>6} {late:>7}"
             f" {mean:>4}"
         )
-    return found
+    return lines
 
 
 def _workers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not rows:
         return []
-    found = [f"{'worker':>8} {'memory':>9} {'through':>7} {'for':>9}  at"]
+    lines = [f"{'worker':>8} {'memory':>9} {'done':>7} {'time':>9}  kernel"]
     for row in rows[:_WORKERS]:
-        at = _tail(row["out"], 39) if row["out"] else "nothing"
+        kernel = _tail(row["out"], 39) if row["out"] else "idle"
         took = console.duration(row["seconds"]) if row["out"] else ""
-        found.append(f"{row['pid']:>8} {console.size(row['memory']):>9} {row['compiled']:>7} {took:>9}  {at}")
+        lines.append(f"{row['pid']:>8} {console.size(row['memory']):>9} {row['compiled']:>7} {took:>9}  {kernel}")
     if len(rows) > _WORKERS:
-        found.append(f"and {len(rows) - _WORKERS} more workers: --json lists them")
-    return found
+        lines.append(f"and {len(rows) - _WORKERS} more workers: --json lists them")
+    return lines
 
 
 def _total(row: Mapping[str, Any], name: str) -> int:
-    """Of those asked for; the ledger may hold more."""
-    return sum(int(one[name] or 0) for one in row["by_kernel"])
+    """The sum over the kernels that were requested; the ledger may hold more."""
+    return sum(int(kernel[name] or 0) for kernel in row["by_kernel"])
 
 
 def _left(row: Mapping[str, Any], now: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Rows for people: a table where it fits, and where it does not, a line for each row with the rest of it below."""
+"""Rows for people: a table if it fits, otherwise a line for each row with its other columns below."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NOTHING = ("", "-")
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """Rows that a terminal of any width shows whole: commits and names can be copied out of it.
+    """Rows that a terminal of any width shows untruncated, so that commits and names can be copied.
 
     Args:
         columns: their names.
         rows: a cell for each column; nothing in it is markup.
-        head: the columns that stand in the line of a row where the table is too wide; the others follow below it.
+        head: the columns in the line of a row if the table is too wide; the others follow below.
         right: the columns that are aligned on the right.
         lines: whether the table has lines around it.
     """
@@ -85,10 +85,10 @@ def _width(cell: Text) -> int:
 
 
 def _line(cells: Sequence[Text], widths: Sequence[int], right: Sequence[bool]) -> Text:
-    found = Text(overflow="fold")
+    line = Text(overflow="fold")
     for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
         space = Text(" " * (width - _width(cell)))
-        found.append_text(Text("  ") if number else Text())
-        found.append_text(space + cell if right[number] else cell + space)
-    found.rstrip()
-    return found
+        line.append_text(Text("  ") if number else Text())
+        line.append_text(space + cell if right[number] else cell + space)
+    line.rstrip()
+    return line

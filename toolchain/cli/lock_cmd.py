@@ -1,4 +1,4 @@
-"""`lock`: write down by digest what a build takes in, or compare what was written."""
+"""`lock`: write the inputs of a build to a lock file, or compare them with it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from toolchain.lock.file import DEFAULT
 from toolchain.request import Request
 
 StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
-OutOpt = Annotated[Path, typer.Option("--output", "-o", help="The file to write, or with --check to compare with.")]
-CheckOpt = Annotated[bool, typer.Option("--check", help="Write nothing; say where the file is out of date.")]
+OutOpt = Annotated[Path, typer.Option("--output", "-o", help="Lock file to write, or with --check to compare with.")]
+CheckOpt = Annotated[bool, typer.Option("--check", help="Write nothing; show where the lock file is out of date.")]
 OpenOpt = Annotated[
-    bool, typer.Option("--open-base", help="Leave the base's packages to the mirrors; the file says so.")
+    bool, typer.Option("--open-base", help="Do not lock the packages of the base; the lock file records that.")
 ]
 
 
@@ -43,8 +43,8 @@ def lock(
     else:
         made = make(request, planned, stage, output, open_base=open_base)
     if not made.complete:
-        open_ones = ", ".join(str(base) for base in made.bases if base.state not in {"resolved", "image"})
-        console.note(f"not complete: the packages of {open_ones} are not locked")
+        unlocked = ", ".join(str(base) for base in made.bases if base.state not in {"resolved", "image"})
+        console.note(f"incomplete: the packages of {unlocked} are not locked")
     if request.json:
         keys = ("stage", "name", "arch", "state")
         bases = [{key: getattr(base, key) for key in keys} for base in made.bases]
@@ -52,4 +52,4 @@ def lock(
         console.data({"file": str(output), "complete": made.complete, "sources": sources, "bases": bases})
         return
     count = f"{len(made.sources)} sources, {sum(len(base.packages) for base in made.bases)} base packages"
-    console.text(str(output), f"{'as it was locked' if check else 'written'}", count)
+    console.text(str(output), "up to date" if check else "written", count)

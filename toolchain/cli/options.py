@@ -1,4 +1,4 @@
-"""Options as Typer takes them, made of their declarations."""
+"""Typer options, made from the declarations."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from toolchain.options import GIVEN, Declared, Option
 
 
 def typed(option: Option, *also: str, help: str = "", environment: bool = True, panel: bool = False) -> Any:  # noqa: A002 - as Typer has it
-    """What Typer reads beside a parameter's type.
+    """The Typer option of a declaration.
 
     Args:
         also: further flags of one verb.
-        help: what it is for one verb, where that is not the same for all.
-        environment: whether a variable sets it, where one can.
-        panel: whether the help has it under its panel: in verbs with many options.
+        help: the help text for one verb, if it differs from the declaration's.
+        environment: whether its environment variable is read.
+        panel: whether the help shows it under its panel, for verbs with many options.
     """
     names = [f"{option.flag}/--no-{option.name}" if option.negated else option.flag]
     names += [*([f"-{option.short}"] if option.short else []), *also]
     text, variable = help or option.help, option.variable if option.environment and environment else None
     if option.kind == "pairs" and variable:
-        # Typer would part them at every space; `defaults.pairs_from_environment` reads it.
+        # Typer would split at every space; `defaults.pairs_from_environment` reads it.
         text, variable = f"{text} \\[env var: {variable}]", None
     return typer.Option(
         *names, help=text, envvar=variable, min=option.least, metavar=option.metavar, autocompletion=completion(option),
@@ -36,7 +36,7 @@ def typed(option: Option, *also: str, help: str = "", environment: bool = True, 
 
 
 def completion(option: Option) -> Callable[[str], list[str]] | None:
-    """What a shell is told that completes an option's value: of several with commas between, the last."""
+    """The shell completion of an option's value; in a comma-separated list it completes the last item."""
     known = option.known
     if known is None:
         return None
@@ -53,7 +53,7 @@ def stage(*without: str) -> Callable[[str], list[str]]:
     """The completion of a stage.
 
     Args:
-        without: as `stages.choice` has it.
+        without: stages to leave out.
     """
     return lambda incomplete: [name for name in stages.targets() if name not in without and name.startswith(incomplete)]
 
@@ -74,14 +74,14 @@ def _of_request(name: str) -> Any:
     return typed(next(declared.option for declared in request_module.options() if declared.option.name == name))
 
 
-# For verbs that are about no build.
+# For verbs without a `Request`.
 AllowBinaryOpt = Annotated[list[str] | None, _of_request("allow-binary")]
 JsonOpt = Annotated[bool, _of_request("json")]
 SchedulerOpt = Annotated[
     str | None,
     typed(
-        next(one.option for one in request_module.options() if one.option.name == "scheduler"),
-        help="Ask this Dask scheduler: tls://HOST:PORT, or a loopback tcp://.",
+        next(row.option for row in request_module.options() if row.option.name == "scheduler"),
+        help="Query this Dask scheduler: tls://HOST:PORT, or tcp:// on loopback.",
         environment=False,
     ),
 ]

@@ -1,4 +1,4 @@
-"""`toolchain pins`: which commits a PyTorch, an AOTriton, a Triton or a checkout resolve to, and how sure that is."""
+"""`toolchain pins`: the commits that a PyTorch, AOTriton, Triton or checkout resolves to, and how certain they are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolchain.catalog.release_data import CodegenPin
 from toolchain.cli.listing import Listing
 from toolchain.cli.options import JsonOpt
 
-_Found = facts.PytorchRow | facts.AotritonRelease | facts.TritonRelease | facts.LlvmPin | CodegenPin
+_Fact = facts.PytorchRow | facts.AotritonRelease | facts.TritonRelease | facts.LlvmPin | CodegenPin
 _STYLES = {"verified": "green", "inferred": "yellow", "unknown": "red"}
 
 
@@ -32,11 +32,11 @@ def pins(
         Path | None, typer.Option("--from", metavar="PATH", help="Read a pin file, a folder or a Triton checkout.")
     ] = None,
     distro: Annotated[
-        bool, typer.Option("--distro", help="List the LLVMs that the distribution's suites have, and their Tritons.")
+        bool, typer.Option("--distro", help="List the distribution's LLVM source packages, and the nearest Tritons.")
     ] = False,
     json_: JsonOpt = False,
 ) -> None:
-    """Show which LLVM a version is pinned to; without options, everything on record."""
+    """Show the LLVM that a version pins. Without options, list all known versions."""
     given = [value for value in (pytorch, triton, aotriton, from_path, distro or None) if value is not None]
     if len(given) > 1:
         raise typer.BadParameter("give one of --pytorch, --triton, --aotriton, --from and --distro")
@@ -48,15 +48,15 @@ def pins(
     if not given:
         _all(json_)
         return
-    found = _resolve(pytorch, triton, aotriton, from_path)
+    resolved = _resolve(pytorch, triton, aotriton, from_path)
     if json_:
-        console.data({name: _row(value) for name, value in found.items()})
+        console.data({name: _row(value) for name, value in resolved.items()})
         return
-    _resolved(found)
+    _print_resolved(resolved)
 
 
-def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path: Path | None) -> dict[str, _Found]:
-    """What lies on the way from the question to the LLVM, in that order."""
+def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path: Path | None) -> dict[str, _Fact]:
+    """The facts on the way from the given version to the LLVM, in that order."""
     if path is not None:
         return _read(path)
     if triton is not None:
@@ -74,14 +74,14 @@ def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path
     return {"aotriton": release, "llvm": release.pin}
 
 
-def _read(path: Path) -> dict[str, _Found]:
-    """The LLVM of a pin file or a checkout, and of a checkout those for GPUs, each by the name of its stage."""
+def _read(path: Path) -> dict[str, _Fact]:
+    """The LLVM of a pin file or checkout, and a checkout's LLVMs for GPUs, by stage name."""
     further = read_codegen_pins(path) if path.is_dir() else ()
     return {"llvm": read_pin(path), **{f"llvm-{pin.target.lower()}": pin for pin in further}}
 
 
 def _row(value: Any) -> dict[str, Any]:
-    """A row as JSON: nothing that is not known is an empty string, it is null."""
+    """A row as JSON; what is unknown is null instead of an empty string."""
     row = {name: None if field == "" else field for name, field in dataclasses.asdict(value).items()}
     return {**row, "tag": value.tag or None} if isinstance(value, facts.TritonRelease) else row
 
@@ -142,17 +142,18 @@ def _all(as_json: bool) -> None:
 
 
 def _shown(content: Any) -> str:
-    """A field for people; of an LLVM for GPUs its target and revision."""
+    """A field as text; for an LLVM for GPUs its target and revision."""
     if not isinstance(content, tuple | list):
         return str(content)
-    rows = (f"{one['target']} {one['llvm']}-{one['build']}" if isinstance(one, dict) else one for one in content)
-    return ", ".join(rows)
+    return ", ".join(
+        f"{item['target']} {item['llvm']}-{item['build']}" if isinstance(item, dict) else item for item in content
+    )
 
 
-def _resolved(found: dict[str, Any]) -> None:
+def _print_resolved(resolved: dict[str, Any]) -> None:
     lines: list[tuple[str, str]] = []
     warnings: dict[str, None] = {}
-    for name, value in found.items():
+    for name, value in resolved.items():
         fields = _row(value)
         for warning in fields.pop("warnings", ()):
             warnings[warning] = None

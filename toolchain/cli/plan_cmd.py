@@ -1,4 +1,4 @@
-"""`plan` and `fetch`: what would be built, and bringing its sources in."""
+"""`plan` and `fetch`: show what would be built, and download its sources."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.
 
 @with_request(*CAMPAIGN, "contract", "mirrors")
 def plan(stage: StageArg = "all", *, request: Request, trusting: Sequence[dict[str, Any]] = ()) -> None:
-    """Show what would be built and what is already here. No network, no engine."""
+    """Show what would be built and what is already built. Uses no network and starts no container."""
     rows = plan_stages(request, stage, proved=True)
     _check_packages(rows)
     if any(row.to_build for row in rows):
         tell_unread(request.cache)
     if request.json:
-        stages_told = [row.as_json() | tried_in(row, request, rows) | _cost(row, request, cores()) for row in rows]
-        console.data({"stages": stages_told, "trusting": list(trusting)})
+        documents = [row.as_json() | tried_in(row, request, rows) | _cost(row, request, cores()) for row in rows]
+        console.data({"stages": documents, "trusting": list(trusting)})
     else:
         for combination in untried_in(rows, request):  # docs/compatibility.md lists what was built
             console.text(f"untried: {combination}")
@@ -47,35 +47,34 @@ def plan(stage: StageArg = "all", *, request: Request, trusting: Sequence[dict[s
             console.text(line)
     if refused := _refused(rows, request):
         names = " ".join(f"--allow-binary {name}" for name in refused)
-        console.warn(f"`build` refuses what is prebuilt with {PolicyError.code}, unless it is allowed: {names}")
+        console.warn(f"`build` will refuse prebuilt inputs (exit code {PolicyError.code}) unless you add: {names}")
     for name in undecided_in(rows, request):
         console.warn(
-            f"`build` refuses the prebuilt {name} in Triton's source with {PolicyError.code}:"
-            f" give --drop-binary {name}, or --allow-binary {name}"
+            f"`build` will refuse the prebuilt {name} in Triton's source (exit code {PolicyError.code}) unless you add"
+            f" --drop-binary {name} or --allow-binary {name}"
         )
 
 
 def _check_packages(rows: Sequence[PlanRow]) -> None:
-    """Refuse what hours cannot be told of: a distribution's package that neither the data nor a fetch knows.
+    """Refuse a distribution package that neither the data nor an earlier fetch knows.
 
     Raises:
-        SourceError: with the packages on record.
+        SourceError: with the known packages.
     """
     for source in (source for row in rows for source in row.planned.sources if source.kind == "distro"):
         if source.digest is None and all(package.name != source.where for package in known_packages()):
             known = dict.fromkeys(package.name for package in known_packages())
             raise SourceError(
-                f"{source.where} is not on record",
-                why=f"known are {', '.join(known)}",
-                fix="take one of these; if the distribution has it, `toolchain fetch` with the same words finds it,"
-                " and then plan knows it",
+                f"unknown distribution package {source.where}",
+                why=f"known: {', '.join(known)}",
+                fix="use one of these; if the distribution has it, `toolchain fetch` with the same options adds it",
             )
 
 
 def _show(rows: Sequence[PlanRow]) -> None:
     from toolchain.cli.listing import Listing  # noqa: PLC0415 - only people look at a table
 
-    told = []
+    table = []
     for row in rows:
         planned = row.planned
         sources = "\n".join(
@@ -86,17 +85,16 @@ def _show(rows: Sequence[PlanRow]) -> None:
         state = "here" if row.built else "to build"
         binaries = ", ".join(planned.binaries)
         note = "; ".join(filter(None, (planned.partial, planned.note)))
-        told.append((planned.name, row.arch, state, planned.image, note, digest, sources, binaries))
+        table.append((planned.name, row.arch, state, planned.image, note, digest, sources, binaries))
     columns = ("stage", "arch", "state", "image", "note", "input digest", "sources", "prebuilt")
-    empty = [name for at, name in enumerate(columns) if not any(row[at] for row in told)]
-    shown = [at for at, name in enumerate(columns) if name not in empty]
-    cells = [[row[at] for at in shown] for row in told]
+    shown = [at for at in range(len(columns)) if any(row[at] for row in table)]
+    cells = [[row[at] for at in shown] for row in table]
     head = ("stage", "arch", "state", "image")
     console.show(Listing(columns=[columns[at] for at in shown], rows=cells, head=head, lines=True))
 
 
 def _refused(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """The prebuilt things that `build` would refuse, sorted."""
+    """The prebuilt inputs that `build` would refuse, sorted."""
     wanted = {name for row in rows if row.to_build for name in row.planned.binaries}
     return sorted(wanted.difference(let_in_names(request))) if wanted else []
 
@@ -117,25 +115,25 @@ def _cost(row: PlanRow, request: Request, count: int) -> dict[str, Any]:
 
 
 def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[str]:
-    """What building the rest takes on this machine, a line for each stage, at most 80 columns wide."""
-    told = [(row, cost) for row in rows if (cost := _cost_of(row, request))]
-    if told:
+    """What the unbuilt stages cost on this machine, a line each, at most 80 columns wide."""
+    costs = [(row, cost) for row in rows if (cost := _cost_of(row, request))]
+    if costs:
         yield f"still to build, on {count} core{'s' if count != 1 else ''} (estimates: docs/costs.md):"
-    names = [f"{row.planned.name} {row.arch}".rstrip() for row, _ in told]
+    names = [f"{row.planned.name} {row.arch}".rstrip() for row, _ in costs]
     width = max((9, *(len(name) + 1 for name in names)))
-    for name, (row, cost) in zip(names, told, strict=True):
+    for name, (row, cost) in zip(names, costs, strict=True):
         parts = [cost.time_for(count)]
         if row.planned.disk:
             parts.append(f"disk {console.size(row.planned.disk)}")
         if cost.job:
-            parts.append(f"memory {console.size(MEMORY[cost.job])} a {cost.job}")
+            parts.append(f"memory {console.size(MEMORY[cost.job])} per {cost.job}")
         yield f"  {name:{width}}" + ", ".join(parts)
         if not row.planned.partial and (all_of_them := _kernels(cost, request, count)):
             yield f"  {'':{width}}{all_of_them}"
 
 
 def _kernels(cost: Cost, request: Request, cores: int) -> str:
-    """How many kernels of AOTriton there are to compile, and their time; empty for other stages."""
+    """The number of AOTriton kernels to compile, and the time; empty for other stages."""
     if cost.kernels is None:
         return ""
     from toolchain.catalog.aotriton_generations import generation_of  # noqa: PLC0415 - data of one stage
@@ -146,7 +144,7 @@ def _kernels(cost: Cost, request: Request, cores: int) -> str:
 
 
 def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
-    """What takes the images into a Dockerfile once they are published."""
+    """The Dockerfile lines that copy the images once they are published."""
     wanted = [row.planned for row in rows if row.planned.prefix and row.planned.name in stages.published(target)]
     if wanted:
         yield "in a Dockerfile, once it is published to REGISTRY/NAMESPACE:"
@@ -156,7 +154,7 @@ def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
 
 
 def _how_sure(source: Source) -> str:
-    """What is to be said of a source beside its name: the tag it is at, and whether its digest was promised."""
+    """A note on a source: its tag, and whether its digest is locked."""
     if source.tag and source.digest is None:
         return " (tag, resolved when fetched)"
     tag = f" (tag {source.tag})" if source.tag else ""
@@ -164,7 +162,7 @@ def _how_sure(source: Source) -> str:
 
 
 class _Amounts:
-    """Says how far a fetch is, at its tenths or each ten seconds."""
+    """Reports the progress of a fetch, at each 10 % or every ten seconds."""
 
     def __init__(self) -> None:
         self._what, self._tenth, self._said = "", -1, 0.0
@@ -180,21 +178,21 @@ class _Amounts:
 
 @with_request(*CAMPAIGN, "contract")
 def fetch(stage: StageArg = "all", *, request: Request) -> None:
-    """Bring the sources of a stage into the store."""
+    """Download the sources of a stage into the cache."""
     from toolchain.build.fetching import fetch_for  # noqa: PLC0415 - plan needs none of it
     from toolchain.build.locking import check_tree  # noqa: PLC0415
 
     request.cache.check()
-    found = []
+    fetched = []
     for row in settled(request, stage, ask=True):
         for source in row.planned.sources:
             console.note(f"{source.name}: {source.ref}")
             with told_to(_Amounts().tell):
                 got = fetch_for(request, source, patched=True)
             check_tree(request, got)
-            found.append(got.as_plan() | {"path": str(got.path)})
+            fetched.append(got.as_plan() | {"path": str(got.path)})
     if request.json:
-        console.data({"sources": found})
+        console.data({"sources": fetched})
     else:
-        for entry in found:
+        for entry in fetched:
             console.text(*(str(entry[key]) for key in ("name", "digest", "path")))

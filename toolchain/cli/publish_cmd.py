@@ -1,4 +1,4 @@
-"""`publish`, and `keygen` for it: images where they go."""
+"""`publish`, and `keygen` for its signing key."""
 
 from __future__ import annotations
 
@@ -22,36 +22,42 @@ if TYPE_CHECKING:
 
 WordsArg = Annotated[
     list[str] | None,
-    typer.Argument(metavar="DEST IMAGE", help="oci:DIR or REGISTRY/NS; then what goes there.", show_default=False),
+    typer.Argument(
+        metavar="DEST IMAGE", help="oci:DIR or REGISTRY/NS, then the images to publish.", show_default=False
+    ),
 ]
 CompressionOpt = Annotated[str, o.typed(COMPRESSION)]
 KeyOpt = Annotated[Path | None, o.typed(KEY)]
 KeylessOpt = Annotated[
     bool,
-    typer.Option("--keyless", envvar="TOOLCHAIN_KEYLESS", help="Sign as this CI job, by OIDC and Sigstore."),
+    typer.Option(
+        "--keyless", envvar="TOOLCHAIN_KEYLESS", help="Sign with the identity of this CI job (OIDC, Sigstore)."
+    ),
 ]
 BundlesOpt = Annotated[
     bool,
-    typer.Option("--bundles", envvar="TOOLCHAIN_BUNDLES", help="With --key, Sigstore bundles too (docs/verifiers.md)."),
+    typer.Option("--bundles", envvar="TOOLCHAIN_BUNDLES", help="With --key: also attach Sigstore bundles."),
 ]
 FilesOpt = Annotated[
     bool,
     typer.Option(
-        "--files", envvar="TOOLCHAIN_FILES", help="Archives, wheels and reports too, as OCI artifacts (docs/files.md)."
+        "--files", envvar="TOOLCHAIN_FILES", help="Also publish archives, wheels and reports, as OCI artifacts."
     ),
 ]
 SigstoreOpt = Annotated[
     Path | None,
     typer.Option(
-        "--sigstore", envvar="TOOLCHAIN_SIGSTORE", help="Trust config of a Sigstore of your own; else the public one."
+        "--sigstore",
+        envvar="TOOLCHAIN_SIGSTORE",
+        help="Trust config of a private Sigstore. \\[default: the public one]",
     ),
 ]
 
 
 def publish(
     words: WordsArg = None,
-    # Called as in toolchain.toml: the file gives the option its default, which everything else overrules.
-    dest: Annotated[str | None, o.typed(DEST, help="Where to, instead of the first argument.")] = None,
+    # Named as in toolchain.toml, which gives the option its default.
+    dest: Annotated[str | None, o.typed(DEST, help="Destination, if it is not the first argument.")] = None,
     compression: CompressionOpt = "gzip",
     key: KeyOpt = None,
     keyless: KeylessOpt = False,
@@ -61,9 +67,9 @@ def publish(
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Push finished images, those of one name as one index, and verify each; then attach SBOM and provenance.
+    """Push finished images, verify each, then attach SBOM and provenance. Images with the same name form one index.
 
-    An IMAGE is a name that `toolchain images` lists, an input digest, or a unique beginning of one.
+    IMAGE is a name that `toolchain images` lists, an input digest, or a unique prefix of either.
     """
     from toolchain.build.images import named_images  # noqa: PLC0415 - brings cryptography in
     from toolchain.publish.images import deliver  # noqa: PLC0415 - brings the registry client in
@@ -77,25 +83,25 @@ def publish(
         raise ConfigError("--key and --keyless exclude each other", fix="leave one of them out")
     if bundles and key is None:
         raise ConfigError(
-            "--bundles needs --key", why="what --keyless signs lies in bundles anyway", fix="add --key FILE"
+            "--bundles needs --key", why="--keyless always attaches Sigstore bundles", fix="add --key FILE"
         )
     signer = replace(load_signer(key), bundles=bundles) if key is not None else Keyless(sigstore) if keyless else None
     home = cache_of(cache)
     with in_use(home):
         done = deliver(home, named_images(home, names), target, compression=how, signer=signer, files=files)
     if signer is None:
-        console.note("not signed: the SBOM is attached, a provenance is not (--key FILE or --keyless)")
+        console.note("not signed: the SBOM is attached, provenance is not (--key FILE or --keyless)")
     if json_:
-        console.data({"published": [one.as_json() for one in done]})
+        console.data({"published": [delivered.as_json() for delivered in done]})
         return
     _tell(done)
 
 
 def _places(words: list[str], dest: str | None) -> tuple[str, list[str]]:
-    """Where to publish, and the names of what. The first word is the place where it looks like one.
+    """The destination and the names of the images. The first word is the destination if it looks like one.
 
     Raises:
-        ConfigError: no place, or no name.
+        ConfigError: no destination, or no name.
     """
     if words and not is_image_name(words[0]):
         dest, words = words[0], words[1:]
@@ -109,25 +115,24 @@ def _places(words: list[str], dest: str | None) -> tuple[str, list[str]]:
 
 
 def _tell(done: Sequence[Delivered]) -> None:
-    for one in done:
-        sent = f"{console.size(one.pushed_bytes)} sent, {console.size(one.skipped_bytes)} already there"
-        console.text(one.refs[0], one.digest, sent)
-        if one.files is not None:
-            sent = f"{console.size(one.files.pushed_bytes)} sent, {console.size(one.files.skipped_bytes)} already there"
-            console.text(one.files.refs[0], one.files.digest, sent)
-    for one in done:
-        for line in ("", f"to use {one.image}, paste into a Containerfile:", ""):
+    for delivered in done:
+        for pushed in (delivered, delivered.files):
+            if pushed is not None:
+                sent = f"{console.size(pushed.pushed_bytes)} sent, {console.size(pushed.skipped_bytes)} already there"
+                console.text(pushed.refs[0], pushed.digest, sent)
+    for delivered in done:
+        for line in ("", f"to use {delivered.image}, paste into a Containerfile:", ""):
             console.note(line)
-        for line in one.use.text():
+        for line in delivered.use.text():
             console.note(line)
 
 
 def keygen(
     path: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Where the private key goes; the public one is FILE.pub.")
+        Path, typer.Argument(metavar="FILE", help="Private key to write; the public key goes to FILE.pub.")
     ],
 ) -> None:
-    """Make a key for `publish --key`. With TOOLCHAIN_KEY_PASSPHRASE set it is encrypted."""
+    """Generate a key pair for `publish --key`. The private key is encrypted if TOOLCHAIN_KEY_PASSPHRASE is set."""
     from toolchain.trust.keys import new_key  # noqa: PLC0415
 
     console.text(f"{path}.pub", f"{new_key(path).id}")

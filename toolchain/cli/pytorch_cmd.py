@@ -1,4 +1,4 @@
-"""`pytorch`: what a PyTorch source tree asks of AOTriton, and whether what lies here serves it."""
+"""`pytorch`: the AOTriton that a PyTorch source tree needs, and whether local archives or a prefix provide it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
 
 TreeArg = Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A PyTorch source tree, or its aotriton.cmake.")]
-RocmOpt = Annotated[str, typer.Option("--rocm", metavar="X.Y", help="The ROCm that PyTorch is built with.")]
-GpuOpt = Annotated[str, typer.Option("--gpu", help="As PYTORCH_ROCM_ARCH has them: gfx942;gfx90a.")]
-FromOpt = Annotated[
-    Path | None, typer.Option("--from", metavar="DIR", help="Folder with archives, called as PyTorch does.")
-]
+RocmOpt = Annotated[str, typer.Option("--rocm", metavar="X.Y", help="ROCm version that PyTorch is built with.")]
+GpuOpt = Annotated[str, typer.Option("--gpu", help="GPUs as in PYTORCH_ROCM_ARCH, e.g. gfx942;gfx90a.")]
+FromOpt = Annotated[Path | None, typer.Option("--from", metavar="DIR", help="Folder with AOTriton archives.")]
 ToOpt = Annotated[
     Path | None,
-    typer.Option("--to", metavar="DIR", help="Copy archives of `build aotriton` there, called as PyTorch does."),
+    typer.Option("--to", metavar="DIR", help="Copy the archives of --from here, under the names that PyTorch expects."),
 ]
-PrefixOpt = Annotated[Path | None, typer.Option("--prefix", metavar="DIR", help="An installed AOTriton to check.")]
-UrlOpt = Annotated[str, typer.Option("--url", help="Where the archives will lie, for a tree that fixes the address.")]
-PatchOpt = Annotated[Path | None, typer.Option("--patch", metavar="FILE", help="Write the edits there, for git apply.")]
+PrefixOpt = Annotated[Path | None, typer.Option("--prefix", metavar="DIR", help="Installed AOTriton to check.")]
+UrlOpt = Annotated[str, typer.Option("--url", help="URL of the archives, for a tree with a fixed address.")]
+PatchOpt = Annotated[
+    Path | None, typer.Option("--patch", metavar="FILE", help="Write the required edits as a patch for `git apply`.")
+]
 
 
 def pytorch(
@@ -39,21 +39,21 @@ def pytorch(
     patch: PatchOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Show which AOTriton a PyTorch takes, whether archives or a prefix here serve it, and the edits that it needs."""
+    """Show which AOTriton a PyTorch tree needs, whether archives or a prefix provide it, and the required edits."""
     from toolchain.publish import pytorch as facts  # noqa: PLC0415 - for a verb that runs
 
     for folder, name in ((archives, "--from"), (prefix, "--prefix")):
         if folder is not None and not folder.is_dir():
-            raise ConfigError(f"{name} {folder} is no folder", fix="name a folder that is there")
+            raise ConfigError(f"{name} {folder} is not a folder", fix="name an existing folder")
     wanted = facts.read_pytorch(tree)
     gpus = parse_gpus(gpu) if gpu else ()
     needed = wanted.needed(rocm, gpus) if rocm else list(wanted.archives)
     laid: dict[str, str] = {}
     if to is not None:
-        from toolchain.publish.pytorch_archives import lay  # noqa: PLC0415 - for those who ask
+        from toolchain.publish.pytorch_archives import lay  # noqa: PLC0415 - only with --to
 
         if archives is None:
-            raise ConfigError("--to copies archives out of a folder, and none is named", fix="name it: --from DIR")
+            raise ConfigError("--to needs --from", fix="--from DIR, the folder with the archives")
         laid, archives = lay(archives, to, wanted, needed), to
     checked = facts.check_prefix(prefix, wanted, gpus, rocm) if prefix is not None else {}
     found = facts.found_in(archives, wanted, needed) if archives is not None else {}
@@ -65,21 +65,21 @@ def pytorch(
             {"name": archive.name, "sha256": archive.sha256, "found": found.get(archive.name)} for archive in needed
         ]
         address = {"url": wanted.url, "fixed_url": wanted.fixed_url}
-        told = {"release": wanted.release, "commit": wanted.commit, "rocm": list(wanted.rocms)}
-        found_here = {"archives": rows, "laid": laid, "edited": sorted(changed), "prefix": checked}
-        console.data({**told, **address, **found_here})
+        release = {"release": wanted.release, "commit": wanted.commit, "rocm": list(wanted.rocms)}
+        local = {"archives": rows, "laid": laid, "edited": sorted(changed), "prefix": checked}
+        console.data({**release, **address, **local})
         return
     console.text(f"AOTriton {wanted.release}  {wanted.commit or 'no commit'}  ROCm {', '.join(wanted.rocms)}")
     how = f"fixed: {wanted.url}" if wanted.fixed_url else f"{facts.URL_VARIABLE}, else {wanted.url}"
     console.text(f"address: {how}")
     for archive in needed:
-        here = found.get(archive.name)
-        state = "" if archives is None else "not here" if here is None else "here, as it asks for"
-        if here is not None and here != archive.sha256:
-            state = f"here, with another digest: {here}"
+        digest = found.get(archive.name)
+        state = "" if archives is None else "missing" if digest is None else "found, digest matches"
+        if digest is not None and digest != archive.sha256:
+            state = f"found, digest differs: {digest}"
         console.text(f"{archive.name}  {archive.sha256 or 'no digest'}  {state}".rstrip())
     for name, ours in laid.items():
-        console.text(f"{ours} is there as {wanted.release}/{name}")
+        console.text(f"{ours} copied to {wanted.release}/{name}")
     for path in sorted(changed):
         console.text(f"to edit: {path}")
     if checked:

@@ -1,4 +1,4 @@
-"""`report`: a page of a build, a campaign, a comparison or an audit."""
+"""`report`: an HTML page about a build, campaign, comparison or audit."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ WhatArg = Annotated[
     str,
     typer.Argument(
         metavar="WHAT",
-        help="Image that is finished here; campaign, by name, folder or ledger; JSON of `kernels diff` or `audit`;"
-        " or any place with kernels.",
+        help="Finished image; campaign, by name, folder or ledger; JSON of `kernels diff` or `audit`; or any place with"
+        " kernels.",
     ),
 ]
-OutOpt = Annotated[Path, typer.Option("--out", metavar="FILE", help="The page; one that is there is replaced.")]
+OutOpt = Annotated[Path, typer.Option("--out", metavar="FILE", help="File to write; replaced if it exists.")]
 
 
 def report(what: WhatArg, out: OutOpt = Path("report.html"), cache: o.CacheOpt = None) -> None:
-    """Write one HTML file to look at: pictures, and tables that sort, filter and hold two rows against each other.
+    """Write one HTML file with charts, and tables that can be sorted, filtered and compared row by row.
 
-    It loads nothing from a network. A campaign may still be running.
+    The page loads nothing from the network. A campaign may still be running.
     """
     from toolchain.digest import write_atomically  # noqa: PLC0415 - for a verb that runs
     from toolchain.report.page import html  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""`reproduce`: build a finished image again, and say whether it came out the same."""
+"""`reproduce`: rebuild a finished image and compare the bytes."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ from toolchain.trust.invocation import request_command
 ImageArg = Annotated[
     str, typer.Argument(metavar="IMAGE|REF", help=f"{IMAGE_HELP} Or oci:DIR:TAG, REGISTRY/NS/NAME[:TAG|@DIGEST].")
 ]
-PublicKeyOpt = Annotated[Path | None, o.typed(PUBLIC_KEY, help="Key in PEM that must have signed REF's provenance.")]
+PublicKeyOpt = Annotated[
+    Path | None, o.typed(PUBLIC_KEY, help="Public key (PEM) that must have signed REF's provenance.")
+]
 AttestOpt = Annotated[
     Path | None,
-    typer.Option("--attest", metavar="KEY", help="Attach to REF, signed by this key, whether it came out the same."),
+    typer.Option("--attest", metavar="KEY", help="Sign the result with this key and attach it to REF."),
 ]
 _LISTED = 20
 
 
 def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The stage and the options that made the image; what it is compared by takes the place of its name.
+    """The stage and the options that made the image; the original replaces the image's name in `given`.
 
     Args:
         given: the verb's own parameters.
-        chosen: the cache and the architecture that were given, if they were.
+        chosen: cache and architecture, if given.
     """
     from toolchain.build.original import given_options, of_name, of_reference  # noqa: PLC0415 - brings cryptography in
     from toolchain.trust.keys import load_public, load_signer  # noqa: PLC0415
@@ -48,7 +50,7 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
     cache, arch = cache_of(chosen["cache"]), str(chosen.get("arch") or "")
     key, attest = given.pop("public_key"), given["attest"]
     if attest is not None:
-        # Before the hours, not after them.
+        # Fail before the build, which may take hours.
         if is_image_name(given["image"]):
             raise ConfigError(
                 "--attest needs a published image", fix="name it: oci:DIR:TAG, or REGISTRY/NS/NAME@DIGEST"
@@ -63,8 +65,8 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
         original = of_reference(cache, given["image"], arch, public, Path(scratch.name))
     if original.stage in of_packages():
         raise UnsupportedError(
-            f"{original.name} is not built again",
-            why="it holds a distribution's packages, which the mirrors have as they are today",
+            f"{original.name} cannot be rebuilt",
+            why="it contains distribution packages, of which mirrors have only the current versions",
             fix="name an image of another stage",
         )
     given["image"] = original
@@ -75,38 +77,39 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
 def reproduce_image(
     image: ImageArg, public_key: PublicKeyOpt = None, attest: AttestOpt = None, *, request: Request
 ) -> None:
-    """Build an image again from a clean tree, with the options it was built with, and compare the bytes.
+    """Rebuild an image from a clean tree with its recorded options, and compare the bytes.
 
-    The options are those of its record, or of the provenance that the key has signed. What the command line gives
-    overrules them. With --attest others need not take your word for it: `verify --rebuilders` counts what is attached.
+    Options come from the image's record, or from the provenance that the key has signed; the command line overrides
+    them. With --attest the result is attached to the image, for `verify --rebuilders`.
     """
-    original: Any = image  # `_asked` has put it there
+    original: Any = image  # set by `_asked`
     command = request_command(dict(original.parameters))
     if command:
-        console.note(f"{original.name} was made by: {command}")
+        console.note(f"{original.name} was built by: {command}")
     again = [shlex.quote(word) for word in ("toolchain", *sys.argv[1:])]
-    # The bytes are compared; what is below may have been built without a contract check, and so may this.
+    # The bytes are compared, so no contract check is needed; the stages below may have been built without one too.
     asked = replace(request, offline=True, contract=False)
-    found = reproduce(asked, original.stage, original.expected, command=again)
-    told = found.as_json()
+    result = reproduce(asked, original.stage, original.expected, command=again)
+    document = result.as_json()
     if attest is not None:
-        told["attested"] = _attested(original, told, attest)
+        document["attested"] = _attested(original, document, attest)
     if request.json:
-        console.data(told)
+        console.data(document)
     else:
-        _tell(found)
+        _tell(result)
         if attest is not None:
-            console.text("attested by", told["attested"]["signed_by"], original.name)
-    if not found.equal:
+            console.text("attested by", document["attested"]["signed_by"], original.name)
+    if not result.equal:
         raise NotReproducedError(
-            f"{found.image} did not come out the same",
-            why="\n".join(str(one) for one in found.differing[:_LISTED]) or "the files are the same, their headers not",
-            fix="compare the tools that built both; with diffoscope installed the first difference is explained",
+            f"{result.image} was not reproduced: the bytes differ",
+            why="\n".join(str(file) for file in result.differing[:_LISTED])
+            or "the files are equal, the headers of the archive differ",
+            fix="compare the tool versions of both builds; install diffoscope to see the first difference explained",
         )
 
 
-def _attested(original: Any, told: Mapping[str, Any], key: Path) -> dict[str, Any]:
-    """Sign what came of it, and attach it to the image."""
+def _attested(original: Any, document: Mapping[str, Any], key: Path) -> dict[str, Any]:
+    """Sign the result and attach it to the image."""
     from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
     from toolchain.oci.reference import parse  # noqa: PLC0415
     from toolchain.publish.attestations import attach_statement  # noqa: PLC0415 - cryptography
@@ -115,17 +118,17 @@ def _attested(original: Any, told: Mapping[str, Any], key: Path) -> dict[str, An
 
     digests = list(original.expected["published"])
     with open_place(parse(original.name)) as place, tempfile.TemporaryDirectory(prefix="toolchain-attest-") as scratch:
-        said = statement(told["image"], digests, told)
+        rebuilt = statement(document["image"], digests, document)
         return attach_statement(
-            said, digests, place, kind="rebuilt", signer=load_signer(key), scratch=Path(scratch)
+            rebuilt, digests, place, kind="rebuilt", signer=load_signer(key), scratch=Path(scratch)
         ).as_json()
 
 
-def _tell(found: Reproduced) -> None:
-    if found.equal:
-        same = "the same blob" if found.blobs[0] == found.blobs[1] else "compressed otherwise"
-        console.text(found.image, "equal", found.diff_ids[0], same)
+def _tell(result: Reproduced) -> None:
+    if result.equal:
+        same = "the same blob" if result.blobs[0] == result.blobs[1] else "compressed differently"
+        console.text(result.image, "equal", result.diff_ids[0], same)
         return
-    console.text(found.image, "NOT equal", found.diff_ids[0], found.diff_ids[1])
-    for line in found.explained:
+    console.text(result.image, "NOT equal", result.diff_ids[0], result.diff_ids[1])
+    for line in result.explained:
         console.note(line)

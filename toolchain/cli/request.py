@@ -1,4 +1,4 @@
-"""What a verb was asked for, as a `Request`: its fields are the options, for all verbs that are about a build."""
+"""The options of verbs that plan or run a build, and the `Request` made from them."""
 
 from __future__ import annotations
 
@@ -33,29 +33,28 @@ if TYPE_CHECKING:
 
 
 CAMPAIGN = ("check", "jobs", "runner", "fresh", "kernel_store", "kernel_key", "scheduler")
-"""Fields of `Request` that only say how things are built: what builds nothing does not take them."""
+"""Fields of `Request` that only decide how things are built; verbs that build nothing do not take them."""
 
 
-# Of a verb's own parameters, and of the options that were given for the request: the stage, and the options that were
-# recorded; None where nothing was. It may change the former.
+# From a verb's own parameters (which it may change) and the options given on the command line: the stage and the
+# recorded options, or None if nothing was recorded.
 Recorded = Callable[[dict[str, Any], Mapping[str, Any]], tuple[str, dict[str, Any]] | None]
 
 
 def with_request(
     *without: str, unlisted: Sequence[str] = (), recorded: Recorded | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a verb the options that make a `Request`, instead of its parameter `request`.
+    """Replace a verb's parameter `request` by the options that make a `Request`.
 
     A verb with a parameter `trusting` gets the rows of `_trusting` in it.
 
-    Verbs that are about a build take the options that decide what is built, so that a command line serves one as it
-    serves the other. How it is built is asked of those that build.
+    All such verbs take the options that decide what is built, so that the same options work for `plan` and `build`.
 
     Args:
-        without: fields of `Request` that mean nothing to this verb.
-        unlisted: fields that it takes from the environment and the file alone, since another verb has them as options.
-        recorded: what an image was made with: it stands in the place of environment, file and default, and the command
-            line overrules it.
+        without: fields of `Request` that this verb does not use.
+        unlisted: fields that it reads only from the environment and the file, since another verb has them as options.
+        recorded: gives the options an image was built with. They replace environment, file and defaults; the command
+            line overrides them.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -72,7 +71,7 @@ def with_request(
             taken = _take_recorded(ctx, given, recorded) if recorded is not None else None
             if taken is not None:
                 target = taken
-                folder = Path(os.devnull)  # what lies in the folder is no part of it
+                folder = Path(os.devnull)  # ignore pins and checkouts in the current folder
             else:
                 ranks = _ranks(ctx, given)
                 origins = _join_weaker(ctx, given, _origins(ctx, [option.name for option in offered]))
@@ -105,7 +104,7 @@ def with_request(
 
 
 def _from_elsewhere(context: typer.Context, option: Option) -> Any:
-    """The value that the environment or the file has of an option that the verb does not list.
+    """The value in the environment or the file of an option that the verb does not list.
 
     Raises:
         ConfigError: the variable has a value of another kind, or it names a key and is empty.
@@ -129,24 +128,24 @@ def _from_elsewhere(context: typer.Context, option: Option) -> Any:
 
 
 def _take_recorded(context: typer.Context, given: dict[str, Any], recorded: Recorded) -> str | None:
-    """Put what was recorded in the place of what the command line does not give.
+    """Set options that the command line does not give to their recorded values.
 
     Returns:
-        The stage; None where nothing was recorded.
+        The stage; None if nothing was recorded.
     """
     declared = {
         option.option.parameter: option for option in request_module.options() if option.option.parameter in given
     }
 
     def typed(name: str) -> bool:
-        found = context.get_parameter_source(name)
-        return found is not None and found.name == "COMMANDLINE"
+        source = context.get_parameter_source(name)
+        return source is not None and source.name == "COMMANDLINE"
 
     own = {name: value for name, value in given.items() if name not in declared}
     chosen = {name: given[name] for name in declared if typed(name) or name == "cache"}
-    if (found := recorded(own, chosen)) is None:
+    if (original := recorded(own, chosen)) is None:
         return None
-    target, values = found
+    target, values = original
     given.update(own)
     for name in own.keys() ^ {name for name in given if name not in declared}:
         del given[name]
@@ -162,25 +161,25 @@ def _take_recorded(context: typer.Context, given: dict[str, Any], recorded: Reco
     return target
 
 
-def _place_in_help(one: inspect.Parameter) -> int:
-    """By panel, in their order; what has none comes first."""
-    panels = [getattr(about, "rich_help_panel", None) for about in getattr(one.annotation, "__metadata__", ())]
+def _place_in_help(option: inspect.Parameter) -> int:
+    """The sort key of an option: its panel's position; options without a panel come first."""
+    panels = [getattr(about, "rich_help_panel", None) for about in getattr(option.annotation, "__metadata__", ())]
     return next((PANELS.index(panel) for panel in panels if panel in PANELS), -1)
 
 
 def _ranks(context: typer.Context, given: Mapping[str, Any]) -> dict[str, int]:
-    """Where the options that name a Triton have their values from, by `toolchain.build.triton_choice`."""
+    """The precedence of the options that name a Triton, for `toolchain.build.triton_choice`."""
     ranks = {"COMMANDLINE": COMMAND_LINE, "ENVIRONMENT": ENVIRONMENT, "DEFAULT_MAP": FILE}
 
     def rank(name: str) -> int:
-        found = context.get_parameter_source(name)
-        return ranks.get(found.name, NOWHERE) if found is not None else NOWHERE
+        source = context.get_parameter_source(name)
+        return ranks.get(source.name, NOWHERE) if source is not None else NOWHERE
 
     def names_triton(texts: Sequence[str]) -> bool:
         return any(text.startswith("triton=") for text in texts)
 
     named = {name: rank(name) for name in ("triton", "aotriton", "source")}
-    # The environment's sources come in as the file's do, and stand beside those of the command line.
+    # Sources of the environment are merged into those of the file, and combined with those of the command line.
     if named["source"] != COMMAND_LINE or not names_triton(given.get("source") or ()):
         named["source"] = ENVIRONMENT if names_triton(pairs_from_environment().get("source", ())) else FILE
     return {**named, "lock": min(rank("locked"), rank("lock_file"))}
@@ -194,33 +193,33 @@ _CONTROL = {*map(chr, range(32)), "\x7f"}
 
 
 def _one_line(flag: str, value: Any) -> None:
-    """Option values end in labels, records, file names and build arguments: none of these has room for a newline.
+    """Refuse control characters: option values end up in labels, records, file names and build arguments.
 
     Raises:
-        ConfigError: a control character is in it.
+        ConfigError: it contains a control character.
     """
     for text in value if isinstance(value, list) else [value]:
-        # A path may hold any of them but NUL.
+        # A path may contain any of them except NUL.
         barred = _CONTROL if isinstance(text, str) else {"\0"} if isinstance(text, Path) else set()
         if barred & set(str(text)):
             raise ConfigError(
-                f"{flag} {str(text)[:200]!r} holds a control character",
-                fix="write it without line breaks, tabs and the like",
+                f"{flag} {str(text)[:200]!r} contains a control character",
+                fix="remove line breaks, tabs and the like",
             )
 
 
 def _floor(base: str | None, glibc: str | None) -> str:
-    """The glibc that a portable LLVM is built for; empty where a base is named, since LLVM is then for that base.
+    """The glibc that a portable LLVM is built for; empty if a base is named, since LLVM is then built for that base.
 
     Raises:
         ConfigError: both are named.
-        UnsupportedError: no row knows that glibc.
+        UnsupportedError: unknown glibc version.
     """
     if base and glibc:
         raise ConfigError(
-            f"--base {base} and --glibc {glibc} name two kinds of LLVM layer",
-            why="the first is bound to that base, the second links on every system with that glibc or a later one",
-            fix="leave one of them out; --base '' undoes what a file or the environment names",
+            f"--base {base} and --glibc {glibc} exclude each other",
+            why="--base builds LLVM for that base only, --glibc for every system with that glibc or newer",
+            fix="leave one of them out; --base '' overrides a base from a file or the environment",
         )
     if not glibc:
         return "" if base else DEFAULT_GLIBC
@@ -229,23 +228,23 @@ def _floor(base: str | None, glibc: str | None) -> str:
     return floor_of(glibc).glibc
 
 
-# By parameter: each of its texts, or the empty one for all that it is, and the place that it is from. The command line
-# is the empty place.
+# By parameter: the place that each of its texts comes from, with an empty text for the whole value. The empty place is
+# the command line.
 Origins = Mapping[str, Mapping[str, str]]
 
 
 def _origins(context: typer.Context, names: Sequence[str]) -> dict[str, Mapping[str, str]]:
-    """Where values are from that the command line does not give, as people call the place."""
+    """The places of values that the command line does not give, for messages."""
     places = {name: place_of(context, name) for name in names}
     return {name: {"": place} for name, place in places.items() if place and not place.startswith("--")}
 
 
 def place_of(context: typer.Context, name: str) -> str:
-    """Where a parameter's value is from: its option, a variable or a file; empty for the default."""
-    found = context.get_parameter_source(name)
+    """Where a parameter's value comes from: its option, a variable or a file; empty for the default."""
+    source = context.get_parameter_source(name)
     flag = f"--{name.replace('_', '-')}"
     places = {"COMMANDLINE": flag, "ENVIRONMENT": f"TOOLCHAIN_{name.upper()}", "DEFAULT_MAP": _file(context)}
-    return places.get(found.name, "") if found is not None else ""
+    return places.get(source.name, "") if source is not None else ""
 
 
 def _file(context: typer.Context) -> str:
@@ -253,18 +252,18 @@ def _file(context: typer.Context) -> str:
 
 
 def _trusting(context: typer.Context) -> list[dict[str, Any]]:
-    """The values of the file that matter to trust and that neither command line nor environment replaces.
+    """The values of the file that affect trust and that neither command line nor environment overrides.
 
-    A verb that does not take an option tells it as well: `plan` says what `build` would use.
+    Options that the verb itself does not take are included: `plan` shows what `build` would use.
     """
     file = context.find_root().obj
     if not isinstance(file, Settings):
         return []
     rows = []
     for name, value in file.trusting.items():
-        found = context.get_parameter_source(name.replace("-", "_"))
+        source = context.get_parameter_source(name.replace("-", "_"))
         variable = f"TOOLCHAIN_{name.replace('-', '_').upper()}"
-        from_file = found.name == "DEFAULT_MAP" if found is not None else not os.environ.get(variable)
+        from_file = source.name == "DEFAULT_MAP" if source is not None else not os.environ.get(variable)
         if from_file:
             rows.append({"option": name, "value": value, "from": os.path.realpath(file.path)})
     return rows
@@ -276,7 +275,7 @@ def _said(row: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _told_where(origins: Origins) -> Iterator[None]:
-    """Let an error say where the values are from whose options it names."""
+    """Add to an error where the values of the options that it names come from."""
     try:
         yield
     except ToolchainError as error:
@@ -285,10 +284,10 @@ def _told_where(origins: Origins) -> Iterator[None]:
 
 
 def _tell_places(error: ToolchainError, origins: Origins, name: str = "") -> None:
-    """Add to an error which place the value is from that it is about.
+    """Add to an error where the value comes from that it is about.
 
     Args:
-        name: the parameter that is read; empty where it may be any whose option the error names.
+        name: the parameter; if empty, every parameter whose option the error names.
     """
     places_told = []
     for parameter_name in [name] if name else origins:
@@ -305,45 +304,44 @@ def _tell_places(error: ToolchainError, origins: Origins, name: str = "") -> Non
 def _join_weaker(
     context: typer.Context, given: dict[str, Any], origins: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Mapping[str, str]]:
-    """Sources and patches of a weaker place count too where no stronger one names theirs: one line tells it.
+    """Combine sources and patches of weaker places with stronger ones, by name, and print a line about it.
 
     Returns:
-        The origins, for sources and patches text by text.
+        The origins; for sources and patches by text.
     """
     by_text = dict(origins)
     for name in ("source", "patch"):
-        found = context.get_parameter_source(name)
+        source = context.get_parameter_source(name)
         weaker = list(context.lookup_default(name) or ())
         of_environment = pairs_from_environment().get(name, [])
-        if found is None or found.name not in {"COMMANDLINE", "DEFAULT_MAP"} or not weaker:
+        if source is None or source.name not in {"COMMANDLINE", "DEFAULT_MAP"} or not weaker:
             continue
+        typed = source.name == "COMMANDLINE"
         variable = f"TOOLCHAIN_{name.upper()}"
-        strong = given[name] if found.name == "COMMANDLINE" else of_environment
+        strong = given[name] if typed else of_environment
         joined = beside(strong, weaker)
         given[name] = [*strong, *joined]
         places = {text: variable if text in of_environment else _file(context) for text in given[name]}
-        by_text[name] = places | (dict.fromkeys(strong, "") if found.name == "COMMANDLINE" else {})
+        by_text[name] = places | (dict.fromkeys(strong, "") if typed else {})
         overruled = [text for text in weaker if text not in joined and text not in strong]
         if strong and (joined or overruled):
-            both = {"with": joined, "in place of": overruled}
-            how_joined = " and ".join(f"{how} {', '.join(texts)}" for how, texts in both.items() if texts)
-            console.note(
-                f"--{name} of {'the command line' if found.name == 'COMMANDLINE' else variable} counts {how_joined}"
-            )
+            effects = {"is combined with": joined, "overrides": overruled}
+            effect = " and ".join(f"{verb} {', '.join(texts)}" for verb, texts in effects.items() if texts)
+            console.note(f"--{name} from {'the command line' if typed else variable} {effect}")
     return by_text
 
 
 def _settled(choice: Choice, lock: Lock | None, request: Request, folder: Path) -> Choice:
-    """Which Triton is meant; what was decided for the user is told, a line each."""
+    """Decide which Triton is meant, and print what was decided for the user."""
     if not choice.target and choice.triton is None:
         return choice
-    found = settle(choice, lock=lock, folder=folder, cache=request.cache)
-    hint = wheel_hint(found, request.allow_binary)
-    for line in (*found.notes, *([hint] if hint else [])):
+    choice = settle(choice, lock=lock, folder=folder, cache=request.cache)
+    hint = wheel_hint(choice, request.allow_binary)
+    for line in (*choice.notes, *([hint] if hint else [])):
         console.note(line)
-    for line in doubts(found):
+    for line in doubts(choice):
         console.warn(line)
-    return found
+    return choice
 
 
 def make_request(
@@ -357,11 +355,11 @@ def make_request(
     """Check and combine option values.
 
     Args:
-        target: the stage that is asked for; empty where none is, and then nothing is looked for in the folder.
+        target: the requested stage; if empty, the folder is not searched.
         ranks: see `toolchain.build.triton_choice.Choice`.
-        origins: which places values are from, for the messages.
-        folder: where pins and checkouts are looked for; the current one by default.
-        given: by parameter, as the command line gives them; the default holds for what is missing or None.
+        origins: the places that values come from, for messages.
+        folder: where to look for pins and checkouts; by default the current folder.
+        given: by parameter, as on the command line; missing values and None mean the default.
 
     Raises:
         ConfigError, UnsupportedError: a value that cannot be used.
@@ -373,7 +371,7 @@ def make_request(
         for name, declared in options.items():
             _one_line(declared.option.flag, given.get(name))
         given["cache"] = given.get("cache") or default_cache()
-        given["base"] = given.get("base") or None  # an empty one undoes what a file or the environment names
+        given["base"] = given.get("base") or None  # an empty value overrides a file or the environment
         for name, value in given.items():
             values[options[name].field] = options[name].value(value)
         name = "" if given.get("base") else "glibc"
@@ -388,7 +386,7 @@ def make_request(
         from toolchain.lock.file import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
 
         lock = read(request.lock_file or Path(DEFAULT))
-    asked = Choice(
+    choice = Choice(
         target=target,
         triton=request.triton,
         aotriton=request.aotriton,
@@ -396,8 +394,8 @@ def make_request(
         ranks=dict(ranks or {}),
     )
     with _told_where(origins):
-        asked = _settled(asked, lock, request, folder or Path.cwd())
-    request = replace(request, triton=asked.triton, aotriton=asked.aotriton, sources=dict(asked.sources), lock=lock)
+        choice = _settled(choice, lock, request, folder or Path.cwd())
+    request = replace(request, triton=choice.triton, aotriton=choice.aotriton, sources=dict(choice.sources), lock=lock)
     if "llvm" not in request.sources:
         return request
     from toolchain.stages.triton_edits import with_edits  # noqa: PLC0415 - only where an LLVM is named
@@ -407,7 +405,7 @@ def make_request(
 
 def _note_used(cache: Cache, request: Request) -> None:
     for path in (path for paths in request.patches.values() for path in paths):
-        if path.is_relative_to(cache.store):  # as a bundle brings it
-            from toolchain.sources.store import mark_used  # noqa: PLC0415 - patches of one's own lie elsewhere
+        if path.is_relative_to(cache.store):  # imported from a bundle
+            from toolchain.sources.store import mark_used  # noqa: PLC0415 - the user's own patches are elsewhere
 
             mark_used(path.parent)

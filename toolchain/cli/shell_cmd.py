@@ -1,4 +1,4 @@
-"""`shell`: look around where a stage is built."""
+"""`shell`: a shell in the build container of a stage."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from toolchain.request import Request
 
 StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
 CommandArg = Annotated[
-    list[str] | None, typer.Argument(help="Behind `--`: a command in place of a shell.", show_default=False)
+    list[str] | None, typer.Argument(help="Command to run instead of a shell, after `--`.", show_default=False)
 ]
 
 
 @with_request(*CAMPAIGN, "contract", "json")
 def shell(stage: StageArg, command: CommandArg = None, *, request: Request) -> None:
-    """Open a shell where a stage is built: its container, sources and unfinished tree, without a network.
+    """Open a shell in the build container of a stage, with its sources and unfinished tree, without a network.
 
-    Give the options of the build that failed. Nothing is kept: the next build goes on from the tree as it was.
+    Use the options of the failed build. Changes are discarded: the next build continues from the tree as it was.
     """
     code = open_shell(request, stage, command or [], show=console.text)
     if code:

@@ -1,4 +1,4 @@
-"""Standard output and standard error, when whoever reads them has gone or where they go to is full."""
+"""Standard output and standard error when the reader is gone or the disk is full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.errors import ResourceError
 
 
 class ReaderGoneError(SystemExit):
-    """Nobody reads any more, as after `| head -1`. It unwinds as an exit does, so no code takes it for its own."""
+    """The reader is gone, as after `| head -1`. A SystemExit, so that handlers of errors do not catch it."""
 
 
 class Terminated(SystemExit):
@@ -30,11 +30,11 @@ class Terminated(SystemExit):
 
 
 class OutputLostError(SystemExit):
-    """What was written is lost: the disk is full, or failed."""
+    """The output is lost: the disk is full, or failed."""
 
 
 class _Guarded(io.TextIOWrapper):
-    """A stream whose failure ends the program in order: whoever writes would take it for an error of what it does."""
+    """A stream whose failure ends the program in order, instead of as an error of the code that writes."""
 
     def write(self, text: str) -> int:
         try:
@@ -49,7 +49,7 @@ class _Guarded(io.TextIOWrapper):
             raise self._lost(error) from error
 
     def _lost(self, error: OSError) -> SystemExit:
-        # What is still in the buffer goes nowhere, or the interpreter would meet the same error when it ends.
+        # Discard the buffer, or the interpreter would meet the same error at exit.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)
@@ -58,7 +58,9 @@ class _Guarded(io.TextIOWrapper):
         from toolchain import console  # noqa: PLC0415 - as the verb that prints has it
 
         what = "standard error" if self.fileno() == 2 else "standard output"
-        lost = ResourceError(f"{what} cannot be written", why=str(error.strerror), fix="free room where it goes to")
+        lost = ResourceError(
+            f"{what} cannot be written", why=str(error.strerror), fix="free disk space where it is written"
+        )
         console.failure(lost, as_json=False)
         return OutputLostError(lost.code)
 
@@ -69,7 +71,7 @@ def guard() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # Else the next file that is opened gets this number, and what is printed goes into it.
+            # Otherwise the next file that is opened gets this number, and output is written into it.
             os.open(os.devnull, os.O_RDWR)
             if getattr(sys, name) is None:
                 stream = os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8")
@@ -79,7 +81,7 @@ def guard() -> None:
 
 
 def sane_width() -> None:
-    """Leave out a COLUMNS that no terminal has: tables of that width would take all memory."""
+    """Ignore an absurd COLUMNS: a table of that width would take all memory."""
     text = os.environ.get("COLUMNS", "")
     if text and not re.fullmatch(r"[1-9]\d{0,3}", text):
         del os.environ["COLUMNS"]
@@ -88,7 +90,7 @@ def sane_width() -> None:
 def _guarded(stream: TextIO) -> Any:
     if not isinstance(stream, io.TextIOWrapper):
         return stream  # a test's
-    # What an encoding lacks is escaped: a message with an odd name is better than none.
+    # Escape what the encoding lacks: a message with an escaped name is better than none.
     errors = "backslashreplace" if stream.errors == "strict" else stream.errors
     return _Guarded(
         stream.buffer, encoding=stream.encoding, errors=errors, line_buffering=stream.line_buffering,
@@ -97,6 +99,6 @@ def _guarded(stream: TextIO) -> Any:
 
 
 def die_of_pipe() -> None:
-    """End as a program ends that a closed pipe kills: silently, and whoever waits sees the signal."""
+    """End silently by SIGPIPE, so that the parent sees the signal."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGPIPE)

@@ -1,4 +1,4 @@
-"""`kernels try`: one kernel of a campaign, compiled again by another Triton in seconds."""
+"""`kernels try`: recompile one kernel of a campaign with another Triton, in seconds."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ from toolchain.cli import options as o
 from toolchain.cli.images_cmd import cache_of
 from toolchain.errors import ConfigError, KernelError
 
-KernelArg = Annotated[Path, typer.Argument(metavar="KERNEL", help="Code object of a campaign, its JSON beside it.")]
-SourceOpt = Annotated[Path, typer.Option("--source", metavar="DIR", help="The kernels' source.")]
+KernelArg = Annotated[
+    Path, typer.Argument(metavar="KERNEL", help="Code object of a campaign, with its JSON beside it.")
+]
+SourceOpt = Annotated[Path, typer.Option("--source", metavar="DIR", help="Source tree of the kernels.")]
 WheelOpt = Annotated[
     str | None,
-    typer.Option("--triton-wheel", metavar="FILE|VERSION", help="Triton that compiles: a wheel, or one of the index."),
+    typer.Option(
+        "--triton-wheel", metavar="FILE|VERSION", help="Triton to compile with: a wheel, or a version from the index."
+    ),
 ]
 PythonOpt = Annotated[
     str | None,
-    typer.Option("--with-python", metavar="PATH", help="A Python that imports a Triton, instead of a wheel."),
+    typer.Option("--with-python", metavar="PATH", help="Python with an installed Triton, instead of a wheel."),
 ]
-FailOnOpt = Annotated[str, typer.Option("--fail-on", help="As `kernels diff` has it; empty for nothing.")]
-OutOpt = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Keep the new code object here.")]
-TimeoutOpt = Annotated[float, typer.Option("--kernel-timeout", min=1, help="Seconds that it may take.")]
+FailOnOpt = Annotated[str, typer.Option("--fail-on", help="As for `kernels diff`; empty to never fail.")]
+OutOpt = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Keep the new code object in this folder.")]
+TimeoutOpt = Annotated[float, typer.Option("--kernel-timeout", min=1, help="Time limit, in seconds.")]
 
 
 def kernels_try(
@@ -41,9 +45,9 @@ def kernels_try(
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Compile one kernel again and compare it with what it was. Ends with 25 where it is worse, for `git bisect run`.
+    """Recompile one kernel and compare it with the original. Exits with 25 if it is worse, for `git bisect run`.
 
-    Triton and the kernel's file run in namespaces of their own, as builds do.
+    Triton and the kernel's source run isolated in namespaces, as in builds.
     """
     from toolchain.cli.diff_cmd import conditions_of, fail, screen  # noqa: PLC0415 - for a verb that runs
     from toolchain.examine.diff import compare  # noqa: PLC0415
@@ -81,19 +85,19 @@ def kernels_try(
 
 
 def chosen_triton(wheel: str | None, python: str | None, cache: Path | None) -> Any:
-    """The Triton of `--triton-wheel` or `--with-python`; without either the one that this Python imports.
+    """The Triton of `--triton-wheel` or `--with-python`; by default the one installed in this Python.
 
     Raises:
-        ConfigError: both, or neither and there is none.
+        ConfigError: both are given, or neither and none is installed.
     """
     from importlib.util import find_spec  # noqa: PLC0415
 
     from toolchain.examine.recompile import Triton, triton_of_wheel  # noqa: PLC0415 - for a verb that runs
 
     if wheel is not None and python is not None:
-        raise ConfigError("--triton-wheel and --with-python name two Tritons", fix="leave one out")
+        raise ConfigError("--triton-wheel and --with-python exclude each other", fix="leave one of them out")
     if wheel is not None:
         return triton_of_wheel(wheel, cache_of(cache))
     if python is None and find_spec("triton") is None:
-        raise ConfigError("no Triton is named", fix="--triton-wheel VERSION, or --with-python PATH")
+        raise ConfigError("no Triton to compile with", fix="--triton-wheel VERSION, or --with-python PATH")
     return Triton(python or sys.executable)

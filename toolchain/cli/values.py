@@ -1,4 +1,4 @@
-"""Option values that are of their type already, without the library that would make them so."""
+"""Option values that have their type already, without loading pydantic to convert them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def empty_variable(variable: str) -> ConfigError:
     """For a variable about keys and signatures that is set and empty: a missing secret must not skip a check."""
     return ConfigError(
         f"{variable} is set and empty",
-        why="it says whose signature is accepted or made, and empty it would say nobody's",
+        why="it decides which signatures are accepted or made; an empty value would skip that check",
         fix=f"give it a value (in CI: is the secret there?), or unset {variable}",
     )
 
 
 def take_as_given(parameters: Iterable[Any]) -> None:
-    """Let a command's parameters pass what needs no reader: nothing at all, text, lists of text, paths without demands.
+    """Let values that need no conversion pass: None, text, lists of text, and paths without further checks.
 
     Typer asks pydantic for a reader of each parameter, given or not. Loading it takes a quarter of the time of a plan.
-    Each parameter gives its reader by a method, which is replaced here. A Typer that asks in another way is as slow as
-    it was, and reads the same.
+    Each parameter gives its reader by a method, which is replaced here. With a Typer that works differently nothing
+    is replaced: it is slower, and reads the same.
 
     Args:
         parameters: of a command, as Typer made them, before any value was read.
@@ -43,7 +43,7 @@ def take_as_given(parameters: Iterable[Any]) -> None:
 
 
 class _AsGiven:
-    """A reader of one parameter's values, and behind it Typer's own for those that need one."""
+    """A reader of one parameter's values; falls back to Typer's own reader where conversion is needed."""
 
     def __init__(self, parameter: Any) -> None:
         self._typers = getattr(parameter, _READER)
@@ -60,7 +60,7 @@ class _AsGiven:
         texts = isinstance(value, list | tuple) and all(type(text) is str for text in value)
         if (self._kind in {str, int, bool, float} and type(value) is self._kind) or (self._kind == list[str] and texts):
             return list(value) if texts else value
-        # What is there and may not be read Typer refuses.
+        # Typer refuses an existing path that is not readable.
         if self._kind is Path and type(value) is str and (not os.path.lexists(value) or os.access(value, os.R_OK)):
             return Path(value)
         return self._typers().coerce(value, param=param, ctx=ctx)

@@ -1,10 +1,12 @@
-"""The verbs: where each one's function is, and the line that `--help` has for it. A verb is loaded when it is run."""
+"""The verbs: the function of each, and its line in `--help`. A verb's module is imported when it runs."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,10 +29,10 @@ class Verb:
     """One verb.
 
     Args:
-        name: as it is typed; of a group with the group's name in front.
-        function: `module:function`; its docstring is the help of the verb itself.
+        name: as typed; with the group's name in front, if it has one.
+        function: `module:function`; its docstring is the help of the verb.
         brief: its line in the list of verbs.
-        engine: whether it works with containers, for which an ordinary user's process goes into a namespace of its own.
+        engine: whether it runs containers, for which an ordinary user's process enters a user namespace.
     """
 
     name: str
@@ -40,70 +42,74 @@ class Verb:
 
 
 GROUPS = {
-    "kernels": "Compile the FlashAttention kernels, and show how far they are.",
-    "bundle": "Carry all inputs of a build to a machine without a network.",
-    "cache": "Show what the tool's own folder holds, and free disk.",
+    "kernels": "Compile FlashAttention kernels, and check and compare them.",
+    "bundle": "Move all inputs of a build to a machine without a network.",
+    "cache": "Show what the cache holds, and free disk space.",
 }
 VERBS = (
-    Verb("init", "toolchain.cli.init_cmd:init", "Write toolchain.toml, so that options need not be typed again."),
+    Verb("init", "toolchain.cli.init_cmd:init", "Write option values to toolchain.toml."),
     Verb("trust", "toolchain.cli.init_cmd:trust", "Approve the toolchain.toml of a folder."),
-    Verb("doctor", "toolchain.cli.doctor_cmd:doctor", "Look for what is missing on this machine, and how to mend it."),
-    Verb("pins", "toolchain.cli.pins_cmd:pins", "Show which LLVM a Triton, AOTriton or PyTorch version is pinned to."),
-    Verb("plan", "toolchain.cli.plan_cmd:plan", "Show what would be built and what is already here."),
-    Verb("fetch", "toolchain.cli.plan_cmd:fetch", "Bring the sources of a stage into the store."),
+    Verb("doctor", "toolchain.cli.doctor_cmd:doctor", "Check this machine, and show how to fix what is missing."),
+    Verb("pins", "toolchain.cli.pins_cmd:pins", "Show the LLVM that a Triton, AOTriton or PyTorch version pins."),
+    Verb("plan", "toolchain.cli.plan_cmd:plan", "Show what would be built and what is already built."),
+    Verb("fetch", "toolchain.cli.plan_cmd:fetch", "Download the sources of a stage."),
     Verb("lock", "toolchain.cli.lock_cmd:lock", "Write toolchain.lock: every input of a stage, by digest."),
-    Verb("build", "toolchain.cli.build_cmd:build", "Build a stage and all below it.", engine=True),
-    Verb("shell", "toolchain.cli.shell_cmd:shell", "Open a shell where a stage is built.", engine=True),
-    Verb("images", "toolchain.cli.images_cmd:images", "List the images that are finished here."),
-    Verb("publish", "toolchain.cli.publish_cmd:publish", "Push images and verify each; attach SBOM and provenance."),
-    Verb("verify", "toolchain.cli.verify_cmd:verify", "Check an image: bytes, signature, provenance, SBOM, policy."),
-    Verb("keygen", "toolchain.cli.publish_cmd:keygen", "Make a key for `publish --key`."),
+    Verb("build", "toolchain.cli.build_cmd:build", "Build a stage and the stages it depends on.", engine=True),
+    Verb("shell", "toolchain.cli.shell_cmd:shell", "Open a shell in the build container of a stage.", engine=True),
+    Verb("images", "toolchain.cli.images_cmd:images", "List finished images."),
+    Verb("publish", "toolchain.cli.publish_cmd:publish", "Push images, verify them, and attach SBOM and provenance."),
+    Verb("verify", "toolchain.cli.verify_cmd:verify", "Verify an image: bytes, signature, provenance, SBOM, policy."),
+    Verb("keygen", "toolchain.cli.publish_cmd:keygen", "Generate a key pair for `publish --key`."),
     Verb(
         "reproduce",
         "toolchain.cli.reproduce_cmd:reproduce_image",
-        "Build an image again and compare the bytes.",
+        "Rebuild an image and compare the bytes.",
         engine=True,
     ),
-    Verb("inspect", "toolchain.cli.images_cmd:inspect", "Show what an image holds."),
-    Verb("audit", "toolchain.cli.audit_cmd:audit", "Say which GPUs, kernels and compilers are in what others made."),
-    Verb("report", "toolchain.cli.report_cmd:report", "Write a page of a build, a campaign, a comparison or an audit."),
-    Verb("pytorch", "toolchain.cli.pytorch_cmd:pytorch", "Show which AOTriton a PyTorch takes, and what serves it."),
+    Verb("inspect", "toolchain.cli.images_cmd:inspect", "Show what an image contains."),
+    Verb("audit", "toolchain.cli.audit_cmd:audit", "List the GPUs, kernels and compilers in somebody else's image."),
+    Verb(
+        "report", "toolchain.cli.report_cmd:report", "Write an HTML report of a build, campaign, comparison or audit."
+    ),
+    Verb("pytorch", "toolchain.cli.pytorch_cmd:pytorch", "Show which AOTriton a PyTorch needs, and what provides it."),
     Verb("emulate", "toolchain.cli.emulate_cmd:emulate", "Run an AMD code object on the CPU, without a GPU."),
     Verb("kernels run", "toolchain.cli.build_cmd:kernels_run", "Compile the FlashAttention kernels.", engine=True),
     Verb(
         "kernels merge",
         "toolchain.cli.build_cmd:kernels_merge",
-        "Join what `--shard` runs compiled: ledger, packs and image.",
+        "Assemble the results of `--shard` runs: ledger, packs and image.",
         engine=True,
     ),
     Verb(
         "kernels worker",
         "toolchain.cli.build_cmd:kernels_worker",
-        "Compile kernels for the campaigns of a Dask scheduler.",
+        "Compile kernels for campaigns of a Dask scheduler.",
         engine=True,
     ),
     Verb(
         "kernels check",
         "toolchain.cli.check_cmd:kernels_check",
-        "Check the numbers of compiled kernels, without a GPU.",
+        "Check the results of compiled kernels, without a GPU.",
     ),
     Verb(
         "kernels diff",
         "toolchain.cli.diff_cmd:kernels_diff",
-        "Compare the kernels of two builds: registers, spills, waves that fit.",
+        "Compare the kernels of two builds: registers, spills, occupancy.",
     ),
-    Verb("kernels try", "toolchain.cli.try_cmd:kernels_try", "Compile one kernel by another Triton, and compare it."),
+    Verb("kernels try", "toolchain.cli.try_cmd:kernels_try", "Recompile one kernel with another Triton, and compare."),
     Verb(
         "kernels cached",
         "toolchain.cli.cached_cmd:kernels_cached",
-        "Say whether Triton in an image would find the kernels of a cache.",
+        "Check whether Triton in an image would use a kernel cache.",
         engine=True,
     ),
-    Verb("kernels status", "toolchain.cli.kernels_cmd:kernels_status", "Show how many kernels are done."),
+    Verb("kernels status", "toolchain.cli.kernels_cmd:kernels_status", "Show the progress of kernel campaigns."),
     Verb("bundle export", "toolchain.cli.bundle_cmd:bundle_export", "Write all inputs of a build as one OCI artifact."),
     Verb("bundle import", "toolchain.cli.bundle_cmd:bundle_import", "Fill the cache from a bundle."),
-    Verb("cache ls", "toolchain.cli.cache_cmd:cache_ls", "List the content of the cache by size and last use."),
-    Verb("cache prune", "toolchain.cli.cache_cmd:cache_prune", "Remove what was not used for long.", engine=True),
+    Verb("cache ls", "toolchain.cli.cache_cmd:cache_ls", "List what the cache holds, by size and last use."),
+    Verb(
+        "cache prune", "toolchain.cli.cache_cmd:cache_prune", "Remove what has not been used for a while.", engine=True
+    ),
 )
 
 
@@ -132,7 +138,7 @@ def _check_variable(ctx: Any, parameter: Any) -> None:
 
 
 class LazyCommand(TyperCommand):
-    """A verb in the list of verbs: it has a name and a line. What it takes and does is loaded when it is called."""
+    """A verb in the list of verbs, with its name and line only. Its module is imported when it is called."""
 
     function: ClassVar[str]
     engine: ClassVar[bool] = False
@@ -145,7 +151,9 @@ class LazyCommand(TyperCommand):
         module, _, name = self.function.partition(":")
         alone = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
         verb = getattr(import_module(module), name)
-        alone.command(self.name, cls=_Command, context_settings=dict(self.context_settings))(
+        # Typer keeps the line breaks of a paragraph, which are the source's.
+        help_text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(verb) or "")
+        alone.command(self.name, cls=_Command, help=help_text, context_settings=dict(self.context_settings))(
             handled(_in_namespace(verb) if self.engine else verb)
         )
         command = typer.main.get_command(alone)
@@ -190,7 +198,7 @@ class Group(TyperGroup):
 
 @contextlib.contextmanager
 def _as_data() -> Iterator[None]:
-    """With `--json` a command line that cannot be read is told as data too; Typer tells people."""
+    """With `--json`, print usage errors as JSON too; Typer prints them for people."""
     try:
         yield
     except _UsageError as error:
@@ -204,7 +212,7 @@ def _as_data() -> Iterator[None]:
 
 
 def register(app: typer.Typer, group: str = "") -> None:
-    """Give an app the verbs of a group; with the empty name those at the top, and the groups."""
+    """Add the verbs of a group to an app; with an empty name the top-level verbs and the groups."""
     for verb in VERBS:
         above, _, name = verb.name.rpartition(" ")
         if above == group:
@@ -224,9 +232,9 @@ def _stub() -> Callable[[], None]:
 
 
 def tree(value: Any) -> dict[str, Any]:
-    """`value` for every verb, as nested as the verbs are."""
-    found: dict[str, Any] = {}
+    """`value` for every verb, nested like the verbs."""
+    nested: dict[str, Any] = {}
     for verb in VERBS:
         above, _, name = verb.name.rpartition(" ")
-        (found.setdefault(above, {}) if above else found)[name] = value
-    return found
+        (nested.setdefault(above, {}) if above else nested)[name] = value
+    return nested

@@ -1,4 +1,4 @@
-"""`verify`: whether an image is what it must be."""
+"""`verify`: check an image's bytes, signature, provenance, SBOM and policy."""
 
 from __future__ import annotations
 
@@ -22,25 +22,29 @@ if TYPE_CHECKING:
 
 _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --public-key)", "untrusted": "NOT ok"}
 _DO_NOT = "do not use it; fetch or build it again"
-PublicKeyOpt = Annotated[Path | None, o.typed(PUBLIC_KEY, help="Key in PEM whose signature counts.")]
+PublicKeyOpt = Annotated[Path | None, o.typed(PUBLIC_KEY, help="Public key (PEM) that must have signed.")]
 IdentityOpt = Annotated[
     str | None,
     typer.Option(
         "--identity",
         envvar="TOOLCHAIN_IDENTITY",
-        help="Who must have signed, as the certificate names it; in place of --public-key.",
+        help="Required signer, as named in the certificate; instead of --public-key.",
     ),
 ]
 IssuerOpt = Annotated[
-    str | None, typer.Option("--issuer", envvar="TOOLCHAIN_ISSUER", help="Who vouches for --identity, a URL.")
+    str | None, typer.Option("--issuer", envvar="TOOLCHAIN_ISSUER", help="OIDC issuer of --identity, a URL.")
 ]
 SigstoreOpt = Annotated[
     Path | None,
     typer.Option(
-        "--sigstore", envvar="TOOLCHAIN_SIGSTORE", help="Trust config of a Sigstore of your own; else the public one."
+        "--sigstore",
+        envvar="TOOLCHAIN_SIGSTORE",
+        help="Trust config of a private Sigstore. \\[default: the public one]",
     ),
 ]
-RepoOpt = Annotated[list[str] | None, o.typed(SOURCE_REPO, help="Every source must come from here; again for each.")]
+RepoOpt = Annotated[
+    list[str] | None, o.typed(SOURCE_REPO, help="Every source must come from one of these repositories. Repeatable.")
+]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].")]
 
 
@@ -56,30 +60,33 @@ def verify(
         typer.Option(
             "--policy",
             envvar="TOOLCHAIN_POLICY",
-            help="`source-only`: nothing prebuilt but what --allow-binary names; `isolated`; `fresh`: without ccache.",
+            help="`source-only`: nothing prebuilt except --allow-binary; `isolated`: built in isolation; `fresh`: built"
+            " without ccache. Comma-separated.",
         ),
     ] = None,
     allow_binary: o.AllowBinaryOpt = None,
     max_age: Annotated[
-        float | None, typer.Option("--max-age", min=0, help="Age limit, in days since the build ended.")
+        float | None, typer.Option("--max-age", min=0, help="Maximum age of the build, in days.")
     ] = None,
     image: Annotated[
-        str | None, typer.Option("--image", metavar="NAME", help="What the provenance must call the image.")
+        str | None, typer.Option("--image", metavar="NAME", help="Image name that the provenance must have.")
     ] = None,
     rebuilders: Annotated[
         int | None,
-        typer.Option("--rebuilders", min=1, help="So many of the --rebuilder-key must have rebuilt it to equal bytes."),
+        typer.Option(
+            "--rebuilders", min=1, help="Number of --rebuilder-key owners that must have rebuilt it to equal bytes."
+        ),
     ] = None,
     rebuilder_key: Annotated[
         list[Path] | None,
-        typer.Option("--rebuilder-key", metavar="FILE", help="Public key of a rebuilder, in PEM; again for each."),
+        typer.Option("--rebuilder-key", metavar="FILE", help="Public key (PEM) of a rebuilder. Repeatable."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=1, help="Seconds that all of it may take; the answer is then 18.")
+        float, typer.Option("--timeout", min=1, help="Time limit for the whole check, in seconds; exits with 18.")
     ] = LONGEST_CHECK,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Verify an image: bytes, signature, provenance, SBOM, policy; stop at the first failure."""
+    """Verify an image: bytes, signature, provenance, SBOM and policy. Stops at the first failure."""
     from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
     from toolchain.trust import verify as trust  # noqa: PLC0415 - cryptography
     from toolchain.trust.contents import of_provenance  # noqa: PLC0415
@@ -92,14 +99,14 @@ def verify(
     )
     if (identity is None) != (issuer is None) or (identity is not None and public_key is not None):
         raise ConfigError(
-            "--identity and --issuer belong together, and --public-key is instead of them",
-            why="a name means something only by who vouches for it",
+            "--identity and --issuer need each other, and exclude --public-key",
+            why="an identity is only meaningful together with its issuer",
             fix="e.g. --issuer https://token.actions.githubusercontent.com",
         )
     if public_key is None and identity is None and not demands.empty:
         raise ConfigError(
-            "without --public-key nothing can be said about sources, age, policy or name",
-            why="they stand in statements that count only when signed",
+            "sources, age, policy and name cannot be checked without --public-key",
+            why="they are part of the provenance, which is trusted only if its signature is verified",
             fix="give the publisher's public key: --public-key FILE, or --identity and --issuer",
         )
     again = _rebuilders(rebuilders, rebuilder_key or ())
@@ -113,20 +120,20 @@ def verify(
         open_place(parse(ref)) as place,
     ):
         try:
-            layout, found = place.images(Path(scratch))
+            layout, images = place.images(Path(scratch))
         except (DigestError, DocumentError) as error:
             raise UntrustedError(f"{ref}: digests: {error.what}", why=error.why, fix=_DO_NOT) from error
         rows = []
-        for one in found:
-            row = trust.verify(place, layout, one.image, key=public, demands=demands, rebuilders=again)
-            row.ref = one.name
+        for named_image in images:
+            row = trust.verify(place, layout, named_image.image, key=public, demands=demands, rebuilders=again)
+            row.ref = named_image.name
             rows.append(row)
     if json_:
         console.data({"images": [row.as_json() for row in rows], "ok": not any(row.problems for row in rows)})
     for row in rows:
         if not json_:
-            told = [named(row.provenance)] if row.provenance is not None else []
-            console.text(row.ref, row.digest, _WORDS[row.verdict], *told)
+            build = [named(row.provenance)] if row.provenance is not None else []
+            console.text(row.ref, row.digest, _WORDS[row.verdict], *build)
             if row.provenance is not None:
                 _tell(summary(row.provenance), of_provenance(row.provenance))
             for name in ("numbers", "rebuilders"):
@@ -143,24 +150,24 @@ def _rebuilders(needed: int | None, keys: Sequence[Path]) -> Rebuilders | None:
     from toolchain.trust.rebuilt import Rebuilders  # noqa: PLC0415
 
     if needed is None and keys:
-        raise ConfigError("--rebuilder-key does not say how many must have rebuilt it", fix=f"--rebuilders {len(keys)}")
+        raise ConfigError("--rebuilder-key needs --rebuilders", fix=f"e.g. --rebuilders {len(keys)}")
     return None if needed is None else Rebuilders(needed, tuple(load_public(path) for path in keys))
 
 
 def _tell(row: Mapping[str, Any], inside: Contents) -> None:
-    """What is inside a trusted image, how it was built, and the command that makes it."""
+    """Print the contents of a trusted image, how it was built, and the command that builds it."""
     for name, text in inside.told():
         console.note(f"  {name}: {text}")
-    console.note(f"  isolation of the build: {row['isolation'] or 'not said'}")
-    console.note(f"  compiler cache: {row['compiler_cache'] or 'not said'}")
+    console.note(f"  isolation of the build: {row['isolation'] or 'unknown'}")
+    console.note(f"  compiler cache: {row['compiler_cache'] or 'unknown'}")
     if row["command"]:
-        console.note(f"  made by: {row['command']}")
+        console.note(f"  built by: {row['command']}")
 
 
 def took_too_long(ref: str, seconds: float) -> UnreachableError:
     """The error of a check that did not end in time."""
     return UnreachableError(
         f"{ref} could not be checked within {seconds:g} s",
-        why="the registry may be slow or hold it back; that says nothing about the image",
-        fix="try again later, or give it longer: verify --timeout SECONDS",
+        why="the registry may be slow or withhold data; this says nothing about the image",
+        fix="try again later, or raise the limit: verify --timeout SECONDS",
     )

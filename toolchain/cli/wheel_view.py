@@ -12,18 +12,18 @@ from toolchain.stages.wheel_llvm import Library, WheelLlvm, read_wheel, reposito
 _WORDS = {
     "pinned": "as pinned",
     "other": "NOT the pinned one",
-    "contradictory": "CONTRADICTS itself",
+    "contradictory": "CONTRADICTORY",
     "missing": "MISSING",
-    "untold": "no text tells",
-    "no pin": "no pin on record",
+    "untold": "revision not found",
+    "no pin": "no known pin",
 }
 
 
 def inspect_wheel(ref: str, *, use: bool, json_: bool) -> None:
-    """Print what a wheel tells.
+    """Print the LLVMs of a wheel.
 
     Raises:
-        PinError: an LLVM in it is not the one on record for this Triton, is missing, or contradicts itself.
+        PinError: an LLVM in it is missing, contradictory, or not the pin of this Triton.
     """
     if use:
         raise ConfigError("--use is for images", why=f"{ref} is a wheel", fix=f"toolchain inspect {ref}")
@@ -36,31 +36,31 @@ def inspect_wheel(ref: str, *, use: bool, json_: bool) -> None:
             console.text(line)
     if wheel.wrong:
         raise PinError(
-            f"{wheel.file} is not built with the LLVM on record for Triton {wheel.version}",
-            why="; ".join(_fault(one) for one in wheel.wrong),
-            fix="do not count it as that Triton; `toolchain pins` shows what is on record",
+            f"{wheel.file} is not built with the LLVM that Triton {wheel.version} pins",
+            why="; ".join(_fault(library) for library in wheel.wrong),
+            fix="do not use it as that Triton; `toolchain pins` lists the pins",
         )
 
 
 def _fault(library: Library) -> str:
     where = library.file or f"the library for {library.part}"
     if library.verdict == "missing":
-        return f"{where} is missing, which is pinned to {library.pin}"
+        return f"{where} is missing (pinned to {library.pin})"
     if library.verdict == "contradictory":
-        told = dict.fromkeys(f"{text.revision} ({text.kind})" for text in library.told if text.kind != "compiler")
-        return f"{where} tells of several: {', '.join(told)}"
-    return f"{where} holds {library.revision}, pinned is {library.pin}"
+        revisions = dict.fromkeys(f"{text.revision} ({text.kind})" for text in library.told if text.kind != "compiler")
+        return f"{where} names several revisions: {', '.join(revisions)}"
+    return f"{where} contains {library.revision}, the pin is {library.pin}"
 
 
 def _lines(wheel: WheelLlvm) -> Iterator[str]:
     yield f"{wheel.file}  {wheel.sha256}  {console.size(wheel.bytes)}"
-    yield f"  {wheel.project or 'no project'} {wheel.version or 'of no version'}  {wheel.tag}".rstrip()
+    yield f"  {wheel.project or 'unknown project'} {wheel.version or 'without version'}  {wheel.tag}".rstrip()
     if not any(library.part == "core" for library in wheel.libraries):
-        yield "  no libtriton in it"
+        yield "  contains no libtriton"
     for library in wheel.libraries:
         if library.verdict == "not pinned":
             for told in library.told:
-                yield f"  {library.file}: made by clang {told.version}, {told.repository} {told.revision}"
+                yield f"  {library.file}: compiled by clang {told.version}, {told.repository} {told.revision}"
             continue
         sure = f" ({library.certainty})" if library.verdict == "pinned" else ""
         yield f"  {library.part}  {library.revision or '-'}  {_WORDS[library.verdict]}{sure}"
@@ -69,7 +69,7 @@ def _lines(wheel: WheelLlvm) -> Iterator[str]:
         if library.verdict in {"other", "missing"}:
             yield f"    pinned: {library.pin}"
         if library.also:
-            yield f"    the LLVM of {', '.join(library.also)}"
+            yield f"    also the LLVM of {', '.join(library.also)}"
         if repository := repository_inside(library):
             yield f"    from {repository}"
         for told in library.told:
