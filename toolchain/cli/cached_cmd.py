@@ -51,8 +51,8 @@ def kernels_cached(
 ) -> None:
     """Check a cache of compiled kernels, and whether Triton in an image would find them.
 
-    Exits with 4 for a different Triton, 11 for one at a different path, 3 for an environment variable or cache folder
-    that differs, and 7 for a call that is not in the list.
+    Exits with 4 for a different Triton, and 11 for one at a different path. A different environment variable or cache
+    folder gives 3, an unlisted call 7.
     """
     from toolchain.examine.triton_cache import read_cache, require_call, require_hit  # noqa: PLC0415
 
