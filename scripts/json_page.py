@@ -22,15 +22,13 @@ _HEAD = """\
 Made by `scripts/json_page.py` from [json.schema.json](json.schema.json), a JSON Schema (2020-12) with a definition for
 each verb. Tests hold what the verbs print against it. Do not edit this page.
 
-Standard output holds one JSON document and nothing else; all that is for people goes to standard error. `verify`,
-`doctor`, `reproduce`, `cache prune` and `build` print their result also where they end with another code than 0. Any
-other failure prints an [error](#error) instead. So does a command line that cannot be read. Only a bug (exit code 1)
-prints nothing there. Sizes are bytes, digests `sha256:` and 64 hexadecimal digits.
+Standard output has exactly one JSON document; messages for people go to standard error. `verify`, `doctor`,
+`reproduce`, `cache prune` and `build` also print their result when their exit code is not 0. Other failures, also
+usage errors, print an [error](#error) instead; only a bug (exit code 1) prints nothing. Sizes are in bytes, digests
+are `sha256:` and 64 hexadecimal digits.
 
-The schema is of this version and knows every key. Later versions may add keys; those that are here stay, with their
-meaning.
-
-`init` and `keygen` have no `--json`: what they make is a file. A key in *italics* may be missing.
+Later versions may add keys; existing keys keep their meaning. `init` and `keygen` have no `--json`. A key in *italics*
+may be missing.
 
 """
 

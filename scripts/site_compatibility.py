@@ -1,4 +1,4 @@
-"""docs/compatibility.md and docs/costs.md: made from the data, from what the code refuses, and from what was tried."""
+"""docs/compatibility.md and docs/costs.md, made from the data, the code's refusals and the recorded tests."""
 
 from __future__ import annotations
 
@@ -90,42 +90,40 @@ def compatibility() -> str:
     return "\n".join([
         "# Compatibility\n",
         MADE,
-        ("**tested** leads to the figures, with the part that was tried where it was not all. **refused** names the exit code."
-        " **untried**: it was never built, and nothing here says that it works. `plan` says the same in its first line, and"
-        " already refuses, except where only the fetched tree tells.\n"),
+        ("**tested**: it was built and run; the link has the figures, and the text says which part. **refused** names the exit code."
+        " **untried**: it was never built. `plan` prints the same in its first line and refuses too, except where only the fetched"
+        " tree decides.\n"),
         "## Triton: its LLVM and its wheels\n",
-        ("A wheel is built for each `--python`. The columns of wheels are those on the portable layer (glibc 2.31); the last"
-        " one is bound to the base `debian13`. AMD's compilers are in every one; NVIDIA's need `--allow-binary libdevice`.\n"),
+        ("A wheel is built for each `--python`, on the portable layer (glibc 2.31); the last column is for `--base debian13`."
+        " Every wheel compiles for AMD; for NVIDIA it needs `--allow-binary libdevice`.\n"),
         _tritons(),
         ("Wheels on the portable layer were built for CPython 3.11 and 3.13 of one Triton, on an LLVM that is not its pin."
-        " The tree's `python_requires` says which Pythons it supports, and others are refused with 7: by `plan` where the tree is"
-        " here, else by `fetch` or `build` right after the fetch, before anything is built. With `--reuse-from` they are refused"
-        " only when Triton is built.\n"),
-        ("3.8.0+rhaiv.1 is a Triton of Red Hat. Only its LLVM is on record, so its wheels need `--source triton=` with a"
+        " Pythons outside of the tree's `python_requires` are refused with 7: by `plan` for a local tree, otherwise right after"
+        " the fetch; with `--reuse-from` only when Triton is built.\n"),
+        ("3.8.0+rhaiv.1 is a Triton of Red Hat. Only its LLVM is known, so its wheels need `--source triton=` with a"
         " checkout or `URL@COMMIT`.\n"),
-        ("A build for 3.9 or 3.11 must name the base's own Python too, 3.13 of `debian13`: `--python 3.11,3.13`. Without it the plan"
-        " is refused with 7. Where the"
-        " stable ABI is used, from 3.9.0 on, 3.13's wheel is `cp312-abi3` and serves 3.12 and later; 3.11 gets a wheel of its own.\n"),
-        "These were tried too, all but the kernels on an LLVM that is not the pin:\n",
+        ("`--python` must include the base's own Python, 3.13 of `debian13`: `--python 3.11,3.13`. With the stable ABI, from 3.9.0"
+        " on, 3.13's wheel is `cp312-abi3` and works with 3.12 and later; 3.11 gets a separate wheel.\n"),
+        "Also tested, all but the kernels on an LLVM that is not the pin:\n",
         _others(),
         "## Triton on a release of LLVM\n",
-        ("Upstream builds a Triton on a commit between two releases of LLVM. These are the releases themselves, as"
-        " `toolchain pins --distro` lists them, most of them with [edits](building.md#triton). Every other LLVM is refused with"
-        " [7](exit-codes.md), as too old or too new. The Tritons without a version are commits near the point where that LLVM was branched.\n"),
+        ("Triton pins a commit between two releases of LLVM. The table has the releases themselves, as listed by"
+        " `toolchain pins --distro`, most of them with [edits](building.md#triton). Every other LLVM is refused with"
+        " [7](exit-codes.md), as too old or too new. Tritons without a version are commits near the branch point of that LLVM.\n"),
         _pairs(),
         "## glibc: where a layer is linked and run\n",
-        ("A layer or wheel serves systems whose glibc is as new as its floor, or newer. Older ones are refused by the check"
-        " in the layer, and by pip for a wheel.\n"),
+        ("A layer or wheel works on systems whose glibc is at least as new as its floor. On older ones the layer's check"
+        " fails, and pip refuses the wheel.\n"),
         _systems(),
         "## Bases, and HIP for AOTriton\n",
         _bases(),
-        ("Where no base is named, AOTriton's library is linked for several ROCms on an old system, as below. On a named base it is"
-        " linked with that base's HIP: `debian13` has 5.7.1 (its CMake file says 5.7.0), whose library is `libamdhip64.so.5`, and"
-        " it needs that base's glibc. The packs of kernels hold code objects, and know neither HIP nor glibc.\n"),
+        ("Without `--base`, AOTriton's library is linked for several ROCms, see below. With `--base` it is linked with that base's"
+        " HIP, and needs its glibc: `debian13` has 5.7.1 (5.7.0 in its CMake file) with `libamdhip64.so.5`. The packs of kernels"
+        " depend on neither HIP nor glibc.\n"),
         "## ROCm: where AOTriton's library is loaded\n",
-        ("The library for a ROCm asks for that ROCm's `libamdhip64` and for no newer glibc than 2.31. **tested** means that a program"
-        " on it was started there and asked for a kernel, of a 0.13b with head sizes cut to 64. Without a GPU HIP says that there is none; no AMD"
-        " code object was run on a GPU. Where HIP's real library needs a newer system, the library to link with took its place.\n"),
+        ("The library for a ROCm needs that ROCm's `libamdhip64`, and glibc 2.31 or newer. **tested** means that a program with it"
+        " was started there and requested a kernel, of a 0.13b with head sizes cut to 64. There was no GPU, so no AMD code object was"
+        " run. Where HIP's real library needs a newer system, the stub took its place.\n"),
         _rocms(),
         "## AOTriton releases\n",
         _aotritons(),
@@ -285,14 +283,10 @@ def _aotritons() -> str:
             )
             continue
         rows.append([one.name, f"`{known.triton[:8]}`", f"`{known.llvm[:8]}` {known.certainty}", packs, _UNTRIED])
-    text = "An *inferred* LLVM was concluded and not read: it is taken with a warning, and the build stops after the fetch where"
-    text += " the tree pins another. An *unknown* one is refused, unless you name it: `--source llvm=URL@COMMIT` (what"
-    text += (
-        " `cmake/llvm-hash.txt` says in the Triton that the release carries). Where its Triton or its own commit is not"
-    )
-    text += " known either, name `--source triton=` and `--source aotriton=` too."
-    text += " One commit near 0.14 was tried, so the older the release, the less is certain."
-    return f"{text} Bases: those with HIP above.\n\n" + table(
+    text = "An *inferred* LLVM is used with a warning, and the build stops after the fetch if the tree pins another one. An"
+    text += " *unknown* one must be named: `--source llvm=URL@COMMIT`, from `cmake/llvm-hash.txt` of the release's Triton. If"
+    text += " Triton's or AOTriton's commit is unknown too, name `--source triton=` and `--source aotriton=`."
+    return f"{text} One commit near 0.14 was tested.\n\n" + table(
         ["AOTriton", "Triton", "LLVM", "image packs", "on debian13"], rows
     )
 
@@ -355,7 +349,7 @@ def what_it_takes() -> str:
         room = None if one.part == "wheel" else disk.get(one.stage)
         if one.stage == "llvm":
             room = subset_of(one.part or DISTRIBUTION, needs).disk
-        memory = f"{MEMORY[one.job] / 1e9:.1f} GB a {one.job}" if one.job else "little"
+        memory = f"{MEMORY[one.job] / 1e9:.1f} GB per {one.job}" if one.job else "little"
         output = f"{one.output[0]} / {one.output[1]} MB" if one.output else "not measured"
         source = one.source if one.source.startswith("not") else f"[{one.source}]({measured(one.source)})"
         times = [
@@ -373,8 +367,8 @@ def what_it_takes() -> str:
     return "\n".join([
         "# Hours, memory and disk\n",
         MADE,
-        ("Two cores are what was measured. Other columns are calculated from them: compile time scales with cores, unpacking does"
-        " not. `toolchain plan STAGE` prints the same for the cores of this machine, and `--json` has it as `takes`.\n"),
+        ("Two cores were measured. The other columns are calculated: compile time scales with cores, unpacking does not."
+        " `toolchain plan STAGE` prints the same for this machine, and `--json` has it as `takes`.\n"),
         table(head, rows),
         ("- The number of jobs follows from cores and memory; `--jobs` sets it, as far as memory allows.\n"
         "- Disk is what must be free before a stage is begun; a build with less ends at once with"

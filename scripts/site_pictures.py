@@ -60,7 +60,7 @@ def flow() -> str:
     step_x, step_y, top = _WIDE + _GAP, _HIGH + 24, 96
     width = step_x * len(columns) + 20
     below = top + step_y * high + 20
-    parts = ['<text class="s" x="10" y="20">what comes in, by digest (fetch, lock, bundle)</text>']
+    parts = ['<text class="s" x="10" y="20">inputs, by digest (fetch, lock, bundle)</text>']
     places: dict[str, tuple[int, int]] = {}
     for number, column in enumerate(columns):
         x = 10 + number * step_x
@@ -82,7 +82,7 @@ def flow() -> str:
             past = f"H{from_x + _WIDE + _GAP // 2}V{to_y - 8 - 4 * number}" if to_x - from_x > step_x else ""
             start = f"M{from_x + _WIDE} {from_y + _HIGH // 2}"
             parts.append(_arrow(f"{start}{past}H{to_x - _GAP // 2}V{end}H{to_x - 2}"))
-    parts.append(f'<text class="s" x="10" y="{below}">what goes out</text>')
+    parts.append(f'<text class="s" x="10" y="{below}">outputs</text>')
     ways = (("image", "build: a layer each"), ("publish", "registry or oci:DIR"), ("SBOM", "provenance, signed"),
             ("verify", "by anybody"), ("COPY --from", "in a Dockerfile"))  # fmt: skip
     small = (width - 20 - (len(ways) - 1) * 24) // len(ways)
@@ -91,7 +91,7 @@ def flow() -> str:
         parts.append(_box(x, below + 10, text, under, width=small))
         if number:
             parts.append(_arrow(f"M{x - 24} {below + 10 + _HIGH // 2}H{x - 2}"))
-    return _picture(width, below + _HIGH + 24, "From sources to images: the stages and what each stands on", parts)
+    return _picture(width, below + _HIGH + 24, "From sources to images: the stages and what each is built on", parts)
 
 
 def _directly(name: str) -> list[str]:
@@ -122,7 +122,7 @@ def house(rooms: Mapping[str, set[str]] | None = None) -> str:
         for place, room in enumerate(inside):
             folder = "a folder" if (TOP / PACKAGE / room).is_dir() else ""
             parts.append(_box(start + place * (wide + 10), y, room, folder, width=wide, kind="k" if folder else ""))
-    text = f"{len(found)} rooms, {high + 1} floors; imports run downwards only"
+    text = f"{len(found)} packages, {high + 1} levels; imports go downwards only"
     parts.append(f'<text class="s" x="{left}" y="{16 + (high + 1) * step + 12}">{text}</text>')
     width = left + most * (wide + 10) + 10
-    return _picture(width, 16 + (high + 1) * step + 30, "The rooms of the code, floor by floor", parts)
+    return _picture(width, 16 + (high + 1) * step + 30, "The packages of the code, by level", parts)

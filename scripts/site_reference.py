@@ -29,8 +29,7 @@ def _one_line(text: str) -> str:
 def verbs() -> str:
     """Every verb with its help, arguments and options."""
     parts = ["# Verbs\n", MADE,
-             ("`toolchain VERB --help` prints this with a line for each option. What options mean, and where else they can be set:"
-             " [Options](../options.md).\n"),
+             ("`toolchain VERB --help` prints this with a line for each option. [Options](../options.md) describes all of them.\n"),
              table(["verb", "does"], [[f"[`{verb.name}`](#{_anchor(verb.name)})", verb.brief] for verb in VERBS])]  # fmt: skip
     found, told = commands(), set[str]()
     for verb in VERBS:
@@ -101,8 +100,8 @@ def configuration() -> str:
 def exit_codes() -> str:
     """Every exit code with what helps."""
     rows = [
-        ["0", "done", "all that was asked for is there", ""],
-        ["1", "a bug", "what nobody expected", "Please report it, with the traceback."],
+        ["0", "success", "", ""],
+        ["1", "a bug", "an unexpected error", "Please report it, with the traceback."],
         ["2", "usage", "an unknown verb or option, a value out of range", "`toolchain VERB --help`"],
     ]
     classes = [one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, ToolchainError)]
@@ -110,23 +109,21 @@ def exit_codes() -> str:
         meaning = _one_line((one.__doc__ or "").strip()).rstrip(".")
         rows.append([str(one.code), one.title, meaning[0].lower() + meaning[1:], _linked(one.remedy)])
     rows += [
-        ["129", "hung up", "SIGHUP: the terminal went away", "Run it again: it goes on."],
-        ["130", "interrupted", "Ctrl-C", "Run it again: it goes on."],
-        ["143", "terminated", "SIGTERM", "Run it again: it goes on."],
+        ["129", "hung up", "SIGHUP: the terminal was closed", "Run it again: it continues."],
+        ["130", "interrupted", "Ctrl-C", "Run it again: it continues."],
+        ["143", "terminated", "SIGTERM", "Run it again: it continues."],
     ]
     return "\n".join([
         "# Exit codes\n",
         MADE,
         "Every error says what happened, why, and what to do; the class of the error decides the code.\n",
-        table(["code", "name", "meaning", "what helps"], rows),
-        ("`verify` ends with 0 for an image that is trusted (with `--public-key` or `--identity`) or whole (without). It ends with 17 for one that is"
-        " not, and with 18 when the registry does not answer. Any other code says nothing about the image: 13, for instance,"
-        " that there is none.\n"),
-        ("With `build --reuse-from WHERE` a stage that cannot be taken is built here, and a note says why. With `--reuse-only`"
-        " the build ends instead: with 13 where the image is not there, 17 where it does not verify, 18 where nobody answers, and 8"
-        " where this machine cannot unpack its layers. It ends with 5 where the input digest is not known yet, so that nobody can be"
-        " asked.\n"),
-        "`kernels run --keep-going` ends with 12 where kernels are marked as known bad, although the image is there.\n",
+        table(["code", "name", "meaning", "remedy"], rows),
+        ("`verify` exits with 0 for an image that is trusted (with `--public-key` or `--identity`) or intact (without). It exits with"
+        " 17 for one that is not, and with 18 when the registry does not answer. Other codes say nothing about the image.\n"),
+        ("With `build --reuse-from WHERE` a stage that cannot be reused is built, and a note gives the reason. With `--reuse-only`"
+        " the build fails instead. The code is 13 for a missing image, 17 for one that does not verify, and 18 for a registry that"
+        " does not answer. It is 8 for layers that this machine cannot unpack, and 5 for an unknown input digest.\n"),
+        "`kernels run --keep-going` exits with 12 if kernels are marked as known bad, although the image is made.\n",
     ])  # fmt: skip
 
 
@@ -139,23 +136,23 @@ _OF_LABELS = {
     "TITLE": "for people",
     "REVISION": "the commit of the source",
     "LICENSES": "SPDX expression of what is in the layer",
-    "INPUT_DIGEST": "SHA-256 of all that decides the bytes; its first 12 digits are a tag of the image",
-    "BINARIES": "prebuilt things that were allowed by name",
-    "PARTIAL": "what is left out, where the image is a part",
-    "GPUS": "the GPUs that kernels are for",
-    "TRITON": "version and commit of the Triton inside or below, as far as they are known",
+    "INPUT_DIGEST": "SHA-256 of everything that decides the bytes; its first 12 digits are a tag of the image",
+    "BINARIES": "prebuilt inputs that were accepted by name",
+    "PARTIAL": "what is missing, in a partial image",
+    "GPUS": "the GPUs of the kernels",
+    "TRITON": "version and commit of the Triton inside or below, if known",
     "LLVM": "likewise of the LLVM",
-    "KERNELS": "how many kernels are in it, and how many are known bad",
-    "GLIBC": "the oldest glibc that the layer links with",
-    "GLIBCXX": "the newest symbol of libstdc++ that it asks for",
+    "KERNELS": "the number of kernels, and of those known bad",
+    "GLIBC": "the oldest glibc that the layer works with",
+    "GLIBCXX": "the newest libstdc++ symbol version that it needs",
     "BUILD_TYPE": "CMake's build type of the layer",
     "TRITON_BUILD": "the setting that a Triton built on the layer needs",
-    "CACHE_MOUNT": "where a Triton cache must lie",
-    "CACHE_CALLS": "the calls that it serves, as JSON",
+    "CACHE_MOUNT": "the folder that a Triton cache must be copied to",
+    "CACHE_CALLS": "the calls that it has kernels for, as JSON",
     "CACHE_TRITON": "input digest of the Triton image that it is for",
-    "CACHE_TRITON_LAYER": "digest of that image's top layer, unpacked",
-    "CACHE_TRITON_KEY": "SHA-256 of what Triton says of itself in the keys of its cache",
-    "CACHE_TRITON_PATH": "where the package of that Triton lies",
+    "CACHE_TRITON_LAYER": "digest of that image's top layer, uncompressed",
+    "CACHE_TRITON_KEY": "SHA-256 of Triton's own part of its cache keys",
+    "CACHE_TRITON_PATH": "the folder of that Triton's package",
 }
 
 
@@ -173,54 +170,52 @@ def names() -> str:
             ["`toolchain-base-BASE`", "a base"],
             ["`toolchain-sysroot-glibc-FLOOR`, `toolchain-sysroot-BASE`", "headers and libraries to compile against"],
             ["`toolchain-python-VERSIONS`", "the CPythons of portable wheels"],
-            ["`llvm-triton-HASH8`", "LLVM at a commit, for every later distribution: the first eight digits"],
-            ["`llvm-triton-22.1.8`", "the same of a distribution's source package: its version"],
-            ["`llvm-triton-HASH8-BASE`", "LLVM for one base alone"],
+            ["`llvm-triton-HASH8`", "portable LLVM at a commit, with its first eight digits"],
+            ["`llvm-triton-22.1.8`", "the same from a distribution's source package, with its version"],
+            ["`llvm-triton-HASH8-BASE`", "LLVM for one base only"],
             ["`llvm-triton-tablegen-…`, `llvm-triton-mlir-tblgen-…`, `llvm-triton-support-…`", "parts, by `--only`"],
             ["`triton-HASH8-BASE`", "Triton at a commit, in an image with the base's Python"],
-            ["`triton-vVERSION-BASE`", "what `plan` calls it while the commit of the tag `vVERSION` is not known yet"],
+            ["`triton-vVERSION-BASE`", "its name in `plan` until the commit of the tag `vVERSION` is known"],
             ["`triton-treeHASH8-BASE`, `llvm-triton-treeHASH8`",
-             "of a checkout instead of a commit: the first eight digits of its tree's SHA-256"],
-            ["`triton-wheel-VERSION-BASE`", "Triton as the index's wheel, in an image with the base's Python"],
-            ["`llvm-amdgpu-HASH8`, `triton-codegen-amdgpu-HASH8`", "for Triton 3.9 and later: the LLVM for AMD's GPUs, and the library on it"],
-            ["`…-instrumented`, `…-profile`, `…-pgo`", "LLVM and Triton that count what runs; the profile; both built by it"],
-            ["`kernel-worker-NAME-VERSION-BASE`", "a worker of a scheduler: of `aotriton` or `flash-attn`"],
-            ["`flash-attn-kernels-VERSION-triton-TRITON-BASE`", "FlashAttention code objects; `-partial-` where not all"],
+             "from a checkout: the first eight digits of the tree's SHA-256"],
+            ["`triton-wheel-VERSION-BASE`", "the index's wheel of Triton, in an image with the base's Python"],
+            ["`llvm-amdgpu-HASH8`, `triton-codegen-amdgpu-HASH8`", "for Triton 3.9 and later: the LLVM for AMD GPUs, and the library on it"],
+            ["`…-instrumented`, `…-profile`, `…-pgo`", "instrumented LLVM and Triton; the profile; both built with it"],
+            ["`kernel-worker-NAME-VERSION-BASE`", "a worker for `aotriton` or `flash-attn`"],
+            ["`flash-attn-kernels-VERSION-triton-TRITON-BASE`", "FlashAttention code objects; `-partial-` if not all"],
             ["`aotriton-HASH8-GPUS-BASE`", "AOTriton's library and kernels"],
         ]),
-        ("BASE is the base's name; of an image of your own (`--base oci:mybase`) it is `local-` and the first eight digits of its"
-         " manifest's digest, as in `llvm-triton-f6ded0be-local-0123abcd`. `plan` prints it.\n"),
-        ("The path in the image differs from the image's name. It never contains the base, the part or `-pgo`: `llvm-triton-f6ded0be-debian13` and"
-        " `llvm-triton-tablegen-f6ded0be` both hold `/usr/lib64/llvm-triton-f6ded0be`. AOTriton's is `/usr/lib64/aotriton-HASH8-GPUS`,"
+        ("BASE is the base's name; for your own image (`--base oci:mybase`) it is `local-` and the first eight digits of its"
+         " manifest's digest, as in `llvm-triton-f6ded0be-local-0123abcd`.\n"),
+        ("The path in the image never contains the base, the part or `-pgo`: `llvm-triton-f6ded0be-debian13` and"
+        " `llvm-triton-tablegen-f6ded0be` both have `/usr/lib64/llvm-triton-f6ded0be`. AOTriton's is `/usr/lib64/aotriton-HASH8-GPUS`,"
         " FlashAttention's `/usr/lib64/flash-attn-kernels`, Triton's `/usr/lib/toolchain/triton`. `toolchain inspect REF --use` prints"
-        " the lines that take it.\n"),
-        ("Tags: `latest`, and the first 12 digits of the input digest ([several architectures](../architectures.md#what-is-published)). Use"
-        " the digest of the image itself where it must stay the same; `publish` prints it.\n"),
+        " the `COPY` lines.\n"),
+        ("Tags: `latest`, and the first 12 digits of the input digest ([several architectures](../architectures.md#what-is-published))."
+        " To pin an image, use its digest, which `publish` prints.\n"),
         "## Stages\n",
         table(["stage", "title", "sources by name", "licence"], stages),
         "## Labels\n",
-        table(["label", "says"], [[f"`{value}`", _OF_LABELS[name]] for name, value in own.items()]),
+        table(["label", "content"], [[f"`{value}`", _OF_LABELS[name]] for name, value in own.items()]),
     ])  # fmt: skip
 
 
 def prebuilt() -> str:
-    """What --allow-binary and --drop-binary know by name."""
+    """The names for --allow-binary and --drop-binary."""
     rows = [[f"`{one.name}`", one.source, f"`{one.path}`",
              f"the base's own: `{one.replace}`" if one.replace else "refused: 15", _one_line(one.why)]
             for one in known_files()]  # fmt: skip
     return "\n".join([
-        "# Prebuilt things by name\n",
+        "# Prebuilt files by name\n",
         MADE,
-        ("Only sources enter a build. Machine code or bitcode in a source tree is found by content, and each find needs a"
-        " decision: `--allow-binary NAME` allows it and writes the name into label, provenance and SBOM."
-        " `--drop-binary NAME` leaves it out. A file that is not listed here is named by its path in the tree.\n"),
+        ("Machine code and bitcode in a source tree are found by content, and each file needs a decision. `--allow-binary NAME`"
+        " accepts it, and writes the name into label, provenance and SBOM; `--drop-binary NAME` removes it. Files that are not"
+        " listed here are named by their path in the tree.\n"),
         table(["name", "source", "file", "without a decision", "what it is"], rows),
-        ("| name | what |\n|---|---|\n| `dask` | Dask and what it imports, as the index's wheels, in the image of a worker |\n"
-        "| `profile` | counts of what ran in LLVM and Triton, by which both are optimised: `--source profile=FILE` |\n"
-        "| `triton-wheel` | a whole Triton as the index's wheel, named as a source:"
-        " `--source triton=pypi:3.7.1` |\n"),
-        ("`verify --policy source-only` refuses an image with any of these, unless `verify --allow-binary NAME` says the same"
-        " name.\n"),
+        ("| name | what |\n|---|---|\n| `dask` | Dask and its dependencies, as the index's wheels, in the image of a worker |\n"
+        "| `profile` | a profile of LLVM and Triton: `--source profile=FILE` |\n"
+        "| `triton-wheel` | the index's wheel of Triton as a source: `--source triton=pypi:3.7.1` |\n"),
+        ("`verify --policy source-only` refuses an image with any of these, except those of `verify --allow-binary NAME`.\n"),
     ])  # fmt: skip
 
 
@@ -233,8 +228,8 @@ def gpus() -> str:
     return "\n".join([
         "# GPUs\n",
         MADE,
-        ("`--gpu` takes LLVM's names and the names that people use: `--gpu gfx942`, `--gpu MI300X`, `--gpu 'gfx942;RX 7900"
-        " XTX'`. Case, spaces, `-` and `_` do not count.\n"),
+        ("`--gpu` takes LLVM names and market names: `--gpu gfx942`, `--gpu MI300X`, `--gpu 'gfx942;RX 7900 XTX'`. Case, spaces,"
+        " `-` and `_` are ignored.\n"),
         table(["LLVM's name", "market names", "AOTriton's pack"], rows),
-        "Compiling for a GPU needs none. No AMD code object has been run on one.\n",
+        "Compiling does not need the GPU. No AMD code object was run on a GPU.\n",
     ])  # fmt: skip
