@@ -20,7 +20,7 @@ _HEAD = """\
 # What `--json` prints
 
 Made by `scripts/json_page.py` from [json.schema.json](json.schema.json), a JSON Schema (2020-12) with a definition for
-each verb. Tests hold what the verbs print against it. Do not edit this page.
+each verb. Tests validate the output of all verbs. Do not edit this page.
 
 Standard output has exactly one JSON document; messages for people go to standard error. `verify`, `doctor`,
 `reproduce`, `cache prune` and `build` also print their result when their exit code is not 0. Other failures, also

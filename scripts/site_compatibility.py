@@ -209,7 +209,7 @@ def _others() -> str:
                     tested(one),
                 ]
             )
-    return table(["what", "on or for", "how far"], rows)
+    return table(["what", "on or for", "result"], rows)
 
 
 def _systems() -> str:
@@ -379,7 +379,7 @@ def what_it_takes() -> str:
         " reserve, not a measurement: a worker of flash-attn took 262 MB at most.\n"
         "- Triton 3.9 and later: add the stages `llvm-amdgpu` and `codegen-amdgpu`.\n"
         "- A whole GPU of AOTriton has 14,485 to 19,187 kernels. The 19,001 of gfx942, the one that was compiled whole,"
-        f" [took 4 h 13 min]({measured('A whole gfx942')}) on two cores with other work beside them.\n"
+        f" [took 4 h 13 min]({measured('A whole gfx942')}) on two cores, with other load.\n"
         "- `--only mlir-tblgen` tries a machine in minutes, and `--limit` a campaign.\n"),
         "## What is brought in\n",
         table(["what", "size"], [
