@@ -34,6 +34,22 @@ DIALECT = {
     r"Error: (it|one of them) is none\b": "is invalid",
     r"had nowhere": "not available from any source",
 }
+# Turns that are gone from documentation and help: checked in Markdown, `cli/` and `request.py` only.
+TURNS = {
+    r"signature counts|it counts\b|\bcounts? too\b": "is accepted, is used",
+    r"\b[Aa]gain for (each|one)\b": "repeatable",
+    r"[Tt]ake(s|n)? in nothing": "refuse, accept only",
+    r"with commas between": "comma-separated",
+    r"\bgo(es)? on\b": "continues",
+    r"\banew\b": "again, from the start",
+    r"came out the same": "is reproducible, is equal",
+    r"\bthat very\b": "exactly that",
+    r"\boverrul": "override",
+    r"\bwhat it is at\b|\bhow far they are\b": "progress",
+    r"\b(is|are) told\b|\btells of\b|\bno text tells\b": "is reported, is shown",
+    r"\bwhat .{1,20} has not\b": "missing",
+}
+_GENERATED_FROM_CODE = ("docs/exit-codes.md", "docs/registries.md")
 _END = re.compile(r"(?<=[.?!:;])\s+")
 _CODE = re.compile(r"``.+?``|`[^`]*`|\[([^\]]*)\]\([^)]*\)")
 _WORD = re.compile(r"[A-Za-z0-9][\w'./+-]*")
@@ -108,12 +124,16 @@ def too_long(path: Path, name: str) -> Iterator[Sentence]:
 
 
 def in_dialect(path: Path, name: str) -> Iterator[Sentence]:
-    """The sentences of a file with one of the words of `DIALECT`."""
+    """The sentences of a file with one of the words of `DIALECT`; in documentation and help also of `TURNS`."""
     text = path.read_text(encoding="utf-8")
+    where = path.as_posix()
+    for_users = path.suffix == ".md" and not where.endswith(_GENERATED_FROM_CODE)
+    for_users |= "/toolchain/cli/" in where or where.endswith("/toolchain/request.py")
+    patterns = [*DIALECT, *(TURNS if for_users else ())]
     parts = paragraphs_of_markdown(text) if path.suffix == ".md" else paragraphs_of_python(text)
     for line, part in parts:
         for sentence, words in sentences(part):
-            if any(re.search(pattern, sentence) for pattern in DIALECT):
+            if any(re.search(pattern, sentence) for pattern in patterns):
                 yield Sentence(name, line, words, sentence)
 
 

@@ -21,6 +21,8 @@ def test_no_sentence_is_in_words_of_our_own_making(tmp_path: Path) -> None:
     assert not found, "\n".join(f"{row.path}:{row.line}: {row.text}" for row in found)
     (tmp_path / "a.py").write_text('raise PinError("nobody knows its LLVM")\n')
     assert len(list(PROSE.in_dialect(tmp_path / "a.py", "a.py"))) == 1
+    (tmp_path / "a.md").write_text("The first signature counts.\n\nIt continues. It goes on.\n")
+    assert len(list(PROSE.in_dialect(tmp_path / "a.md", "a.md"))) == 2
 
 
 @pytest.mark.parametrize(
