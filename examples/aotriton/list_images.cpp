@@ -1,10 +1,10 @@
-// Finds the AOTriton library that this program runs with, and lists the kernel images beside it, as its loader would.
+// Finds the AOTriton library of this program, and lists the kernel images next to it, like its loader.
 //
 //   list_images            a line for each archive: its .aks2 files, code objects and bytes
 //   list_images --names    a line for each code object
 //
-// An archive is a .zip whose members are stored, not packed; each is an .aks2: "AKS2", then unpacked bytes, number of
-// kernels and bytes of the directory, then an LZMA stream of directory and code objects. Numbers are little-endian.
+// An archive is a .zip with uncompressed members; each is an .aks2: "AKS2", uncompressed size, number of kernels and size of
+// the directory, then an LZMA stream of directory and code objects. Numbers are little-endian.
 #include <aotriton/config.h>
 #include <aotriton/flash.h>
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 #SBATCH --cpus-per-task=4
-# release-key lies beside this script: with it you sign, so nobody else may read it.
+# release-key is next to this script. It is the private key, so only you may read it.
 set -eu
 export TOOLCHAIN_CACHE="${TMPDIR:-/tmp}/toolchain-$SLURM_JOB_ID"
 export TOOLCHAIN_LOCK_FILE="$TOOLCHAIN_CACHE.lock"
