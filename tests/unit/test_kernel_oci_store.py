@@ -104,7 +104,7 @@ def test_a_list_that_leads_out_of_its_pack_is_passed_over(
     value["layers"][0] = layout.put_json(listed, oci_store.LIST).as_json()
     layout.tag(layout.put_json(value, manifest.media_type), tag)
     assert Machine(tmp_path / "second").run(opened(tmp_path, "b")).shared["taken"] == 0
-    assert "leads out of it" in caplog.text
+    assert "points outside of it" in caplog.text
 
 
 def test_notes(tmp_path: Path) -> None:
