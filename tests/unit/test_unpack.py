@@ -17,7 +17,7 @@ import pytest
 from toolchain import digest
 from toolchain.errors import HostileInputError, SourceError, ToolchainError
 from toolchain.sources import unpack
-from toolchain.sources.amounts import told_to
+from toolchain.sources.amounts import reporting_to
 from toolchain.sources.part import Part
 from toolchain.sources.unpack import unpack_tar
 
@@ -101,7 +101,7 @@ def test_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeeze: Ca
     packed.write_bytes(squeeze(plain))
     told: list[tuple[str, int, int]] = []
     monkeypatch.setattr(unpack, "_TOLD_EVERY", 1)
-    with told_to(lambda *now: told.append(now)):
+    with reporting_to(lambda *now: told.append(now)):
         unpack_tar(packed, tmp_path / "d")
     assert (tmp_path / "d/llvm/a.txt").read_bytes() == b"hello"
     size = packed.stat().st_size

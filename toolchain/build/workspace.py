@@ -26,7 +26,7 @@ from toolchain.oci.layout import Layout
 from toolchain.recipe import CCACHE_MOUNT, Mount, Recipe
 from toolchain.record import LayerFacts
 from toolchain.request import Request
-from toolchain.sources.amounts import told_to
+from toolchain.sources.amounts import reporting_to
 from toolchain.sources.tree import FetchedSource, Source
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust.contents import Contents, of_sources
@@ -104,7 +104,7 @@ class BuildWorkspace:
         return folder
 
     def fetch(self, source: Source) -> FetchedSource:
-        with told_to(self.progress.amount):
+        with reporting_to(self.progress.amount):
             self.prefetch.wait(source.name)
             # Sources are verified again before use: neither a failing disk nor a changed store entry may enter a build.
             got = fetch_for(self.request, source, patched=True, verify=True)

@@ -66,7 +66,7 @@ def images(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
 
     rows = []
     for record in records:
-        inside = dict(contents_of(where, record).told())
+        inside = dict(contents_of(where, record).rows())
         size = console.size(sum(int(layer.get("size", 0)) for layer in record.layers))
         published = "\n".join(publication.ref for publication in publications(where, record))
         digest = record.input_digest.removeprefix("sha256:")[:12]

@@ -21,7 +21,7 @@ from toolchain.cli.request import CAMPAIGN, with_request
 from toolchain.engine.resources import MEMORY, cores
 from toolchain.errors import PolicyError, SourceError
 from toolchain.request import Request
-from toolchain.sources.amounts import told_to
+from toolchain.sources.amounts import reporting_to
 from toolchain.sources.distro import known_packages
 from toolchain.sources.tree import Source
 from toolchain.stages.prebuilt import let_in_names
@@ -187,7 +187,7 @@ def fetch(stage: StageArg = "all", *, request: Request) -> None:
     for row in settled(request, stage, ask=True):
         for source in row.planned.sources:
             console.note(f"{source.name}: {source.ref}")
-            with told_to(_Amounts().tell):
+            with reporting_to(_Amounts().tell):
                 got = fetch_for(request, source, patched=True)
             check_tree(request, got)
             fetched.append(got.as_plan() | {"path": str(got.path)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,8 @@ class FileDifference:
 
     def as_json(self) -> dict[str, Any]:
         """For `reproduce --json`."""
-        return {
-            "path": self.path,
-            "what": self.what,
-            "offset": self.offset,
-            "first": self.first,
-            "second": self.second,
-            **({"member": self.member} if self.member else {}),
-        }
+        value = asdict(self)
+        return value if self.member else {key: item for key, item in value.items() if key != "member"}
 
     def __str__(self) -> str:
         at = "" if self.offset is None else f" at byte {self.offset}: {self.first} | {self.second}"

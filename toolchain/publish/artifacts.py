@@ -47,14 +47,7 @@ class DeliveredFiles:
 
     def as_json(self) -> dict[str, Any]:
         """The `files` of a row of `publish --json`."""
-        return {
-            "refs": list(self.refs),
-            "digest": self.digest,
-            "pushed_bytes": self.pushed_bytes,
-            "skipped_bytes": self.skipped_bytes,
-            "files": [file.as_json() for file in self.files],
-            "evidence": self.evidence.as_json(),
-        }
+        return vars(self) | {"files": [file.as_json() for file in self.files], "evidence": self.evidence.as_json()}
 
 
 def require_files(stages: Iterable[str]) -> None:

@@ -57,13 +57,7 @@ class AttachedEvidence:
 
     def as_json(self) -> dict[str, Any]:
         """As `publish --json` prints it."""
-        return {
-            "kinds": list(self.kinds),
-            "signed_by": self.signed_by,
-            "how": self.how,
-            "pushed_bytes": self.pushed_bytes,
-            **({"tags": list(self.tags)} if self.tags else {}),
-        }
+        return {key: value for key, value in vars(self).items() if key != "tags" or value}
 
 
 # When it is published

@@ -43,17 +43,8 @@ class Delivered:
 
     def as_json(self) -> dict[str, Any]:
         """A row of `publish --json`."""
-        return {
-            "image": self.image,
-            "refs": list(self.refs),
-            "digest": self.digest,
-            "pushed_bytes": self.pushed_bytes,
-            "skipped_bytes": self.skipped_bytes,
-            "partial": self.partial,
-            "evidence": self.evidence.as_json(),
-            "use": self.use.as_json(),
-            "files": self.files.as_json() if self.files is not None else None,
-        }
+        files = self.files.as_json() if self.files is not None else None
+        return vars(self) | {"evidence": self.evidence.as_json(), "use": self.use.as_json(), "files": files}
 
 
 def deliver(

@@ -14,8 +14,8 @@ _listeners: list[Listener] = []
 
 
 @contextlib.contextmanager
-def told_to(listener: Listener) -> Iterator[None]:
-    """Tell `listener` while the block runs, whichever thread does the work."""
+def reporting_to(listener: Listener) -> Iterator[None]:
+    """Report to `listener` while the block runs, whichever thread does the work."""
     _listeners.append(listener)
     try:
         yield
@@ -31,7 +31,7 @@ def tell(what: str, done: int, total: int) -> None:
 
 @contextlib.contextmanager
 def watched(what: str, path: Path, total: int) -> Iterator[None]:
-    """Tell how a file grows that another program writes."""
+    """Report how a file grows that another program writes."""
     ended = threading.Event()
 
     def look() -> None:

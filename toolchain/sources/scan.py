@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, cast
 
@@ -97,7 +97,7 @@ class Finding:
 
     def as_json(self) -> dict[str, str | int]:
         """For records."""
-        return {"path": self.path, "what": self.what, "sha256": self.sha256, "size": self.size}
+        return asdict(self)
 
 
 def scan(tree: Path) -> tuple[Finding, ...]:

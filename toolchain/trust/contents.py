@@ -68,7 +68,7 @@ class Contents:
         components = ((labels.TRITON, self.triton), (labels.LLVM, self.llvm))
         return {name: component.label for name, component in components if component is not None}
 
-    def told(self) -> Iterator[tuple[str, str]]:
+    def rows(self) -> Iterator[tuple[str, str]]:
         """Name and value of what is known, for people."""
         for name, component in (("Triton", self.triton), ("LLVM", self.llvm)):
             if component is not None:
