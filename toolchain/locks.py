@@ -39,7 +39,7 @@ def held(path: Path, *, what: str) -> Iterator[None]:
         holder = _holder(path)
         try:
             if wait > PATIENCE:
-                console.note(f"waiting for {holder} ({what})")
+                console.note(f"waiting for {holder}: {what}")
             lock.acquire(timeout=max(wait - PATIENCE, 0))
         except filelock.Timeout:
             raise LockHeldError(

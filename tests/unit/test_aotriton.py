@@ -133,6 +133,6 @@ def test_two_campaigns_over_the_same_objects_take_turns(
         order.append("first")
     thread.join(10)
     assert order == ["first", folder.name]
-    assert f"waiting for pid {os.getpid()} (this process), which is at a campaign over the same kernels" in (
+    assert f"waiting for pid {os.getpid()} (this process): a campaign over the same kernels" in (
         capsys.readouterr().err
     )

@@ -72,7 +72,7 @@ def test_a_database_may_be_a_source(here: Path) -> None:
         given = make_request(cache=here / "cache", source=["aotriton-database=a.sqlite3"]).sources
         assert given["aotriton-database"].path == Path("a.sqlite3")
     (here / "a.sqlite3").write_bytes(b"version https://git-lfs")
-    assert "is none" in refused("aotriton-database=a.sqlite3").why
+    assert "is not one" in refused("aotriton-database=a.sqlite3").why
 
 
 def test_links_and_pipes(here: Path) -> None:

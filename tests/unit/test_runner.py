@@ -163,28 +163,28 @@ def test_doctor_says_which_runner_and_why(tmp_path: Path, programs: Path, monkey
     monkeypatch.setattr("socket.create_connection", lambda *_, **__: (_ for _ in ()).throw(OSError()))
     cache = ("--cache", os.fspath(tmp_path / "cache"))
     assert doctored(*cache)["detail"].startswith("buildah, the default: ")
-    assert doctored(*cache, "--runner", "buildah")["detail"].startswith("buildah, as --runner says: ")
+    assert doctored(*cache, "--runner", "buildah")["detail"].startswith("buildah, from --runner: ")
     missing = doctored(*cache, TOOLCHAIN_RUNNER="podman")
     assert (missing["status"], missing["code"]) == ("fail", 8)
-    assert missing["detail"] == "podman, as TOOLCHAIN_RUNNER says: podman is not installed"
+    assert missing["detail"] == "podman, from TOOLCHAIN_RUNNER: podman is not installed"
     assert missing["fix"] == "apt-get install podman"
     install(programs, "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")
     silent = doctored(*cache, "--runner", "docker", DOCKER_HOST="tcp://far.example:2375")
     assert silent["detail"] == (
-        "docker, as --runner says: docker version failed at tcp://far.example:2375 (Cannot connect to the daemon)"
+        "docker, from --runner: docker version failed at tcp://far.example:2375 (Cannot connect to the daemon)"
     )
     assert silent["ready"] is False
     (tmp_path / "t.toml").write_text('runner = "podman"\n')
     words = ["--config", os.fspath(tmp_path / "t.toml"), "doctor", "--json", *cache]
     checks = json.loads(CliRunner().invoke(whole, words).stdout)["checks"]
     (row,) = [row for row in checks if row["name"] == "runner"]
-    assert row["detail"] == f"podman, as {tmp_path}/t.toml says: podman is not installed"
+    assert row["detail"] == f"podman, from {tmp_path}/t.toml: podman is not installed"
     made = SimpleNamespace(program="docker", facts=FACTS, address="", user="")
     monkeypatch.setattr(docker_probe, "proved", lambda *_: made)
     taken = doctored(*cache, TOOLCHAIN_RUNNER="docker")
     assert taken["status"] == "ok"
     assert taken["detail"] == (
-        "docker, as TOOLCHAIN_RUNNER says: docker 99.1: its containers see no network interface but lo, and the folders"
+        "docker, from TOOLCHAIN_RUNNER: docker 99.1: its containers see no network interface but lo, and the folders"
         " of this machine"
     )
 

@@ -220,7 +220,7 @@ def test_lock_names_its_holder(tmp_path: Path, said: list[str], monkeypatch: pyt
         threading.Timer(0.5, other.stdin.close).start()
         with held(path, what="the work"):
             pass
-        assert said == [f"waiting for pid {other.pid} (build llvm), which is at the work"]
+        assert said == [f"waiting for pid {other.pid} (build llvm): the work"]
     monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "0")
     with held(path, what="the work"):
         pass
