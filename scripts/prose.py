@@ -49,7 +49,7 @@ TURNS = {
     r"\b(is|are) told\b|\btells of\b|\bno text tells\b": "is reported, is shown",
     r"\bwhat .{1,20} has not\b": "missing",
 }
-_GENERATED_FROM_CODE = ("docs/exit-codes.md", "docs/registries.md")
+_QUOTES_DATA = ("docs/registries.md",)
 _END = re.compile(r"(?<=[.?!:;])\s+")
 _CODE = re.compile(r"``.+?``|`[^`]*`|\[([^\]]*)\]\([^)]*\)")
 _WORD = re.compile(r"[A-Za-z0-9][\w'./+-]*")
@@ -127,7 +127,7 @@ def in_dialect(path: Path, name: str) -> Iterator[Sentence]:
     """The sentences of a file with one of the words of `DIALECT`; in documentation and help also of `TURNS`."""
     text = path.read_text(encoding="utf-8")
     where = path.as_posix()
-    for_users = path.suffix == ".md" and not where.endswith(_GENERATED_FROM_CODE)
+    for_users = path.suffix == ".md" and not where.endswith(_QUOTES_DATA)
     for_users |= "/toolchain/cli/" in where or where.endswith("/toolchain/request.py")
     patterns = [*DIALECT, *(TURNS if for_users else ())]
     parts = paragraphs_of_markdown(text) if path.suffix == ".md" else paragraphs_of_python(text)

@@ -19,7 +19,7 @@ def _size(number: int) -> str:
 def _upload(rules: Rules) -> str:
     said = [_WAY[rules.upload].format(size=_size(rules.chunk))]
     if rules.position == "sent":
-        said.append("in chunks what was sent counts" if rules.upload == "whole" else "what was sent counts")
+        said.append("in chunks, offsets by bytes sent" if rules.upload == "whole" else "offsets by bytes sent")
     if rules.last == "piece":
         said.append("the last piece with the PUT")
     return "; ".join(said)

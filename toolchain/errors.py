@@ -44,8 +44,8 @@ class ConfigError(ToolchainError):
     code = 3
     title = "Configuration"
     remedy = (
-        "Correct the option or the key that the message names. docs/options.md lists them, "
-        "`toolchain VERB --help` shows those of one verb."
+        "Correct the option or key in the message. docs/options.md lists all of them, `toolchain VERB "
+        "--help` those of one verb."
     )
 
 
@@ -55,43 +55,46 @@ class PinError(ToolchainError):
     code = 4
     title = "Pin"
     remedy = (
-        "`toolchain pins` shows what is on record. Name an LLVM yourself: `--source "
-        "llvm=URL@COMMIT`, or a checkout: `--triton FOLDER`."
+        "`toolchain pins` lists the known pins. Name an LLVM: `--source llvm=URL@COMMIT`, or a checkout: "
+        "`--triton FOLDER`."
     )
 
 
 class SourceError(ToolchainError):
-    """A source that is not available or does not hold what it must."""
+    """A source that is not available, or lacks required files."""
 
     code = 5
     title = "Source"
-    remedy = "Check the path, the commit or the network. `toolchain fetch STAGE` tries the sources alone."
+    remedy = "Check the path, the commit or the network. `toolchain fetch STAGE` only fetches the sources."
 
 
 class DigestError(ToolchainError):
-    """Bytes that do not have the digest they were promised to have."""
+    """Bytes that do not match their digest."""
 
     code = 6
     title = "Digest"
     remedy = (
-        "Try again: a mirror or a proxy gave other bytes. If it stays, do not use them, and tell the server's operator."
+        "Try again: a mirror or proxy sent other bytes. If the error persists, do not use them, and inform "
+        "the server's operator."
     )
 
 
 class UnsupportedError(ToolchainError):
-    """A GPU, architecture, base, release or version this tool does not know or refuses."""
+    """An unknown or unsupported GPU, architecture, base, release or version."""
 
     code = 7
     title = "Unsupported"
-    remedy = "The message names what is known. docs/compatibility.md says what is tested, refused and untried."
+    remedy = (
+        "The message lists the supported values. docs/compatibility.md lists tested, refused and untried combinations."
+    )
 
 
 class EngineError(ToolchainError):
-    """No container engine, or none that works here."""
+    """No usable container engine."""
 
     code = 8
     title = "Engine"
-    remedy = "`toolchain doctor` says what is missing, with the command that installs it."
+    remedy = "`toolchain doctor` shows what is missing, with the command that installs it."
 
 
 class ResourceError(ToolchainError):
@@ -100,8 +103,8 @@ class ResourceError(ToolchainError):
     code = 9
     title = "Resources"
     remedy = (
-        "Free disk (`toolchain cache prune`, with `--unfinished` for work that need not go on), name another "
-        "folder (`--cache`), or give fewer `--jobs`. Then run it again: it goes on."
+        "Free disk (`toolchain cache prune`, with `--unfinished` also unfinished work), use another folder "
+        "(`--cache`), or fewer `--jobs`. Then run it again: it continues."
     )
 
 
@@ -110,20 +113,16 @@ class BuildError(ToolchainError):
 
     code = 10
     title = "Build"
-    remedy = (
-        "Read the end of the log that the message names; it lies in `logs/` of the cache. Then run "
-        "it again: it goes on."
-    )
+    remedy = "Read the end of the log that the message names, in `logs/` of the cache. Then run it again: it continues."
 
 
 class ContractError(ToolchainError):
-    """A layer that does not hold what its consumer needs."""
+    """A layer that lacks something its users need."""
 
     code = 11
     title = "Contract"
     remedy = (
-        "The message names the library, tool or symbol that is missing. Report it for a release "
-        "that is tested; for your own tree mend the tree."
+        "The message names the missing library, tool or symbol. Report it for a tested release; correct your own tree."
     )
 
 
@@ -133,30 +132,30 @@ class KernelError(ToolchainError):
     code = 12
     title = "Kernels"
     remedy = (
-        "The message lists the kernels. `kernels run --keep-going` goes on without them, "
-        "`--kernel-timeout SECONDS` gives them longer."
+        "The message lists the kernels. `kernels run --keep-going` continues without them, `--kernel-timeout "
+        "SECONDS` gives them more time."
     )
 
 
 class RegistryError(ToolchainError):
-    """A registry or layout that refused, or that answered wrongly."""
+    """A registry or layout that refused, or sent an invalid answer."""
 
     code = 13
     title = "Registry"
     remedy = (
-        "docs/registries.md lists what each answer means. Most often it is a login: `skopeo login "
-        "--authfile ~/.docker/config.json HOST`."
+        "docs/registries.md explains the answers. Most often a login is missing: `skopeo login --authfile "
+        "~/.docker/config.json HOST`."
     )
 
 
 class LockHeldError(ToolchainError):
-    """Another invocation is at the same work."""
+    """Another invocation is doing the same work."""
 
     code = 14
     title = "Lock"
     remedy = (
-        "Wait for the process that the message names. `TOOLCHAIN_LOCK_TIMEOUT` says for how many "
-        "seconds: a day by default, 0 for not at all."
+        "Wait for the process in the message. `TOOLCHAIN_LOCK_TIMEOUT` is the time to wait in seconds: by "
+        "default a day; 0 does not wait."
     )
 
 
@@ -165,26 +164,26 @@ class PolicyError(ToolchainError):
 
     code = 15
     title = "Policy"
-    remedy = "Decide on each name: `--allow-binary NAME` allows it, `--drop-binary NAME` leaves it out."
+    remedy = "Decide on each name: `--allow-binary NAME` accepts it, `--drop-binary NAME` removes it."
 
 
 class PatchError(ToolchainError):
-    """A patch that does not apply or leaves its tree."""
+    """A patch that does not apply, or changes files outside of its tree."""
 
     code = 16
     title = "Patch"
-    remedy = "Make the patch anew against the very source that the plan names."
+    remedy = "Make the patch again, against exactly the source in the plan."
 
 
 class UntrustedError(ToolchainError):
-    """An image whose bytes, signature, provenance or SBOM are not what they must be, or that a policy forbids."""
+    """An image with invalid bytes, signature, provenance or SBOM, or that a policy forbids."""
 
     code = 17
     title = "Untrusted"
     advice = "do not use it; check that the key is the publisher's, then ask the publisher"
     remedy = (
-        "Do not use the image. Check that the key is the publisher's; ask the publisher. "
-        "docs/trust.md lists the checks in their order."
+        "Do not use the image. Check that the key is the publisher's, and ask the publisher. docs/trust.md "
+        "lists the checks."
     )
 
 
@@ -194,8 +193,8 @@ class UnreachableError(ToolchainError):
     code = 18
     title = "Unreachable"
     remedy = (
-        "Check the network, or name a mirror (`TOOLCHAIN_MIRROR`), or use a bundle and `--offline`. "
-        "It says nothing about an image."
+        "Check the network, use a mirror (`TOOLCHAIN_MIRROR`), or a bundle and `--offline`. This says "
+        "nothing about an image."
     )
 
 
@@ -209,28 +208,26 @@ class HostileInputError(ToolchainError):
 
 
 class NotReproducedError(ToolchainError):
-    """A second build of the same inputs whose bytes are not those of the first."""
+    """A second build of the same inputs with different bytes."""
 
     code = 20
     title = "Not reproduced"
     remedy = (
-        "The message names the files that differ. Build with the options of the first build; if it "
-        "stays, report it with both files."
+        "The message lists the files that differ. Build with the options of the first build; if they still "
+        "differ, report it with both files."
     )
 
 
 class LockedError(ToolchainError):
-    """Something that toolchain.lock does not hold, or holds otherwise."""
+    """An input that is not in toolchain.lock, or differs from it."""
 
     code = 21
     title = "Not locked"
-    remedy = (
-        "Compare with `toolchain lock STAGE --check`. What changed on purpose is locked anew: `toolchain lock STAGE`."
-    )
+    remedy = "Compare with `toolchain lock STAGE --check`. For intended changes run `toolchain lock STAGE` again."
 
 
 class DocumentError(ToolchainError, ValueError):
-    """A JSON document that programs could read differently, or that is too large or nested too deep to be read."""
+    """A JSON document that programs could read differently, or that is too large or nested too deeply."""
 
     code = 22
     title = "Document"
@@ -239,27 +236,27 @@ class DocumentError(ToolchainError, ValueError):
 
 
 class EmulationError(ToolchainError):
-    """A code object that the emulator refuses: an unknown instruction, modifier, float mode, register or GPU."""
+    """A code object that the emulator does not support: an instruction, modifier, float mode, register or GPU."""
 
     code = 23
     title = "Emulation"
-    remedy = "Nothing was guessed. Report the instruction that the message names, with the code object."
+    remedy = "Report the instruction in the message, with the code object."
 
 
 class NumbersError(ToolchainError):
-    """A kernel that computes wrong numbers, or that accesses what is not its own."""
+    """A kernel with wrong results, or that accesses memory that is not its own."""
 
     code = 24
     title = "Numbers"
     advice = "do not use it; compile it with another Triton or LLVM, and report it there"
-    remedy = "Do not use the kernel. Compile it with another Triton or LLVM, and report it there with the object."
+    remedy = "Do not use the kernel. Compile it with another Triton or LLVM, and report it there with the code object."
 
 
 class RegressionError(ToolchainError):
-    """Kernels that are worse than those they were compared with, by what `--fail-on` names."""
+    """Kernels that are worse than those they were compared with, as defined by `--fail-on`."""
 
     code = 25
     title = "Regression"
     remedy = (
-        "The message names the kernels. `toolchain kernels diff` shows their registers, spills and waves on both sides."
+        "The message lists the kernels. `toolchain kernels diff` shows their registers, spills and waves on both sides."
     )
