@@ -14,6 +14,7 @@ from toolchain import console
 from toolchain.cli import options as o
 from toolchain.cli.images_cmd import cache_of, is_image_name
 from toolchain.errors import ConfigError, ContractError
+from toolchain.stages.triton_wheel import SITE
 
 if TYPE_CHECKING:
     from toolchain.cache import Cache
@@ -124,6 +125,8 @@ def _triton_in(cache: Cache, layout: Layout, image: Descriptor, env: dict[str, s
         facts: dict[str, Any] = strict_json.read(done.stdout.splitlines()[0])
     except (ValueError, IndexError):
         raise ContractError(
-            "Triton cannot be imported in the image", why="\n".join(done.tail), fix="use an image with Triton"
+            "Triton cannot be imported in the image",
+            why="\n".join(done.tail),
+            fix=f"use an image of a wheel, or say where its Triton lies: --env PYTHONPATH={SITE}",
         ) from None
     return facts
