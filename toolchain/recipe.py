@@ -31,8 +31,8 @@ class Recipe:
         compiler_cache: the key of its compiler cache, added to the id `toolchain-ccache`; empty for none.
         network: whether the build may reach out; only base and fetch do.
         steps: relative weight of each `@step` the in-image script announces, for the estimate.
-        courses: of a `@step` that is a run of ninja, what its own steps cost, in ninja's order: how many in a row, and
-            the seconds of one core that each of them takes.
+        ninja: of a `@step` that is a run of ninja, the seconds of one core that a step of that takes on average, in the
+            measure of `engine.estimate.cost`.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Recipe:
     compiler_cache: str = ""
     network: bool = False
     steps: Mapping[str, float] = field(default_factory=dict)
-    courses: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    ninja: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

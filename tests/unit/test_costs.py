@@ -50,7 +50,7 @@ def test_plan_tells_hours_disk_and_memory(planned: CliRunner) -> None:
     told = planned.invoke(app, words).stdout.partition("still to build, on 8 cores")[2].partition("in a Docker")[0]
     said = [line for line in told.splitlines()[1:] if line[2] != " "]
     assert [line.split()[0] for line in said] == ["base", "sysroot", "hip", "python", "llvm", "triton", "aotriton"]
-    assert [line for line in said if "21 to 75 min, disk 14.0 GB, memory 5.4 GB a link" in line] == [said[4]]
+    assert [line for line in said if "21 to 75 min, disk 14.0 GB, memory 5.4 GB per link" in line] == [said[4]]
     assert max(map(len, said)) <= 80
     rows = json.loads(planned.invoke(app, [*words, "--json"]).stdout)["stages"]
     takes = {row["name"]: row["takes"] for row in rows}

@@ -113,7 +113,7 @@ class BuildWorkspace:
 
     def build(self, recipe_: Recipe) -> Path:
         out = self.work() / "out"
-        self.progress.weigh(recipe_.steps, courses=recipe_.courses)
+        self.progress.weigh(recipe_.steps, ninja=recipe_.ninja)
         if out.exists():
             # A killed invocation had finished the build but not the layer; the cache makes the tree again at no cost.
             shutil.rmtree(out)

@@ -1,4 +1,4 @@
-"""What a stage takes, estimated for a number of cores, and what its steps do. Hints from few machines, no promises."""
+"""What a stage takes, estimated for a number of cores. Hints from few machines, no promises."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Cost:
     minutes: tuple[int, int]
     cores: int
     kernel: float = 0.0
+    step: float = 0.0
     kernels: tuple[int, int] | None = None
     job: Literal["", "compile", "link", "kernel"] = ""
     output: tuple[int, int] | None = None
@@ -70,16 +71,6 @@ def costs() -> tuple[Cost, ...]:
 def cost_of(stage: str, part: str = "") -> Cost | None:
     """What a stage takes; of a part that no row knows nothing is known."""
     return next((cost for cost in costs() if (cost.stage, cost.part) == (stage, part)), None)
-
-
-def step_costs(part: str) -> tuple[tuple[int, float], ...]:
-    """What the steps of ninja cost that build a part of LLVM: of data/step_costs.toml, in ninja's order.
-
-    Returns:
-        How many in a row, and the seconds of one core that each takes; nothing for a part that was not measured.
-    """
-    rows = load("step_costs").get(part, {}).get("steps", [])
-    return tuple((int(count), float(seconds)) for count, seconds, _ in rows)
 
 
 def _duration(minutes: float) -> str:

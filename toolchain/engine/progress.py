@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -17,11 +17,11 @@ from rich.live import Live
 from rich.text import Text
 
 from toolchain import console as people
-from toolchain.engine.estimate import Course, Pace
+from toolchain.engine.estimate import Pace
 
 _STEP = re.compile(r"^@step (\S.*)$")
 # NINJA_STATUS='@ninja %f/%t %r %e@ ': finished, total, running, seconds since ninja's start.
-_NINJA = re.compile(r"^@ninja (\d+)/(\d+) +(\d+) +([\d.]+)@ ?(.*)$")
+_NINJA = re.compile(r"^@ninja (\d+)/(\d+) +\d+ +([\d.]+)@ ?(.*)$")
 _COUNT = re.compile(r"^@count (\d+)/(\d+)(?: (.*))?$")
 _BUILDAH = re.compile(r"^(?:\[(\d+)/(\d+)\] )?STEP (\d+)(?:/(\d+))?: (.*)$")
 _PLAIN_EVERY = 60.0
@@ -39,7 +39,6 @@ class _Step:
     total: int = 0
     label: str = ""
     amount: str = ""
-    course: Course | None = None
     pace: Pace | None = None
     # Counts of ninja runs in this step that have ended, and the running one's last figures.
     before: int = 0
@@ -60,20 +59,18 @@ class _Step:
         while len(self.samples) > 2 and now - self.samples[0][0] > _WINDOW:
             self.samples.popleft()
 
-    def ninja(self, done: int, total: int, running: int, seconds: float, now: float) -> None:
-        if done <= 1 <= self.run_done and seconds < self.run_seconds:
-            # Another ninja has begun. The course is of the first one.
+    def ninja(self, done: int, total: int, seconds: float, label: str, now: float) -> None:
+        if done <= 1 <= self.run_done and self.run_total > 1 and seconds < self.run_seconds:
+            # Another ninja has begun. The mean of a step's cost is of the first one.
             self.before += self.run_done
             self.run_done = self.run_total = 0
-            self.course = self.pace = None
+            self.pace = None
         self.run_done = max(self.run_done, done)
         self.run_total = max(self.run_total, total)
         self.run_seconds = seconds
         self.count(self.before + self.run_done, self.before + self.run_total, now)
-        if self.course is not None:
-            if self.pace is None:
-                self.pace = Pace(self.course)
-            self.pace.count(max(0, total - self.run_done), running, now)
+        if self.pace is not None and total > 1:  # a single step is CMake, run again
+            self.pace.count(self.run_done, total, label, now)
 
     def left(self, now: float) -> float | None:
         """Seconds to the end of the step, by what its steps cost or by their number; None while nothing can be said."""
@@ -118,7 +115,7 @@ class Progress:
         self.index = index
         self.total = total
         self._weights = dict(weights or {})
-        self._courses: dict[str, Course] = {}
+        self._ninja: dict[str, float] = {}
         self._console = console or people.err()
         self._clock = clock
         self._begun = clock()
@@ -132,11 +129,11 @@ class Progress:
         self._github = bool(os.environ.get("GITHUB_ACTIONS"))
         self._said = self._begun
 
-    def weigh(self, weights: Mapping[str, float], *, courses: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-        """Add steps that are known only now, e.g. with a recipe; `courses` as in `toolchain.recipe.Recipe`."""
+    def weigh(self, weights: Mapping[str, float], *, ninja: Mapping[str, float]) -> None:
+        """Add steps that are known only now, e.g. with a recipe; `ninja` as in `toolchain.recipe.Recipe`."""
         with self._lock:
             self._weights.update(weights)
-            self._courses.update({name: Course(runs) for name, runs in courses.items()})
+            self._ninja.update(ninja)
 
     # -- progress of this process
 
@@ -174,9 +171,9 @@ class Progress:
     def _line(self, text: str) -> bool:
         now = self._clock()
         if match := _NINJA.match(text):
-            done, total, running, seconds, what = match.groups()
+            done, total, seconds, what = match.groups()
             step = self._current(now)
-            step.ninja(int(done), int(total), int(running), float(seconds), now)
+            step.ninja(int(done), int(total), float(seconds), what, now)
             step.label = what
         elif match := _COUNT.match(text):
             self._count(int(match[1]), int(match[2]), match[3] or "", now)
@@ -202,7 +199,7 @@ class Progress:
             self._steps[-1].ended = now
         # The scripts say `done` last; it is no step, and what follows is the engine's export.
         name = "export" if name == "done" else name
-        self._steps.append(_Step(name, now, course=self._courses.get(name)))
+        self._steps.append(_Step(name, now, pace=Pace(self._ninja[name]) if name in self._ninja else None))
         if self._live is None:
             self._say(now)
 
