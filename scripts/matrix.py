@@ -131,15 +131,16 @@ def _row(said: Any, stage: str) -> dict[str, Any]:
         row["wheels"] = [{key: wheel[key] for key in ("file", "bytes")} for wheel in wheels]
     checks = facts.get("contract", {}).get("checks", [])
     row["contract"] = f"{sum(check['ok'] for check in checks)} of {len(checks)}" if checks else "compiled a kernel"
-    row["symbols"] = next((check["detail"] for check in checks if check["name"] == "symbols"), "")
+    symbols = next((check["detail"] for check in checks if check["name"] == "symbols"), "")
+    row["symbols"] = " of ".join(f"{int(number):,}" for number in re.findall(r"\d+", symbols)[:2])
     return row
 
 
 def measured(log: str) -> dict[str, int]:
-    """Steps of ninja and CPU seconds, out of a build's log; of a build that was gone on with those of its last run."""
+    """Steps of the largest run of ninja, and CPU seconds, from a build's log; of a resumed build, of its last run."""
     found: dict[str, int] = {}
     if steps := _STEPS.findall(log):
-        found["steps"] = int(steps[-1][1])
+        found["steps"] = max(int(total) for _, total in steps)
     if cpu := _CPU.findall(log):
         user, system = (float(cpu[-1][at]) * 60 + float(cpu[-1][at + 1]) for at in (0, 2))
         found |= {"cpu_user": round(user), "cpu_system": round(system)}
@@ -162,7 +163,7 @@ def read() -> dict[str, dict[str, Any]]:
 def page(results: dict[str, dict[str, Any]]) -> str:
     """The page of figures."""
     llvms, tritons = [], []
-    for pair in sorted(PAIRS, key=lambda one: one.llvm):
+    for pair in sorted(PAIRS, key=lambda pair: pair.llvm):
         if row := results.get(f"llvm-{pair.llvm}"):
             cpu = f"{row['cpu_user']:,} and {row['cpu_system']:,}" if "cpu_user" in row else "not measured"
             llvms.append(
@@ -175,6 +176,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
             llvm = results[f"llvm-{pair.llvm}"]["version"]
             tritons.append(f"| {llvm} | `{row['commit'][:12]}` | {wheels} | {row['seconds']:,} | {row['date']} |")
     head = "| LLVM | parts for Triton | steps | CPU seconds, user and system | as gzip, bytes | on disk, bytes "
+    table = ["", "| on LLVM | Triton | wheels, bytes | seconds | when |", "|" + "---|" * 5, *tritons]
     return "\n".join([
         f"# {_SECTION}\n",
         "Made by `scripts/matrix.py write` from `scripts/matrix.json`. Do not edit this page.\n",
@@ -182,10 +184,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         f"{head}| contract | symbols | when, where |",
         "|" + "---|" * 9,
         *llvms,
-        "",
-        "| on LLVM | Triton | wheels, bytes | seconds | when |",
-        "|" + "---|" * 5,
-        *tritons,
+        *(table if tritons else ()),
     ]) + "\n"  # fmt: skip
 
 

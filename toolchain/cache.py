@@ -102,7 +102,9 @@ class Cache:
         Raises:
             OSError: it cannot be made.
         """
-        fresh = not self.root.is_dir() or {path.name for path in self.root.iterdir()} <= {self.locks.name}
+        # Finding sources, which comes first, leaves the mirrors' lists and what it downloaded.
+        early = {self.locks.name, self.store.name, "apt"}
+        fresh = not self.root.is_dir() or {path.name for path in self.root.iterdir()} <= early
         self.locks.mkdir(parents=True, exist_ok=True)
         # Without them everything works but `cache prune`.
         with contextlib.suppress(OSError):

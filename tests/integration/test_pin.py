@@ -1,8 +1,8 @@
 """From a pin to `COPY --from`: LLVM at the commit in llvm-hash.txt, fetched by git, built, published and copied.
 
 No git host can be reached by the tests, so a server on loopback gives a project of one program, or a whole LLVM's tree,
-under a commit of its own. That is LLVM 22, or what TOOLCHAIN_TEST_LLVM names, as 19=19.1.7. It must have been fetched;
-its compiler cache is shared.
+under a commit of its own. That is LLVM 22.1.8, or what TOOLCHAIN_TEST_LLVM names, as 19.1.7=3.1. It must have been
+fetched; its compiler cache is shared.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def small_tree(folder: Path) -> Path:
 
 def whole_version() -> tuple[str, str]:
     """The line of LLVM that is built whole, and its version."""
-    major, _, version = os.environ.get("TOOLCHAIN_TEST_LLVM", "22=22.1.8").partition("=")
-    return major, version
+    version = os.environ.get("TOOLCHAIN_TEST_LLVM", "22.1.8").partition("=")[0]
+    return version.partition(".")[0], version
 
 
 def whole_tree(request: pytest.FixtureRequest) -> Path:

@@ -1,6 +1,7 @@
 """The whole portable layer inside Debian 11, 12 and 13: the contract check by each one's compilers and both linkers.
 
-Marked `full`: run after `toolchain build llvm --source llvm=distro:llvm-toolchain-22` on the same cache.
+Marked `full`: run after `toolchain build llvm --source llvm=distro:llvm-toolchain-22` on the same cache, or on that of
+another LLVM, which TOOLCHAIN_TEST_LLVM names with the Triton whose parts it has, as 19.1.7=3.1.
 """
 
 # ruff: noqa: T201
@@ -25,8 +26,9 @@ from toolchain.sources.unpack import unpack_tar
 from toolchain.stages.contract import check_names
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(0)]
-IMAGE = "llvm-triton-22.1.8"
-PREFIX = "/usr/lib64/llvm-triton-22.1.8"
+VERSION, _, TRITON = os.environ.get("TOOLCHAIN_TEST_LLVM", "22.1.8=3.7").partition("=")
+IMAGE = f"llvm-triton-{VERSION}"
+PREFIX = f"/usr/lib64/{IMAGE}"
 COMPILERS = (("gcc", "g++"), ("clang", "clang++"))
 LINKERS = ("bfd", "lld")
 
@@ -53,11 +55,12 @@ def test_the_contract_holds_in_it(whole: tuple[Path, str, Path], engine: Buildah
     layer = engine.ensure_image("whole", out, manifest)
     dockerfile = TOP / "examples" / f"debian{release}" / "Dockerfile"
     said = "\n".join(build(engine, TOP / "examples", dockerfile, "localhost/consumer", BASE=system, LLVM=layer))
-    pairs = re.findall(r"^(\S+) and (\S+): llvm::APInt::~APInt\(\) by LLVM 22\.1\.8 for x86_64", said, re.MULTILINE)
+    line = rf"^(\S+) and (\S+): llvm::APInt::~APInt\(\) by LLVM {re.escape(VERSION)} for x86_64"
+    pairs = re.findall(line, said, re.MULTILINE)
     assert pairs == [("g++", "bfd"), ("g++", "lld"), ("clang++", "bfd"), ("clang++", "lld")], said[-2000:]
     engine.forget_image("localhost/consumer")
 
-    needs = needs_for("3.7")
+    needs = needs_for(TRITON)
     settings = {
         "LIBRARIES": ";".join(dict.fromkeys([*needs.libtriton, *needs.bin_tools])),
         "LLD": "ON" if needs.lld else "OFF",

@@ -93,7 +93,7 @@ def test_the_evidence(asked: list[str], tmp_path: Path) -> None:
     for _ in range(2):  # again makes no difference
         matrix.write(argparse.Namespace())
     page = matrix.PAGE.read_text()
-    assert "| 19.1.0 | 3.1 | 3,781 | 10,522 and 736 | 5 | 7 | 2 of 2 | 34184 of 354 |" in page
+    assert "| 19.1.0 | 3.1 | 3,781 | 10,522 and 736 | 5 | 7 | 2 of 2 | 34,184 of 354 |" in page
     assert "`triton.whl` 3" in page
     rows = tomllib.loads(matrix.TRIED.read_text())["tried"]
     new = [row for row in rows if row not in before]

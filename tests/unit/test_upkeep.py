@@ -356,7 +356,8 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, named: str) -> 
 def test_only_a_folder_that_was_made_or_empty_is_marked(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "locks" / "locks").mkdir(parents=True)
-    for name in ("new", "empty", "locks"):
+    (tmp_path / "lists" / "apt").mkdir(parents=True)
+    for name in ("new", "empty", "locks", "lists"):
         cache = Cache(tmp_path / name)
         cache.make()
         assert cache.is_ours
