@@ -113,3 +113,22 @@ def test_how_far_the_latest_request_is(tmp_path: Path) -> None:
     with Ledger(path) as ledger:
         assert (look(path).count, look(path).total) == (3, 328)
         assert look(ledger.path).summary.done == 1
+
+
+def test_a_write_that_was_killed_halfway_is_undone_by_who_looks(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with Ledger(path) as ledger:
+        ledger.record(Entry.of(make_rule("k"), DONE, sha256="ab"))
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA cache_size = 1")  # pages reach the file before the end of the transaction
+        db.execute("BEGIN IMMEDIATE")
+        for number in range(2000):
+            db.execute("INSERT INTO about VALUES (?, ?)", (f"n{number}", "x" * 200))
+        killed = tmp_path / "killed" / path.name
+        killed.parent.mkdir()
+        for suffix in ("", "-journal"):
+            killed.with_name(path.name + suffix).write_bytes(path.with_name(path.name + suffix).read_bytes())
+        db.execute("ROLLBACK")
+    assert look(killed).summary.done == 1
+    with contextlib.closing(sqlite3.connect(killed)) as db:
+        assert db.execute("SELECT count(*) FROM about WHERE name LIKE 'n%'").fetchone() == (0,)

@@ -272,7 +272,8 @@ def entries_of(path: Path) -> list[Entry]:
 def _read(path: Path) -> tuple[list[Entry], str, list[str]]:
     """The entries, the progress as it is written, and what each check of numbers said."""
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as db:
+        # mode=ro could not undo what a killed campaign left half-written. A file without write access is only read.
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True)) as db:
             known = dict(db.execute("SELECT name, value FROM about"))
             if known.get("format") != FORMAT:
                 return [], "", []
