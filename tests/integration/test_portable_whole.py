@@ -54,7 +54,9 @@ def test_the_contract_holds_in_it(whole: tuple[Path, str, Path], engine: Buildah
     system = a_system(engine, release, tmp_path)
     layer = engine.ensure_image("whole", out, manifest)
     dockerfile = TOP / "examples" / f"debian{release}" / "Dockerfile"
-    said = "\n".join(build(engine, TOP / "examples", dockerfile, "localhost/consumer", BASE=system, LLVM=layer))
+    said = "\n".join(
+        build(engine, TOP / "examples", dockerfile, "localhost/consumer", BASE=system, LLVM=layer, PREFIX=PREFIX)
+    )
     line = rf"^(\S+) and (\S+): llvm::APInt::~APInt\(\) by LLVM {re.escape(VERSION)} for x86_64"
     pairs = re.findall(line, said, re.MULTILINE)
     assert pairs == [("g++", "bfd"), ("g++", "lld"), ("clang++", "bfd"), ("clang++", "lld")], said[-2000:]
