@@ -182,12 +182,12 @@ def test_what_a_registry_cannot_give_is_told(
     # The registry's disk decayed, or somebody lies: a manifest that is another, then a layer.
     data = tmp_path / "registry" / "data"
 
-    def spoil(digest: str) -> None:
+    def damage(digest: str) -> None:
         (blob,) = data.rglob(f"{digest.removeprefix('sha256:')}/data")
         blob.write_bytes(b"x" * blob.stat().st_size)
 
     manifest = shelf.layout.children(shelf.oci)[0]
-    spoil(shelf.layout.children(manifest)[1].digest)
+    damage(shelf.layout.children(manifest)[1].digest)
     assert "sent other bytes" in fails(f"{place}{shelf.oci.digest}", DigestError)
 
 

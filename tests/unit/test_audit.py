@@ -103,15 +103,15 @@ def test_a_pack_that_is_marked_as_partial_is_named(campaign: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "field"),
+    ("damaged", "field"),
     [
         ({"without": "gfx942/attention"}, "missing"),
         ({"empty": "gfx942/attention"}, "empty"),
         ({"flip": "gfx942/attention"}, "damaged"),
     ],
 )
-def test_each_fault_is_named(campaign: Path, tmp_path: Path, spoilt: dict[str, str], field: str) -> None:
-    prefix(campaign, tmp_path / "p", **spoilt)
+def test_each_fault_is_named(campaign: Path, tmp_path: Path, damaged: dict[str, str], field: str) -> None:
+    prefix(campaign, tmp_path / "p", **damaged)
     result = run(tmp_path / "p", "--gpu", "gfx942", "--plan", plan(tmp_path / "plan"), code=KernelError.code)
     assert "attention" in result[field][0]
     assert run(tmp_path / "p", "--gpu", "gfx90a", code=KernelError.code)["absent"] == ["gfx90a"]
@@ -171,10 +171,10 @@ def test_kernels_that_are_compiled_again_are_compared(campaign: Path, tmp_path: 
     result = run(tmp_path / "c", *words)
     assert sorted(result["rebuilt"].values()) == [True] * 4
     # A byte of an instruction: nothing but another compilation sees it.
-    spoilt = tmp_path / "c" / "gfx942" / "add-fp16.hsaco"
-    content = bytearray(spoilt.read_bytes())
+    damaged = tmp_path / "c" / "gfx942" / "add-fp16.hsaco"
+    content = bytearray(damaged.read_bytes())
     content[content.index(b"\x00\x00\x81\xbf")] ^= 1
-    spoilt.write_bytes(content)
+    damaged.write_bytes(content)
     result = run(tmp_path / "c", *words, code=KernelError.code)
     assert [key for key, equal in result["rebuilt"].items() if not equal] == ["gfx942/add-fp16"]
     run(tmp_path / "c", "--rebuild", "1", code=ConfigError.code)

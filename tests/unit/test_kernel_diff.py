@@ -232,10 +232,10 @@ def test_a_cut_code_object_is_refused(built: Path, tmp_path: Path, at: int) -> N
 def test_no_bytes_of_an_object_make_it_crash(built: Path) -> None:
     content = (built / "a" / "gfx1100" / "add-fp16.hsaco").read_bytes()
     for place in range(0, len(content), 7):
-        spoilt = bytearray(content)
-        spoilt[place] ^= 0xFF
+        damaged = bytearray(content)
+        damaged[place] ^= 0xFF
         try:
-            read_object(bytes(spoilt), "k")
+            read_object(bytes(damaged), "k")
         except KernelError:
             continue
 

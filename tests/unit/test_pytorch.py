@@ -132,7 +132,7 @@ def test_a_prefix_is_checked_as_pytorch_does_not(tmp_path: Path) -> None:
     wanted = read_pytorch(tree_of(tmp_path / "tree", LISTS))
     prefix = prefix_of(tmp_path / "prefix", "amd-gfx942")
     assert check_prefix(prefix, wanted, ("gfx942",)) == {"version": "0.13.0", "amd-gfx942": COMMIT}
-    for spoil, reason in (
+    for damage, reason in (
         (lambda at: None, "gfx1101"),
         (lambda at: (at / "lib/libaotriton_v2.so").unlink(), "libaotriton_v2.so"),
         (lambda at: (at / "lib/libfoo.so").touch(), "libfoo.so"),
@@ -145,10 +145,10 @@ def test_a_prefix_is_checked_as_pytorch_does_not(tmp_path: Path) -> None:
             "a link",
         ),
     ):
-        at = tmp_path / "spoilt"
+        at = tmp_path / "damaged"
         shutil.rmtree(at, ignore_errors=True)
         shutil.copytree(prefix, at)
-        spoil(at)
+        damage(at)
         with pytest.raises(ContractError) as caught:
             check_prefix(at, wanted, ("gfx942", "gfx1101"))
         assert reason in caught.value.why

@@ -198,7 +198,7 @@ def with_a_broken_report(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("damage", "reason"),
     [
         (lambda _: None, "nothing signed is attached"),
         (unsigned, "nothing signed is attached"),
@@ -216,10 +216,10 @@ def with_a_broken_report(shelf: Shelf) -> None:
     ],
 )
 def test_not_taken(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Shelf], None], reason: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Shelf], None], reason: str
 ) -> None:
     shelf = Shelf(tmp_path, speak=False)
-    spoil(shelf)
+    damage(shelf)
     with pytest.raises(UntrustedError, match="does not verify") as caught:
         shelf.take()
     assert reason in str(caught.value)
@@ -276,7 +276,7 @@ def test_unchecked_for_who_wants_no_check(tmp_path: Path) -> None:
 
 
 def test_one_good_statement_among_others(tmp_path: Path) -> None:
-    """Whoever may push can add statements; they spoil nothing."""
+    """Whoever may push can add statements; they change nothing."""
     shelf = Shelf(tmp_path, speak=False)
     of_another_key(shelf)
     with_files_unlisted(shelf)

@@ -249,7 +249,7 @@ def test_what_is_no_bundle(stand: Stand, content: bytes) -> None:
         {"subject": 7},
     ],
 )
-def test_a_further_statement_of_the_same_key_spoils_nothing(stand: Stand, change: dict[str, Any]) -> None:
+def test_a_further_statement_of_the_same_key_changes_nothing(stand: Stand, change: dict[str, Any]) -> None:
     """Whoever may push can attach what this key once signed for something else."""
     stand.say_all()
     stand.say({**stand.provenance(), **change})
