@@ -56,6 +56,11 @@ class Cache:
         return self.root / "probed" / f"{digest.removeprefix('sha256:')}-{key}.json"
 
     @property
+    def apt(self) -> Path:
+        """Lists of the distribution's mirrors."""
+        return self.root / "apt"
+
+    @property
     def compiler_caches(self) -> Path:
         """A JSON file for each compiler cache, by its key: whose it is; its time says when it was last used."""
         return self.root / "compiler-caches"
@@ -103,7 +108,7 @@ class Cache:
             OSError: it cannot be made.
         """
         # Finding sources, which comes first, leaves the mirrors' lists and what it downloaded.
-        early = {self.locks.name, self.store.name, "apt"}
+        early = {self.locks.name, self.store.name, self.apt.name}
         fresh = not self.root.is_dir() or {path.name for path in self.root.iterdir()} <= early
         self.locks.mkdir(parents=True, exist_ok=True)
         # Without them everything works but `cache prune`.

@@ -51,17 +51,22 @@ class Caller:
         return answer
 
     def end(self) -> None:
-        """Let it go."""
+        """Wait for its end."""
         self._tasks.close()
         self._process.wait()
 
 
+def entry_of(hash_: str) -> Path:
+    """The folder of a kernel in Triton's cache."""
+    return Path(os.environ["TRITON_CACHE_DIR"], base64.b32encode(bytes.fromhex(hash_)).decode().rstrip("="))
+
+
 def packed(hashes: Sequence[str]) -> bytes:
     """A tar of the entries of some kernels, and of how each is launched; the same bytes for the same files."""
-    cache, launches = Path(os.environ["TRITON_CACHE_DIR"]), Path(os.environ["CALLS_LAUNCHES"])
+    launches = Path(os.environ["CALLS_LAUNCHES"])
     files: dict[str, Path] = {}
     for hash_ in hashes:
-        entry = cache / base64.b32encode(bytes.fromhex(hash_)).decode().rstrip("=")
+        entry = entry_of(hash_)
         files |= {f"{entry.name}/{path.name}": path for path in entry.iterdir() if path.is_file()}
         files[f"launches/{hash_}.json"] = launches / f"{hash_}.json"
     out = io.BytesIO()
@@ -76,11 +81,7 @@ def packed(hashes: Sequence[str]) -> bytes:
 
 def metadata(kernels: Sequence[tuple[str, str]], gpu: str, about: dict[str, Any]) -> dict[str, Any]:
     """The JSON beside the tar: as beside a code object, of all kernels together; and which they are."""
-    cache = Path(os.environ["TRITON_CACHE_DIR"])
-    rows = []
-    for name, hash_ in kernels:
-        entry = cache / base64.b32encode(bytes.fromhex(hash_)).decode().rstrip("=")
-        rows.append(json.loads((entry / f"{name[:150]}.json").read_text(encoding="utf-8")))
+    rows = [json.loads((entry_of(hash_) / f"{name[:150]}.json").read_text(encoding="utf-8")) for name, hash_ in kernels]
     return {
         "compile_status": "Complete",
         "arch": gpu,

@@ -73,6 +73,12 @@ def cost_of(stage: str, part: str = "") -> Cost | None:
     return next((cost for cost in costs() if (cost.stage, cost.part) == (stage, part)), None)
 
 
+def ninja_of(stage: str, part: str = "") -> dict[str, float]:
+    """What a step of ninja takes on average in a stage's step `compile`, as `Recipe.ninja`; empty where unknown."""
+    row = cost_of(stage, part)
+    return {"compile": row.step} if row is not None and row.step else {}
+
+
 def _duration(minutes: float) -> str:
     if minutes < 1.5:
         return "1 min"

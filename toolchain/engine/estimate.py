@@ -40,8 +40,7 @@ class Pace:
     def __init__(self, mean: float) -> None:
         self._mean = mean
         self._done = 0.0
-        self._total = 0
-        self._least = 0.0
+        self._total = self._left = 0  # steps
         self._begun: float | None = None
         self._samples: deque[tuple[float, float]] = deque()  # when, and the cost of what was done by then
 
@@ -57,8 +56,7 @@ class Pace:
         self._total = max(self._total, total)
         if self._begun is None:
             self._begun = now
-        # The whole is an average. The steps that are left cost at least what generated files do.
-        self._least = (self._total - done) * cost("")
+        self._left = self._total - done
         if not self._samples or now - self._samples[-1][0] >= 1:
             self._samples.append((now, self._done))
         window = max(_WINDOW, (now - self._begun) / 2)
@@ -72,5 +70,6 @@ class Pace:
         since, before = self._samples[0]
         if self._done <= before or now <= since:
             return None
-        whole = self._mean * self._total
-        return max(whole - self._done, self._least) * (now - since) / (self._done - before)
+        # The whole is an average. The steps that are left cost at least what generated files do.
+        work = max(self._mean * self._total - self._done, self._left * cost(""))
+        return work * (now - since) / (self._done - before)

@@ -1,8 +1,8 @@
 """The metadata of a Dask scheduler as a board: campaigns and workers write text there for each other, and read it.
 
-Dask's own client and worker unpickle what reaches them, whatever serializers they are told to use: a pickle may lie in
 Dask's own client and worker unpickle any message, whatever serializers they are configured with. So neither is used.
-msgpack without extensions, and in it text that is JSON. Nothing listens on a worker.
+This module talks only to the scheduler, in Dask's framing, and reads what it receives as data: msgpack without
+extensions, and in it text that is JSON. Nothing listens on a worker.
 
 On the board, below `toolchain`:
 

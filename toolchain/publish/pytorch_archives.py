@@ -109,13 +109,15 @@ def _runtime(tree: Path, archive: Archive, wanted: Wanted) -> list[str]:
 
 
 def _images(tree: Path, archive: Archive, wanted: Wanted) -> list[str]:
+    from toolchain.stages.aotriton import PARTIAL, SIGNATURE  # noqa: PLC0415 - the stage, for two names
+
     folder = tree / "lib/aotriton.images" / archive.pack
     try:
-        made = str(strict_json.read(read_regular(folder / "__signature__", _LARGEST, within=tree))["AOTRITON_GIT_SHA1"])
+        made = str(strict_json.read(read_regular(folder / SIGNATURE, _LARGEST, within=tree))["AOTRITON_GIT_SHA1"])
     except (OSError, ValueError, KeyError, TypeError, ToolchainError):
         return [f"it has no signature of {archive.pack} that can be read"]
     faults = [] if made in _commits(wanted) else [f"it was made of {made}, which is not the release"]
     return [
         *faults,
-        *(["kernels of it are missing: see __partial__ in it"] if (folder / "__partial__").exists() else []),
+        *([f"kernels of it are missing: see {PARTIAL} in it"] if (folder / PARTIAL).exists() else []),
     ]

@@ -115,7 +115,7 @@ def _is_brought(package: str, version: str, cache: Cache) -> bool:
 
 def _suites(cache: Cache, hints: Sequence[str], only: str = "") -> list[Suite]:
     mirrors = suites(apt_mirrors(), hints, load("distro")["suites"])
-    return [Suite(cache.root / "apt", mirror) for mirror in mirrors if only in ("", mirror.suite)]
+    return [Suite(cache.apt, mirror) for mirror in mirrors if only in ("", mirror.suite)]
 
 
 def _first(

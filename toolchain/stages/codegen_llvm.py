@@ -8,7 +8,7 @@ from typing import Any
 
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.codegen import Codegen
-from toolchain.catalog.costs import cost_of
+from toolchain.catalog.costs import ninja_of
 from toolchain.errors import UnsupportedError
 from toolchain.recipe import Recipe, digests
 from toolchain.request import Request
@@ -106,7 +106,7 @@ class CodegenLlvmStage:
                 contexts={"llvm": source.path, "sysroot": system},
                 cache_key=planned.tree_key,
                 steps=_CROSS_WEIGHTS if cross else _WEIGHTS,
-                ninja={"compile": cost.step} if (cost := cost_of("llvm-codegen")) and cost.step else {},
+                ninja=ninja_of("llvm-codegen"),
             )
         )
 

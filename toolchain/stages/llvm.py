@@ -17,7 +17,7 @@ from toolchain.catalog.components import (
     needs_for,
     newest_triton_on,
 )
-from toolchain.catalog.costs import cost_of
+from toolchain.catalog.costs import ninja_of
 from toolchain.catalog.floors import floor_of
 from toolchain.catalog.pin_files import read_pin
 from toolchain.catalog.release_data import require as require_known
@@ -180,7 +180,7 @@ class LlvmStage:
                 contexts={**contexts, **({"sysroot": system} if system else {})},
                 cache_key=planned.tree_key,
                 steps=_CROSS_WEIGHTS if cross else _WEIGHTS,
-                ninja={"compile": cost.step} if (cost := cost_of("llvm", part.name)) and cost.step else {},
+                ninja=ninja_of("llvm", part.name),
             )
         )
 

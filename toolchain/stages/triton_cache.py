@@ -255,6 +255,13 @@ def _unpack(outcomes: Sequence[Outcome], out: Path) -> None:
             triton_cache.unpack(out / outcome.entry.out, out / MADE)
 
 
+def _reasons(outcomes: Sequence[Outcome]) -> str:
+    """Why calls did not compile: the last line of each of the first."""
+    return "\n".join(
+        f"{outcome.call.name}: {outcome.entry.reason.splitlines()[-1][:300]}" for outcome in outcomes[:_LISTED]
+    )
+
+
 def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
     """Insist that no call failed.
 
@@ -265,7 +272,7 @@ def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
     if bad and not keep_going:
         raise KernelError(
             f"{len(bad)} of {len(outcomes)} calls did not compile",
-            why="\n".join(f"{one.call.name}: {one.entry.reason.splitlines()[-1][:300]}" for one in bad[:_LISTED]),
+            why=_reasons(bad),
             fix="`kernels run triton-cache`: --keep-going leaves them out, --kernel-timeout SECONDS gives them longer",
         )
 
@@ -279,9 +286,7 @@ def _require_any(outcomes: Sequence[Outcome]) -> None:
     if not any(outcome.done for outcome in outcomes):
         raise UnsupportedError(
             "the wheel refuses every call",
-            why="\n".join(
-                f"{outcome.call.name}: {outcome.entry.reason.splitlines()[-1][:300]}" for outcome in outcomes[:_LISTED]
-            ),
+            why=_reasons(outcomes),
             fix="name other GPUs (--gpu)",
         )
 
