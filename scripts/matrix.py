@@ -8,6 +8,8 @@ without --tritons only the LLVMs are built. It can be stopped and started again:
 not built twice, and each result is written to scripts/matrix.json at once. Then all unfinished work is pruned:
 one build tree of LLVM lies on the disk at a time. So give it a cache of its own (TOOLCHAIN_CACHE).
 
+What tests/integration/test_wheel_systems.py prints of a Triton goes into its row by hand, as `compiled`.
+
 `write` makes docs/measurements/generations.md out of the results, and rows of toolchain/data/tried.toml.
 """
 
@@ -60,7 +62,7 @@ PAIRS = (
     Pair(22, "d8da7c998"),
     Pair(19, "915b396c1"),
     Pair(21, "918223185"),
-    Pair(18, "c2d2909d9", binaries=(*ALLOWED, "--allow-binary", "cuda2gcn", "--drop-binary", "libamdhip64")),
+    Pair(18, "397ac38cf", binaries=(*ALLOWED, "--allow-binary", "cuda2gcn", "--drop-binary", "libamdhip64")),
     Pair(23, "be7e23cc6"),
 )
 
@@ -127,6 +129,8 @@ def _row(said: Any, stage: str) -> dict[str, Any]:
     row = {key: built[key] for key in ("image", "input_digest")}
     row |= {key: facts[key] for key in ("blob_bytes", "disk_bytes", "diff_id", "version", "serves") if key in facts}
     row["seconds"] = round(facts.get("total_seconds", 0))
+    if lit := facts.get("lit"):
+        row["lit"] = {version: f"{tests['passed']} of {tests['tests']}" for version, tests in lit.items()}
     if wheels := facts.get("wheels"):
         row["wheels"] = [{key: wheel[key] for key in ("file", "bytes")} for wheel in wheels]
     checks = facts.get("contract", {}).get("checks", [])
@@ -174,9 +178,16 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         if row := results.get(f"triton-{pair.llvm}"):
             wheels = "<br>".join(f"`{wheel['file']}` {wheel['bytes']:,}" for wheel in row.get("wheels", []))
             llvm = results[f"llvm-{pair.llvm}"]["version"]
-            tritons.append(f"| {llvm} | `{row['commit'][:12]}` | {wheels} | {row['seconds']:,} | {row['date']} |")
+            lit = "<br>".join(f"{version}: {passed}" for version, passed in row.get("lit", {}).items())
+            tritons.append(
+                f"| {llvm} | `{row['commit'][:12]}` | {edits_for(row['commit'], llvm)} | {wheels} | {lit} "
+                f"| {row.get('compiled', 'not tried')} | {row['seconds']:,} | {row['date']} |"
+            )
     head = "| LLVM | parts for Triton | steps | CPU seconds, user and system | as gzip, bytes | on disk, bytes "
-    table = ["", "| on LLVM | Triton | wheels, bytes | seconds | when |", "|" + "---|" * 5, *tritons]
+    wheels_head = (
+        "| on LLVM | Triton | edits | wheels, bytes | lit tests passed, by Python | compiled in plain systems "
+    )
+    table = ["", f"{wheels_head}| seconds | when |", "|" + "---|" * 8, *tritons]
     return "\n".join([
         f"# {_SECTION}\n",
         "Made by `scripts/matrix.py write` from `scripts/matrix.json`. Do not edit this page.\n",
@@ -186,6 +197,15 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         *llvms,
         *(table if tritons else ()),
     ]) + "\n"  # fmt: skip
+
+
+def edits_for(commit: str, llvm: str) -> int:
+    """How many edits the tool ships for a commit of Triton on an LLVM."""
+    from toolchain.sources.edits import shipped  # noqa: PLC0415 - `build` alone is often called
+
+    return sum(
+        len(file.edits) for file in shipped() if file.source == "triton" and file.commit == commit and file.is_for(llvm)
+    )
 
 
 def rows(results: dict[str, dict[str, Any]], by_hand: Sequence[dict[str, str]]) -> str:
