@@ -82,8 +82,8 @@ def test_target_features_are_refused() -> None:
 
 
 def test_packs() -> None:
-    every = {"gfx110x", "gfx115x", "gfx120x", "gfx1250", "gfx90a", "gfx942", "gfx950"}
-    assert {pack(gpu) for gpu in known_gpus()} == every
+    # An x stands for the last digit; so a row with the pack of another GPU is found.
+    assert [gpu for gpu in known_gpus() if pack(gpu) not in {gpu, f"{gpu[:-1]}x"}] == []
     assert [pack(gpu) for gpu in ("gfx1103", "gfx1150", "gfx1201")] == ["gfx110x", "gfx115x", "gfx120x"]
 
 
