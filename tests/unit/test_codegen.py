@@ -45,7 +45,7 @@ from toolchain.stages.triton_tree import bindings_of, check_no_download
 from toolchain.trust.attest import provenance
 from toolchain.trust.sbom import sbom
 
-(RULE,) = codegens()
+(RULE,) = (row for row in codegens() if row.target == "AMDGPU")
 FORK = "https://github.com/ROCm/llvm-project"
 
 

@@ -115,7 +115,7 @@ KINDS: list[tuple[str, Callable[[Source], bool] | int, str]] = [
     ("3.6.7", 7, "3.6.0 below and 3.7.0 above"),
     ("3.1.9", 7, "3.1.0 below and 3.2.0 above"),
     ("4.0", 7, "3.9.0 below"),
-    ("3.10.0", 7, "second LLVM"),
+    ("3.99.0", 7, "second LLVM"),
     ("2.2.0", 4, "its LLVM is unknown"),
     (NOWHERE, 7, "not on record"),
     (COMMIT[:12], 4, "no commit of 40 digits"),

@@ -94,7 +94,8 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
     rows = [row for row in data["triton"] if _line(row["from"]) <= line]
     if not rows or line > _line(data["last"]):
         known = f"known: {data['triton'][0]['from']} to {data['last']}"
-        fix = f"use Triton {data['last']} or older" if rows else "use a newer Triton"
+        older = f"use Triton {data['last']} or older, or set `last` in llvm-config/components.toml"
+        fix = older if rows else "use a newer Triton"
         raise UnsupportedError(f"what Triton {version} needs from LLVM is not on record", why=known, fix=fix)
     return replace(_assemble(data, [*rows, extra, {"features": sorted(features)}], arch), serves=version.strip())
 
