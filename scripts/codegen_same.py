@@ -123,7 +123,7 @@ def main() -> None:
             rules = load_rules(TOP / "aotriton" / "flash-attn.toml", asked.source, (gpu,)).rules
             for rule in sorted(rules, key=lambda one: one.id)[: asked.kernels]:
                 ir, expected, metadata = compile_by_triton(compiler, rule, asked.source)
-                # What Triton's own backend is asked for.
+                # The calls of Triton's own backend.
                 features = "-real-true16" if "gfx11" in gpu else ""
                 found = library.assembly(ir, gpu, features, fp_fusion=bool(metadata["enable_fp_fusion"]))
                 elf = library.assemble(found, gpu)[:4] == b"\x7fELF"

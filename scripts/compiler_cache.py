@@ -20,7 +20,7 @@ _OWN = {"stats", "ccache.conf", "CACHEDIR.TAG", _NOTE}
 
 
 def objects(folder: Path) -> dict[Path, os.stat_result]:
-    """What was compiled, by path; none where the folder is not there."""
+    """What was compiled, by path; none if the folder is not there."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in _OWN)
     return {path: path.stat() for path in files}
 

@@ -119,7 +119,7 @@ class Subject:
         return Program(self.program.code, lines)
 
     def mutant(self, draw: random.Random) -> Mutant | None:
-        """A random change of an executed instruction; None where the drawn one cannot be changed."""
+        """A random change of an executed instruction; None if the drawn one cannot be changed."""
         place = draw.choice(self.executed)
         line = self.program.lines[place]
         instruction = parse(line)

@@ -1,7 +1,7 @@
 """The house drawn from its imports: rooms, floors, arrows and circles.
 
-A room is a folder of `toolchain/`, or a module that lies in none. An arrow is one room's import of another, whichever
-of its modules does it; imports for types alone count too. A room's floor is the longest way down from it.
+A room is a folder of `toolchain/`, or a module that is in none. An arrow is one room's import of another, whichever
+of its modules does it; imports only for types are included. A room's floor is the longest way down from it.
 
     python scripts/house.py            # the figures and the rooms, floor by floor
     python scripts/house.py --check    # exit code 1 where a circle is
@@ -76,7 +76,7 @@ def circles(rooms: Mapping[str, set[str]]) -> list[tuple[str, ...]]:
 
 
 def floors(rooms: Mapping[str, set[str]]) -> dict[str, int]:
-    """The floor of each room, 0 at the ground. Rooms of a circle lie on one floor."""
+    """The floor of each room, 0 at the ground. Rooms of a circle are on one floor."""
     circle = {room: group for group in circles(rooms) for room in group}
 
     @functools.cache

@@ -1,7 +1,7 @@
 """docs/json.md: what every verb prints with `--json`, out of docs/json.schema.json.
 
 .venv/bin/python scripts/json_page.py          # writes the page
-.venv/bin/python scripts/json_page.py --check  # says whether it is up to date
+.venv/bin/python scripts/json_page.py --check  # checks whether it is up to date
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEAD = """\
 Made by `scripts/json_page.py` from [json.schema.json](json.schema.json), a JSON Schema (2020-12) with a definition for
 each verb. Tests validate the output of all verbs. Do not edit this page.
 
-Standard output has exactly one JSON document; messages for people go to standard error. `verify`, `doctor`,
+Standard output has exactly one JSON document; human-readable messages go to standard error. `verify`, `doctor`,
 `reproduce`, `cache prune` and `build` also print their result when their exit code is not 0. Other failures, also
 usage errors, print an [error](#error) instead; only a bug (exit code 1) prints nothing. Sizes are in bytes, digests
 are `sha256:` and 64 hexadecimal digits.

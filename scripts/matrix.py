@@ -6,7 +6,7 @@
 `build` takes hours. FOLDER holds a checkout for each commit of `PAIRS`, called by the commit's first nine digits;
 without --tritons only the LLVMs are built. It can be stopped and started again: what was built from the same inputs is
 not built twice, and each result is written to scripts/matrix.json at once. Then all unfinished work is pruned:
-one build tree of LLVM lies on the disk at a time. So give it a cache of its own (TOOLCHAIN_CACHE).
+one build tree of LLVM is on the disk at a time. So give it a cache of its own (TOOLCHAIN_CACHE).
 
 What tests/integration/test_wheel_systems.py prints of a Triton goes into its row by hand, as `compiled`.
 

@@ -58,7 +58,7 @@ class Finding:
 
 
 class Repository:
-    """A remote repository, read ref by ref at depth 1 without the files that nobody asks for."""
+    """A remote repository, read ref by ref at depth 1 without the files that no one asks for."""
 
     def __init__(self, url: str, scratch: Path) -> None:
         self._url = url
@@ -99,7 +99,7 @@ class Repository:
         return {name: self._git("cat-file", "blob", f"{commit}:{name}")[:4096] for name in names[:_LIMIT]}
 
     def submodule(self, commit: str, path: str) -> str:
-        """The commit of a submodule; empty where there is none."""
+        """The commit of a submodule; empty if there is none."""
         words = self._git("ls-tree", commit, "--", path).split()
         return words[2] if len(words) > 2 and words[1] == "commit" else ""
 
@@ -255,7 +255,7 @@ def _named(pin: CodegenPin) -> str:
 
 
 def _codegen_findings(version: str, branch: str, entry: Mapping[str, Any]) -> Iterator[Finding]:
-    """What is new of the LLVMs for GPUs. A tag that is not on record is told as a whole."""
+    """What is new of the LLVMs for GPUs. A tag that is not on record is reported as a whole."""
     pins, odd = _codegen(entry["files"])
     who = f"Triton {version or branch}"
     where = f"tag v{version} is {entry['commit']}" if version else f"Triton's {branch} is at {entry['commit']}"
@@ -306,7 +306,7 @@ def _oldest_aotriton() -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what is new as JSON; a table for people goes to the file that GITHUB_STEP_SUMMARY names."""
+    """Print what is new as JSON; a table goes to the file that GITHUB_STEP_SUMMARY names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--facts", type=Path, help="recorded facts instead of the network")
     parser.add_argument("--record", type=Path, help="keep the facts here")

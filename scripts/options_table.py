@@ -1,7 +1,7 @@
 """docs/options.md: every option, who takes it, where it may be set, and what remembers it.
 
 .venv/bin/python scripts/options_table.py          # writes the page
-.venv/bin/python scripts/options_table.py --check  # says whether it is up to date
+.venv/bin/python scripts/options_table.py --check  # checks whether it is up to date
 """
 
 from __future__ import annotations

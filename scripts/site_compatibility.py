@@ -252,7 +252,7 @@ def _bases() -> str:
     rows = []
     for name, one in load_bases().items():
         made = next((row for row in tried() if (row.what, row.of) == ("base", name)), None)
-        # A base that was made and in which nothing was built is no tested one.
+        # A base that was made and in which nothing was built is not a tested one.
         partly = f"{made.part}: [figures]({measured(made.section)}); else {_UNTRIED}" if made else _UNTRIED
         builds = "**tested**" if one.tested else partly
         hip = one.tools.get("hip", "")
@@ -316,7 +316,7 @@ def _architectures() -> str:
 
 
 def room_told(room: int | None) -> str:
-    """What must be free on the disk, in bytes, as the page has it."""
+    """What must be free on the disk, in bytes, as in the page."""
     if not room:
         return "not asked"
     return f"{room / 1e9:.0f} GB" if room >= 1e9 else f"{room / 1e6:.0f} MB"

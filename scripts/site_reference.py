@@ -90,7 +90,7 @@ def configuration() -> str:
             ["`TOOLCHAIN_ISOLATION`", "`oci`: containers by runc or crun; see [isolation](../isolation.md)"],
             ["`TOOLCHAIN_LOCK_TIMEOUT`", "seconds to wait for another invocation: 86400; 0 does not wait"],
             ["`TOOLCHAIN_CONFIG`", "as `--config`"],
-            ["`REGISTRY_AUTH_FILE`, `DOCKER_CONFIG`", "where logins lie, before `~/.docker/config.json`"],
+            ["`REGISTRY_AUTH_FILE`, `DOCKER_CONFIG`", "files with logins, read before `~/.docker/config.json`"],
         ]),
         ("`TOOLCHAIN_KEY` is the private key of `publish`. `TOOLCHAIN_PUBLIC_KEY` is the key that `verify` and"
         " `build --reuse-from` accept.\n"),
@@ -133,7 +133,7 @@ def _linked(text: str) -> str:
 
 _OF_LABELS = {
     "CREATED": "a fixed time, so that images stay equal",
-    "TITLE": "for people",
+    "TITLE": "title for display",
     "REVISION": "the commit of the source",
     "LICENSES": "SPDX expression of what is in the layer",
     "INPUT_DIGEST": "SHA-256 of everything that decides the bytes; its first 12 digits are a tag of the image",

@@ -162,7 +162,7 @@ def _marker(text: str) -> Change:
 
 _IMAGE_NAME = "io.containerd.image.name"
 
-# What somebody who may write to the folder can do, and whether `verify` may trust the name afterwards.
+# What someone who may write to the folder can do, and whether `verify` may trust the name afterwards.
 CASES: Mapping[str, tuple[Change, bool]] = {
     "as it was": (lambda _: None, True),
     # Keys

@@ -55,7 +55,7 @@ def variants() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def types_of(function: Any, constants: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """The types of a kernel's arguments by what they are called, and of the constants those that it takes."""
+    """The types of a kernel's arguments by their names, and of the constants those that it takes."""
     head = constants["HEAD_DIM"]
     given = {**SIZES, **constants, "BLOCK_DMODEL": head, "D_HEAD": head}
     types: dict[str, str] = {}

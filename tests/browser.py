@@ -102,7 +102,7 @@ class Page:
         return [str(one["exceptionDetails"].get("exception", {}).get("description")) for one in thrown]
 
     def requests(self) -> list[str]:
-        """What was asked for since the page was opened."""
+        """What was requested since the page was opened."""
         sent = [one["params"] for one in self.said if one.get("method") == "Network.requestWillBeSent"]
         return [str(one["request"]["url"]) for one in sent]
 
@@ -114,7 +114,7 @@ class Page:
 
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Page]:
-    """A browser with a profile in a folder; skips where there is none."""
+    """A browser with a profile in a folder; skips if there is none."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("NO CHROMIUM: the page is not looked at (apt-get install chromium)")

@@ -70,7 +70,7 @@ CODEGEN = os.environ.get("TRITON_AMD_CODEGEN_PATH")
 
 
 def codegen_tree(folder: Path, *, llvm: str = CORE, amd: str = AMD, build: int = 1) -> Path:
-    """The tree, made anew in `folder`; no wheel can be built of it."""
+    """The tree, made again in `folder`; no wheel can be built of it."""
     info = {"llvm_hash": llvm, "build_number": 1}
     amd_info = {"llvm_hash": amd, "build_number": build, "sha256sum": {"ubuntu-x64": "0" * 64}}
     files = {

@@ -22,7 +22,7 @@ _WITHOUT = (
 
 @contextlib.contextmanager
 def containerd(folder: Path) -> Iterator[str]:
-    """Start one with its data below `folder`; yields the address for `ctr`. Skips where there is none to start."""
+    """Start one with its data below `folder`; yields the address for `ctr`. Skips if there is none to start."""
     for program in ("containerd", "ctr"):
         if shutil.which(program) is None:
             pytest.skip(f"NO CONTAINERD: {program} is missing: apt-get install containerd")

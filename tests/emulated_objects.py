@@ -29,7 +29,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 def rule(
     folder: Path, kernel: str, gpu: str, *, element: str = "fp16", warps: int = 4, **constants: Any
 ) -> dict[str, Any]:
-    """What the worker is told: a kernel of `emulated/kernels.py` for a GPU."""
+    """The order for the worker: a kernel of `emulated/kernels.py` for a GPU."""
     arguments = {**ARGUMENTS[kernel], **constants}
     types = {name: v.format(element) if isinstance(v, str) else "constexpr" for name, v in arguments.items()}
     label = "-".join([kernel, element, *(f"{name}{value}" for name, value in constants.items())])

@@ -12,7 +12,7 @@ from tests.hostile_llvm import hostile_llvm
 from toolchain.engine import attack
 from toolchain.engine.attack import ATTEMPTS, Given
 
-# Beside the program's attempts: what somebody would write who knows this machine.
+# Beside the program's attempts: what someone would write who knows this machine.
 _PROBE = """
 here=$(dirname "$0")
 python3 -I -S -B "$here/attack.py" "$here/given.json"

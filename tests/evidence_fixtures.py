@@ -1,4 +1,4 @@
-"""Small images with records, so that evidence can be made of them, told apart from lies and attached in seconds."""
+"""Small images with records, so that evidence of them can be made, attached and told from false evidence in seconds."""
 
 from __future__ import annotations
 

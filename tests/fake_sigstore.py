@@ -199,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.over.wait(60)
             return
         if status:
-            # A careless server repeats what it was sent; nobody may show that.
+            # A careless server repeats what it was sent; no one may show that.
             value: Any = {"message": f"as asked, {self.headers.get('Authorization', '')}"}
         elif self.path.startswith("/api/v2/signingCert"):
             token = self.headers["Authorization"].removeprefix("Bearer ")
@@ -215,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def token(name: str, issuer: str, *, lives: float = 600) -> str:
-    """What an OIDC issuer would hand out, with a signature that nobody made."""
+    """What an OIDC issuer would hand out, with a signature that no one made."""
     now = int(time.time())
     claims = {"iss": issuer, "sub": name, "aud": "sigstore", "iat": now - 5, "nbf": now - 5, "exp": now + int(lives)}
     parts = [json.dumps(one).encode() for one in ({"alg": "RS256", "typ": "JWT"}, claims)]

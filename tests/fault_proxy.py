@@ -29,7 +29,7 @@ class Fault:
     Args:
         kind: `status` answers `status` without asking the registry; `reset` breaks the connection after `after` bytes
             of the request's body went through; `lose-answer` does so after the registry took all of it; `truncate`
-            breaks off the answer after `after` bytes, `flip` changes one bit there; `digest` lies in
+            breaks off the answer after `after` bytes, `flip` changes one bit there; `digest` is in
             Docker-Content-Digest, `header` puts `headers` into the answer; `stall` falls silent after `after` bytes of
             the request's body, or of the answer to a request without one.
         method: pattern of the verb.
@@ -206,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.kind == "status":
             seen.status = fault.status
             self._drain()
-            # A careless server repeats what it was sent; nobody may show that.
+            # A careless server repeats what it was sent; no one may show that.
             said = f"as asked, {self.headers.get('Authorization', '')}"
             body = json.dumps({"errors": [{"code": "TEST", "message": said}]}).encode()
             self._answer(fault.status, body, fault.headers)

@@ -146,7 +146,7 @@ for line in sys.stdin:
 
 
 class FakeWorkers:
-    """Starts fake workers whose objects lie ready in a folder."""
+    """Starts fake workers whose objects are ready in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -24,7 +24,7 @@ from toolchain.oci.layout import Layout
 
 
 def free_port() -> int:
-    """A port that nobody has at this moment."""
+    """A port that no one has at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -35,7 +35,7 @@ def running_registry(folder: Path, *, users: Path | None = None) -> Iterator[str
     """docker-registry with its data below `folder`; gives host:port. Skips loudly where it is not installed.
 
     Args:
-        users: an htpasswd file (bcrypt); without it nobody is asked for a login.
+        users: an htpasswd file (bcrypt); without it no login is required.
     """
     program = shutil.which("docker-registry")
     if program is None:

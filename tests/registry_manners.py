@@ -14,7 +14,7 @@ from tests.scoped_login import ScopedLogin
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 # What Docker Hub says of its limits: issues 2464 and 1907 of https://github.com/docker/hub-feedback. It asks for a wait
-# of 60 seconds; nobody waits here.
+# of 60 seconds; no one waits here.
 TOO_MANY = {"ratelimit-limit": "100;w=21600", "ratelimit-remaining": "0;w=21600", "Retry-After": "0"}
 _UPLOAD = re.compile(r"^/v2/.+/blobs/uploads/")
 

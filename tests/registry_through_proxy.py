@@ -32,7 +32,7 @@ def fresh(tmp_path: Path) -> Layout:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> str:
-    """A name that nobody used: the registry lives as long as the whole run."""
+    """A name that no one used: the registry lives as long as the whole run."""
     return f"test/{abs(hash(str(tmp_path))):x}-{next(_NUMBERS)}"
 
 

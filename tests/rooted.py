@@ -42,7 +42,7 @@ class Rooted:
 
     Args:
         lower: folders of the files that it begins with, uppermost first.
-        place: a folder for what it changes; the same one goes on.
+        place: a folder for what it changes; the same one continues.
     """
 
     lower: tuple[Path, ...]
@@ -63,7 +63,7 @@ class Rooted:
         """The command line that runs `argv` in it, in PID and mount namespaces of its own.
 
         Args:
-            binds: what of this machine is seen: where it lies, where inside, and whether it may be written to.
+            binds: what of this machine is seen: its path, the path inside, and whether it may be written to.
             env: added to a PATH.
         """
         for name in ("upper", "work", "root"):

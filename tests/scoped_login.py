@@ -1,4 +1,4 @@
-"""A login whose tokens are good for the scopes they were asked for, as hosted registries have it."""
+"""A login whose tokens are valid for the requested scopes, as in hosted registries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ScopedLogin:
     """Hands out tokens and looks at them.
 
     Args:
-        login: user:password that may push; nobody else may.
+        login: user:password that may push; no one else may.
         identity: a token by which the user is known, as ACR gives one; then the password alone does not do.
         private: whether pulling wants the login too.
         lasts: seconds until a token runs out.
@@ -25,7 +25,7 @@ class ScopedLogin:
         challenge: how the registry asks, with `{realm}`, `{service}` and `{scope}`.
         path: where tokens are given.
         name: of the host that gives them, where that is another than the registry's.
-        service: what it is asked for; nothing else gets a token.
+        service: the expected service; requests for others get no token.
         posts: whether it takes a POST; Harbor answers 405.
         word: what the answer calls the token.
     """

@@ -22,7 +22,7 @@ _HELPER = Path("/usr/lib/apt/apt-helper")
 
 @dataclass(frozen=True)
 class Package:
-    """A Debian package: where it lies below a mirror's `pool`, its SHA-256 and the program in it."""
+    """A Debian package: where it is below a mirror's `pool`, its SHA-256 and the program in it."""
 
     path: str
     sha256: str
@@ -38,7 +38,7 @@ CRANE = Package(
 
 
 def fetched(package: Package, folder: Path) -> Path:
-    """The program of a package, unpacked below `folder`. Skips loudly where the package cannot be had."""
+    """The program of a package, unpacked below `folder`. Skips loudly if the package is not available."""
     if platform.machine() != "x86_64" or not _HELPER.exists():
         pytest.skip("the second registry is NOT TESTED: its package is for Debian on amd64")
     archive, root = folder / "package.deb", folder / "root"

@@ -40,7 +40,7 @@ def support_llvm(folder: Path, says: str) -> Path:
     small_llvm(folder)
     (folder / "llvm" / "CMakeLists.txt").write_text(_SUPPORT)
     for name in ("demangle", "Twine.cpp", "other"):
-        # Where a file lies and how the compiler was called must not be seen in an object.
+        # Where a file is and how the compiler was called must not be seen in an object.
         text = f'const char *said_{name.partition(".")[0]}(void) {{ return __FILE__ " {says}"; }}\n'
         (folder / "llvm" / f"{name}.c").write_text(text)
     return folder

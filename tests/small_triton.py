@@ -90,7 +90,7 @@ PYBIND11_MODULE(libtriton, module) {
 
 
 def small_triton(folder: Path) -> Path:
-    """The tree, made anew in `folder`."""
+    """The tree, made again in `folder`."""
     (folder / "python/triton/_C").mkdir(parents=True)
     (folder / "python/triton/__init__.py").write_text("from triton._C.libtriton import asserts, demangle, made_for\n")
     (folder / "setup.py").write_text(SETUP)

@@ -50,7 +50,7 @@ def pinned(program: str) -> list[Pinned]:
 
 
 def unpacked(program: str) -> Path:
-    """The folder with a program, fetched once; skips loudly where it cannot be had."""
+    """The folder with a program, fetched once; skips loudly if it is not available."""
     folder = _CACHE / program
     _CACHE.mkdir(parents=True, exist_ok=True)
     with FileLock(_CACHE / f".{program}.lock"):

@@ -52,7 +52,7 @@ def _contains(where: Any, what: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value as it stands in a text."""
+    """A value as it is in a text."""
     if value is None:
         return ""
     return json.dumps(value) if isinstance(value, (bool, list, dict)) else str(value)

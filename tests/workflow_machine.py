@@ -96,7 +96,7 @@ class Machine:
         self.programs.mkdir(exist_ok=True)
 
     def outside(self, path: str) -> Path:
-        """Where a path of the container, or one that is relative to the workspace, lies on this machine."""
+        """Where a path of the container, or one that is relative to the workspace, is on this machine."""
         full = os.path.normpath(Path(WORKSPACE) / path)
         for inside, here in self.places.items():
             if full == inside or full.startswith(f"{inside}/"):

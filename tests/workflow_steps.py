@@ -83,7 +83,7 @@ class Service:
     """What GitHub keeps between jobs, and where jobs get their machines.
 
     Args:
-        folder: artifacts and caches lie below it, and each job's home.
+        folder: artifacts and caches are below it, and each job's home.
         machine: makes the machine of a job; given its name, its YAML and its home.
         environment: a `.venv` that a checkout brings, where an earlier job has made it.
     """
@@ -98,7 +98,7 @@ class Service:
     _numbers: Any = field(default_factory=itertools.count)
 
     def place(self, kind: str, name: str) -> Path:
-        """Where an artifact or a cache lies."""
+        """Where an artifact or a cache is."""
         return self.folder / kind / name.replace("/", "%2F")
 
     def home(self) -> Path:
@@ -225,7 +225,7 @@ def _pairs(path: Path) -> dict[str, str]:
     return found
 
 
-# What stands in for actions of others. Each says whether it went well.
+# What stands in for actions of others. Each returns whether it succeeded.
 
 
 def _checkout(service: Service, machine: Machine, given: Mapping[str, Any]) -> bool:
@@ -292,7 +292,7 @@ def _download(service: Service, machine: Machine, given: Mapping[str, Any]) -> b
     for place in sorted((service.folder / "artifacts").glob("*")):
         if fnmatch.fnmatchcase(place.name, given["pattern"]):
             shutil.copytree(place, target / place.name, dirs_exist_ok=True)
-    return True  # no artifact is no error
+    return True  # no artifact is not an error
 
 
 def _attest(service: Service, machine: Machine, given: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""The tool's own folder: what lies where in it."""
+"""The tool's own folder, and the paths in it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Cache:
         return self.root / "records"
 
     def record(self, input_digest: str) -> Path:
-        """What is kept of a finished stage."""
+        """The path of a stage's record."""
         return self.records / f"{input_digest.removeprefix('sha256:')}.json"
 
     def package_list(self, stage: str, base: str, arch: str) -> Path:
-        """What the packages of a base, or of another machine's side of it, were resolved to.
+        """The path of the resolved packages of a base, or of another machine's side of it.
 
         Args:
             stage: `base` or `sysroot`.
@@ -52,7 +52,7 @@ class Cache:
         return self.root / "locked" / f"{stage}-{base}-{arch}.json"
 
     def probed(self, digest: str, key: str) -> Path:
-        """What was found in an own base, by its image's digest and what was looked for."""
+        """The path of an own base's probe result, by its image's digest and the needs."""
         return self.root / "probed" / f"{digest.removeprefix('sha256:')}-{key}.json"
 
     @property
@@ -86,7 +86,7 @@ class Cache:
         return self.root / "logs"
 
     def kept(self, work: str, name: str) -> Path:
-        """What stays of a finished work for `report`: its folder's name, and `NINJA_LOG` or `LEDGER`."""
+        """Files of a finished work that stay for `report`: its folder's name, and `NINJA_LOG` or `LEDGER`."""
         return self.logs / f"{work}.{name}"
 
     @property
@@ -146,9 +146,7 @@ class Cache:
         if not place.is_dir():
             why = "it is not a folder"
         if why:
-            raise ConfigError(
-                f"the cache cannot lie in {self.root}", why=f"{place}: {why}", fix="name another: --cache"
-            )
+            raise ConfigError(f"the cache cannot be in {self.root}", why=f"{place}: {why}", fix="name another: --cache")
 
 
 def default_cache() -> Path:

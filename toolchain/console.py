@@ -1,4 +1,4 @@
-"""What people see: standard output is data, standard error is for people."""
+"""Output: standard output is data, standard error is messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _printed: list[Any] = []
 
 @functools.cache
 def err() -> Console:
-    """Standard error, for people. Rich is loaded for the first line."""
+    """The console on standard error. Rich is loaded for the first line."""
     from rich.console import Console  # noqa: PLC0415 - a third of the time that `toolchain --version` may take
 
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
@@ -48,7 +48,7 @@ def plain(text: str) -> str:
 
 
 def plain_lines(text: str) -> str:
-    """As `plain`, for a text of several lines of ours."""
+    """Like `plain`, for the tool's own texts of several lines."""
     return "\n".join(map(plain, text.split("\n")))
 
 
@@ -63,12 +63,12 @@ def one_line(text: str) -> str:
 
 
 def note(text: str) -> None:
-    """One line for people."""
+    """One line on standard error."""
     err().print(plain(text), markup=False)
 
 
 def warn(text: str) -> None:
-    """A warning for people; GitHub shows it beside the file."""
+    """A warning on standard error; GitHub shows it beside the file."""
     err().print(_announced("warning", text, "warning: "), style="yellow", markup=False)
 
 
@@ -94,7 +94,7 @@ def data(value: Any) -> None:
     _printed.append(value)
     plain_ascii = "utf" not in (sys.stdout.encoding or "utf-8").lower()
     written = json.dumps(value, indent=2, sort_keys=False, ensure_ascii=plain_ascii)
-    # Escaped as JSON has it, so that readers get what was there.
+    # Escaped as in JSON, so that readers get what was there.
     _write(_HARMFUL_IN_JSON.sub(lambda match: "\\u0023" if match[0] == "#" else json.dumps(match[0])[1:-1], written))
 
 
@@ -122,7 +122,7 @@ def _write(line: str) -> None:
 
 
 def failure(error: ToolchainError, *, as_json: bool) -> None:
-    """Show an expected error: for people on standard error, with `--json` also as data.
+    """Show an expected error: as text on standard error, with `--json` also as data.
 
     A command that has printed its result as data (what differed, what is not trusted) has told a script why it fails;
     a second document would make the whole unreadable.
@@ -143,7 +143,7 @@ def error_data(value: Any) -> None:
 
 
 def size(count: float) -> str:
-    """Bytes for people, decimal units as registries count them."""
+    """A number of bytes as text, in decimal units as registries count them."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -157,7 +157,7 @@ def share(done: int, total: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: `42 s`, `3 min 05 s`, `2 h 07 min`."""
+    """Seconds as text: `42 s`, `3 min 05 s`, `2 h 07 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -42,7 +42,7 @@ def sha256_file(path: Path | os.PathLike[str]) -> str:
     """`sha256:<hex>` of a file, or of the one that a link leads to.
 
     Raises:
-        OSError: it cannot be read, or is no regular file: a pipe would hang, a device has no end.
+        OSError: it cannot be read, or is not a regular file: a pipe would hang, a device has no end.
     """
     with open_regular(Path(os.path.realpath(path))) as stream:
         return sha256_stream(stream)

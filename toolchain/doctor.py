@@ -1,4 +1,4 @@
-"""What this machine lacks for a build, and how to mend it. Works with nothing installed."""
+"""Checks whether this machine can build, with remedies. Works with nothing installed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Check:
         status: `ok`; `warn` for what only some work needs; `fail` for what every build needs.
         detail: what was found.
         fix: how to mend it.
-        code: exit code that a failure stands for.
+        code: exit code of a failure.
     """
 
     name: str
@@ -213,7 +213,7 @@ def _ccache(cache: Cache) -> Check:
 
 
 def _runner(cache: Cache, name: str, why: str) -> Check:
-    """What runs contract checks and kernel workers. Docker and podman are proved; none stands in for another."""
+    """Check the program for contract checks and kernel workers. Docker and podman are proved; none replaces another."""
     if name == "buildah":
         return Check("runner", "ok", f"buildah, {why}: contract checks and kernels run where the layers are built")
     from toolchain.engine.docker_probe import describe, proved  # noqa: PLC0415 - its client takes a while to load

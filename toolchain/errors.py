@@ -1,4 +1,4 @@
-"""What can go wrong: one class and one exit code for each kind, each message with what, why and what to do."""
+"""Errors: one class and one exit code for each kind, each message with what, why and what to do."""
 
 from __future__ import annotations
 

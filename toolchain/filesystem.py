@@ -102,7 +102,7 @@ def copy_built(tree: Path, name: str, target: Path) -> None:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path lies in a folder, wherever the links on the way to it lead. Its last part is not followed."""
+    """Whether a path is in a folder, wherever the links on the way to it lead. Its last part is not followed."""
     return Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(folder))
 
 
@@ -141,7 +141,7 @@ class NewFile:
         """Give it its name.
 
         Args:
-            digest: `sha256:<hex>` that what has the name must have afterwards; empty where others may write it too.
+            digest: `sha256:<hex>` that what has the name must have afterwards; empty if others may write it too.
             replace: whether it takes the place of what has the name already.
             flush: whether it is on the disk before that. Without it a crash of the machine may leave an empty file.
 
@@ -177,7 +177,7 @@ class NewFile:
 
 
 def read_back(path: Path, digest: str) -> None:
-    """Insist that a file that was just written has the digest of what was written.
+    """Check that a file that was just written has the expected digest.
 
     Raises:
         DigestError: it has not, or something else has its name.

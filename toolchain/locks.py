@@ -57,7 +57,7 @@ def patience() -> float:
     """Seconds that a second invocation waits for what the first one is at.
 
     Raises:
-        ConfigError: TOOLCHAIN_LOCK_TIMEOUT is no number of seconds.
+        ConfigError: TOOLCHAIN_LOCK_TIMEOUT is not a number of seconds.
     """
     text = os.environ.get("TOOLCHAIN_LOCK_TIMEOUT", "86400")
     if not re.fullmatch(r"\d+(\.\d+)?", text):
@@ -69,7 +69,7 @@ def patience() -> float:
 
 @contextlib.contextmanager
 def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
-    """Be one of those who work in the tool's folder, so that no one has it alone (see `alone`) inside the block.
+    """Hold a shared lock of the tool's folder inside the block, which excludes `alone`.
 
     Args:
         make: make the folder first: something is about to be written there. Otherwise one that is not there stays away,
@@ -99,7 +99,7 @@ def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(cache: Cache) -> Iterator[None]:
-    """Be the only one in the tool's folder inside the block.
+    """Hold the exclusive lock of the tool's folder inside the block.
 
     Raises:
         LockHeldError: another invocation works there.
@@ -143,7 +143,7 @@ def _holder(path: Path) -> str:
 
 
 def _verb(pid: int) -> str:
-    """The verb of an invocation, ` (build llvm)`; empty where unknown."""
+    """The verb of an invocation, ` (build llvm)`; empty if unknown."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     at = next((number for number, word in enumerate(words) if Path(word).name == "toolchain"), len(words))
     return f" ({one_line(' '.join(words[at + 1 : at + 4]).strip())})" if words[at + 1 :] else ""

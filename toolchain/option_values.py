@@ -173,7 +173,7 @@ def wheels(text: str) -> tuple[str, ...]:
 
 
 def is_calls_file(text: str) -> bool:
-    """Whether `--calls` names a file: what is no JSON, as a record holds the calls."""
+    """Whether `--calls` names a file: anything but JSON, which records hold."""
     return not text.lstrip().startswith("[")
 
 
@@ -196,7 +196,7 @@ def calls(text: str) -> str:
     rows = tables.get("call")
     if set(tables) != {"call"} or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         why = f"it has {', '.join(map(repr, tables)) or 'nothing'}, and tables [[call]] were expected"
-        raise ConfigError(f"--calls {text[:200]} is no list of calls", why=why, fix=fix)
+        raise ConfigError(f"--calls {text[:200]} is not a list of calls", why=why, fix=fix)
     try:
         return json.dumps(rows, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:  # dates, and numbers that JSON has not
@@ -224,7 +224,7 @@ def is_store_folder(text: str) -> bool:
 
 
 def kernel_store(text: str) -> str:
-    """Where results of kernels are shared: a folder, made absolute, or a reference.
+    """A kernel store: a folder, made absolute, or a reference.
 
     Raises:
         ConfigError: none of these, or it names one image.
@@ -258,7 +258,7 @@ def shard(text: str) -> tuple[int, int]:
     """Which part of how many: `2/4` is (2, 4).
 
     Raises:
-        ConfigError: it is no such thing.
+        ConfigError: it is neither.
     """
     match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text.strip())
     if not match or not 1 <= int(match[1]) <= int(match[2]):
@@ -267,7 +267,7 @@ def shard(text: str) -> tuple[int, int]:
 
 
 def runner(text: str) -> Literal["buildah", "docker", "podman"]:
-    """What runs contract checks and kernel workers.
+    """The program for contract checks and kernel workers.
 
     Raises:
         ConfigError: nothing that is known.
@@ -340,7 +340,7 @@ def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Prefixes of URLs, each with what to ask in its place.
 
     Raises:
-        SourceError: one is no pair of URLs, or holds a password.
+        SourceError: one is not a pair of URLs, or holds a password.
     """
     from toolchain.sources.network import parse_mirrors  # noqa: PLC0415 - the HTTP library; most calls have none
 
@@ -348,11 +348,11 @@ def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def check(text: str) -> int:
-    """How many kernels are checked; 0 for all.
+    """The number of kernels to check; 0 for all.
 
     Raises:
-        ConfigError: it is no number.
+        ConfigError: it is not a number.
     """
     if text != "all" and not (text.isascii() and text.isdigit() and int(text)):
-        raise ConfigError(f"--check {text!r} is no number of kernels", fix="e.g. --check 300, or all")
+        raise ConfigError(f"--check {text!r} is not a number of kernels", fix="e.g. --check 300, or all")
     return 0 if text == "all" else int(text)

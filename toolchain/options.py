@@ -29,8 +29,8 @@ class Option:
 
     Args:
         name: after the two dashes, and the key in toolchain.toml; TOOLCHAIN_NAME in the environment.
-        kind: `commas` is one text with commas between, `names` and `pairs` are given again for each.
-        help: for people, one or two sentences.
+        kind: `commas` is one comma-separated text, `names` and `pairs` are repeatable.
+        help: for display, one or two sentences.
         panel: under which the help of a verb lists it.
         example: a value for a file in which it has none.
         short: one letter.
@@ -40,7 +40,7 @@ class Option:
         of: the names that a pair may have; empty for any.
         place: which part of the value is relative to its file: a path, what follows `NAME=` or `oci:`.
         is_path: whether what follows `NAME=` is a path, where it can be something else.
-        environment, file: whether it may stand there.
+        environment, file: whether it may be given there.
         is_input: whether what is built depends on it; its value is in records and provenance.
         lock: when a lock keeps it: never, always, or when it is not the default.
         known: the values that a shell completes; other values may do as well.
@@ -69,7 +69,7 @@ class Option:
 
     @property
     def parameter(self) -> str:
-        """As a parameter of a verb."""
+        """The name of the verb's parameter."""
         return self.name.replace("-", "_")
 
     @property
@@ -111,7 +111,7 @@ class Declared:
 
     @property
     def given_default(self) -> Any:
-        """The default as the command line has it."""
+        """The default as in the command line."""
         if self.option.kind == "commas":
             return ",".join(self.default) if self.default else None
         return None if self.option.explicit or self.option.kind in {"names", "pairs", "path"} else self.default
@@ -152,7 +152,7 @@ def _default(declaring: Field[Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A field's value as JSON and TOML have it; other types become their text."""
+    """A field's value as in JSON and TOML; other types become their text."""
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     if isinstance(value, dict):
@@ -164,7 +164,7 @@ def moved(option: Option, text: str, move: Callable[[str], str]) -> str:
     """An option's text with the relative path in it moved.
 
     Args:
-        move: from a relative path to what stands in its place.
+        move: returns the replacement of a relative path.
     """
     before, rest = "", text
     if option.place == "pair":

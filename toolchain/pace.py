@@ -117,7 +117,7 @@ class _Response(http.client.HTTPResponse):
         self.fp = io.BufferedReader(self._reader)
 
     def begin(self) -> None:
-        """As the base class, which reads the headers."""
+        """Like the base class, which reads the headers."""
         super().begin()
         self._reader.head = None
 
@@ -129,7 +129,7 @@ class _Timed:
 
     @property
     def response_class(self) -> Callable[..., http.client.HTTPResponse]:
-        """What makes an answer, for `http.client`."""
+        """The factory of responses, for `http.client`."""
         return functools.partial(_Response, host=self.host)
 
 
@@ -156,12 +156,12 @@ class Adapter(HTTPAdapter):
     """
 
     def init_poolmanager(self, *args: Any, **more: Any) -> None:
-        """As the base class."""
+        """Like the base class."""
         super().init_poolmanager(*args, **more)
         _time(self.poolmanager)
 
     def proxy_manager_for(self, proxy: str, **more: Any) -> ProxyManager:
-        """As the base class."""
+        """Like the base class."""
         manager: ProxyManager = super().proxy_manager_for(proxy, **more)
         if type(manager) is ProxyManager:
             _time(manager)

@@ -49,7 +49,7 @@ def _signal(number: int) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """What a program left: exit code, standard output (empty when streamed) and the last lines of both streams."""
+    """The result of a program: exit code, standard output (empty when streamed) and the last lines of both streams."""
 
     returncode: int
     stdout: str

@@ -1,4 +1,4 @@
-"""Values that stages hand to an engine, and where the recipe files lie."""
+"""Values that stages hand to an engine, and where the recipe files are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Recipe:
     """One containerised build, as a stage asks for it and an engine runs it.
 
     Args:
-        name: for people, e.g. `llvm`.
+        name: for display, e.g. `llvm`.
         containerfile: path below the recipe root.
         base: key of the base image (see `engine.buildah.Buildah.ensure_image`), given to the build as `BASE`.
         images: further images by build argument, keys as in `base`.
@@ -53,7 +53,7 @@ class Mount:
     """A folder or file of this machine inside a container.
 
     Args:
-        source: where it lies here.
+        source: where it is here.
         target: absolute path inside.
         read_only: whether the container may not write to it.
         links: whether a container that may write to it may make links and pipes, which readers must not follow.
@@ -87,7 +87,7 @@ def plain_files(mounts: Sequence[Mount]) -> bool:
 
 
 class Runner(Protocol):
-    """What runs a command in a fresh container: buildah, or docker and podman."""
+    """Runs a command in a fresh container: buildah, or docker and podman."""
 
     def run(
         self,

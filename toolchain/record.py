@@ -16,12 +16,12 @@ from toolchain.strict_json import Keys
 from toolchain.typed import TypedError, typed
 
 VERSION = 2
-# A name of this project's own, not an address: what it means stands in docs/trust.md.
+# A name of this project's own, not an address; explained in docs/trust.md.
 LOCAL_BUILDER = "urn:toolchain:builder:local"
 
 
 class Fate(StrEnum):
-    """What became of a prebuilt file in a source: `fate` of a row of `found_binaries`."""
+    """The fate of a prebuilt file in a source: `fate` of a row of `found_binaries`."""
 
     ALLOWED = "let in by --allow-binary"
     DROPPED = "dropped"
@@ -30,7 +30,7 @@ class Fate(StrEnum):
 
 
 class RecordError(ValueError):
-    """A text that is no record."""
+    """A text that is not a record."""
 
 
 class OtherVersionError(RecordError):
@@ -51,11 +51,11 @@ class RecordedSource:
 
     Args:
         digest: `sha256:<hex>` or `git:<40 hex>@<repository>`.
-        kind: what brought it, as `sources.tree.Source` has it.
-        license: SPDX expression, empty where none is known.
+        kind: what brought it, as in `sources.tree.Source`.
+        license: SPDX expression, empty if none is known.
         locked: whether the digest was promised before the bytes came.
         patches: in order.
-        tag: that it was asked for by, if it was.
+        tag: that it was requested by, if it was.
     """
 
     name: str
@@ -69,14 +69,14 @@ class RecordedSource:
     patches: tuple[Patch, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """As the record holds it."""
+        """The form in a record."""
         value = asdict(self) | {"patches": [asdict(patch) for patch in self.patches]}
         return value if self.tag else {key: item for key, item in value.items() if key != "tag"}
 
 
 @dataclass(frozen=True)
 class TakenFrom:
-    """Where a finished image was taken from, by digest, and the id of the key that vouched for it."""
+    """The origin of a reused image, by digest, and the id of the key that signed it."""
 
     ref: str
     key: str
@@ -88,7 +88,7 @@ class LayerFacts:
 
     Args:
         seconds: by step.
-        disk_bytes: of the files; None where the layer came as a tar.
+        disk_bytes: of the files; None if the layer came as a tar.
         largest: `{"path", "bytes"}`.
     """
 
@@ -114,7 +114,7 @@ class LayerFacts:
             raise RecordError(str(error)) from error
 
     def as_json(self) -> dict[str, Any]:
-        """As facts hold them."""
+        """The form in facts."""
         value = {each.name: getattr(self, each.name) for each in fields(self)} | {"largest": list(self.largest)}
         if self.disk_bytes is None:
             del value["largest"], value["disk_bytes"]
@@ -123,7 +123,7 @@ class LayerFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What is kept of a finished stage.
+    """The record of a finished stage.
 
     Args:
         inputs: what `input_digest` is the digest of, JSON-able.
@@ -131,12 +131,12 @@ class Record:
         layers: descriptors of the layers, as in the manifest, lowest first.
         compressor: what wrote the blob of the stage's own layer: `gzip/zlib-1.2.13/9`, or `none`. Not an input.
         facts: sizes, seconds, counts: what the report shows. Not an input.
-        request: what was asked for.
+        request: what was requested.
         started, finished: seconds since 1970; None of a local image, which was not built here.
         tool: `version`, `builder`, and `run` where it was built by a workflow.
-        isolation: what the engine's probe found when it was built; None where it left nothing.
+        isolation: what the engine's probe found when it was built; None if it left nothing.
         binaries: prebuilt things in it, by the names of `--allow-binary`.
-        partial: what is left out, for people; empty for a whole.
+        partial: what is left out, for display; empty for a whole.
     """
 
     stage: str
@@ -191,7 +191,7 @@ class Record:
             raise RecordError(str(error)) from error
 
     def as_json(self) -> dict[str, Any]:
-        """As its file holds it; what is not known is left out."""
+        """The form of its file; unknown values are left out."""
         present = {each.name: getattr(self, each.name) for each in fields(self)}
         value = {"version": VERSION} | {name: item for name, item in present.items() if item is not None}
         value |= {"sources": [source.as_json() for source in self.sources]}
@@ -209,7 +209,7 @@ class Record:
 
     @property
     def diff_id(self) -> str:
-        """Of its own layer, however that is packed; empty where unknown."""
+        """Of its own layer, however that is packed; empty if unknown."""
         return str(self.facts.get("diff_id", ""))
 
     @property
@@ -218,7 +218,7 @@ class Record:
         return tuple(str(layer["digest"]) for layer in self.layers)
 
     def rows(self, name: str) -> Sequence[Mapping[str, Any]]:
-        """The objects of a list among the facts, such as `wheels`; none where there is no such list."""
+        """The objects of a list among the facts, such as `wheels`; none if there is no such list."""
         value = self.facts.get(name)
         return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 

@@ -1,4 +1,4 @@
-"""What the user asked for: values from the command line, the environment, the file and the defaults, in that order."""
+"""The options of an invocation: from the command line, the environment, the file and the defaults, in that order."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class HeldSource(Protocol):
 
     @property
     def tag(self) -> str:
-        """The tag that was asked for."""
+        """The tag that was requested."""
 
     @property
     def repository(self) -> str:
-        """Where it was fetched from."""
+        """The repository that it was fetched from."""
 
 
 class HeldLock(Protocol):

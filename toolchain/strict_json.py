@@ -19,7 +19,7 @@ DEEPEST = 64  # objects and lists inside one another
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 Keys: TypeAlias = "Mapping[str, Keys | None]"
-"""The keys of an object, each with the keys of the objects below it, or None where these are free. Lists have the keys
+"""The keys of an object, each with the keys of the objects below it, or None if these are free. Lists have the keys
 of their items."""
 
 

@@ -27,7 +27,7 @@ class CheckedHeader(tarfile.TarInfo):
 
         Args:
             block: 512 bytes, all zero for the end mark; fewer where the archive ends.
-            read: tarfile's own way; raises `tarfile.HeaderError` for what is no header.
+            read: tarfile's own way; raises `tarfile.HeaderError` for what is not a header.
         """
 
     @classmethod
@@ -48,7 +48,7 @@ _BEHIND = getattr(tarfile.TarInfo, "_frombuf", None)
 
 @memoize
 def require() -> None:
-    """Insist that this Python's tarfile shows each header, also those behind a long name, and the end mark.
+    """Check that this Python's tarfile shows each header, also those after a long name, and the end mark.
 
     Raises:
         EngineError: it reads them in an unknown way; no untrusted archive may be read with it.

@@ -40,7 +40,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 def header_number(value: str | None) -> int | None:
-    """The whole number in a header, None where it is something else or missing."""
+    """The whole number in a header, None if it is something else or missing."""
     text = (value or "").strip(" \t")
     return int(text) if _NUMBER.fullmatch(text) else None
 
@@ -68,7 +68,7 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
         def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
             header = response.headers.get("Retry-After", "")
             seconds: float | None = header_number(header)
-            # A date, perhaps of no calendar; digits that are no number of seconds are no date either.
+            # A date, perhaps of no calendar; digits that are not a number of seconds are not a date either.
             if seconds is None and not header.strip().isnumeric():
                 with contextlib.suppress(ValueError, OverflowError, HTTPError):
                     seconds = super().get_retry_after(response)
@@ -94,7 +94,7 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
     made = requests.Session() if netrc else WithoutNetrc()
 
     def check_redirect(answer: requests.Response, **_: object) -> None:
-        # requests raises what urllib.parse does, which is no error of its own, and leaves the connection open.
+        # requests raises what urllib.parse does, which is not an error of its own, and leaves the connection open.
         try:
             there = made.get_redirect_target(answer)
             plain = urlsplit(urljoin(answer.url, there or "")).scheme == "http"
@@ -183,7 +183,7 @@ class Retries:
         self.pause(seconds)
 
     def reached(self, position: int) -> None:
-        """Progress: failures are counted anew, once at least `PROGRESS` bytes more than ever before are over.
+        """Progress: failures are counted again, once at least `PROGRESS` bytes more than ever before are over.
 
         A server that gives a byte and breaks off makes none, nor does the same way gone again after a new start.
         """

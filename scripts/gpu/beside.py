@@ -40,7 +40,7 @@ KERNEL_SECONDS = 60
 
 
 def compile_all(out: Path, root: Path, objects: list[Path], capability: int) -> int:
-    """Write N.ptx, and N.json with what a launch needs, for each object; one that fails is told and left out."""
+    """Write N.ptx, and N.json with what a launch needs, for each object; one that fails is reported and left out."""
     sys.path[:0] = [str(HERE), str(HERE.parents[1] / "aotriton")]
     compiling, worker = importlib.import_module("compile"), importlib.import_module("worker")
     os.environ["TRITON_F32_DEFAULT"] = "ieee"
@@ -158,7 +158,7 @@ class Driver:
 
 
 def launch_one(folder: Path, stem: str, result: Path) -> None:
-    """Launch all cases of a kernel, and write what lies in its results.
+    """Launch all cases of a kernel, and write what is in its results.
 
     Raises:
         RuntimeError: the driver refuses something.

@@ -157,7 +157,7 @@ def compile_one(compiler: Any, table: Mapping[str, Any], form: Mapping[str, Any]
 
 
 def main() -> int:
-    """Compile all forms; a form that fails is told and leaves no files."""
+    """Compile all forms; a form that fails is reported and leaves no files."""
     parser = argparse.ArgumentParser(description="Attention kernels to PTX, without a GPU and without ptxas.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--source", action="append", required=True, metavar="FAMILY=TREE")

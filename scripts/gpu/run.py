@@ -155,7 +155,7 @@ def argument(parameter: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
     """One argument as the C value that the kernel takes.
 
     Raises:
-        ValueError: it is no multiple of what the kernel was compiled for.
+        ValueError: it is not a multiple of what the kernel was compiled for.
     """
     text = parameter["value"]
     value: Any = text
@@ -166,7 +166,7 @@ def argument(parameter: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
     pointer = parameter["type"].startswith("*")
     value = value.data_ptr() if isinstance(value, torch.Tensor) else value
     if (pointer or isinstance(value, int)) and value % parameter["divisible"]:
-        raise ValueError(f"{parameter['name']} = {value} is no multiple of {parameter['divisible']}")
+        raise ValueError(f"{parameter['name']} = {value} is not a multiple of {parameter['divisible']}")
     return ctypes.c_uint64(value) if pointer else C_TYPES[parameter["type"]](value)
 
 

@@ -1,4 +1,4 @@
-"""A base whose image lies in a registry, as ubi9 and almalinux8: pulled by digest, built on, used.
+"""A base whose image is in a registry, as ubi9 and almalinux8: pulled by digest, built on, used.
 
 No registry with their images can be reached here, so one on loopback holds an image of the same form (an index with an
 image for each architecture, in OCI's words or in Docker's), with stand-ins for dnf and rpm in it.
@@ -150,7 +150,7 @@ def test_a_base_is_pulled_by_digest_built_and_used(
     assert "gcc-toolset-14-gcc-c++" in said
     assert (pipeline.build(request_, "base")[0].reused, capfd.readouterr().err) == (True, "")
 
-    # Made anew without its registry: what was pulled is still here.
+    # Made again without its registry: what was pulled is still here.
     for left in (*request_.cache.records.iterdir(), *request_.cache.package_list("x", "x", "x").parent.iterdir()):
         left.unlink()
     (again,) = pipeline.build(request_, "base")
@@ -179,7 +179,7 @@ def test_what_a_registry_cannot_give_is_told(
     other = shelf.layout.children(shelf.elsewhere)[0].digest
     assert "is for linux/s390x" in fails(f"{place}{other}", UnsupportedError)
     assert "forbids" in fails(f"{place}{shelf.oci.digest}", UnreachableError, offline=True)
-    # The registry's disk decayed, or somebody lies: a manifest that is another, then a layer.
+    # The registry's disk decayed, or its content is forged: a different manifest, then a different layer.
     data = tmp_path / "registry" / "data"
 
     def damage(digest: str) -> None:

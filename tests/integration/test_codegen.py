@@ -24,7 +24,7 @@ __all__ = ["engine"]
 pytestmark = pytest.mark.engine
 (RULE,) = codegens()
 REVISION = f"{AMD}-3"
-# As Triton's setup.py: the wheel gets what lies at its place, and what no variable names is fetched.
+# As Triton's setup.py: the wheel gets what is at its place, and what no variable names is fetched.
 PACKAGE = """\
 import urllib.request
 

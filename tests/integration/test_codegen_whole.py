@@ -65,7 +65,7 @@ def test_the_whole_llvm_for_amds_gpus() -> None:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the library is built from, as far as the wheel has it; pins and build files as 3.9.0 has them."""
+    """What the library is built from, as far as the wheel contains it; pins and build files of 3.9.0."""
     folder = tmp_path_factory.mktemp("whole")
     (wheel,) = (row for row in known_files() if row.project == "triton" and row.version == "3.9.0")
     (folder / "wanted.txt").write_text(f"triton==3.9.0 --hash=sha256:{wheel.sha256}\n")

@@ -141,7 +141,7 @@ def test_triton_for_a_python_that_the_base_lacks(engine: Engine, shell: str, lay
 
 
 def test_triton_for_all_pythons_but_the_bases_own(engine: Engine, shell: str, layer: str, tmp_path: Path) -> None:
-    """The image of base and wheel could not import it; that is told before anything is compiled."""
+    """The image of base and wheel could not import it; that is reported before anything is compiled."""
     failed = triton(engine, shell, layer, tmp_path, "--build-arg", "PYTHONS=3.97")
     assert any("toolchain: the base runs Python 3.98, which --python (3.97) leaves out" in line for line in failed.tail)
     assert any("exit status 46" in line for line in failed.tail)

@@ -197,7 +197,7 @@ def test_a_program_alone_has_its_own_precompiled_header(
         "containerfiles/llvm-programs/Containerfile",
         *("--build-context", f"llvm={llvm_source(tmp_path / 'llvm')}", "--build-arg", f"BASE={clang_workshop}"),
         *(old if glibc else ()),
-        # The stand-in compiles no program; what it was asked lies in what it installs.
+        # The stand-in compiles no program; what it was asked is in what it installs.
         *("--build-arg", "GOAL=distribution", "--build-arg", f"PREFIX={PREFIX}"),
         *("--build-arg", f"INPUT_DIGEST={tmp_path.name}", "--output", f"type=local,dest={out}"),
     )

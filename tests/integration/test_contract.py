@@ -151,7 +151,7 @@ def test_the_distributions_llvm(base: tuple[Buildah, str], tmp_path: Path) -> No
 
 
 def own_layer() -> tuple[Path, str, LlvmRequirements]:
-    """The prefix of an unpacked layer of our own, where it lies in images, and what it was built for."""
+    """The prefix of an unpacked layer of our own, where it is in images, and what it was built for."""
     named = os.environ.get("TOOLCHAIN_TEST_LLVM_LAYER")
     if not named:
         pytest.skip("NO LLVM LAYER: name the root of an unpacked one by TOOLCHAIN_TEST_LLVM_LAYER")

@@ -286,7 +286,7 @@ def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path
     child.wait()
     _wait_for(lambda: not [pid for pid in dependencies if _alive(pid)])
     assert here.buildah.call("containers", "--quiet", "--all").stdout.split(), "the kill left a container"
-    # A new invocation finds and removes it, and the tree is still there to go on with.
+    # A new invocation finds and removes it, and the tree is still there for the next build.
     again = Buildah(here.buildah.cache)
     again.run(here.image, ["/bin/sh", "-c", ":"])
     assert here.leftovers() == []

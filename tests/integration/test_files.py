@@ -127,7 +127,7 @@ def test_damage_and_strangers(home: Home, registry_host: str) -> None:
         assert "digests:" in home.call(
             "verify", home.ref.replace(registry_host, proxy.host), "--public-key", f"{home.key}.pub", code=17
         )
-    # Somebody who may push puts an archive of their own under the tag.
+    # Someone who may push puts an archive of their own under the tag.
     layout = Layout(home.folder / "evil").ensure()
     evil = home.folder / "llvm-22.1.8-debian13-x64.tar.gz"
     evil.write_bytes(b"not it")

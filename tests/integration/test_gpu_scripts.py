@@ -132,7 +132,7 @@ def test_a_form_that_does_not_compile_is_told_and_leaves_nothing(tmp_path: Path)
 
 
 def test_a_launch_refuses_what_the_kernel_was_not_compiled_for(run_module: ModuleType) -> None:
-    """A pointer or stride that is no multiple would read beside the data; tiles round up."""
+    """A pointer or stride that is not a multiple would read beside the data; tiles round up."""
 
     class Tensor:
         def __init__(self, pointer: int) -> None:
@@ -147,7 +147,7 @@ def test_a_launch_refuses_what_the_kernel_was_not_compiled_for(run_module: Modul
     run_module.torch.Tensor = Tensor
     parameter = {"name": "X", "type": "*fp16", "value": "x", "divisible": 16}
     assert run_module.argument(parameter, {"x": Tensor(4096)}).value == 4096
-    with pytest.raises(ValueError, match=r"X = 4104 is no multiple of 16"):
+    with pytest.raises(ValueError, match=r"X = 4104 is not a multiple of 16"):
         run_module.argument(parameter, {"x": Tensor(4104)})
     stride = {"name": "stride_x", "type": "i32", "value": "x.1", "divisible": 16}
     assert run_module.argument(stride, {"x": Tensor(0)}).value == 64

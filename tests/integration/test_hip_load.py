@@ -93,7 +93,7 @@ def a_root(system: System, roots: Path) -> Path:
             "--format=directory",
             f"--include={','.join(packages)}",
         ]
-        # A mirror may hold a suite that is no release frozen, on purpose; it is for this test alone.
+        # A mirror may hold a suite that is not a release frozen, on purpose; it is for this test alone.
         words += [f'--aptopt=APT::Default-Release "{system.suites[-1]}"']
         words += ['--aptopt=Acquire::Check-Valid-Until "false"', system.suites[0], os.fspath(root)]
         subprocess.run([*words, *(f"deb {signed}{mirror.site} {one} main" for one in system.suites)], check=True)
@@ -102,7 +102,7 @@ def a_root(system: System, roots: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where systems and programs lie."""
+    """Where systems and programs are."""
     if os.geteuid() != 0:
         pytest.skip("NO ROOT: the program is started in systems of its own")
     kept = os.environ.get("TOOLCHAIN_TEST_ROOTS")

@@ -30,7 +30,7 @@ ALL_ALLOWED = {"defaultAction": "SCMP_ACT_ALLOW", "architectures": [], "syscalls
 def engine(tmp_path: Path) -> Iterator[Buildah]:
     if shutil.which("buildah") is None:
         pytest.skip("buildah is not installed: apt-get install buildah")
-    # Where it lies, somebody else may read: what is hidden is hidden by the isolation.
+    # Others may read there: only the isolation hides it.
     found = Buildah(Cache(tmp_path / "cache"))
     yield found
     destroy(found)
@@ -53,7 +53,7 @@ def mutant(monkeypatch: pytest.MonkeyPatch, folder: Path, old: str, new: str) ->
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any]], None]) -> None:
-    """A launcher that is told something else."""
+    """A launcher with other arguments."""
     honest = view.command
 
     def command(*words: Any, **more: Any) -> list[str]:

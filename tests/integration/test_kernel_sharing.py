@@ -1,4 +1,4 @@
-"""Real kernels, shared: on one machine, by two shards and from a store the same bytes; who lies, and what dies.
+"""Real kernels, shared: the same bytes on one machine, by two shards and from a store, despite false answers and kills.
 
 Needs a Python that has Triton, as test_worker.py does.
 """

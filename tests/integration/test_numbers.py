@@ -49,7 +49,7 @@ ORDER = [
 
 
 def planted(folder: Path, gpu: str, fault: str) -> dict[str, Any]:
-    """What the worker is told: the kernel with a fault."""
+    """The order for the worker: the kernel with a fault."""
     constants = {
         "stride_ok": 1, "stride_dok": 1, "stride_deltam": 1, "PRE_BLOCK": 64, "ACTUAL_HEAD_DIM": 32, "FAULT": fault,
     }  # fmt: skip
@@ -74,7 +74,7 @@ PACKED_TYPES = {
 
 
 def packed(folder: Path, gpu: str) -> dict[str, Any]:
-    """What the worker is told: a kernel for packed sequences and a padded head, as AOTriton has it."""
+    """The order for the worker: a kernel for packed sequences and a padded head, as in AOTriton."""
     constants = {"stride_on": 1, "stride_don": 1, "BLOCK_M": 32, "D_HEAD": 32, "PADDED_HEAD": True}
     return {
         **rule(folder, "row_sum", gpu),

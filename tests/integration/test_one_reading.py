@@ -44,7 +44,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
 
 
 def _run(*words: str | Path) -> str | None:
-    """What a program prints, None where it fails."""
+    """What a program prints, None if it fails."""
     argv = [os.fspath(word) for word in words]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     return done.stdout if done.returncode == 0 else None
@@ -95,7 +95,7 @@ def buildah(engine: Engine) -> Take:
 
 @pytest.fixture(scope="module")
 def oras_py(registry_host: str) -> Take:
-    """oras-py brings it to a registry; by what lies there then."""
+    """oras-py brings it to a registry; by what is there then."""
     taken: list[str] = []
 
     def take(shelf: Shelf) -> Taken:

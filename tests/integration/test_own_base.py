@@ -1,4 +1,4 @@
-"""An own base: what it lacks is told by name before anything is built, and asked of an image once."""
+"""An own base: what it lacks is reported by name before anything is built, and asked of an image once."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_a_base_lacks_is_told_at_once_and_asked_once(
     assert "Ninja: not found (for llvm: " in caught.value.why
     assert caught.value.fix == "on Debian and Ubuntu: apt-get install ninja-build\nwhat a base must hold: docs/bases.md"
     assert not [one for one in records(request.cache) if f"-local-{lame[7:15]}" in one.image]
-    # Nobody is asked again, whatever is built.
+    # No one is asked again, whatever is built.
     monkeypatch.setattr(Buildah, "run", None)
     monkeypatch.setattr(Buildah, "ensure_image", None)
     with pytest.raises(UnsupportedError) as again:

@@ -82,7 +82,7 @@ def whole_version() -> tuple[str, str]:
 
 
 def whole_tree(request: pytest.FixtureRequest) -> Path:
-    """The distribution's LLVM, fetched before: what the quickstart built from, or what was asked for."""
+    """The distribution's LLVM, fetched before: what the quickstart built from, or what was requested."""
     major, version = whole_version()
     if "TOOLCHAIN_TEST_LLVM" not in os.environ:
         assert request.getfixturevalue("quickstart").said.code == 0

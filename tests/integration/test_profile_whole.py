@@ -95,7 +95,7 @@ def test_a_layer_by_a_profile_proves_itself_and_comes_out_the_same_twice(profile
     assert config["Labels"]["toolchain.binaries"] == "profile"
     layer = layout.children(manifest)[-1]
     files = {one.path: one for one in layer_files(layout.blob(layer.digest), layer.media_type)}
-    # It names static functions by the files that they are in, and those lie in the build's own folders.
+    # It names static functions by the files that they are in, and those are in the build's own folders.
     assert [name for name in files if name.endswith(DATA)] == []
     plain = toolchain("build", "llvm", *OPTIONS, "--json").json["stages"][-1]
     assert plain["facts"]["diff_id"] != row["facts"]["diff_id"]

@@ -173,7 +173,7 @@ def test_registry_and_copy_from(quickstart: Quickstart, registry_host: str, tmp_
 
 
 def test_kill_9_and_resume(quickstart: Quickstart) -> None:
-    """A campaign killed in the middle goes on; nothing that was compiled is compiled again."""
+    """A campaign killed in the middle continues; nothing that was compiled is compiled again."""
     words = [
         "kernels", "run", *WHEEL, "--gpu", "gfx90a", "--select", "*fwd*", *quickstart.allow, "--jobs", "1",
     ]  # fmt: skip

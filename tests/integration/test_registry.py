@@ -190,7 +190,7 @@ def test_a_registry_that_falls_silent_is_asked_again(
 def test_silence_that_stays_is_told_soon(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seconds, not hours: each question is asked `attempts` times more, and nobody asks all of that again."""
+    """Seconds, not hours: each question is asked `attempts` times more, and no one asks all of that again."""
     blob, path = some_blob(layout)
     connect().push_blob(repository, blob, path)
     registry = connect(attempts=2, timeout=(5.0, 300.0))

@@ -56,7 +56,7 @@ def test_a_token_is_asked_for_with_the_scope_of_the_request(
     with Registry(proxy.host, login=LOGIN) as registry:
         assert registry.push_blob(repository, *blob) == SIZE
     guard = guard_of(proxy)
-    # The first question is refused, as nobody knows yet who gives tokens; nothing after it is.
+    # The first question is refused, as no one knows yet who gives tokens; nothing after it is.
     assert len(guard.refused) == 1
     assert guard.refused[0].startswith("HEAD ")
     assert guard.asked == [(f"repository:{repository}:pull",), (f"repository:{repository}:pull,push",)]
@@ -83,16 +83,16 @@ def test_an_identity_token_is_what_a_login_rests_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As docker keeps it for ACR: an empty password, and the token beside it."""
-    guard_of(proxy).identity = "identity-of-somebody"
+    guard_of(proxy).identity = "identity-of-a-user"
     nobody = base64.b64encode(b"00000000-0000-0000-0000-000000000000:").decode()
-    entry = {"auth": nobody, "identitytoken": "identity-of-somebody"}
+    entry = {"auth": nobody, "identitytoken": "identity-of-a-user"}
     (tmp_path / "config.json").write_text(json.dumps({"auths": {proxy.host: entry}}))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     with Registry(proxy.host) as registry:
         assert registry.push_blob(repository, *blob) == SIZE
-        problem = registry.unreachable(OSError("it said identity-of-somebody"))
-    assert "identity-of-somebody" not in str(problem)
+        problem = registry.unreachable(OSError("it said identity-of-a-user"))
+    assert "identity-of-a-user" not in str(problem)
 
 
 @pytest.mark.parametrize("says", [True, False], ids=["told", "as specified"])

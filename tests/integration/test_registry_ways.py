@@ -75,12 +75,12 @@ def blobs(image: Image) -> int:
 
 
 def repository(registry: Registry) -> str:
-    """A name that nobody used, with as many parts as the registry can have."""
+    """A name that no one used, with as many parts as the registry can have."""
     return f"ns/{'' if registry.rules.most_parts == 2 else 'more/'}way-{next(_NUMBERS)}"
 
 
 def login_of(proxy: FaultProxy) -> str:
-    """The login that the proxy asks for; empty where it asks for none."""
+    """The login that the proxy asks for; empty if it asks for none."""
     return base64.b64encode(proxy.guard.login.encode()).decode() if proxy.guard is not None else ""
 
 
@@ -93,7 +93,7 @@ def there_and_back(image: Image, registry: Registry, folder: Path) -> None:
     assert verify_layout(fresh, image.index) == []
 
 
-# The config, the first blob, is small; what follows is about the layer. Nobody waits, nobody repeats what was taken.
+# The config, the first blob, is small; what follows is about the layer. No one waits, no one repeats what was taken.
 _CONFIG = "POST PUT "
 _WAYS = {
     "GHCR, known": (LARGE, Manners(patch_limit=4 * MIB), "ghcr.io", None, "POST PUT"),
@@ -297,7 +297,7 @@ def test_a_name_that_is_refused_is_told_and_not_sent_another_way(registry_host: 
 
 @pytest.fixture
 def broken(registry_host: str) -> Iterator[FaultProxy]:
-    """A registry that nobody knows, where the first blob in one piece breaks off after 3 MiB."""
+    """A registry that no one knows, where the first blob in one piece breaks off after 3 MiB."""
     with fault_proxy(registry_host, manners=Manners(keeps=True)) as proxy:
         proxy.faults.append(Fault("reset", "PUT", "/uploads/", skip=1, after=3 * MIB))
         yield proxy

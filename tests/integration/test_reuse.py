@@ -36,7 +36,7 @@ FACTS = {"prefix": "/usr/lib64/thing"}
 
 @pytest.fixture
 def place(registry_host: str, tmp_path: Path) -> RegistryRef:
-    """A namespace that nobody used."""
+    """A namespace that no one used."""
     return RegistryRef(registry_host, f"reuse/{abs(hash(str(tmp_path))):x}-{next(_NUMBERS)}")
 
 
@@ -82,7 +82,7 @@ def test_taken_from_a_registry(two: Two) -> None:
     assert row["taken_from"].startswith(f"{two.place}/{two.built.planned.image}@sha256:")
     assert row["facts"] == json.loads(json.dumps(dict(two.built.facts)))
     assert two.planned_as_reused()
-    # From now on it is simply there: nobody is asked.
+    # From now on it is simply there: no one is asked.
     dead = f"127.0.0.1:{free_port()}/ns"
     again = two.build("--public-key", f"{two.key}.pub", "--reuse-only", place=dead)
     assert again.code == 0, again.err

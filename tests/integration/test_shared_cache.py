@@ -61,13 +61,13 @@ def engine(tmp_path: Path) -> Iterator[tuple[Buildah, str]]:
 
 @contextlib.contextmanager
 def waiting(pipe: Path, failed: Any) -> Iterator[None]:
-    """Begin the block when somebody reads `pipe`; at its end give him a line."""
+    """Begin the block when someone reads `pipe`; at its end give him a line."""
     deadline = time.monotonic() + 150
     writer = None
     while writer is None:
         try:
             writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # nobody reads
+        except OSError:  # no one reads
             assert time.monotonic() < deadline
             assert failed() is None
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""`toolchain shell` opens what a failed step had, and leaves what the next build goes on from as it was."""
+"""`toolchain shell` opens what a failed step had, and leaves what the next build continues from as it was."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def require_no_place(first: First, *more: str) -> None:
     """Insist that no file names where or by whom it was built."""
     blob = first.layout.blob(first.layer.digest)
     cache = os.environ.get("TOOLCHAIN_CACHE") or str(Path.home() / ".cache" / "toolchain")
-    # `toolchain` and `root` are what hosts and users are called inside; as words of LLVM's own they do not count.
+    # `toolchain` and `root` are the names of hosts and users inside; as words of LLVM's own they do not count.
     words = [
         b"root@",
         b"@toolchain",
@@ -206,7 +206,7 @@ def require_no_place(first: First, *more: str) -> None:
     for file in files:
         content = read_member(blob, first.layer.media_type, file.path)
         assert content is not None, file.path
-        # A folder of the build; not the same word within somebody's web address.
+        # A folder of the build; not the same word within someone's web address.
         found = re.findall(rb"(?<![\w.-])/(?:build|src/llvm|recipe|ccache)/", content)
         if found := sorted({*found, *(word for word in words if word in content)}):
             named[file.path] = found

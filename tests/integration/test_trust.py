@@ -36,7 +36,7 @@ SECRETS = (PASSWORD, base64.b64encode(f"robot:{PASSWORD}".encode()).decode(), "t
 
 @pytest.fixture
 def namespace(tmp_path: Path) -> str:
-    """A name that nobody used: the registry lives as long as the whole run."""
+    """A name that no one used: the registry lives as long as the whole run."""
     return f"trust/{abs(hash(str(tmp_path))):x}-{next(_NUMBERS)}"
 
 
@@ -154,7 +154,7 @@ def test_a_key_is_made_once(home: Home, tmp_path: Path) -> None:
     assert made.code == 0
     assert "PRIVATE" not in made.out + made.err
     assert toolchain("keygen", tmp_path / "new key").code == 3
-    # A broken key is told before anything is sent.
+    # A broken key is reported before anything is sent.
     (tmp_path / "broken").write_text("x")
     with fake_registry() as server:
         assert home.publish(f"{server.host}/ns", "--key", tmp_path / "broken").code == 3

@@ -27,7 +27,7 @@ _PASSED = ("PIP_", "SSL_", "REQUESTS_", "CURL_", "http", "HTTP")
 
 @dataclass(frozen=True)
 class User:
-    """Somebody with a home and subordinate ids, and the tool installed in a clone there."""
+    """Someone with a home and subordinate ids, and the tool installed in a clone there."""
 
     home: Path
 

@@ -44,7 +44,7 @@ _REFUSED = re.compile(
 
 @dataclass(frozen=True)
 class Published:
-    """An image with evidence of one key, and beside it one that somebody gave that evidence to."""
+    """An image with evidence of one key, and beside it one that someone gave that evidence to."""
 
     ref: RegistryRef
     digests: dict[str, str]

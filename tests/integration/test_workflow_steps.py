@@ -1,6 +1,6 @@
 """The workflows' own shell steps, in fresh containers of base debian13, against a registry on loopback.
 
-GitHub is not here: what stands in for its actions is named in tests/workflow_steps.py, and each test looks at the list.
+GitHub is not here: replacements of its actions are listed in tests/workflow_steps.py, and each test looks at the list.
 In the short variant the base and the table generators come from this machine's cache, so nothing is compiled, and the
 containers after the first begin with what the first one installed. The `full` one starts from nothing.
 """
@@ -166,7 +166,7 @@ def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def published(ground: Ground, owner: str = "somebody/toolchain") -> str:
-    """The reference of the part by digest, as the registry has it now."""
+    """The reference of the part by digest, as in the registry now."""
     where = f"docker://{ground.registry}/{owner}/{PART}:latest"
     words = ["skopeo", "inspect", "--tls-verify=false", "--creds", f"{ACTOR}:{TOKEN}", "--raw", where]
     raw = subprocess.run(words, capture_output=True, check=True).stdout
@@ -362,7 +362,7 @@ def test_a_publication_that_is_cancelled_leaves_no_key(
 def test_the_action_builds_publishes_and_signs(
     ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path
 ) -> None:
-    """The steps of action.yml in somebody's own repository, behind a checkout that brings it."""
+    """The steps of action.yml in someone's own repository, behind a checkout that brings it."""
     action = yaml.safe_load((TOP / "action.yml").read_text())
     private, _ = ground.pair("key")
     event, service = ground.event(), ground.service(tmp_path / "github")

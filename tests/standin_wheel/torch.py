@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class dtype:  # noqa: N801 - as PyTorch has it
+class dtype:  # noqa: N801 - as in PyTorch
     """`torch.float16` and the like."""
 
     def __init__(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""stages.aotriton: what its image says of itself, and which folder a campaign goes on in."""
+"""stages.aotriton: what its image says of itself, and which folder a campaign continues in."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def used(path: Path = Path("toolchain.toml")) -> set[str]:
 
 
 def test_every_option_is_on_one_of_the_two_lists() -> None:
-    """A new option is ignored without approval until somebody has thought about it."""
+    """A new option is ignored without approval until someone has thought about it."""
     names = {option.name for option in file_options()}
     assert names >= HARMLESS
     assert names - HARMLESS <= TRUSTING.keys()

@@ -266,7 +266,7 @@ def test_a_folder_in_a_source_is_refused_before_it_is_made(tmp_path: Path, monke
     sources = {"triton": parse_source_spec(str(tree), project="triton")}
     fixes = []
     for folder in (Path("out/files"), tree, tmp_path / "link" / "files"):
-        with pytest.raises(ConfigError, match="lies in the source triton") as caught:
+        with pytest.raises(ConfigError, match="is in the source triton") as caught:
             check_folder("triton", folder, sources)
         fixes.append(caught.value.fix)
     assert fixes[-1].endswith("--archive ../files")

@@ -1,4 +1,4 @@
-"""Which Triton and LLVM are meant: the order of the places that name one, and what lies in the folder."""
+"""Which Triton and LLVM are meant: the order of the places that name one, and what is in the folder."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_checkout_is_what_is_built_in_it(here: Here) -> None:
     # The LLVM is one's own, the Triton the folder's.
     llvm = f"llvm=https://github.com/llvm/llvm-project@{UNKNOWN}"
     assert here.triton("--source", llvm).startswith("local:")
-    # A checkout that lacks what is built is no reason to build another Triton.
+    # A checkout that lacks what is built is not a reason to build another Triton.
     (here.folder / "setup.py").unlink()
     code, _, said = here.call("plan", "triton")
     assert code == 5

@@ -100,7 +100,7 @@ def test_a_new_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_key_gets_no_folder(tmp_path: Path) -> None:
-    """As with ssh-keygen and cosign: a misspelt path is no place for a secret."""
+    """As with ssh-keygen and cosign: a misspelt path is not a place for a secret."""
     with pytest.raises(ConfigError, match="cannot write") as caught:
         new_key(tmp_path / "my keys" / "key")
     assert f"mkdir -m 700 -p '{tmp_path}/my keys'" in caught.value.fix
@@ -239,7 +239,7 @@ def test_a_private_key_is_not_shown() -> None:
 
 
 def test_openssl_agrees(tmp_path: Path) -> None:
-    """The commands of docs/trust.md: nobody needs this tool to check a signature."""
+    """The commands of docs/trust.md: no one needs this tool to check a signature."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is NOT INSTALLED: that others can check a signature is not tested")
     for signer, words in ((ed25519_signer(), ["-rawin"]), (p256_signer(), ["-rawin", "-digest", "sha256"])):

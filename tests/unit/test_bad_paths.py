@@ -116,7 +116,7 @@ def test_tables_nested_thousands_of_times(tmp_path: Path, llvm: Path) -> None:
     (tmp_path / "toolchain.toml").write_text(f"cache.{deep} = 1\n")
     asked = ["plan", "llvm", "--source", f"llvm={llvm}", "--cache", os.fspath(tmp_path / "cache")]
     fails([*asked, "--lock-file", os.fspath(tmp_path / "a.lock")], 3, "a.lock")
-    # What is wrong with the file is told before any verb begins.
+    # What is wrong with the file is reported before any verb begins.
     done = shell('"$@"', ["--config", "toolchain.toml", "plan", "llvm", "--json"], tmp_path)
     assert (done.returncode, "bad value for cache" in json.loads(done.stdout)["what"]) == (3, True)
 
@@ -137,10 +137,10 @@ def test_a_patch_whose_name_no_lock_can_hold(tmp_path: Path, llvm: Path) -> None
 
 
 def test_a_prefetch_ends_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread ends by what nobody expects of a fetch; whoever waits for a later source would wait for ever."""
+    """The thread ends by what no one expects of a fetch; whoever waits for a later source would wait for ever."""
 
     def broken(*_: object, **__: object) -> None:
-        raise ValueError("of nobody's")
+        raise ValueError("of no kind")
 
     monkeypatch.setattr("toolchain.build.prefetch.fetch_for", broken)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)

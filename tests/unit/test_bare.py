@@ -122,11 +122,11 @@ def test_a_signature_of_another_form_is_refused(text: str, error: str) -> None:
     ("extra", "error"),
     [
         ("default;python;x\n", "3 fields, 10 or more expected"),
-        (f"d;p;/elsewhere/x.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;1;1;1;gfx942;i32\n", "does not lie in"),
-        (f"d;p;{BUILD}/../x.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;1;1;1;gfx942;i32\n", "does not lie in"),
+        (f"d;p;/elsewhere/x.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;1;1;1;gfx942;i32\n", "is not in"),
+        (f"d;p;{BUILD}/../x.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;1;1;1;gfx942;i32\n", "is not in"),
         (f"d;p;{BUILD}/x.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;other;1;1;1;gfx942;i32\n", "no function other"),
         (f"d;p;{BUILD}/x.hsaco;{SOURCE}/gone.py;attn;1;1;1;gfx942;i32\n", "cannot read the kernel source"),
-        (f"d;p;{BUILD}/x.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;a;1;1;gfx942;{SIGNATURE}\n", "no numbers"),
+        (f"d;p;{BUILD}/x.hsaco;{SOURCE}/modules/flash/kernel/fwd.py;attn;a;1;1;gfx942;{SIGNATURE}\n", "not numbers"),
     ],
 )
 def test_a_plan_of_another_form_is_refused(tmp_path: Path, extra: str, error: str) -> None:
@@ -430,7 +430,7 @@ def test_constants_that_compare_equal_stay_what_they_are(tmp_path: Path) -> None
 def test_a_path_that_leads_elsewhere_is_refused(tmp_path: Path, path: str) -> None:
     extra = f"d;p;{path};{SOURCE}/modules/flash/kernel/fwd.py;attn;1;1;1;gfx942;{SIGNATURE}\n"
     folder = plan_of(tmp_path / "p", {"c1": ["a"]}, extra=extra)
-    with pytest.raises(SourceError, match="does not lie in"):
+    with pytest.raises(SourceError, match="is not in"):
         read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
 
 
@@ -538,5 +538,5 @@ def test_words_become_gpus_and_rules_that_a_compiler_takes_for_one_are_compiled_
     assert plan.copies == {"flash/a.hsaco": ("flash/b.hsaco",)}
     clusters = {"F": ["a", "b", "c"]}
     folder = old_plan(tmp_path / "other", rows, clusters=clusters)
-    with pytest.raises(UnsupportedError):  # another generation's words are no GPUs
+    with pytest.raises(UnsupportedError):  # another generation's words are not GPUs
         read_plan(folder, tmp_path / "t", build=BUILD, source=SOURCE, of=generation_of("0.11b"))

@@ -44,7 +44,7 @@ def test_what_goes_in_comes_out(place: Place) -> None:
     assert lock.complete
     assert lockfile.render(lock) == lockfile.render(done.lock)
 
-    # As the command that is told says it.
+    # As the printed command says it.
     words = list(brought.command)
     path = place.root / "other" / "toolchain.lock"
     assert words[:6] == ["env", f"TOOLCHAIN_LOCK_FILE={path}", "toolchain", "build", "triton", "--offline"]
@@ -154,7 +154,7 @@ def test_a_source_that_is_not_there_or_a_base_that_is_not_built(place: Place) ->
 
 
 def test_a_base_that_was_taken_from_elsewhere(place: Place) -> None:
-    """No import would believe what is told of it."""
+    """No import would believe what is printed of it."""
     (path,) = place.request.cache.records.glob("*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"taken_from": {"ref": "registry.test/x", "key": "k"}}))
     with pytest.raises(SourceError, match="was not made here") as caught:

@@ -194,7 +194,7 @@ def test_a_list_that_holds_no_packages(place: Place, rows: Any) -> None:
      {"arch": [1]}, {"source": {"llvm": {"a": "b"}}}, {"patch": ["x"]}, {"select": 3}],
 )  # fmt: skip
 def test_a_request_that_nobody_can_make(place: Place, request_: dict[str, Any]) -> None:
-    """The command that is told after an import is made of it."""
+    """The command that is printed after an import uses it."""
     place.export()
     _relock(place, request=request_)
     with pytest.raises(ConfigError, match="the request"):

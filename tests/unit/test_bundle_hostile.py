@@ -1,4 +1,4 @@
-"""Bundles that somebody made: what their lock does not name does not get in, and no name becomes a path."""
+"""Bundles that someone made: what their lock does not name does not get in, and no name becomes a path."""
 
 from __future__ import annotations
 

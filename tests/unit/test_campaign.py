@@ -267,7 +267,7 @@ def test_rows_count_by_kernel_and_gpu(place: Place) -> None:
 
 
 class Remote:
-    """An executor that is no LocalExecutor: everything goes through JSON, as over a wire, and comes back reversed."""
+    """An executor other than LocalExecutor: everything goes through JSON, as over a wire, and comes back reversed."""
 
     def __init__(self, inner: LocalExecutor) -> None:
         self.inner = inner

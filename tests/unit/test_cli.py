@@ -1,4 +1,4 @@
-"""The command line: bad input is told before any work, with its own exit code."""
+"""The command line: bad input is reported before any work, with its own exit code."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_who_wins(clean: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_no_folder_decides_whom_verify_trusts(clean: dict[str, str], tmp_path: Path) -> None:
-    """Nor what a bare `pins` is asked for."""
+    """Nor the query of a bare `pins`."""
     (tmp_path / "toolchain.toml").write_text(
         'key = "theirs.pub"\npublic-key = "too.pub"\n'
         'allow-binary = ["ptxas"]\nsource-repo = ["llvm/llvm-project"]\ntriton = "3.7.1"\n'

@@ -305,7 +305,7 @@ def test_a_fetch_by_hash_tells_the_repository(tmp_path: Path) -> None:
     assert (got.where, got.digest) == (urls[2], git_digest(urls[2], commit))
     assert (got.path / "llvm/CMakeLists.txt").is_file()
     assert holder_of(commit, urls, cache, parts=[part_of("llvm-amdgpu").name]) == urls[2]
-    # Of a list without it nothing is known: what was asked there has not changed.
+    # Of a list without it nothing is known: that is unchanged.
     assert holder_of(commit, urls[:2], cache, parts=[part_of("llvm-amdgpu").name]) == ""
     assert fetch_source(replace(source, among=urls), cache=cache, offline=True).digest == got.digest
 

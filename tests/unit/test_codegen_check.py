@@ -205,7 +205,7 @@ def test_a_build_that_reaches_out_is_stopped_and_noted(code: str, wanted: str, t
     assert done.returncode == 1
     assert "this build takes in nothing by itself" in done.stderr
     assert wanted in (tmp_path / "note").read_text()
-    # A build that goes on all the same is noted too.
+    # A build that continues all the same is noted too.
     quiet = python(f"try:\n    {code.replace('; ', chr(10) + '    ')}\nexcept OSError:\n    pass", tmp_path / "again")
     assert quiet.returncode == 0
     assert wanted in (tmp_path / "again").read_text()

@@ -1,4 +1,4 @@
-"""What a shell is told that completes a command line."""
+"""Completion of command lines in shells."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def scheduler() -> Iterator[Hub]:
 
 
 def interfaces(pid: int) -> list[str]:
-    """What a process sees, as /proc has it."""
+    """What a process sees, as in /proc."""
     rows = Path(f"/proc/{pid}/net/dev").read_text(encoding="ascii").splitlines()[2:]
     return [row.partition(":")[0].strip() for row in rows]
 
@@ -238,7 +238,7 @@ def test_another_triton_or_limit_is_refused_by_the_campaign(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["http://127.0.0.1:1"], 3, "is no address of a scheduler"),
+        (["http://127.0.0.1:1"], 3, "is not an address of a scheduler"),
         (["tcp://192.0.2.1:8786"], 3, "not on this machine, and without TLS"),
         (["tls://127.0.0.1:8786"], 3, "needs the worker's certificate"),
         (["tcp://127.0.0.1:9", "--patience", "0"], 18, "no scheduler answers at tcp://127.0.0.1:9"),
@@ -274,7 +274,7 @@ def test_without_a_store_nothing_is_served(image: Image) -> None:
     image.store.mkdir()
     (image.store / "somebody's").touch()
     code, text = image.call("tcp://127.0.0.1:9")
-    assert (code, "is no kernel store" in text) == (3, True), text
+    assert (code, "is not a kernel store" in text) == (3, True), text
 
 
 def test_without_a_place_for_objects_nothing_is_served(

@@ -278,7 +278,7 @@ def test_a_part_for_another_machine_is_run_by_its_emulator(tmp_path: Path, part:
 
 
 def test_the_layer_s_programs_are_run_by_the_emulator_and_no_others(tmp_path: Path) -> None:
-    """Stand-ins that only the emulator can run: they are no programs of this machine."""
+    """Stand-ins that only the emulator can run: they are not programs of this machine."""
     prefix = tmp_path / "prefix"
     (prefix / "bin").mkdir(parents=True)
     for tool in ("llvm-tblgen", "mlir-tblgen"):

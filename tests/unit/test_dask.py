@@ -1,4 +1,4 @@
-"""A campaign on a Dask scheduler: the same results, and nothing lost or believed by who comes, goes and lies."""
+"""A campaign on a Dask scheduler: workers come and go, nothing is lost, and no false result is accepted."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_worker_that_dies_costs_what_it_was_at(scheduler: Hub, store: FolderSt
 
 
 def test_an_answer_outlives_its_worker(scheduler: Hub, store: FolderStore, tmp_path: Path) -> None:
-    """It lies on the board."""
+    """It is on the board."""
     rules = rules_of("fails", warps=[1])
     doomed, desk = Machine(tmp_path / "doomed"), Machine(tmp_path / "desk")
     child = in_a_process(doomed, scheduler.address, store)

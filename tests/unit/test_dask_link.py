@@ -88,7 +88,7 @@ def test_a_scheduler_that_anybody_could_speak_to_is_refused(text: str) -> None:
     "text", ["", "127.0.0.1:8786", "ucx://127.0.0.1:1", "tcp://127.0.0.1", "tls://h:8786/x", "tcp://:1"]
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="no address of a scheduler"):
+    with pytest.raises(ConfigError, match="not an address of a scheduler"):
         check_address(text)
 
 

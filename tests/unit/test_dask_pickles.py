@@ -46,7 +46,7 @@ class Hostile:
 def everywhere(dask_scheduler: Any, source: str, mark: str) -> int:
     """Run in the scheduler by a hostile client: every answer and every entry of the board is a pickle from now on."""
     space: dict[str, Any] = {}
-    exec(source, space)  # noqa: S102 - what a pickle of a class that nobody else has would do
+    exec(source, space)  # noqa: S102 - what a pickle of a class that no one else has would do
     hostile = space["Hostile"](mark)
     board = dask_scheduler.task_metadata["toolchain"]
     for part in ("orders", "answers"):

@@ -236,7 +236,7 @@ def test_waves_meet_at_a_barrier_in_both_orders_and_a_removed_one_shows() -> Non
     without = [text for text in BARRIER if text != "s_barrier"]
     with pytest.raises(NumbersError, match="meet in LDS"):
         exchanged(without, reverse=False)
-    # To write what is there already is no race.
+    # To write what is there already is not a race.
     exchanged(["v_mov_b32_e32 v1, 0", "v_mov_b32_e32 v3, 1", *["ds_write_b32 v1, v3"] * 2], reverse=False)
     assert exchanged(without, reverse=False, watch=False) != exchanged(without, reverse=True, watch=False)
 

@@ -1,4 +1,4 @@
-"""Plain files as artifacts beside an image: their form, who is believed about them, and names that are no names."""
+"""Plain files as artifacts beside an image: their form, who is believed about them, and names that are not names."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_what_is_signed_names_another_file(shop: Shop) -> None:
         made = [(shop.stand.image_facts, named)]
         attach_to_files(made, manifest, shop.place, signer=shop.stand.signer, scratch=shop.request.cache.work)
         assert f"does not name {WHEEL}" in shop.judge(done.digest).problems[0]
-    # The rest in a statement of its own, as another architecture has it.
+    # The rest in a statement of its own, as for another architecture.
     made = [(shop.stand.image_facts, [wheel])]
     attach_to_files(made, manifest, shop.place, signer=shop.stand.signer, scratch=shop.request.cache.work)
     assert shop.judge(done.digest).verdict == "trusted"
@@ -265,7 +265,7 @@ def test_wheels_of_an_image_that_was_taken(shop: Shop, tmp_path: Path, capsys: p
     assert "no wheels beside triton-3.7.1" in " ".join(capsys.readouterr().err.split())
     shop.publish()
     assert other_machine(shop, tmp_path / "again") == [WHEEL]
-    # Who has it asks nobody: a place that is not there does not matter.
+    # Who has it asks no one: a place that is not there does not matter.
     bring_wheels(shop.request, [shop.built], Reuse(place=LayoutRef(tmp_path / "none"), key=shop.stand.signer.public))
     assert capsys.readouterr().err.count("no wheels") == 0
 

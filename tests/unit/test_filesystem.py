@@ -152,7 +152,7 @@ def test_what_somebody_puts_in_place_of_a_file_is_seen(
     monkeypatch.setattr(Path, "replace", swapped)
     with pytest.raises(DigestError, match="not what was written"):
         write_atomically(there, b"new", check=True)
-    write_atomically(there, b"new")  # where others may write as well nobody can tell
+    write_atomically(there, b"new")  # where others may write as well no one can tell
 
 
 # Publishing to a folder
@@ -234,7 +234,7 @@ def test_a_layout_is_read_from_regular_files_alone(
     assert "secret of somebody" not in str(error.value)
 
 
-# What builds leave: whoever wrote the sources decides what lies there.
+# What builds leave: whoever wrote the sources decides what is there.
 
 
 @pytest.mark.timeout(20)

@@ -183,7 +183,7 @@ def test_only_a_floor_s_links_count() -> None:
     assert replace(one, glibc="2.31").as_inputs()["links"] == "relative"
 
 
-# What is told of it
+# What is reported of it
 
 
 def test_an_old_system_s_packages_stand_beside_the_base_s_in_the_sbom(tmp_path: Path) -> None:

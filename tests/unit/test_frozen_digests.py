@@ -1,6 +1,6 @@
 """Input digests of fixed requests, as they were recorded. Whoever changes one makes every cache build LLVM again.
 
-A change of a recipe, or of what is an input, changes them on purpose: then record them anew, and say so in the
+A change of a recipe, or of what is an input, changes them on purpose: then record them again, and say so in the
 changelog. Moving code never does. `TOOLCHAIN_RECORD_DIGESTS=1 pytest tests/unit/test_frozen_digests.py` records them.
 """
 

@@ -149,7 +149,7 @@ def test_submodules_are_not_followed(repository: Path, store: Store, tmp_path: P
 
 
 def test_a_bundle_s_tree_gives_way_to_the_repository(repository: Path, store: Store) -> None:
-    """No tree can be compared with a commit: a bundle's word counts where nobody else can be asked."""
+    """No tree can be compared with a commit: a bundle's word counts where no one else can be asked."""
     sha = git(repository, "rev-parse", "HEAD")
 
     def evil(dest: Path) -> None:

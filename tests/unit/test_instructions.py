@@ -91,7 +91,7 @@ def compared(tmp_path: Path) -> tuple[dict[str, int], str]:
     [
         ({}, "same"),
         ({"kernarg": 16}, "same_instructions"),  # metadata
-        ({"pad": 512}, "same_instructions"),  # the data lie elsewhere, and so the code's bytes differ
+        ({"pad": 512}, "same_instructions"),  # the data are elsewhere, and so the code's bytes differ
         ({"pad": 512, "names": ".globl first\nfirst:"}, "same_instructions"),  # one more symbol
         ({"pad": 512, "number": 7}, "same_instructions"),  # the data themselves are not looked at
         ({"register": "s7"}, "changed"),

@@ -19,14 +19,14 @@ from toolchain.publish.consumer import Kind
 
 TOP = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((TOP / "docs" / "json.schema.json").read_text())
-# These print a line for people; what they write is the result.
+# These print a line of text; what they write is the result.
 WITHOUT = {"trust", "init", "keygen", "kernels worker", "shell", "report"}
 SAME = {"kernels run": "build", "kernels merge": "build"}
 Said = list[tuple[str, str, int, Any]]
 
 
 def problems(shape: str, value: Any) -> list[str]:
-    """All that is not as the schema has it."""
+    """All differences from the schema."""
     validator = Draft202012Validator({**SCHEMA, "$ref": f"#/$defs/{shape}"})
     return [f"{one.json_path}: {one.message[:300]}" for one in validator.iter_errors(value)]
 

@@ -69,7 +69,7 @@ def test_waves_that_somebody_keeps_away_do_not_count(tmp_path: Path) -> None:
     objects = compile_all([{**rule, "waves_per_eu": at % 2} for at, rule in enumerate(rules)])
     kernels = [read_object(path.read_bytes(), path.name)[0] for path in objects]
     waves = [facts.occupancy and facts.occupancy.registers for facts in kernels]
-    # One wave is asked for: the descriptor takes so many registers that no second fits, though few are used.
+    # One wave is requested: the descriptor takes so many registers that no second fits, though few are used.
     assert waves == [8, 1, 16, 5]
     assert [facts.vgpr for facts in kernels[::2]] == [facts.vgpr for facts in kernels[1::2]]
 

@@ -71,7 +71,7 @@ def test_a_damaged_pack_is_passed_over_and_its_results_are_added_again(
     result = second.run(opened(tmp_path, "b"))
     assert (result.shared["taken"], result.shared["added"]) == (0, 3)
     assert second.files() == first.files()
-    # The same results make the same pack, whose damaged blob is written anew.
+    # The same results make the same pack, whose damaged blob is written again.
     assert Machine(tmp_path / "third").run(opened(tmp_path, "c")).shared["taken"] == 3
 
 

@@ -298,7 +298,7 @@ def test_a_full_disk_loses_nothing_and_leaves_nothing_half(tmp_path: Path) -> No
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="no kernel store"):
+    with pytest.raises(ConfigError, match="not a kernel store"):
         FolderStore(tmp_path / "letters")
 
 

@@ -131,7 +131,7 @@ def test_the_version_before_a_fetch(kind: str, where: str, version: str, major: 
 def test_the_version_of_a_tree(tmp_path: Path) -> None:
     tree = small_llvm(tmp_path / "llvm", version="19.1.7")
     assert version_of_tree(tree) == "19.1.7"
-    # Before 19 it stands in llvm/CMakeLists.txt.
+    # Before 19 it is in llvm/CMakeLists.txt.
     old = (tree / "cmake/Modules/LLVMVersion.cmake").read_text()
     (tree / "cmake/Modules/LLVMVersion.cmake").unlink()
     with pytest.raises(SourceError, match="does not say which version"):

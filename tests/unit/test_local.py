@@ -1,4 +1,4 @@
-"""Files and folders of one's own as sources: what can be none is told at once, and what was meant."""
+"""Files and folders of one's own as sources: what can be none is reported at once, and what was meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ordinary user's namespace: what it needs, what is told when that is missing, and what goes on inside."""
+"""An ordinary user's namespace: what it needs, what is reported when that is missing, and what continues inside."""
 
 from __future__ import annotations
 

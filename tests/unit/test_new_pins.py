@@ -192,7 +192,7 @@ def test_no_form_no_finding(entry: dict[str, Any]) -> None:
 
 
 def test_a_pin_that_is_none() -> None:
-    """It is told, since somebody must look; nothing of its content goes into a build."""
+    """It is reported, since someone must look; nothing of its content goes into a build."""
     (one,) = found_with(triton=[triton("refs/tags/v3.7.2", **{HASH: "$(curl example.org) @everyone `x`"})])
     assert one.build is None
     assert "holds no commit" in one.why

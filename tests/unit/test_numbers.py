@@ -203,7 +203,7 @@ def test_a_pack_says_how_its_kernels_are_launched(tmp_path: Path) -> None:
     metadata = read_metadata(kernel.path)
     assert (metadata.waves, metadata.lds, metadata.scratch, metadata.constants) == (4, 4096, 16, {"BLOCK_M": 64})
     assert [(each.name, each.type) for each in metadata.parameters] == [("Q", "*fp16"), ("Sm_scale", "fp32")]
-    # Somebody else's pack says nothing; a plan does.
+    # Someone else's pack says nothing; a plan does.
     bare = files(list(content)[:1])
     with pytest.raises(ConfigError, match="does not say how"):
         collect(bare, tmp_path / "b", label="it")

@@ -1,4 +1,4 @@
-"""Answers that no registry should give: each ends in a sentence, in another attempt, or in what was asked for."""
+"""Answers that no registry should give: each ends in a sentence, in another attempt, or in what was requested."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_number_in_a_header(said: str | None, number: int | None) -> None:
 def test_the_size_of_a_blob_that_is_no_number(
     odd: Odd, registry: Registry, blob: Path, tmp_path: Path, size: str
 ) -> None:
-    """It is there, and nobody can say more; what comes is compared by its digest."""
+    """It is there, and no one can say more; what comes is compared by its digest."""
     odd.said = [Said("HEAD ", 200, size=size), Said("GET ", 200, body=CONTENT, size=size)]
     assert registry.blob_size("ns/name", BLOB.digest) == 0
     assert push(registry, blob) == 0

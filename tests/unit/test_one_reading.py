@@ -72,7 +72,7 @@ def test_there_are_enough_of_them() -> None:
     assert sum(trusted for _, trusted in CASES.values()) >= 10
 
 
-# Documents that nobody signed: without a key `intact` says that the bytes are those that were meant.
+# Documents that no one signed: without a key `intact` says that the bytes are those that were meant.
 
 _TWICE: dict[str, tuple[str, str]] = {
     "layers twice": ("manifest", '"layers":[],"layers":'),

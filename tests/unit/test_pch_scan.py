@@ -32,7 +32,7 @@ def test_what_reaches_the_header_keeps_its_pch_and_what_does_not_goes_without(tm
         tmp_path,
         {
             "lib/direct.cpp": '#include "llvm/Config/abi-breaking.h"\n',
-            "lib/guarded.cpp": '#include "llvm/ADT/A.h"\n',  # a header's own guard is no condition that counts
+            "lib/guarded.cpp": '#include "llvm/ADT/A.h"\n',  # a header's own guard is not a condition that counts
             "lib/plain.cpp": '#include "llvm/ADT/Plain.h"\n',
         },
     ) == ["lib/plain.cpp"]

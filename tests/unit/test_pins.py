@@ -276,7 +276,7 @@ def test_what_is_no_version(version: str) -> None:
     ],
 )
 def test_what_is_nearly_a_version_is_refused(text: str, says: str) -> None:
-    """A name that no release has must not be another's: it stands in records and in names of images."""
+    """A name that no release has must not be another's: it is in records and in names of images."""
     assert not pins.is_version(text)
     with pytest.raises(PinError, match="not a Triton version") as caught:
         pins.triton_release(text)

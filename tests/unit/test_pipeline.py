@@ -74,7 +74,7 @@ class Fake:
     work: Callable[[Workspace], object] = lambda _: None
     built: list[Planned] = field(default_factory=list)
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:  # noqa: ARG002 - as stages have it
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:  # noqa: ARG002 - as in stages
         return self.planned()
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:  # noqa: ARG002
@@ -158,7 +158,7 @@ def test_the_stages_say_what_they_need(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_one(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="the cache cannot lie in"):
+    with pytest.raises(ConfigError, match="the cache cannot be in"):
         make_request(cache=tmp_path / "file" / "cache")
     make_request(cache=tmp_path / "not" / "there")
 
@@ -270,7 +270,7 @@ def test_who_holds_the_lock(run: Callable[..., list[Built]], tmp_path: Path, mon
 
 
 def test_a_stage_is_planned_once_while_what_it_rests_on_stands(run: Callable[..., list[Built]]) -> None:
-    """A base that has no digest before it is made moves what lies on it, so that is planned again."""
+    """A base that has no digest before it is made moves what is on it, so that is planned again."""
     counted: list[str] = []
 
     def counting(name: str, resolved: Callable[[], bool] = lambda: True) -> Callable[[], Planned]:

@@ -190,7 +190,7 @@ def test_a_source_without_any_of_the_folders_ends_the_configuration(tmp_path: Pa
     assert "none of the libraries" in done.stderr
 
 
-# A worker that says whether it ended in peace.
+# A worker that reports whether it ended normally.
 _WORKER = """
 import json, sys
 from pathlib import Path

@@ -136,7 +136,7 @@ def test_not_there(index: Path, tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", [WHEEL, SDIST])
 def test_second_address(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The index gives up the version; the same bytes lie elsewhere, and lastly nowhere."""
+    """The index gives up the version; the same bytes are elsewhere, and lastly nowhere."""
     elsewhere = index / name.replace("1.0", "2.0")
     (index / name).rename(elsewhere)
     url = os.environ["PIP_INDEX_URL"].replace("/simple", f"/files/{elsewhere.name}")

@@ -154,7 +154,7 @@ def test_a_prefix_is_checked_as_pytorch_does_not(tmp_path: Path) -> None:
         assert reason in caught.value.why
     with pytest.raises(ContractError) as caught:
         check_prefix(prefix, wanted, ("gfx942",), "7.2")
-    assert "libaotriton_v2.so is no whole ELF file" in caught.value.why
+    assert "libaotriton_v2.so is not a complete ELF file" in caught.value.why
     with pytest.raises(UnsupportedError, match="no library is linked for ROCm"):
         check_prefix(prefix, wanted, ("gfx942",), "9.1")
     with pytest.raises(ContractError, match="does not serve"):

@@ -220,7 +220,7 @@ def test_a_list_that_is_refused_at_first(without_api: FakeRegistry, layout: Layo
     without_api.statuses[r"PUT .*/sha256-"] = [503, 429]
     with connection(without_api) as registry:
         assert attach(layout, [made], ref, registry=registry).how == "tag"
-    # It is read anew before it is written anew.
+    # It is read again before it is written again.
     told = [line.split()[0] for line in without_api.seen if fallback_tag(subject.digest) in line]
     first = told.index("PUT")
     assert "HEAD" in told[first + 1 : told.index("PUT", first + 1)]

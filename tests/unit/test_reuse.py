@@ -127,7 +127,7 @@ def of_another_key(shelf: Shelf) -> None:
 
 
 def of_other_inputs(shelf: Shelf) -> None:
-    """All true and well signed, but about another image, which somebody put under this name."""
+    """All true and well signed, but about another image, which someone put under this name."""
     facts = image_facts(facts=FACTS, inputs={**shelf.stand.image_facts.record.inputs, "arch": "arm64"})
     shelf.stand.image_facts = facts
     shelf.stand.manifest = small_image(shelf.stand.layout, shelf.stand.work, label=facts.record.input_digest)

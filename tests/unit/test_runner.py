@@ -1,4 +1,4 @@
-"""`--runner`: what runs checks and kernels is what was asked for, proved before the first stage, or nothing."""
+"""`--runner`: what runs checks and kernels is what was requested, proved before the first stage, or nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown at 80 columns, and where colours are: nothing is cut off, and no colour is where nobody wants one."""
+"""What is shown at 80 columns, and where colours are: nothing is cut off, and no colour is where no one wants one."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Block:
 
     @property
     def lines(self) -> list[str]:
-        """Its command lines; those that go on are joined."""
+        """Its command lines; those that continue are joined."""
         return self.text.replace("\\\n", " ").splitlines()
 
 
@@ -71,7 +71,7 @@ def of_page(page: str) -> list[Block]:
 
 
 def wrong(block: Block) -> str:
-    """What a block does not say; empty where all is well."""
+    """What a block does not say; empty if all is well."""
     if block.language not in LANGUAGES:
         return f"{block.language!r} is no language of a block"
     if block.language != "sh":
@@ -222,7 +222,7 @@ def run_block(one: Block) -> None:
         for words in calls(one.text):
             done = CliRunner().invoke(app, words[1:])
             assert done.exit_code == 0, f"{shlex.join(words)}: {done.output}"
-            # `cache ls` of nothing and notes for people say nothing on standard output.
+            # `cache ls` of nothing and notes say nothing on standard output.
             assert done.output.strip(), shlex.join(words)
         return
     shell = subprocess.run(["sh", "-eu", "-c", one.text], capture_output=True, text=True, check=False, timeout=120)

@@ -1,4 +1,4 @@
-"""Standard output that nobody reads, that is full, or that is closed."""
+"""Standard output that no one reads, that is full, or that is closed."""
 
 from __future__ import annotations
 

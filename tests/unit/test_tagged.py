@@ -1,4 +1,4 @@
-"""What is said about an image and lies under tags where cosign looks."""
+"""What is said about an image and is under tags where cosign looks."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_in_a_layout_folder(stand: Stand, tmp_path: Path) -> None:
     (layer,) = layout.children(layout.resolve(tag))[1:]
     named = json.loads(layout.blob(layer.digest).read_bytes())["critical"]["identity"]["docker-reference"]
     assert named == stand.image_facts.record.image, "a folder's path means nothing elsewhere"
-    # What decayed is written anew.
+    # What decayed is written again.
     layout.blob(layout.resolve(tag).digest).write_bytes(b"x")
     layout.blob(layer.digest).write_bytes(b"x")
     attach_evidence(

@@ -134,11 +134,11 @@ def test_a_tag_that_moved_since_the_lock_is_refused(place: Place, cache: str) ->
         assert code == 21, said
         assert place.commit in said
         assert now in said
-    # What is locked is planned as ever, and offline nobody is asked.
+    # What is locked is planned as ever, and offline no one is asked.
     code, planned, _ = place.call("plan", *words, "--locked", "--json", cache="a third")
     assert (code, triton_of(planned)["ref"]) == (0, place.commit)
     assert place.call("fetch", *words, "--locked", "--offline", cache=cache)[0] == 0
-    # Without the lock the tag is what it is now, and that is told.
+    # Without the lock the tag is what it is now, and that is reported.
     code, fetched, said = place.call("fetch", *words, "--json", cache=cache)
     assert (code, triton_of(fetched)["ref"]) == (0, now)
     assert now in said
@@ -166,7 +166,7 @@ def test_a_tag_that_upstream_lacks(place: Place) -> None:
 def test_another_llvm_than_the_one_on_record_stops_before_llvm_is_built(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The row's LLVM is held against the tree's own pin; that is told before the first stage is begun."""
+    """The row's LLVM is held against the tree's own pin; that is reported before the first stage is begun."""
     now = place.move(llvm=OTHER)
     place.options = ()  # no LLVM is named: the row names it
     monkeypatch.setattr("toolchain.build.run._ready", lambda *_: None)
@@ -181,7 +181,7 @@ def test_another_llvm_than_the_one_on_record_stops_before_llvm_is_built(
     llvm = f"llvm=https://github.com/triton-lang/llvm-project@{OTHER}"
     code, planned, _ = place.call("plan", "triton", "--triton", "3.6.0", "--source", llvm, "--json")
     assert (code, triton_of(planned)["ref"]) == (0, now)
-    # A commit that calls itself another version is not the one that was asked for.
+    # A commit that calls itself another version is not the one that was requested.
     place.move(version="3.5.9")
     head = git(place.repository, "rev-parse", "HEAD")
     named = ("--source", f"triton={UPSTREAM}@{head}", "--triton", "3.6.0")

@@ -27,7 +27,7 @@ def fresh() -> ModuleType:
 
 @pytest.fixture
 def patched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """tarfile as the security releases have it: headers are read behind `frombuf`."""
+    """tarfile as in the security releases: headers are read behind `frombuf`."""
     if hasattr(tarfile.TarInfo, "_frombuf"):
         return monkeypatch  # this Python is one of them
     original: Any = tarfile.TarInfo.frombuf.__func__  # type: ignore[attr-defined]

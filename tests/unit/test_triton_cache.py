@@ -144,7 +144,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     outcomes, about = made(FOUR, folder)
     assert [outcome.entry.reason for outcome in outcomes] == [""] * 4
     kernels = [(outcome.call.gpu, *kernel) for outcome in outcomes for kernel in outcome.kernels]
-    # What a compile that was ended leaves, and an entry that nobody asked for.
+    # What a compile that was ended leaves, and an entry that no one asked for.
     (folder / "made" / entry_folder(kernels[0][2]) / "tmp.pid_7_0").mkdir()
     (folder / "made" / entry_folder("00" * 32)).mkdir()
     entries = lay_out(folder / "made", kernels, folder / "tree", os.fspath(folder / "mount"))
@@ -470,8 +470,8 @@ def test_a_user_s_own_calls_take_the_place_of_the_list(tmp_path: Path) -> None:
         ("batch", "size", "batch is missing"),
         ("batch = [2]", "batch = [2]\nlength = 3", "length is not one of its arguments"),
         ("[2]", "[2025-01-01]", "a value that no call takes"),
-        ("[[call]]", "[call]", "is no list of calls"),
-        ("[[call]]", "wheel = 1\n[[call]]", "is no list of calls"),
+        ("[[call]]", "[call]", "is not a list of calls"),
+        ("[[call]]", "wheel = 1\n[[call]]", "is not a list of calls"),
         ("[[call]]", "[[call", "cannot be read"),
         ("[512, 2048, 512]", str(list(range(1, 10002))), "has 10001 calls"),
     ],

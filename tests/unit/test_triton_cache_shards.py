@@ -38,7 +38,7 @@ def shared(store: Path, **how: Any) -> SharedResults:
 
 
 def tree(outcomes: list[Outcome], folder: Path) -> dict[str, bytes]:
-    """The layer of what lies in `folder`."""
+    """The layer of what is in `folder`."""
     for outcome in outcomes:
         if outcome.done:
             unpack(folder / outcome.entry.out, folder / "made")
@@ -140,7 +140,7 @@ def test_what_does_not_belong_in_a_result_is_refused(result: tuple[Path, Call, O
     path.write_bytes(whole)
     with pytest.raises(KernelError, match="not whole"):
         check_made(path, "gfx1100", "")
-    # A container may have left a link where the entry is to lie.
+    # A container may have left a link where the entry is to be.
     (tmp_path / "led").mkdir()
     (tmp_path / "led" / folder).symlink_to(tmp_path)
     with pytest.raises(KernelError, match="leads out"):

@@ -148,7 +148,7 @@ def test_plan_shows_sources_wheels_and_what_is_let_in(tmp_path: Path, request_: 
 
 
 def old_tree(folder: Path) -> Path:
-    """As much as a plan looks at of a Triton from before 2025-04-23, whose setup.py lies in `python/`."""
+    """As much as a plan looks at of a Triton from before 2025-04-23, whose setup.py is in `python/`."""
     for part in ("python", "third_party/amd/backend", "third_party/nvidia/backend"):
         (folder / part).mkdir(parents=True)
     (folder / "CMakeLists.txt").write_text("#\n")

@@ -1,4 +1,4 @@
-"""`--triton` in every verb that takes it, with every kind of value: what comes is what was asked for, or nothing."""
+"""`--triton` in every verb that takes it, with every kind of value: what comes is what was requested, or nothing."""
 
 from __future__ import annotations
 

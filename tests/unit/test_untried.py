@@ -25,7 +25,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 def planned(*words: str) -> tuple[str, dict[str, bool]]:
-    """The first lines for people, and what each stage says with `--json`."""
+    """The first lines, and what each stage says with `--json`."""
     done = CliRunner().invoke(app, ["plan", *words])
     assert done.exit_code == 0, done.output
     data = CliRunner().invoke(app, ["plan", *words, "--json"])

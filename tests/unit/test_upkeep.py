@@ -1,4 +1,4 @@
-"""upkeep: what the cache holds, and that only what nobody used for long goes."""
+"""upkeep: what the cache holds, and that only what no one used for long goes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def add_image(cache: Cache, name: str, digest: str, content: str) -> str:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Cache:
-    """A base that was used today, and an image that nobody wanted for two months."""
+    """A base that was used today, and an image that no one wanted for two months."""
     cache = Cache(tmp_path / "a cache")
     cache.make()
     finished_base(cache, tmp_path / "base")
@@ -289,7 +289,7 @@ def test_what_a_kill_left_of_it_goes_with_the_next(cache: Cache) -> None:
 
 
 def test_what_a_killed_invocation_left_for_nobody_goes_at_once(cache: Cache) -> None:
-    """A `publish` that is killed leaves its evidence; no later one goes on with it."""
+    """A `publish` that is killed leaves its evidence; no later one continues it."""
     (cache.store / "partial").mkdir(parents=True)
     cache.work.mkdir(exist_ok=True)
     left = [
@@ -408,7 +408,7 @@ def test_what_is_young_and_has_no_name_yet_stays(cache: Cache) -> None:
 
 
 def refused(cache: Cache) -> bool:
-    """Whether nobody may have the folder alone."""
+    """Whether no one may have the folder alone."""
     try:
         with alone(cache):
             return False

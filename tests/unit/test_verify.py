@@ -1,4 +1,4 @@
-"""`verify` on lies of every kind: it names the first thing that is wrong, and it is never fooled into trust."""
+"""`verify` on false evidence of every kind: it names the first fault, and is never fooled into trust."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def test_a_refusal_that_an_option_lifts_says_so(tmp_path: Path) -> None:
 
 
 def test_bytes_come_first(stand: Stand) -> None:
-    """A flipped bit in the layer is told as such, whatever else is wrong."""
+    """A flipped bit in the layer is reported as such, whatever else is wrong."""
     layer = stand.layout.children(stand.manifest)[1]
     content = bytearray(stand.layout.blob(layer.digest).read_bytes())
     content[-20] ^= 1

@@ -1,4 +1,4 @@
-"""`verify` beside what strangers attach, and what lies there for other verifiers: neither changes what it says."""
+"""`verify` beside what strangers attach, and what is there for other verifiers: neither changes what it says."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_broken_entries_of_a_list_hide_nothing(stand: Stand) -> None:
 
 
 def test_a_blob_that_is_shorter_than_promised_is_passed_over(stand: Stand) -> None:
-    """A registry that ignores Range sends it again and again; that is no network that fails."""
+    """A registry that ignores Range sends it again and again; that is not a network error."""
     stand.say_all()
     short = stand.layout.put_bytes(b"abc", sbom.MEDIA_TYPE)
     with fake_registry() as server:
@@ -143,7 +143,7 @@ def test_damaged_evidence_counts_as_none(stand: Stand) -> None:
 def test_what_others_attach_is_not_all_kept(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Some things of half a gigabyte each would fill any memory; a size that is a lie does not help."""
+    """Some things of half a gigabyte each would fill any memory; a false size does not help."""
     stand.say_all()
     monkeypatch.setattr("toolchain.trust.statements._MOST_BYTES", 20_000)
     for number in range(40):
@@ -159,7 +159,7 @@ def test_what_others_attach_is_not_all_kept(
     assert all(len(one.content) < 30_000 for one in kept)
 
 
-# What lies there for other verifiers
+# What is there for other verifiers
 
 
 def _tagged(stand: Stand, signer: Signer, digest: str, *envelopes: dsse.Envelope) -> None:

@@ -1,4 +1,4 @@
-"""The scripts that workflows call: keys, what is asked for, findings, the compiler cache."""
+"""The scripts that workflows call: keys, what is requested, findings, the compiler cache."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_two_halves_of_one_key(keys: dict[str, str], private: str, public: str, 
     assert "PRIVATE" not in done.stdout + done.stderr
 
 
-# What is asked for
+# What is requested
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_two_halves_of_one_key(keys: dict[str, str], private: str, public: str, 
         ("triton", {"TOOLCHAIN_TRITON": "1" * 40}, '["amd64"]', ""),
         ("triton", {}, '["arm64"]', "amd64 alone"),
         ("triton", {"TOOLCHAIN_ONLY": "tablegen"}, '["amd64"]', "whole of LLVM"),
-        ("llvm", {}, "[]", "arches is no JSON list"),
-        ("llvm", {}, "amd64", "arches is no JSON list"),
+        ("llvm", {}, "[]", "arches is not a JSON list"),
+        ("llvm", {}, "amd64", "arches is not a JSON list"),
         ("llvm", {}, '["m68k"]', "m68k"),
         ("llvm", {"TOOLCHAIN_SOURCE": "llvm="}, '["amd64"]', "NAME=VALUE"),
     ],

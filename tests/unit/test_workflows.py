@@ -228,7 +228,7 @@ def test_what_is_built_by_default_is_what_was_measured() -> None:
 
 
 def test_a_cancelled_run_saves_nothing() -> None:
-    """Its processes go on in the container, and write what would be saved."""
+    """Its processes continue in the container, and write what would be saved."""
     for name, job in jobs():
         for step in job.get("steps", []):
             if step.get("uses", "").startswith(("actions/cache/save@", "actions/upload-artifact@")):

@@ -1,4 +1,4 @@
-"""What the cache holds, when it was last used, and how unused entries are removed."""
+"""The content of the cache, when each entry was last used, and the removal of unused entries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Item:
 
     Args:
         kind: what it is good for.
-        name: for people.
+        name: for display.
         key: the path by which it is removed; of an image its record's, empty without one.
         tag: of an image, its name in the cache's layout.
         bytes: on disk; of an image what no image used later holds too.
@@ -59,14 +59,14 @@ class Item:
     tag: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """As `cache ls --json` prints it."""
+        """The form of `cache ls --json`."""
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.used))
         return {"kind": self.kind, "name": self.name, "bytes": self.bytes, "used": when}
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """What went, or would go, and what could not be removed: names with the reason."""
+    """Removed entries, or those that would be removed, and entries that could not be removed: names with the reason."""
 
     gone: tuple[Item, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
@@ -91,7 +91,7 @@ class _Finished:
 
 
 def survey(cache: Cache) -> list[Item]:
-    """Everything in the cache, by kind, what was used last first."""
+    """Every entry of the cache, by kind, last used first."""
     records = _records(cache)
     items = [*_images(cache, records), *_sources(cache, records), *_unfinished(cache), *_rest(cache)]
     return sorted(items, key=lambda entry: (KINDS.index(entry.kind), -entry.used, entry.name))

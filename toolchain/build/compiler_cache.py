@@ -32,7 +32,7 @@ class CompilerCache:
 
     Args:
         key: 16 hex digits, the end of its cache mount's id.
-        sources: the names of the sources whose builds share it, for people.
+        sources: the names of the sources whose builds share it, for display.
         used: when a build last began to use it, seconds since 1970.
         places: its folders; empty until a build made one.
         note: the file that remembers it.

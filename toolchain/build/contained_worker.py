@@ -1,4 +1,4 @@
-"""What runs in the image of a kernel worker: a worker behind a scheduler, and compile processes without a network.
+"""The program of a kernel worker's image: a worker behind a scheduler, and compile processes without a network.
 
 It needs neither an engine nor the rest of this tool: `stages.worker` lists the modules that the image holds.
 """
@@ -227,8 +227,8 @@ def _reader() -> argparse.ArgumentParser:
         "-j", "--jobs", type=_whole, default=0, help="kernels at once; 0 for what cores and memory allow"
     )
     reader.add_argument("--name", default="", help="as campaigns see it; the host name otherwise")
-    reader.add_argument("--kernel-timeout", type=_seconds, metavar="SECONDS", help="as the campaign has it")
-    reader.add_argument("--kernel-memory", type=_whole, default=0, metavar="MB", help="as the campaign has it")
+    reader.add_argument("--kernel-timeout", type=_seconds, metavar="SECONDS", help="as for the campaign")
+    reader.add_argument("--kernel-memory", type=_whole, default=0, metavar="MB", help="as for the campaign")
     reader.add_argument("--store", type=Path, default=STORE, help="the kernel store; /store otherwise")
     reader.add_argument(
         "--patience", type=_seconds, default=PATIENCE, metavar="SECONDS", help="how long it waits for a scheduler"

@@ -1,4 +1,4 @@
-"""Finished images by their names: what lies in the cache, which of it people mean, what it stands on, where it went."""
+"""Finished images by their names: what is in the cache, which of it people mean, what it stands on, where it went."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class Publication:
-    """Where an image was published: the reference, the index's digest, and the time in seconds since 1970."""
+    """A place where an image was published: the reference, the index's digest, and the time in seconds since 1970."""
 
     ref: str
     digest: str
     when: float
 
     def as_json(self) -> dict[str, Any]:
-        """As `images --json` prints it."""
+        """The form of `images --json`."""
         return {"ref": self.ref, "digest": self.digest, "when": timestamp(self.when)}
 
 
@@ -154,7 +154,7 @@ def require_below(record: Record, below: Sequence[Record]) -> None:
 
 
 def contents_of(cache: Cache, record: Record) -> Contents:
-    """What is inside a finished image."""
+    """Read what is inside a finished image: its Triton, LLVM, GPUs and Pythons."""
     return of_records(record, stages_below(cache, record.inputs))
 
 
@@ -176,11 +176,11 @@ def note_publication(cache: Cache, record: Record, publication: Publication) -> 
 
 
 def publications(cache: Cache, record: Record) -> tuple[Publication, ...]:
-    """Where an image was published from this cache, the latest last."""
+    """Places where an image was published from this cache, the latest last."""
     try:
         rows = strict_json.read(_published(cache, record).read_bytes())
         places = [Publication(str(row["ref"]), str(row["digest"]), float(row["when"])) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError):  # only for people: a damaged note is as good as none
+    except (OSError, ValueError, KeyError, TypeError):  # only for display: a damaged note is as good as none
         return ()
     return tuple(sorted(places, key=lambda place: place.when))
 

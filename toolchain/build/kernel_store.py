@@ -32,7 +32,7 @@ class ResultKey:
     """The user's key, for results of kernels.
 
     Args:
-        signer: None where the file holds the public half alone.
+        signer: None if the file holds the public half alone.
     """
 
     public: PublicKey
@@ -77,7 +77,7 @@ def result_key(path: Path | None) -> ResultKey | None:
 def shared_results(
     request: Request, naming: Naming, *, about: Mapping[str, Any] | None = None
 ) -> Iterator[SharedResults | None]:
-    """The stores of a request, until the end of the `with`; None where it names none.
+    """The stores of a request, until the end of the `with`; None if it names none.
 
     Raises:
         ConfigError: one of them is invalid, or a registry although nothing may reach out.

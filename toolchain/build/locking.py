@@ -85,7 +85,7 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise ConfigError(
             f"cannot write {path}",
-            why="it is a folder, or lies in one that does not exist",
+            why="it is a folder, or in one that does not exist",
             fix="name another file: -o FILE",
         )
     fetch_all(request, planned)
@@ -322,12 +322,12 @@ def _package(row: Any) -> LockedPackage:
 def _asked_source(spec: SourceSpec, source: Source | None) -> str:
     if spec.kind not in {"local", "stored"}:
         return str(spec)
-    # A file that the data knows is what it is called there; of a folder the plan may take the pin alone.
+    # A file that the data knows has the name there; of a folder the plan may take the pin alone.
     return source.ref if source is not None and source.kind != "local" else "PATH"
 
 
 def _request(request: Request, target: str, sources: Mapping[str, Source]) -> dict[str, Any]:
-    """What was asked for, by the names of the options; paths of this machine stay out of it."""
+    """The request by the names of its options, without paths of this machine."""
     instead = {
         # A base that is named makes LLVM for that base, so a portable one's is not.
         "base": "" if request.glibc else "oci:DIR" if request.base.image is not None else str(request.base),

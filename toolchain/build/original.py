@@ -32,8 +32,8 @@ class Original:
     """An image, and how it was made.
 
     Args:
-        name: for people.
-        parameters: the request, as a provenance has it.
+        name: for display.
+        parameters: the request, as in a provenance.
         patches: by source name, the digests of the user's patches, in order.
         expected: what it is compared by, see `reproduce.reproduce`.
     """

@@ -188,7 +188,7 @@ def _tools_of(request: Request) -> dict[str, str]:
 
 
 def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[str, str]:
-    """What an image holds: tools with their versions, as data/probe-base.sh (`text`) names them.
+    """The tools of an image with their versions, as data/probe-base.sh (`text`) names them.
 
     Args:
         words: what that takes.
@@ -235,7 +235,7 @@ def _why(need: Need, tools: Mapping[str, str]) -> str:
 
 
 def _install(lacking: Sequence[Need], tools: Mapping[str, str]) -> list[str]:
-    """What brings it, on the base's own distribution where that is known."""
+    """How to install it, on the base's own distribution where that is known."""
     is_el = bool({tools.get("os", ""), *tools.get("like", "").split()} & _EL)
     is_debian = bool({tools.get("os", ""), *tools.get("like", "").split()} & {"debian", "ubuntu"})
     debian = " ".join(dict.fromkeys(word for need in lacking for word in [need.debian] if word))

@@ -65,7 +65,7 @@ class PlanRow:
 
 
 def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow]:
-    """What `build` would do, architecture by architecture. Reads files only: no network, no engine.
+    """Plan what `build` would do, architecture by architecture. Reads files only: no network, no engine.
 
     Args:
         proved: see `find`.

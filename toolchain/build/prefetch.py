@@ -52,7 +52,7 @@ class Prefetch:
                 self._done[source.name].set()
 
     def check(self) -> None:
-        """Raise what another attempt would not change: hours may lie before the stage that needs the source.
+        """Raise what another attempt would not change: hours may pass before the stage that needs the source.
 
         Raises:
             DigestError, SourceError, HostileInputError, PatchError: of the first such source.

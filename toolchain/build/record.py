@@ -95,7 +95,7 @@ def _tool() -> dict[str, str]:
 
 
 def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
-    """What a record says of the request for a stage."""
+    """The request for a stage, for its record."""
     values: dict[str, Any] = {
         "stage": planned.name,
         **{
@@ -113,7 +113,7 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
 
 
 def _asked_sources(request: Request, planned: Planned) -> dict[str, str]:
-    """What was named for the stage and those below it; of a folder its name alone, since its path is this machine's."""
+    """The sources named for a stage and those below it; of a folder only the name, since paths are this machine's."""
     own = {source.name: source.ref for source in planned.sources}
     wanted = {name for row in STAGES if involves(planned.name, row.name) for name in row.sources}
     # The Triton that an LLVM is for decides which libraries it is built with.
@@ -132,7 +132,7 @@ def _names(files: Sequence[Path]) -> list[str]:
 
 
 def isolation_facts(cache: Cache) -> dict[str, Any] | None:
-    """What the engine's probe found on this machine; None where it left nothing."""
+    """The result of the engine's probe on this machine; None if there is no result."""
     try:
         value = strict_json.read((cache.engine / "isolation.json").read_bytes())
     except (OSError, ValueError):
@@ -165,7 +165,7 @@ def read_record(cache: Cache, digest: str) -> Record:
 
 
 def known_record(cache: Cache, digest: str | None) -> Record | None:
-    """The record of a finished stage; None where there is none, or a damaged one."""
+    """The record of a finished stage; None if there is none, or a damaged one."""
     with contextlib.suppress(OSError, RecordError):
         return read_record(cache, digest) if digest is not None else None
     return None
@@ -220,7 +220,7 @@ def finished(cache: Cache) -> Iterator[tuple[Path, Record]]:
 
 
 def records(cache: Cache) -> list[Record]:
-    """What was finished here, oldest first."""
+    """The records of finished stages, oldest first."""
     return [record for _, record in finished(cache)]
 
 

@@ -30,12 +30,12 @@ from toolchain.stages.stage import Built
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
-    """What came of building a stage a second time.
+    """The result of building a stage a second time.
 
     Args:
         diff_ids: of the stage's own layer, uncompressed: the first build's and the second's.
         blobs: digests of the stored layer, for both builds; they depend on the compressor.
-        indexes: digests of the index over the image alone, as it is published; the first is empty where the image came
+        indexes: digests of the index over the image alone, as it is published; the first is empty if the image came
             from an index over several, or from none.
         differing: files that are not the same; empty when the diff_ids are equal.
         explained: diffoscope's word on the first of them.
@@ -55,7 +55,7 @@ class Reproduced:
         return self.diff_ids[0] == self.diff_ids[1]
 
     def as_json(self) -> dict[str, Any]:
-        """As `reproduce --json` prints it."""
+        """The form of `reproduce --json`."""
         return {
             "image": self.image,
             "input_digest": self.input_digest,
@@ -109,7 +109,7 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any], *, com
 
 
 def expected_of(cache: Cache, record: Record) -> dict[str, Any]:
-    """What a finished image of the cache is compared by.
+    """The digests that a finished image of the cache is compared by.
 
     Raises:
         DigestError: its layers are not what it says.

@@ -41,7 +41,7 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 @dataclass(frozen=True, kw_only=True)
 class Reuse:
-    """Where to ask for finished images.
+    """A registry or layout with finished images, and whose signature is required.
 
     Args:
         place: namespace of a registry, or a layout folder, as `publish` takes it.
@@ -187,7 +187,7 @@ def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> B
 
 @dataclass(frozen=True, kw_only=True)
 class _Provenance:
-    """What only the build itself knew, as the signed provenance has it; see `Record`."""
+    """The facts of a build in its signed provenance; see `Record`."""
 
     request: Mapping[str, Any]
     started: float
@@ -215,7 +215,7 @@ def _read_provenance(
         layer: the stage's own, as it was published.
 
     Raises:
-        UntrustedError: it is malformed, lacks what later stages need, or is not what was asked for.
+        UntrustedError: it is malformed, lacks what later stages need, or is not what was requested.
     """
     try:
         definition, run = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]

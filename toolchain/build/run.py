@@ -94,7 +94,7 @@ def _looked_into(request: Request, target: str, rows: list[PlanRow], *, fetch: b
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What is the same for all stages and architectures of one call.
+    """The state of one call, the same for all stages and architectures.
 
     Args:
         first: how each stage was planned before anything was built, by architecture and name.
@@ -252,7 +252,7 @@ def _build_stage(
             )
             built = stage.build(planned, dependencies, workspace)
     except ToolchainError as error:
-        # A command inside a container that no longer exists is no advice.
+        # Do not advise a command inside a container that no longer exists.
         advice = "" if isinstance(error, CommandError) else error.fix
         command = " ".join(run.command) or f"toolchain build {stage.name}"
         looked = isinstance(error, (CommandError, BuildError)) and planned.engine

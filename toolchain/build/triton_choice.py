@@ -1,4 +1,4 @@
-"""Which Triton and which LLVM are meant: what is named, what a lock holds, what lies in the folder; in that order."""
+"""Which Triton and which LLVM are meant: what is named, what a lock holds, what is in the folder; in that order."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _MARKS = ("setup.py", "python/setup.py", "CMakeLists.txt", "third_party")
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What the options say of Triton and LLVM.
+    """The options about Triton and LLVM.
 
     Args:
-        target: the stage that is asked for; empty where none is.
+        target: the requested stage; empty if none is.
         triton: a version, a commit, a folder or a pin file; after `settle` a version or a commit.
         sources: overrides by source name.
         ranks: how strong `triton`, `aotriton`, `source` and `lock` are, as far as they are given.
@@ -68,7 +68,7 @@ class Choice:
 
 
 def settle(choice: Choice, *, lock: Lock | None, folder: Path, cache: Cache) -> Choice:
-    """What is meant in the end: `triton` is a version, a commit or nothing, and all that names a Triton agrees.
+    """Decide which Triton is meant: `triton` becomes a version, a commit or nothing; all its sources must agree.
 
     Raises:
         PinError: two of the values, or two pins in the folder, contradict each other; or a value names no Triton.
@@ -98,7 +98,7 @@ def settle(choice: Choice, *, lock: Lock | None, folder: Path, cache: Cache) -> 
 
 
 def wheel_hint(choice: Choice, allow_binary: tuple[str, ...]) -> str:
-    """The line for a command line from when the wheel came without being named; empty where it is not needed."""
+    """The line for a command line from when the wheel came without being named; empty if it is not needed."""
     if (
         BINARY not in allow_binary
         or "triton" in choice.sources
@@ -110,7 +110,7 @@ def wheel_hint(choice: Choice, allow_binary: tuple[str, ...]) -> str:
 
 
 def doubts(choice: Choice) -> tuple[str, ...]:
-    """What should be known of the LLVM that a release names, before hours go into it; a line each."""
+    """Warnings about the LLVM that a release names, a line each."""
     if "llvm" in choice.sources or not involves(choice.target, "llvm"):
         return ()
     with contextlib.suppress(PinError, UnsupportedError):  # it is refused later, with the remedy
@@ -125,7 +125,7 @@ def doubts(choice: Choice) -> tuple[str, ...]:
 
 
 def _strongest(choice: Choice) -> Choice:
-    """Without what a stronger option overrules: each of these names the whole Triton."""
+    """Without what a stronger option overrides: each of these names the whole Triton."""
     if choice.triton is None:
         return choice
     rivals = [name for name, given in (("source", "triton" in choice.sources), ("aotriton", choice.aotriton)) if given]
@@ -145,7 +145,7 @@ def _strongest(choice: Choice) -> Choice:
 
 
 def _as_locked(choice: Choice, lock: Lock) -> Choice:
-    """What the lock was made for, where nothing as strong names a Triton."""
+    """The Triton of the lock, unless something as strong names one."""
     held = lock.request
     texts = {name: str(text) for name, text in dict(held.get("source", {})).items() if text != "PATH"}
     specs = {name: parse_source_spec(text, project=name) for name, text in texts.items()}
@@ -157,13 +157,13 @@ def _as_locked(choice: Choice, lock: Lock) -> Choice:
     if version is not None and not (is_version(str(version)) or is_commit(str(version))):
         raise ConfigError(
             f"the lock was made for --triton {version!r}",
-            why="that is no version and no commit",
+            why="that is neither a version nor a commit",
             fix="make the lock again: toolchain lock",
         )
     return replace(choice, triton=version, aotriton=release, sources={**specs, **choice.sources})
 
 
-# --- what lies in the folder ---
+# --- what is in the folder ---
 
 
 def _as_found(choice: Choice, folder: Path, lock: Lock | None) -> Choice:
@@ -196,7 +196,7 @@ def _is_checkout(folder: Path) -> bool:
 
 
 def _by_pin(choice: Choice, pin: LlvmPin) -> Choice:
-    """The LLVM of a pin file, and the Triton that pins it; None where none on record does."""
+    """The LLVM of a pin file, and the Triton that pins it; None if none on record does."""
     plain = [row for row in triton_releases() if row.version and "+" not in row.version]
     versions = [row.version for row in plain if row.llvm == pin.commit]
     commits = [row.commit for row in triton_releases() if row.llvm == pin.commit and not row.version]

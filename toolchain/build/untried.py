@@ -21,12 +21,12 @@ def tried_in(row: PlanRow, request: Request, rows: Sequence[PlanRow] = ()) -> di
 
 
 def untried_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """The combinations of a plan that were never built, for people."""
+    """The combinations of a plan that were never built, for display."""
     return [label for row in rows if (label := _untried_label(row, request, rows))]
 
 
 def _untried_label(row: PlanRow, request: Request, rows: Sequence[PlanRow]) -> str | None:
-    """What is untried of a stage; empty when it was tried, None where this is not asked of it."""
+    """The untried combination of a stage; empty if it was tried, None for stages without such a check."""
     planned = row.planned
     source = next((source for source in planned.sources if source.name == planned.name), None)
     if source is None or source.kind == "pypi" or planned.partial:

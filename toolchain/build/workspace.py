@@ -1,4 +1,4 @@
-"""What a stage is offered while it builds: sources, an engine, a place to work, and the way to a finished image."""
+"""The workspace of a stage that is being built: sources, engine, working folder, and the way to a finished image."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class BuildWorkspace:
 
     @property
     def runner(self) -> Buildah | DockerRunner:
-        """What `--runner` names: buildah, or docker or podman once they are proved. One never stands in for another."""
+        """The program of `--runner`: buildah, or docker or podman once they are proved. None replaces another."""
         if self.request.runner == "buildah":
             return self.engine
         if self._runner is None:
@@ -265,7 +265,7 @@ class BuildWorkspace:
         return built
 
     def _contents(self, planned: Planned) -> Contents:
-        """What is inside: of the stage's own sources, and of those of the stages below, which are finished."""
+        """What is inside an image: from the stage's own sources, and from those of the finished stages below."""
         inputs = planned.inputs or {}
         below = stages_below(self.cache, inputs)
         rows = [recorded_source(self.request, source) for source in planned.sources]

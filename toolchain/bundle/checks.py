@@ -1,4 +1,4 @@
-"""What a bundle must hold before anything of it is taken: all that its lock names, and nothing else."""
+"""Checks of a bundle before its import: it holds all that its lock names, and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DO_NOT = "do not use this bundle; have it exported again"
 
 
 def require_agreement(own: Lock, lock: Lock, what: str) -> None:
-    """Insist that a bundle is within a lock that is here, which must name the digest of each tree.
+    """Check that a bundle is within an existing lock, which must name the digest of each tree.
 
     Raises:
         LockedError: with what differs.
@@ -42,7 +42,7 @@ def require_agreement(own: Lock, lock: Lock, what: str) -> None:
 
 
 def require_fitting(lock: Lock) -> None:
-    """Insist that it is for a build on this machine: in its base, against an old system or other machines' side of it.
+    """Check that it is for a build on this machine: in its base, against an old system or other machines' side of it.
 
     Raises:
         UnsupportedError: it was made on a machine of another kind.
@@ -97,7 +97,7 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
 
 
 def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:
-    """Insist that a list of packages is the one in the lock, by its digest and row by row.
+    """Check that a list of packages is the one in the lock, by its digest and row by row.
 
     Raises:
         HostileInputError: it is not.
@@ -144,7 +144,7 @@ def _expected(lock: Lock) -> set[tuple[str, str, str]]:
 
 
 def require_whole(lock: Lock, entries: Sequence[Entry]) -> None:
-    """Insist that a bundle holds what its lock names: all of it, and nothing else."""
+    """Check that a bundle holds all that its lock names, and nothing else."""
     expected = _expected(lock)
     images = {base.owner for base in lock.bases}
     there: set[tuple[str, str, str]] = set()

@@ -62,7 +62,7 @@ class Entry:
     of: str = ""
 
     def descriptor(self) -> Descriptor:
-        """As the manifest of the artifact lists it."""
+        """The form in the manifest of the artifact."""
         notes = {_KIND: self.kind, _OWNER: self.name, labels.TITLE: self.title, _MEDIA: self.of}
         kept = {key: text for key, text in notes.items() if text}
         return replace(self.blob, media_type=f"application/vnd.toolchain.bundle.{self.kind}.v1", annotations=kept)
@@ -90,7 +90,7 @@ class Entry:
         return cls(kind=cast("Kind", kind), name=name, title=title, blob=layer.plain, of=of)
 
     def as_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """The form of `--json`."""
         return {"kind": self.kind, "name": self.name, "file": self.title, "digest": self.blob.digest,
                 "bytes": self.blob.size}  # fmt: skip
 
@@ -104,7 +104,7 @@ class Exported:
     entries: tuple[Entry, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """As `bundle export --json` prints it."""
+        """The form of `bundle export --json`."""
         return {
             "ref": self.published.ref,
             "tags": list(self.published.tags),
@@ -138,7 +138,7 @@ def export(request: Request, target: str, dest: Target) -> Exported:
             packer.base(base, row)
         lock = resolve(request, planned, target)  # by now every tree is in the store
         if lock.bases != tuple(base for base, _ in bases):
-            raise SourceError("a base was made anew while it was packed", fix="run the command again")
+            raise SourceError("a base was made again while it was packed", fix="run the command again")
         packer.content("lock", "toolchain", lockfile.DEFAULT, lockfile.render(lock))
         manifest = packer.manifest(target)
         tag = dest.tag or dest.default_tag(f"bundle-{target}")
@@ -148,7 +148,7 @@ def export(request: Request, target: str, dest: Target) -> Exported:
 
 
 def _old_systems(request: Request) -> list[PlanRow]:
-    """What a portable LLVM is compiled against on this machine: an input of it as the base is, and from mirrors.
+    """The old systems that a portable LLVM is compiled against on this machine: inputs as the base is, from mirrors.
 
     A base serves without it where nothing portable is built. So it is left out, with a note, where it was never made.
     """
@@ -202,7 +202,7 @@ class _Packer:
         )
 
     def source(self, source: Source) -> None:
-        """A source as it lies in the store, and its patches."""
+        """A source as it is in the store, and its patches."""
         cache = self.request.cache
         console.note(f"{source.name}: {source.ref}")
         got = fetch_for(self.request, source, verify=True)

@@ -56,7 +56,7 @@ class ImportedEntry:
 
 @dataclass(frozen=True)
 class Imported:
-    """What a bundle brought.
+    """The result of an import.
 
     Args:
         digest: of the bundle's manifest.
@@ -69,7 +69,7 @@ class Imported:
     command: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """As `bundle import --json` prints it."""
+        """The form of `bundle import --json`."""
         return {
             "digest": self.digest,
             "entries": [entry.entry.as_json() | {"new": entry.new} for entry in self.taken],
@@ -105,7 +105,7 @@ def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
                 if not lock_path.exists():
                     lockfile.write(lock, lock_path)
             except (UnreachableError, RegistryError, KeyboardInterrupt):
-                raise  # what came so far is whole, and the next attempt goes on from there
+                raise  # what came so far is whole, and the next attempt continues from there
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -188,7 +188,7 @@ class _Taker:
     # What the lock says about the base, and about sysroots
 
     def _named_parts(self, lock: Lock) -> None:
-        """Insist that the parts of an image are those that its locked manifest names, all of them and no others."""
+        """Check that the parts of an image are exactly those that its locked manifest names."""
         for base in lock.bases:
             parts = {entry.blob.digest: entry for entry in self._of("blob") if entry.name == base.owner}
             manifest = parts[base.image]  # `require_whole` looked
@@ -311,7 +311,7 @@ def _owner(entry: Entry, lock: Lock) -> LockedBase:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A JSON object that is here, None where there is none or it is damaged."""
+    """A JSON object that is here, None if there is none or it is damaged."""
     with contextlib.suppress(OSError, ValueError):
         value = strict_json.read(path.read_bytes())
         return value if isinstance(value, dict) else None
@@ -328,7 +328,7 @@ def _write(path: Path, value: Mapping[str, Any]) -> bool:
 
 
 def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
-    """How to build from what came: sources and patches that had a path of their own have one in the cache now."""
+    """The command that builds from the bundle: sources and patches with local paths have paths in the cache now."""
     instead: dict[str, Any] = {}
     stored = {source.name: str(source.spec) for source in lock.sources if source.kind == "local"}
     if stored:

@@ -1,4 +1,4 @@
-"""How an AOTriton release plans and packs its kernels, and the database that it plans them by: rows of data."""
+"""Generations of AOTriton's generator: how a release plans and packs kernels, and its database; rows of data."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Generation:
         return self.layout == "library"
 
     def kernels(self, gpus: Sequence[str]) -> tuple[int, int]:
-        """How many kernels it plans for some GPUs, from and to: as counted, of others like those; 0 where none are."""
+        """Kernels that it plans for some GPUs, minimum and maximum; estimated where not counted, 0 for none."""
         least, most = (pick(self.counted.values(), default=0) for pick in (min, max))
         return sum(self.counted.get(gpu, least) for gpu in gpus), sum(self.counted.get(gpu, most) for gpu in gpus)
 
@@ -101,12 +101,12 @@ def generation_of(release: str) -> Generation:
 
 
 def release_of(commit: str) -> str:
-    """The name of the release at a commit of AOTriton; empty where none is."""
+    """The name of the release at a commit of AOTriton; empty if none is."""
     return next((row.name for row in aotriton_data() if commit and row.commit == commit), "")
 
 
 def databases_of(release: str) -> tuple[Database, ...]:
-    """The tuning databases of a release; nothing where its tree was not read."""
+    """The tuning databases of a release; nothing if its tree was not read."""
     return tuple(row for row in _rows()[1] if release in row.releases)
 
 
@@ -119,7 +119,7 @@ def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> Non
     """Refuse kernels that another compiler than Triton makes, unless they are left out.
 
     Args:
-        what: whose they are, for people.
+        what: whose they are, for display.
         has: the compilers.
         without: those whose kernels the user leaves out.
 
@@ -177,7 +177,7 @@ def buildable() -> tuple[str, ...]:
 
 
 def generator_in(tree: Path) -> str:
-    """The package that plans the kernels of a source tree, as `Generation.generator`; empty where it has none."""
+    """The package that plans the kernels of a source tree, as `Generation.generator`; empty if it has none."""
     for file, name in (
         ("python/gpu_targets.py", "aotriton"),
         ("v3python/generate.py", "v3python"),
@@ -189,7 +189,7 @@ def generator_in(tree: Path) -> str:
 
 
 def generation_in(tree: Path, release: str = "") -> Generation:
-    """How a tree plans its kernels: as its release, else as the newest release with its generator that is no newer.
+    """The generation of a tree: that of its release, else of the newest release with its generator that is not newer.
 
     Args:
         release: on record; empty for a tree of none.
@@ -215,7 +215,7 @@ def generation_in(tree: Path, release: str = "") -> Generation:
 
 
 def _version_in(tree: Path) -> tuple[int, ...]:
-    """What a tree's CMakeLists.txt calls its version; before 0.8 there is none, and the generator decides."""
+    """The version in a tree's CMakeLists.txt; before 0.8 there is none, and the generator decides."""
     text = (tree / "CMakeLists.txt").read_text(encoding="utf-8", errors="replace")
     parts = [re.search(rf"set\(AOTRITON_VERSION_{part}_INT (\d+)\)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     if all(parts):
@@ -242,7 +242,7 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
     """
     rows = databases_of(release or generation_in(tree).releases[-1])
     taken = _taken(rows, release, given) if given is not None else None
-    # Where the databases of a tree behind the releases lie, no row says.
+    # Where the databases of a tree behind the releases are, no row says.
     for row in rows if release or generator_in(tree) != "aotriton" else ():
         path = given if row is taken and given is not None else tree / row.path
         if not path.exists():

@@ -1,4 +1,4 @@
-"""How a base is named: the recipe, or the local image, that builds run in."""
+"""References of bases: the recipe, or the local image, that builds run in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOCAL = "oci:"
 
 @dataclass(frozen=True)
 class BaseRef:
-    """What `--base` names.
+    """The value of `--base`.
 
     Args:
         recipe: the name of a row of `catalog.bases`, known or not; empty for a local image.

@@ -22,7 +22,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @dataclass(frozen=True, kw_only=True)
 class BaseRecipe:
-    """How a base is made, for one architecture.
+    """The recipe of a base for one architecture.
 
     Args:
         name: as `--base` takes it, and part of image names.
@@ -31,7 +31,7 @@ class BaseRecipe:
         suite: Debian's code name; empty for a Containerfile.
         variant: mmdebstrap's variant; empty for a Containerfile.
         packages: what mmdebstrap installs besides the variant, sorted; empty for a Containerfile.
-        sysroot: what is unpacked of it to compile for this architecture on another one, sorted; empty where that is
+        sysroot: what is unpacked of it to compile for this architecture on another one, sorted; empty if that is
             not possible. No part of the base itself.
         links: absolute path in the base to the target of the link that must be there.
         containerfile: path below the recipe root; empty for mmdebstrap.
@@ -44,7 +44,7 @@ class BaseRecipe:
             takes it; empty for the C library's own.
         hip: whether its HIP serves AOTriton.
         tested: whether the base was really made and used.
-        note: for people.
+        note: for display.
     """
 
     name: str
@@ -67,7 +67,7 @@ class BaseRecipe:
     note: str
 
     def as_inputs(self) -> dict[str, Any]:
-        """All of the recipe that decides what the base holds, as JSON values; what only informs people is left out."""
+        """The parts of the recipe that decide the base's content, as JSON values."""
         if self.kind == "mmdebstrap":
             return {
                 "kind": self.kind,
@@ -97,12 +97,12 @@ class BaseRecipe:
                 raise ValueError(f"kind {self.kind} has no {key!r}")
         for package in (*self.packages, *self.sysroot):
             if not _PACKAGE.fullmatch(package):
-                raise ValueError(f"{package!r} is no package name")
+                raise ValueError(f"{package!r} is not a package name")
         if self.image and not _BY_DIGEST.fullmatch(self.image):
             raise ValueError(f"{self.image!r} is not REPOSITORY@sha256:DIGEST")
         for path in self.links:
             if not path.startswith("/") or ".." in PurePosixPath(path).parts:
-                raise ValueError(f"{path!r} is no absolute path")
+                raise ValueError(f"{path!r} is not an absolute path")
 
 
 def load_bases(arch: str = "amd64", *, path: Path | None = None) -> dict[str, BaseRecipe]:

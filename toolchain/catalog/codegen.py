@@ -32,7 +32,7 @@ class Codegen:
 
     @property
     def pin_file(self) -> str:
-        """Where a checkout says which LLVM and which build of the library it takes."""
+        """The path in a checkout of the pin of its LLVM and the library's build."""
         return f"cmake/{self.name}-llvm-info.json"
 
     @property
@@ -69,10 +69,10 @@ def codegens() -> tuple[Codegen, ...]:
 
 
 def codegen_of(target: str) -> Codegen | None:
-    """The row of LLVM's target, `AMDGPU`; None where there is none."""
+    """The row of LLVM's target, `AMDGPU`; None if there is none."""
     return next((codegen for codegen in codegens() if codegen.target == target), None)
 
 
 def codegen_named(name: str) -> Codegen | None:
-    """The row of a pin file's name, `amd`; None where there is none."""
+    """The row of a pin file's name, `amd`; None if there is none."""
     return next((codegen for codegen in codegens() if codegen.name == name), None)

@@ -1,4 +1,4 @@
-"""What an LLVM layer must hold for a given Triton, and whether an installed one does. The facts are data:
+"""The required content of an LLVM layer for a given Triton, and a check of an installed one. The facts are data:
 `llvm-config/components.toml`."""
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _ASKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LlvmRequirements:
-    """What a Triton wants from its LLVM.
+    """The requirements of a Triton on its LLVM.
 
     Args:
         projects: LLVM_ENABLE_PROJECTS.
         components: LLVM_DISTRIBUTION_COMPONENTS.
-        tools: programs that must lie in the prefix's bin/.
+        tools: programs that must be in the prefix's bin/.
         libtriton: libraries that Triton names for its Python module, without `lib` and `.a`, sorted.
         bin_tools: libraries that Triton names for the programs it always builds, in the same form.
         clang, lld, filecheck: whether those are among the above.
         keep, drop: globs; libraries of the tree that match `keep` and not `drop` are kept beside those named here.
-        serves: the Triton whose needs these are, as it was asked for.
+        serves: the Triton whose needs these are, as it was requested.
         llvm: the version that this Triton's own LLVM calls itself, `22` of 22.0.0git.
         since: the first LLVM that has all these components.
     """
@@ -68,11 +68,11 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
 
     Args:
         arch: OCI architecture that Triton will run on; decides which host code generator it links by name.
-        features: asked for on top of the version's own, see `features_of`.
+        features: in addition to the version's own, see `features_of`.
 
     Raises:
         UnsupportedError: a Triton or an architecture that the data does not hold.
-        PinError: `version` is no version.
+        PinError: `version` is not a version.
     """
     data = _data()
     if arch not in data["host"]:
@@ -182,7 +182,7 @@ def features_of(checkout: Path) -> frozenset[str]:
 
 
 def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
-    """What an LLVM lacks, as paths below its prefix, sorted; empty when nothing.
+    """Missing files of an LLVM, as paths below its prefix, sorted.
 
     Looks for the tools, the CMake packages, the headers and every library that Triton names. That the libraries
     also link is for the contract check to show.

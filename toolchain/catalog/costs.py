@@ -1,4 +1,4 @@
-"""What a stage takes, estimated for a number of cores. Hints from few machines, no promises."""
+"""Costs of stages, estimated for a number of cores from measurements on few machines."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Cost:
         return least * share, most * share
 
     def time_for(self, cores: int) -> str:
-        """The time for people: `2 to 5 h`, `12 to 30 min + 1.1 s a kernel`."""
+        """The time as text: `2 to 5 h`, `12 to 30 min + 1.1 s a kernel`."""
         least, most = (_duration(minutes) for minutes in self.on(cores))
         same_unit = least.split()[-1] == most.split()[-1]
         time = least if least == most else f"{least.split()[0] if same_unit else least} to {most}"
         return f"{time} + {self.kernel / cores:.2g} s a kernel" if self.kernel else time
 
     def all_kernels(self, gpus: int, cores: int, counted: tuple[int, int] = (0, 0)) -> str:
-        """How many kernels so many GPUs have, and their time, for people; empty where that is not known.
+        """The number of kernels for so many GPUs, and their time, for display; empty if unknown.
 
         Args:
             counted: from and to, of this very plan.
@@ -51,7 +51,7 @@ class Cost:
         return f"{many} kernels for {gpus} GPU{'s' if gpus != 1 else ''}: {times}"
 
     def as_json(self, cores: int) -> dict[str, Any]:
-        """As `plan --json` prints it."""
+        """The form of `plan --json`."""
         least, most = self.on(cores)
         return {
             "cores": cores,
@@ -69,12 +69,12 @@ def costs() -> tuple[Cost, ...]:
 
 
 def cost_of(stage: str, part: str = "") -> Cost | None:
-    """What a stage takes; of a part that no row knows nothing is known."""
+    """The costs of a stage; None for a part without a row."""
     return next((cost for cost in costs() if (cost.stage, cost.part) == (stage, part)), None)
 
 
 def ninja_of(stage: str, part: str = "") -> dict[str, float]:
-    """What a step of ninja takes on average in a stage's step `compile`, as `Recipe.ninja`; empty where unknown."""
+    """The mean cost of ninja's steps in a stage's step `compile`, as `Recipe.ninja`; empty if unknown."""
     row = cost_of(stage, part)
     return {"compile": row.step} if row is not None and row.step else {}
 

@@ -21,13 +21,13 @@ class Floor:
 
     Args:
         glibc: its version, the floor's name.
-        system: the distribution, for people.
+        system: the distribution, for display.
         libstdcxx: the GCC whose libstdc++ it has.
         glibcxx: newest symbol version of that libstdc++.
         suite, packages: what is unpacked of it.
         images: by architecture, `repository@sha256:…`, of a system that no Debian mirror has.
         tested: whether a layer was built against it.
-        note: for people.
+        note: for display.
     """
 
     glibc: str
@@ -90,7 +90,7 @@ def floor_of(glibc: str, *, path: Path | None = None) -> Floor:
     if not floor.packages:
         raise UnsupportedError(
             f"no LLVM is built against glibc {glibc} ({floor.system}) yet",
-            why=f"its headers and libraries lie in {(floor.images or {}).get('amd64', 'an image')}, and this version"
+            why=f"its headers and libraries are in {(floor.images or {}).get('amd64', 'an image')}, and this version"
             f" unpacks Debian's packages alone; {floor.note}",
             fix=f"--glibc with one of {usable}",
         )

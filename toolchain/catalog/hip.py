@@ -94,7 +94,7 @@ def headers() -> tuple[Headers, ...]:
 
 
 def libraries() -> tuple[Library, ...]:
-    """What is linked by a stub besides HIP."""
+    """Libraries other than HIP that are linked by a stub."""
     return _rows("library", Library)
 
 

@@ -1,4 +1,4 @@
-"""What a SIMD of each GPU has for waves: data of data/occupancy.toml."""
+"""Limits of the waves of a SIMD, by GPU: data/occupancy.toml."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ _KINDS = {
 
 
 def limits_of(gpu: str) -> Limits | None:
-    """The row of a GPU; None where there is none."""
+    """The row of a GPU; None if there is none."""
     return _KINDS.get(gpu)

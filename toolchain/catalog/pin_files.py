@@ -67,7 +67,7 @@ def read_pin(path: Path) -> LlvmPin:
 def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
     """The LLVMs that a checkout of Triton makes code for GPUs with, apart from the one it links; in order of target.
 
-    Empty where it has none: before 3.9 there are none.
+    Empty if it has none: before 3.9 there are none.
 
     Raises:
         UnsupportedError: it names one for a part that no rule knows.
@@ -200,7 +200,7 @@ def _commit_in(file: Path) -> str:
 
 
 def _excerpt(value: object) -> str:
-    """What may be shown of a value that was to be a commit: who made the file may want us to print something else."""
+    """A printable excerpt of an invalid commit, since the file may be malicious."""
     if not isinstance(value, str):
         return f"it is {'null' if value is None else type(value).__name__}, not text"
     digits = re.match(r"\s*([0-9a-fA-F]{0,64})\s*$", value)

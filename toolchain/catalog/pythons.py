@@ -48,7 +48,7 @@ def python_of(version: str) -> Python:
     """The CPython of this version.
 
     Raises:
-        PinError: it is no version of Python.
+        PinError: it is not a version of Python.
         UnsupportedError: no row knows it; those that are known are named.
     """
     known = load_pythons()
@@ -82,7 +82,7 @@ def check_range(version: str, requires: str, *, name: str) -> None:
 
     Raises:
         UnsupportedError: it does not.
-        PinError: what the source says is no range of versions.
+        PinError: what the source says is not a range of versions.
     """
     from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 - most plans build no wheel
 

@@ -31,7 +31,7 @@ class LlvmPin:
     Args:
         commit: 40 hexadecimal digits, lower case.
         repository: `owner/name` of the repository that is known to hold it.
-        origin: where the pin comes from, for people: a file or a release.
+        origin: where the pin comes from, for display: a file or a release.
         warnings: what the user should know before relying on it.
     """
 
@@ -81,7 +81,7 @@ class CodegenPin:
 
     @property
     def revision(self) -> str:
-        """What the library answers, and part of the key of every kernel: `COMMIT-BUILD`."""
+        """The revision that the library returns, part of the key of every kernel: `COMMIT-BUILD`."""
         return f"{self.llvm}-{self.build}"
 
 
@@ -124,7 +124,7 @@ class TritonRelease:
 
     @property
     def ref(self) -> str:
-        """What git calls it: the commit, else the tag."""
+        """The git ref: the commit, else the tag."""
         return self.commit or f"v{self.version}"
 
     @property

@@ -1,4 +1,4 @@
-"""What exactly: the LLVM commit that a Triton, an AOTriton or a PyTorch asks for, and how sure that is.
+"""Releases: the LLVM commit that a Triton, an AOTriton or a PyTorch requires, and how certain that is.
 
 Facts are rows of data (see `toolchain.catalog.release_data`); a checkout says for itself what it pins, see
 `toolchain.catalog.pin_files`.
@@ -71,7 +71,7 @@ def triton_release(version: str, *, allow_unknown: bool = False) -> TritonReleas
 
     Raises:
         UnsupportedError: no such row, among them a Triton whose LLVMs for GPUs are unknown.
-        PinError: its LLVM is not known, or `version` is no version.
+        PinError: its LLVM is not known, or `version` is not a version.
     """
     wanted = version.strip()
     if is_commit(wanted.lower()):
@@ -111,7 +111,7 @@ def is_version(text: str) -> bool:
 
 
 def near_version(text: str) -> str:
-    """What to say of a text that is nearly a version of Triton: the release that it looks like, else its neighbours."""
+    """The suggestion for an unknown version of Triton: the release that it resembles, else its neighbours."""
     match = _NEARLY.fullmatch(text.strip())
     if match is None or is_version(text):
         return ""
@@ -198,7 +198,7 @@ def aotriton_for_pytorch(version: str) -> PytorchRow:
 
     Raises:
         UnsupportedError: no such row.
-        PinError: `version` is no version.
+        PinError: `version` is not a version.
     """
     match = _VERSION.fullmatch(version.strip())
     if not match and version.strip() != "main":
@@ -271,7 +271,7 @@ def _triton_by_version(rows: tuple[TritonRelease, ...], line: str, patch: str | 
 
 
 def _neighbours(version: str, rows: Iterable[TritonRelease]) -> str:
-    """The releases next to a version that does not exist, for people."""
+    """The releases next to a version that does not exist, for display."""
     near = sorted({row.version for row in _plain(rows)}, key=numbers)
     below = [f"{near_by} below" for near_by in near if numbers(near_by) < numbers(version)][-1:]
     above = [f"{near_by} above" for near_by in near if numbers(near_by) > numbers(version)][:1]

@@ -27,8 +27,8 @@ class StageRow:
         name: as in `plan`.
         on: the stages that it may be built on, lowest first.
         sources: the names of its sources, as `--source` takes them, with the SPDX expression of the project's licence.
-        license: SPDX expression of what is in its layer; empty where the layer holds packages of many.
-        title: of its image; empty where the image's own name is its title.
+        license: SPDX expression of what is in its layer; empty if the layer holds packages of many.
+        title: of its image; empty if the image's own name is its title.
         machines: the OCI architectures that it is built for, on a machine of the same; empty for any, on any.
         cross: whether it is built for other machines too (see `stages.makers.cross_machines`).
         packages: whether it is a distribution's packages, resolved when it is made, which locks and bundles list.
@@ -219,7 +219,7 @@ def row(name: str) -> StageRow:
 
 
 def targets() -> tuple[str, ...]:
-    """What can be asked for: every stage, and `all`."""
+    """The names that verbs take: every stage, and `all`."""
     return (*(stage.name for stage in STAGES), ALL)
 
 
@@ -235,7 +235,7 @@ def source_names() -> tuple[str, ...]:
 
 
 def source_license(name: str) -> str:
-    """SPDX expression of a source's project, not of where the source came from; empty where none is known."""
+    """SPDX expression of a source's project, not of where the source came from; empty if none is known."""
     return next((stage.sources[name] for stage in STAGES if name in stage.sources), "")
 
 
@@ -253,5 +253,5 @@ def of_packages() -> tuple[str, ...]:
 
 
 def published(target: str) -> tuple[str, ...]:
-    """The stages that `publish` takes for a target: the one asked for, and those that go with it."""
+    """The stages that `publish` takes for a target: the stage itself, and those that are published with it."""
     return tuple(stage.name for stage in STAGES if target in {stage.name, *stage.published_with})

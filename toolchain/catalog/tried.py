@@ -1,4 +1,4 @@
-"""What of all that can be asked for was built and checked: the rows of data/tried.toml."""
+"""The combinations that were built and checked: the rows of data/tried.toml."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def was_tried(what: str, of: str, as_: str, *, llvm: str = "", triton: str = "")
         triton: of an LLVM, the Triton whose parts it has.
     """
     combination = (what, of, as_, llvm, triton)
-    # What of a wheel was tried says for which Pythons, and is no lack.
+    # What of a wheel was tried says for which Pythons, and is not a lack.
     return any(
         combination == (row.what, row.of, row.as_, row.llvm, row.triton) and (not row.part or what != "llvm")
         for row in tried()

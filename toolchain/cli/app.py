@@ -71,7 +71,7 @@ def _main(
 def _terminated(number: int, frame: FrameType | None) -> None:
     # SystemExit unwinds through every `finally`, so children end and partial files go. But not while a program is being
     # started: Python throws away what is raised in handlers that run at a fork, and nothing refers to that program
-    # yet, so it would go on.
+    # yet, so it would continue.
     if _starts_a_program(frame):
         signal.signal(signal.SIGALRM, lambda _, later: _terminated(number, later))
         signal.setitimer(signal.ITIMER_REAL, 0.05)

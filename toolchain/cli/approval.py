@@ -1,6 +1,6 @@
 """Which values of a toolchain.toml are used: harmless ones always, all others once the user has approved the file.
 
-A file in the current folder may be somebody else's, as after `git clone`. A file that the user names with `--config`
+A file in the current folder may be someone else's, as after `git clone`. A file that the user names with `--config`
 or TOOLCHAIN_CONFIG needs no approval.
 """
 

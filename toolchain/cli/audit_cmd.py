@@ -1,4 +1,4 @@
-"""`audit`: what somebody else's image or archive contains, without a network and without a GPU."""
+"""`audit`: what someone else's image or archive contains, without a network and without a GPU."""
 
 from __future__ import annotations
 

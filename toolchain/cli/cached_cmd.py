@@ -106,7 +106,7 @@ def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Des
 
 
 def _triton_in(cache: Cache, layout: Layout, image: Descriptor, env: dict[str, str]) -> dict[str, Any]:
-    """What Triton reports about itself in a fresh container of the image."""
+    """Query Triton's facts about itself in a fresh container of the image."""
     from toolchain import recipe, strict_json  # noqa: PLC0415
     from toolchain.engine.buildah import Buildah  # noqa: PLC0415
     from toolchain.stages.triton_cache import RECIPE  # noqa: PLC0415
@@ -127,6 +127,6 @@ def _triton_in(cache: Cache, layout: Layout, image: Descriptor, env: dict[str, s
         raise ContractError(
             "Triton cannot be imported in the image",
             why="\n".join(done.tail),
-            fix=f"use an image of a wheel, or say where its Triton lies: --env PYTHONPATH={SITE}",
+            fix=f"use an image of a wheel, or give the path of its Triton: --env PYTHONPATH={SITE}",
         ) from None
     return facts

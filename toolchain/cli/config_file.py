@@ -107,7 +107,7 @@ _TYPES: dict[Kind, Any] = {
 
 
 def _check_value(path: Path, option: Option, value: Any) -> None:
-    """Insist on the type that an option has, and on its least number.
+    """Check the type of an option's value, and its minimum.
 
     Raises:
         ConfigError: another type; the message names the key, the expected and the actual type.
@@ -127,7 +127,7 @@ def _check_value(path: Path, option: Option, value: Any) -> None:
 
 
 def _value(option: Option, value: Any, move: Callable[[str], str]) -> Any:
-    """As the command line gives it."""
+    """The value as on the command line."""
     if option.kind == "commas" and isinstance(value, list):
         return ",".join(value)
     if isinstance(value, list):
@@ -152,7 +152,7 @@ def render(given: Mapping[str, Any], folder: Path) -> str:
 
     Args:
         given: by parameter, as the command line has them: relative paths are relative to the current folder.
-        folder: where the file will lie.
+        folder: where the file will be.
     """
     parts = [_HEAD]
     for option in file_options():

@@ -1,4 +1,4 @@
-"""How a verb ends when it fails."""
+"""The end of a verb that fails."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def kernels_status(
     elif not rows:
         console.text(_NONE)
     for row in rows if not json_ else []:
-        from toolchain.cli.kernels_view import screen  # noqa: PLC0415 - for people
+        from toolchain.cli.kernels_view import screen  # noqa: PLC0415 - not for --json
 
         for text in screen(row):
             console.text(text)
@@ -58,7 +58,7 @@ def _show_scheduler(address: str, *, as_json: bool) -> None:
     if as_json:
         console.data(status)
         return
-    from toolchain.cli.kernels_view import machines, screen  # noqa: PLC0415 - for people
+    from toolchain.cli.kernels_view import machines, screen  # noqa: PLC0415 - not for --json
 
     for text in [line for row in status["campaigns"] for line in screen(row)] or ["no campaign"]:
         console.text(text)
@@ -81,7 +81,7 @@ def _read(work: Path) -> list[dict[str, Any]]:
 
 
 def _watch(work: Path) -> None:
-    from toolchain.cli.kernels_view import line, screen  # noqa: PLC0415 - for people
+    from toolchain.cli.kernels_view import line, screen  # noqa: PLC0415 - not for --json
     from toolchain.kernels.status import RUNNING, ask_for_more  # noqa: PLC0415
 
     terminal = sys.stdout.isatty()
@@ -106,7 +106,7 @@ def _watch(work: Path) -> None:
 
 
 def _live() -> Any:
-    from rich.console import Console  # noqa: PLC0415 - only where somebody watches
+    from rich.console import Console  # noqa: PLC0415 - only on a terminal
     from rich.live import Live  # noqa: PLC0415
 
     plain = Console(markup=False, highlight=False, emoji=False)

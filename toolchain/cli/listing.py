@@ -1,4 +1,4 @@
-"""Rows for people: a table if it fits, otherwise a line for each row with its other columns below."""
+"""Rows as text: a table if it fits, otherwise a line for each row with its other columns below."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from toolchain.catalog import stages
 from toolchain.options import GIVEN, Declared, Option
 
 
-def typed(option: Option, *also: str, help: str = "", environment: bool = True, panel: bool = False) -> Any:  # noqa: A002 - as Typer has it
+def typed(option: Option, *also: str, help: str = "", environment: bool = True, panel: bool = False) -> Any:  # noqa: A002 - as in Typer
     """The Typer option of a declaration.
 
     Args:

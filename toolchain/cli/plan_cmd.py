@@ -115,7 +115,7 @@ def _cost(row: PlanRow, request: Request, count: int) -> dict[str, Any]:
 
 
 def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[str]:
-    """What the unbuilt stages cost on this machine, a line each, at most 80 columns wide."""
+    """The costs of unbuilt stages on this machine, a line each, at most 80 columns wide."""
     costs = [(row, cost) for row in rows if (cost := _cost_of(row, request))]
     if costs:
         yield f"still to build, on {count} core{'s' if count != 1 else ''} (estimates: docs/costs.md):"

@@ -240,7 +240,7 @@ def _origins(context: typer.Context, names: Sequence[str]) -> dict[str, Mapping[
 
 
 def place_of(context: typer.Context, name: str) -> str:
-    """Where a parameter's value comes from: its option, a variable or a file; empty for the default."""
+    """The origin of a parameter's value: its option, a variable or a file; empty for the default."""
     source = context.get_parameter_source(name)
     flag = f"--{name.replace('_', '-')}"
     places = {"COMMANDLINE": flag, "ENVIRONMENT": f"TOOLCHAIN_{name.upper()}", "DEFAULT_MAP": _file(context)}

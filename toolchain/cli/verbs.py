@@ -67,7 +67,7 @@ VERBS = (
         engine=True,
     ),
     Verb("inspect", "toolchain.cli.images_cmd:inspect", "Show what an image contains."),
-    Verb("audit", "toolchain.cli.audit_cmd:audit", "List the GPUs, kernels and compilers in somebody else's image."),
+    Verb("audit", "toolchain.cli.audit_cmd:audit", "List the GPUs, kernels and compilers in any image."),
     Verb(
         "report", "toolchain.cli.report_cmd:report", "Write an HTML report of a build, campaign, comparison or audit."
     ),
@@ -117,7 +117,7 @@ class _Command(TyperCommand):
     """A verb that is loaded."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer does, with the readers of `values`."""
+        """Like Typer's, with the readers of `values`."""
         take_as_given(self.get_params(ctx))
         rest = super().parse_args(ctx, args)
         for parameter in self.get_params(ctx):
@@ -184,7 +184,7 @@ class Group(TyperGroup):
     """The list of verbs, and the options in front of them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer does, with the readers of `values`."""
+        """Like Typer's, with the readers of `values`."""
         take_as_given(self.get_params(ctx))
         console.begin()
         with _as_data():
@@ -198,7 +198,7 @@ class Group(TyperGroup):
 
 @contextlib.contextmanager
 def _as_data() -> Iterator[None]:
-    """With `--json`, print usage errors as JSON too; Typer prints them for people."""
+    """With `--json`, print usage errors as JSON too; Typer prints them as text."""
     try:
         yield
     except _UsageError as error:

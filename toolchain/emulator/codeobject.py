@@ -99,7 +99,7 @@ def load(path: Path, kernel: str | None = None) -> CodeObject:
         kernel: the kernel's name; it may be left out where there is one alone.
 
     Raises:
-        KernelError: the file is no whole AMDGPU code object, or lacks the kernel.
+        KernelError: the file is not a whole AMDGPU code object, or lacks the kernel.
         EmulationError: it is for a GPU that has no row in data/gpus.toml, or has several kernels and none is named.
     """
     from elftools.common.exceptions import ELFError  # noqa: PLC0415 - the rest of the tool starts without it
@@ -141,7 +141,7 @@ def load(path: Path, kernel: str | None = None) -> CodeObject:
         raise KernelError(f"cannot read {path}", why=str(error.strerror), fix="check the path") from error
     except (ELFError, ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error) as error:
         raise KernelError(
-            f"{path} is no whole code object", why=str(error) or type(error).__name__, fix="compile it again"
+            f"{path} is not a complete code object", why=str(error) or type(error).__name__, fix="compile it again"
         ) from error
 
 
@@ -170,7 +170,7 @@ def _metadata(elf: Any) -> dict[str, Any]:
 
 
 def metadata_in(notes: bytes) -> dict[str, Any] | None:
-    """The metadata among the notes of a segment; None where there is none.
+    """The metadata among the notes of a segment; None if there is none.
 
     Raises:
         ValueError: it is damaged.

@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 @dataclass(frozen=True)
 class Branch:
-    """Where a block continues.
+    """The continuation of a block.
 
     Args:
         target: where the condition holds.
@@ -78,7 +78,7 @@ def branch(instruction: Instruction) -> Branch | None:
 
 
 def wait(instruction: Instruction) -> Mapping[str, int]:
-    """What an instruction waits for: by counter, how many may still be outstanding; empty when it does not wait.
+    """The counters that an instruction waits for, with the number that may be outstanding; empty if it does not wait.
 
     Raises:
         EmulationError: a wait of an unknown form.

@@ -48,7 +48,7 @@ class Operation:
     """One decoded instruction.
 
     Args:
-        run: what it does to a wave; None where it changes nothing.
+        run: what it does to a wave; None if it changes nothing.
         reads, writes: registers by number: scalar ones from 0, vector ones from `operands.VECTOR`.
         names: mnemonics, two for an instruction that does two things.
     """

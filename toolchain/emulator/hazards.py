@@ -52,7 +52,7 @@ _ROWS = {"gfx90a": _CDNA2, "gfx942": _CDNA3, "gfx950": _CDNA4}
 
 
 class Facts:
-    """What the rules see of an instruction.
+    """The facts of an instruction that the rules use.
 
     Args:
         sets: registers by the names that the rows above use; only those that are not empty.
@@ -180,7 +180,7 @@ def too_close(
         newer: what matrix instructions between them wrote: only the last one matters for these.
 
     Returns:
-        The distance that they need and the registers that it is about; None where they are far enough apart.
+        The distance that they need and the registers that it is about; None if they are far enough apart.
     """
     cdna = first.target.generation == 9
     for left, taken, need in first.leaves:

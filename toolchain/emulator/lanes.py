@@ -27,7 +27,7 @@ _WITH_NUMBER = (
 
 @lru_cache(maxsize=256)
 def source_lanes(control: str, value: int, lanes: int) -> Array:
-    """The lane that each lane reads; -1 where it lies outside its row."""
+    """The lane that each lane reads; -1 where it is outside its row."""
     lane = np.arange(lanes)
     row, place = lane & ~15, lane & 15
     tables: dict[str, Callable[[], Array]] = {

@@ -36,7 +36,7 @@ class LaneOp:
 
 
 def handler(row: LaneOp) -> Handler:
-    """What decodes an instruction of the table."""
+    """The decoder of an instruction of the table."""
 
     def build(operands: Operands) -> Run:
         gets, put = sources_and_put(operands, row)
@@ -117,7 +117,7 @@ def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
 
 
 def destination(operands: Operands, row: LaneOp, text: str, high: int | None = None) -> Put:
-    """What writes the result of a row."""
+    """The writer of a row's result."""
     letter = row.result
     simple = {"u": operands.put_u32, "i": operands.put_i32, "b": operands.put_mask}
     if letter in simple:

@@ -15,7 +15,7 @@ from toolchain.emulator.program import Program
 from toolchain.emulator.workgroup import Limits, Place, Workgroup
 from toolchain.errors import ConfigError, EmulationError
 
-# By Triton's name of a type: how it stands in the argument block.
+# By Triton's name of a type: its form in the argument block.
 _FORMATS = {
     "i1": "B", "i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q",
     "fp32": "f", "fp64": "d",
@@ -70,7 +70,7 @@ class Launched:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is launched.
+    """The launch of a kernel.
 
     Args:
         values: by parameter an array for a pointer, which may be None for null; a number for anything else.
@@ -91,7 +91,7 @@ class Launch:
         """The workgroups that run.
 
         Raises:
-            ConfigError: the grid is empty or too large, or one of them lies outside of it.
+            ConfigError: the grid is empty or too large, or one of them is outside of it.
         """
         x, y, z = self.grid
         if min(self.grid) < 1:
@@ -100,7 +100,7 @@ class Launch:
             for place in self.only:
                 if any(not 0 <= number < size for number, size in zip(place, self.grid, strict=True)):
                     raise ConfigError(
-                        f"workgroup {place} lies outside of the grid", why=f"it has {x} x {y} x {z}", fix="name another"
+                        f"workgroup {place} is outside of the grid", why=f"it has {x} x {y} x {z}", fix="name another"
                     )
             return self.only
         if x * y * z > MOST_WORKGROUPS:

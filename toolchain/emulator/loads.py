@@ -71,7 +71,7 @@ def spread(wave: Wave, values: Array, lanes: Array | None = None) -> Array:
 
 
 def writer(operands: Operands, text: str, access: Access) -> Callable[[Wave, Array], None]:
-    """What writes loaded values, `uint32[words, lanes]`, to registers."""
+    """The writer of loaded values, `uint32[words, lanes]`, to registers."""
     if access.size >= 4:
         words = access.size // 4
         first = operands.write(operands.vector(text), words).index
@@ -99,7 +99,7 @@ def writer(operands: Operands, text: str, access: Access) -> Callable[[Wave, Arr
 
 
 def reader(operands: Operands, text: str, access: Access) -> Callable[[Wave], Array]:
-    """What reads the values to store from registers, `uint32[words, lanes]`."""
+    """The reader of the values to store from registers, `uint32[words, lanes]`."""
     if access.size >= 4:
         words = access.size // 4
         first = operands.read(operands.vector(operands.plain(text)), words).index
@@ -276,7 +276,7 @@ def _scratch_rows(operands: Operands, register: str, access: Access, *, base: Ge
 
 
 class BufferAddress:
-    """Where the lanes of a buffer instruction access memory, and which of them do: those in bounds."""
+    """The addresses that the lanes of a buffer instruction access, and the lanes that are in bounds."""
 
     def __init__(self, operands: Operands, vector: str, resource: str, scalar: str, size: int) -> None:
         instruction = operands.instruction
@@ -410,7 +410,7 @@ HANDLERS: dict[str, Handler] = {
 
 
 def handler_of(name: str) -> Handler | None:
-    """What decodes a load or a store of memory; None where the name is none that is known."""
+    """The decoder of a load or a store of memory; None if the name is unknown."""
     access = Access(name)
     if not access.known:
         return None

@@ -162,7 +162,7 @@ HANDLERS: dict[str, Handler] = {
 
 
 def handler_of(name: str) -> Handler | None:
-    """What decodes an LDS instruction; None where the name is none that is known."""
+    """The decoder of an LDS instruction; None if the name is unknown."""
     if name in HANDLERS:
         return HANDLERS[name]
     if match := _PAIR.match(name):

@@ -110,7 +110,7 @@ def wmma(a: Array, b: Array, c: Array, generation: int, kind: str) -> Array:
 
 
 def handler_of(name: str) -> Handler | None:
-    """What decodes a matrix instruction; None where the name is none that is known."""
+    """The decoder of a matrix instruction; None if the name is unknown."""
     if match := _MFMA.match(name):
         size, depth, kind = int(match[1][:2]), int(match[2]), match[3]
         if depth in _DEPTHS[size, kind] or (kind == "bf16" and (size, depth) in _OLD_BF16):

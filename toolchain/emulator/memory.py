@@ -11,7 +11,7 @@ import numpy as np
 from toolchain.emulator.bits import Array
 from toolchain.errors import NumbersError
 
-# Addresses begin here: far from zero, so that a null pointer with an offset is no buffer.
+# Addresses begin here: far from zero, so that a null pointer with an offset is not a buffer.
 BASE = 0x7F1000000000
 _GAP = 4096
 _ALIGN = 256
@@ -81,7 +81,7 @@ class Lds(Views):
         self._stored = False
 
     def turn(self, number: int) -> None:
-        """Say which wave runs."""
+        """Set the wave that runs."""
         self.wave = np.uint64(1 << number)
 
     def barrier(self) -> None:
@@ -136,7 +136,7 @@ def _halves(place: Array, size: int) -> Array:
 def _meeting(pc: int) -> NumbersError:
     return NumbersError(
         f"two waves meet in LDS at {pc:#x}",
-        why="another wave touched the same bytes, no barrier lies between, and one of both writes",
+        why="another wave touched the same bytes, without a barrier between, and one of both writes",
     )
 
 

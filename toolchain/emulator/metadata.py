@@ -57,7 +57,7 @@ def read_metadata(path: Path) -> Metadata:
             f"{path.name} has no JSON beside it", why=f"{beside}: {error.strerror}", fix="keep both files together"
         ) from error
     except ValueError as error:
-        raise EmulationError(f"{beside} is no JSON", why=str(error), fix=_AGAIN) from error
+        raise EmulationError(f"{beside} is not JSON", why=str(error), fix=_AGAIN) from error
     return metadata_of(content, str(beside))
 
 

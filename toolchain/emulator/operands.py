@@ -1,4 +1,4 @@
-"""What an instruction reads and writes, as functions of a wave."""
+"""Operands of instructions, as functions of a wave."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class Program:
         return all(line.text.startswith(("s_code_end", "s_nop")) for line in self.lines[place:])
 
     def executed(self) -> Counter[str]:
-        """How often each instruction ran, by name."""
+        """The number of executions of each instruction, by name."""
         counts: Counter[str] = Counter()
         for block in self._blocks.values():
             for operation in block.operations:

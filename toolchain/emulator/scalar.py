@@ -339,7 +339,7 @@ def _with_carry(*, subtract: bool) -> Handler:
 
 
 def _lowest_bit(value: int) -> int:
-    """All ones where there is none."""
+    """The number of the lowest set bit; all ones if there is none."""
     return (value & -value).bit_length() - 1
 
 

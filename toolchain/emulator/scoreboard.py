@@ -1,4 +1,4 @@
-"""What a wave must wait for: outstanding loads, and instructions that follow each other too closely.
+"""Checks of waits: outstanding loads, and instructions that follow each other too closely.
 
 Both depend on the path that a wave takes and not on values, so each block is checked once for each state that a
 wave enters it with.

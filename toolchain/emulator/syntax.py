@@ -54,7 +54,7 @@ class Modifiers:
         return frozenset(self._values)
 
     def left(self) -> list[str]:
-        """Modifiers that nobody has asked for, without those of cache policy."""
+        """Modifiers that were not queried, without those of cache policy."""
         return sorted(self._values.keys() - self._asked - _POLICY)
 
 

@@ -151,13 +151,13 @@ def count_bits(value: Array, add: Array) -> Array:
 
 
 def leading_zeros(value: Array) -> Array:
-    """V_FFBH_U32, V_CLZ_I32_U32: zeros above the highest one; all ones where there is none."""
+    """V_FFBH_U32, V_CLZ_I32_U32: zeros above the highest one; all ones if there is none."""
     bits = np.floor(np.log2(np.maximum(np.asarray(value).astype(np.float64), 0.5)))
     return np.where(value == 0, np.uint32(0xFFFFFFFF), (31 - bits).astype(np.uint32))
 
 
 def trailing_zeros(value: Array) -> Array:
-    """V_FFBL_B32, V_CTZ_I32_B32: zeros below the lowest one; all ones where there is none."""
+    """V_FFBL_B32, V_CTZ_I32_B32: zeros below the lowest one; all ones if there is none."""
     lowest = value & (~np.asarray(value) + _ONE)
     bits = np.log2(np.maximum(lowest.astype(np.float64), 1.0)).astype(np.uint32)
     return np.where(value == 0, np.uint32(0xFFFFFFFF), bits)

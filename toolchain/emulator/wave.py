@@ -22,7 +22,7 @@ SCALARS = 128
 
 @dataclass(frozen=True)
 class Target:
-    """What a program is for.
+    """The target of a program.
 
     Args:
         gpu: LLVM's name.
@@ -70,7 +70,7 @@ class Wave:
         if target.generation > 9:
             self.s[NULL] = 0
         self.scratch: Array = np.empty((0, self.lanes), np.uint32)
-        # Where it lies, as a kernel of gfx90a sees it; 0 for GPUs that keep that to themselves.
+        # Where it is, as a kernel of gfx90a sees it; 0 for GPUs that keep that to themselves.
         self.scratch_address = 0
         self.scc = 0
         self.pc = 0
@@ -135,6 +135,6 @@ class Wave:
         self.mask = self.lane_mask(EXEC)
 
     def first_lane(self) -> int:
-        """The lowest active lane; 0 where there is none."""
+        """The lowest active lane; 0 if there is none."""
         value = self.exec_bits
         return (value & -value).bit_length() - 1 if value else 0

@@ -45,7 +45,7 @@ class Workgroup:
     """One workgroup of a launch.
 
     Args:
-        arguments: the argument block, which lies at `argument_address` in memory.
+        arguments: the argument block, which is at `argument_address` in memory.
         lds: bytes of LDS.
         place: the workgroup's ids.
         random: the source of the garbage in registers, LDS and scratch memory.
@@ -149,7 +149,7 @@ def refuse(code: CodeObject) -> None:
 
 
 def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:
-    """What the hardware writes to registers before the first instruction."""
+    """Write the registers that the hardware sets before the first instruction."""
     code, generation = wave.group.code, wave.target.generation
     descriptor = code.descriptor
     wave.pc = code.entry

@@ -76,7 +76,7 @@ class Buildah(Storage):
 
     @property
     def isolation(self) -> str:
-        """The isolation of builds, proved: `chroot`, or `oci` where the user asked for it.
+        """The isolation of builds, proved: `chroot`, or `oci` if the user requested it.
 
         Raises:
             EngineError: it does not hold here.
@@ -91,7 +91,7 @@ class Buildah(Storage):
         """Make an image of an OCI layout available to builds; does nothing when it is.
 
         Args:
-            key: name for people, e.g. `base-debian13`; afterwards it may be a `Recipe.base`.
+            key: name for display, e.g. `base-debian13`; afterwards it may be a `Recipe.base`.
             layout: the OCI layout.
             digest: `sha256:…` of the image manifest.
 
@@ -132,7 +132,7 @@ class Buildah(Storage):
         Args:
             recipe: what to build; `recipe.base` is a reference or a key that `ensure_image` was given.
             root: the recipe root, the build's context.
-            out: folder to make; what lies there is replaced when the build succeeds, and untouched otherwise. Its files
+            out: folder to make; what is there is replaced when the build succeeds, and untouched otherwise. Its files
                 are not flushed to disk one by one: it is there to be packed, and the packed layer is.
             log: file that gets every line.
             on_line: called with each line.
@@ -188,7 +188,7 @@ class Buildah(Storage):
         for name, key in {**recipe.images, **({"BASE": recipe.base} if recipe.base else {})}.items():
             arguments[name] = self._references.get(key, key)
         words = [word for name, value in sorted(arguments.items()) for word in ("--build-arg", f"{name}={value}")]
-        # Of a checkout no more than the recipes: other things lie there too.
+        # Of a checkout no more than the recipes: other things are there too.
         (folder / "context").mkdir()
         show = [Mount(folder / "context", _CONTEXT)]
         for part in [root / part for part in PARTS if (root / part).is_dir()]:
@@ -201,7 +201,7 @@ class Buildah(Storage):
                     why=f"{path} is not a folder",
                     fix="run the command again; if that folder was deleted meanwhile, it is made again",
                 )
-            # What lies in the store has modes that all may read by.
+            # What is in the store has modes that all may read by.
             stored = path.is_relative_to(self.cache.store)
             show.append(Mount(path if stored else view.visible(path, folder / "copies"), f"/contexts/{name}"))
             words += ["--build-context", f"{name}=/contexts/{name}"]
@@ -308,7 +308,7 @@ class Buildah(Storage):
             discard(place)
 
     def ninja_log(self, name: str, key: str) -> bytes:
-        """Ninja's own log in that tree cache, the longest where there are several; empty where there is none."""
+        """Ninja's own log in that tree cache, the longest where there are several; empty if there is none."""
         logs = [b""]
         for place in self._trees(name, key):
             for path in (place / ".ninja_log", *place.glob("*/.ninja_log")):

@@ -121,7 +121,7 @@ class DockerRunner:
     def ensure_image(self, key: str, layout: Path, digest: str) -> str:
         """Load an image of an OCI layout; does nothing when it is there. See `Buildah.ensure_image`.
 
-        What is run is what the layout holds: layers are compared by digest, whatever a name in the daemon stands for.
+        What is run is what the layout holds: layers are compared by digest, whatever a name in the daemon refers to.
 
         Raises:
             EngineError: the layout has no such image, skopeo is missing, or the engine refused it.
@@ -170,7 +170,7 @@ class DockerRunner:
         return reference
 
     def _layers(self, reference: str) -> list[str]:
-        """The digests of an image's uncompressed layers, lowest first; none where there is no such image."""
+        """The digests of an image's uncompressed layers, lowest first; none if there is no such image."""
         with self._errors("image inspect"):
             try:
                 root_fs = self._client.image.inspect(reference).root_fs
@@ -289,7 +289,7 @@ class DockerRunner:
         return f"toolchain-{process_identity(os.getpid())}-{next(_NUMBER)}"
 
     def _words(self) -> list[str]:
-        """How a command line of the client begins."""
+        """The first words of the client's command line."""
         return [os.fspath(word) for word in self._client.client_config.docker_cmd]
 
     def _remove(self, name: str) -> None:
@@ -314,7 +314,7 @@ class DockerRunner:
 
 
 class _Lines:
-    """Where a container's output goes."""
+    """The destination of a container's output."""
 
     def __init__(self, *, log: Path | None, on_line: Callable[[str], None] | None, capture: bool) -> None:
         self.tail: deque[str] = deque(maxlen=process.TAIL_LINES * 5)

@@ -80,7 +80,7 @@ def proved(
 
 
 def describe(runner: DockerRunner) -> str:
-    """What was proved, in one line."""
+    """The result of the probe, in one line."""
     where = f" at {runner.address}" if runner.address else ""
     who = f"; they run as {runner.user}" if runner.user else ""
     lacking = "".join(f"; they lack {what}" for what in runner.facts["lacks"])
@@ -91,7 +91,7 @@ def describe(runner: DockerRunner) -> str:
 
 
 def lacks(lines: Sequence[str]) -> list[str]:
-    """What isolates buildah's containers and not these.
+    """The isolation of buildah's containers that these lack.
 
     Args:
         lines: what a container said of its rights.
@@ -130,7 +130,7 @@ def _tiny_image(runner: DockerRunner, folder: Path) -> Iterator[str]:
 
 
 def _users() -> list[str]:
-    """As whom containers may run, the image's own user first; the second makes files of root's daemon the user's."""
+    """The users that containers may run as, the image's own first; with the second, files belong to the user."""
     tables = [Path(f"/proc/self/{kind}_map").read_text(encoding="ascii") for kind in ("uid", "gid")]
     mine = f"{outside(tables[0], os.geteuid())}:{outside(tables[1], os.getegid())}"
     return [""] if mine == "0:0" else ["", mine]
@@ -148,7 +148,7 @@ def outside(table: str, number: int) -> int:
 def _wrong(
     runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path]
 ) -> tuple[EngineError | None, list[str]]:
-    """What is wrong where another user may help, and what the container said.
+    """Run the probe's container: the error, if another user may avoid it, and the container's output.
 
     Raises:
         EngineError: what no other user mends.

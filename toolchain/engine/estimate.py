@@ -1,4 +1,4 @@
-"""How long a run of ninja will still take: what kinds of steps cost, and how fast the machine did the last ones."""
+"""The remaining time of a run of ninja, by the costs of kinds of steps and the speed of the last ones."""
 
 from __future__ import annotations
 

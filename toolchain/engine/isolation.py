@@ -1,4 +1,4 @@
-"""What a container may do, as options of buildah; and proof that a build has no network."""
+"""Isolation of containers as options of buildah, and the check that a build has no network."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def answer(line: str) -> int | None:
 
 
 def mode_of_user() -> str:
-    """The isolation that is asked for: `chroot`, below a user namespace; `oci` by `TOOLCHAIN_ISOLATION` alone.
+    """The isolation that is requested: `chroot`, below a user namespace; `oci` by `TOOLCHAIN_ISOLATION` alone.
 
     Raises:
         ConfigError: the variable names another.
@@ -136,7 +136,7 @@ def require_none(number: int) -> int:
         raise EngineError(
             "a build without network is not isolated",
             why=f"inside it, {seen}",
-            fix="no build goes on like that; try another buildah or kernel, or run it as root",
+            fix="the build stops here; try another buildah or kernel, or run it as root",
         )
     return number
 

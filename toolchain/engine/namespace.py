@@ -1,4 +1,4 @@
-"""An ordinary user's containers: the process goes on as root of a user namespace with the user's subordinate ids.
+"""An ordinary user's containers: the process becomes root of a user namespace with the user's subordinate ids.
 
 A base has files of many owners, and mounts need a namespace that allows them. The process keeps its id, so signals and
 kill -9 reach it as they would without; files that it makes as root are the user's own outside.
@@ -39,7 +39,7 @@ def enter() -> None:
 
 
 def require() -> None:
-    """Insist that this user can have such a namespace.
+    """Check that this user can create such a namespace.
 
     Raises:
         EngineError: see `enter`.
@@ -66,7 +66,7 @@ def require() -> None:
 
 
 def user_name() -> str:
-    """What the user is called; the number where there is no name."""
+    """The name of the user; the number if there is no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -74,7 +74,7 @@ def user_name() -> str:
 
 
 def subordinate_ids(file: Path, user: str, uid: int) -> int:
-    """How many ids the largest range of a user in `/etc/subuid` or `/etc/subgid` has; 0 without one.
+    """The size of the largest range of a user in `/etc/subuid` or `/etc/subgid`; 0 without one.
 
     Ranges are not added up: `unshare` maps one.
     """

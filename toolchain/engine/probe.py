@@ -38,10 +38,10 @@ _OUTSIDE = ("a file of the caller's", "another process's root or memory", "the m
 
 @dataclass(frozen=True)
 class Isolation:
-    """What holds here.
+    """The result of the probe on this machine.
 
     Args:
-        mode: `chroot`, or `oci` (a runtime such as crun) where the user asked for it.
+        mode: `chroot`, or `oci` (a runtime such as crun) if the user requested it.
         interfaces: network interfaces besides loopback that a process saw in a container without network; must be 0.
         buildah: version it was tried with.
         kernel: release it was tried on.
@@ -116,7 +116,7 @@ class _Trial:
         judge("outside a container", self._outside(), _OUTSIDE, interfaces=False)
 
     def _shown(self) -> list[Mount]:
-        """What the program needs: this machine's Python, and what to look for."""
+        """The mounts of the probe program: this machine's Python, and the files to look for."""
         folder = self._folder
         write_atomically(folder / "secret", b"of the caller\n", mode=0o600)
         write_atomically(folder / "seen", b"of the machine\n")

@@ -93,7 +93,7 @@ class Progress:
     """Reads a stage's lines and shows where it is.
 
     Args:
-        stage: name for people.
+        stage: name for display.
         index: which stage of this invocation, from 1.
         total: how many stages there are.
         weights: relative weight of each `@step` that the stage announces, in their order.
@@ -197,7 +197,7 @@ class Progress:
             if self._steps[-1].name == name:
                 return
             self._steps[-1].ended = now
-        # The scripts say `done` last; it is no step, and what follows is the engine's export.
+        # The scripts say `done` last; it is not a step, and what follows is the engine's export.
         name = "export" if name == "done" else name
         self._steps.append(_Step(name, now, pace=Pace(self._ninja[name]) if name in self._ninja else None))
         if self._live is None:

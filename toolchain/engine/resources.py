@@ -1,4 +1,4 @@
-"""How many jobs this machine carries: cores, memory and control groups; and whether there is room on the disk."""
+"""The number of jobs for this machine by cores, memory and control groups, and a check of free disk space."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _UNLIMITED = 1 << 60
 
 
 def jobs_for(kind: Kind, wanted: int = 0) -> int:
-    """How many jobs of a kind to run at once, at least 1.
+    """The number of parallel jobs of a kind, at least 1.
 
     Args:
         kind: `compile`, `link` or `kernel`; they differ in memory.
-        wanted: what the user asked for; 0 for as many as cores allow. Memory limits both.
+        wanted: the user's number; 0 for as many as cores allow. Memory limits both.
     """
     fits = memory_available() // MEMORY[kind]
     return max(1, min(wanted or cores(), fits))

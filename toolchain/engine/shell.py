@@ -1,6 +1,6 @@
 """A shell or a command where a build's step runs: the same container, mounts, arguments and isolation.
 
-Nothing of it is kept. The tree that a killed or failed build left lies under an overlay, so the next build finds it as
+Nothing of it is kept. The tree that a killed or failed build left is under an overlay, so the next build finds it as
 it was, and the container never becomes an image.
 """
 
@@ -44,7 +44,7 @@ _COMMAND = re.compile(r"^RUN\s+((?:--\S+\s+)*)(.*)$", re.IGNORECASE | re.DOTALL)
 
 
 def require_terminal(argv: Sequence[str]) -> None:
-    """Insist on a terminal for a shell; a command needs none.
+    """Check that a shell has a terminal; a command needs none.
 
     Raises:
         ConfigError: there is none.
@@ -165,7 +165,7 @@ class Shell:
             )
 
     def _script(self) -> str:
-        """What runs inside. It never ends well, so that buildah makes no image of the container."""
+        """The script that runs inside. It always fails, so that buildah makes no image of the container."""
         inner = shlex.join(self.argv)
         if not self.argv:
             inner = f"setsid -c sh -c 'exec $(command -v bash || echo sh) -i' <{_INSIDE} >{_INSIDE} 2>&1"

@@ -50,7 +50,7 @@ _STALE = 86400
 
 
 def build_tag(folder: Path) -> str:
-    """What the image of a build is called while its invocation lasts."""
+    """The temporary name of the image of a build."""
     return f"localhost/toolchain/{folder.name}"
 
 
@@ -84,7 +84,7 @@ class Storage:
     """buildah on a storage root of the tool's own.
 
     Args:
-        cache: the tool's folder; the storage lies in `cache.engine`, temporary files and cache mounts in
+        cache: the tool's folder; the storage is in `cache.engine`, temporary files and cache mounts in
             `cache.mounts`. All of that belongs to the ids that containers run as (see `engine.view`).
     """
 

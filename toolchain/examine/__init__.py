@@ -1,1 +1,1 @@
-"""What compiled kernels hold: code objects in files, archives and images; comparison, audit of a release, report."""
+"""Analysis of compiled kernels: code objects in files, archives and images; comparison, audit of a release, report."""

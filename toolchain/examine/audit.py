@@ -24,7 +24,7 @@ _HOST = (".so", ".pyd")
 
 @dataclass(kw_only=True)
 class Audit:
-    """What a place holds.
+    """The content of a place.
 
     Args:
         missing: keys of kernels that the plan has and the place lacks.
@@ -63,12 +63,12 @@ class Audit:
 
     @property
     def glibc(self) -> str:
-        """The oldest glibc on which all libraries run; empty where none asks."""
+        """The oldest glibc on which all libraries run; empty if none asks."""
         versions = [library.glibc for library in self.libraries if library.glibc]
         return max(versions, key=lambda text: [int(part) for part in text.split(".")], default="")
 
     def problems(self, *, allow_empty: bool = False) -> list[str]:
-        """What is wrong, a line for each kind."""
+        """The faults, a line for each kind."""
         wrong = [key for key, equal in self.rebuilt.items() if not equal]
         rows = [
             ("GPUs without a kernel", self.absent),
@@ -81,7 +81,7 @@ class Audit:
         return [f"{len(keys)} {what}: {_first(keys)}" for what, keys in rows if keys]
 
     def as_json(self) -> dict[str, Any]:
-        """As `audit --json` prints it."""
+        """The form of `audit --json`."""
         return {
             "what": self.what,
             "gpus": self.gpus(),

@@ -55,7 +55,7 @@ class Row:
         return self.after.spills - self.before.spills
 
     def changes(self) -> dict[str, tuple[int, int]]:
-        """What differs of `NUMBERS` and the waves, before and after."""
+        """The differences of `NUMBERS` and the waves, before and after."""
         if self.before is None or self.after is None:
             return {}
         rows = {name: (getattr(self.before, name), getattr(self.after, name)) for name in NUMBERS}
@@ -115,7 +115,7 @@ class Difference:
         return [row for row in self.rows if CONDITIONS[condition](row)]
 
     def as_json(self) -> dict[str, Any]:
-        """As `kernels diff --json` prints it; kernels with the same bytes are counted, not listed."""
+        """The form of `kernels diff --json`; kernels with the same bytes are counted, not listed."""
         listed = [row.as_json() for row in self.rows if row.status != SAME]
         return {"counts": self.counts(), "groups": self.groups(), "kernels": listed}
 
@@ -176,7 +176,7 @@ def _rank(row: Row) -> tuple[Any, ...]:
 
 
 def change_texts(row: Row) -> Iterator[str]:
-    """The changes of a kernel, as texts for people: `waves 5 -> 3`."""
+    """The changes of a kernel, as texts for display: `waves 5 -> 3`."""
     names = {"vgpr_spills": "VGPR spills", "sgpr_spills": "SGPR spills", "lds": "LDS"}
     first = ("waves", "vgpr_spills", "sgpr_spills")
     changes = row.changes()

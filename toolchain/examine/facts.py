@@ -68,7 +68,7 @@ class Facts:
 
     @property
     def occupancy(self) -> Occupancy | None:
-        """None where the registers or the GPU are not known."""
+        """None if the registers or the GPU are not known."""
         if self.vgpr is None:
             return None
         return occupancy(
@@ -106,13 +106,13 @@ def read_object(content: bytes, where: str, *, shared: int | None = None) -> tup
     """
     try:
         if not is_code_object(content):
-            raise ValueError("it is no ELF for AMDGPU")
+            raise ValueError("it is not an ELF file for AMDGPU")
         kernels = tuple(_kernels(content, shared or 0))
         if not kernels:
             raise ValueError("it holds no kernel")
     except (struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
         raise KernelError(
-            f"{where} is no whole code object",
+            f"{where} is not a complete code object",
             why=str(error) or type(error).__name__,
             fix="get it again, or compile it again",
         ) from error
@@ -178,7 +178,7 @@ def _loaded(content: bytes, loads: list[tuple[Any, ...]], place: int, size: int)
     for kind, _, offset, address, _, inside, _, _ in loads:
         if kind == _LOAD and address <= place and place + size <= address + inside:
             return _cut(content, offset + place - address, size)
-    raise ValueError("its code lies in no segment")
+    raise ValueError("its code is in no segment")
 
 
 def _metadata(content: bytes, segments: list[tuple[Any, ...]]) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
     starts = list(_ENTRY.finditer(text))
     if target is None or not starts or "}" not in text[starts[-1].end() :]:
         why = "it names no .target" if target is None else "it holds no whole .entry"
-        raise KernelError(f"{where} is no whole PTX", why=why, fix="compile it again")
+        raise KernelError(f"{where} is not a complete PTX", why=why, fix="compile it again")
     above = text[: starts[0].start()]
     kernels = []
     for at, entry in enumerate(starts):

@@ -15,7 +15,7 @@ from toolchain.errors import EmulationError, EngineError
 from toolchain.examine.diff import CHANGED, INSTRUCTIONS, Difference, Row
 from toolchain.examine.kernels import kernels_in
 
-# An address of data is taken from where the instruction lies: its low and its high half are added to that.
+# An address of data is taken from where the instruction is: its low and its high half are added to that.
 _HERE = re.compile(r"s_getpc_b64 s\[(\d+):\d+\]")
 _ADD = re.compile(r"(s_add\w*) s(\d+), s\2, (?:0x[0-9a-f]+|-?\d+)")
 _REACH = 8  # instructions from the first of them to the last
@@ -88,7 +88,7 @@ def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> l
 
 
 def _leave_out(texts: list[str], at: int, register: int, name: str) -> None:
-    """Put a name in the place of half an address, which is added to where the instruction at `at` lies."""
+    """Put a name in the place of half an address, which is added to where the instruction at `at` is."""
     for place in range(at + 1, min(at + _REACH, len(texts))):
         if (match := _ADD.fullmatch(texts[place])) and int(match[2]) == register:
             texts[place] = f"{match[1]} s{register} {name}"

@@ -39,7 +39,7 @@ class Kernel:
 
     Args:
         key: names it among those of its place, the same way in another place with the same kernels.
-        path: where it lies.
+        path: where it is.
         sha256: hex, of its file.
         facts: None for an empty one, which AOTriton's loader treats as known bad.
         launch: a digest of what it was compiled from, as the JSON beside it says; empty without one.
@@ -190,7 +190,7 @@ def _of_archive(path: str, content: bytes, on_fault: _OnFault) -> Iterator[Kerne
                 for kernel in _sound(_of_member(path, archive, row, on_fault), on_fault):
                     yield replace(kernel, path=f"{path}: {row.filename}")
     except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-        raise KernelError(f"{path} is no whole .zip", why=str(error), fix=_AGAIN) from error
+        raise KernelError(f"{path} is not a complete .zip", why=str(error), fix=_AGAIN) from error
 
 
 def _of_member(path: str, archive: zipfile.ZipFile, row: zipfile.ZipInfo, on_fault: _OnFault) -> Iterator[Kernel]:
@@ -211,7 +211,7 @@ def _of_record(path: str, content: bytes) -> Iterator[Kernel]:
     try:
         result = stored_record(content)
     except DamagedError as error:
-        raise KernelError(f"{path} is no whole result of a kernel store", why=str(error), fix=_AGAIN) from error
+        raise KernelError(f"{path} is not a complete result of a kernel store", why=str(error), fix=_AGAIN) from error
     rule = dict(result.inputs.get("rule", {}))
     launch = strict_json.read(result.metadata)
     for facts in read_object(result.code, path, shared=_shared(launch)):
@@ -240,7 +240,7 @@ def _shared(launch: Mapping[str, Any]) -> int | None:
 
 
 def _launch(launch: Mapping[str, Any]) -> str:
-    """What a kernel was compiled from; empty if the JSON does not have all of it, as in Triton's own caches."""
+    """The inputs of a kernel's compilation; empty if the JSON does not have all, as in Triton's own caches."""
     return _digest({name: launch.get(name) for name in _LAUNCH}) if {"signature", "constexprs"} <= launch.keys() else ""
 
 

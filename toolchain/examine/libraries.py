@@ -22,7 +22,7 @@ class Library:
     """An ELF file for a host.
 
     Args:
-        glibc: the oldest that it runs on, as it asks for symbol versions; empty where it asks for none.
+        glibc: the oldest that it runs on, as it asks for symbol versions; empty if it asks for none.
         targets: GPUs of the code inside, as `gfx942` or `sm_90`; `packed` for AMD code whose bundle is compressed.
         llvms: revisions of LLVMs inside, by their own text.
     """

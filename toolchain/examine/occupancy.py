@@ -1,4 +1,4 @@
-"""How many waves of a kernel fit on a SIMD, by registers and by LDS."""
+"""Occupancy: the number of waves of a kernel that fit on a SIMD, by registers and by LDS."""
 
 from __future__ import annotations
 

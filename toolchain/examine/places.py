@@ -28,7 +28,7 @@ from toolchain.sources.unpack import decompressed
 from toolchain.stages.wheel_archive import open_wheel
 from toolchain.tar_headers import CheckedHeader, require
 
-# The path of a file in its place, and its content when it is asked for: files of a tar come in its order, once.
+# The path of a file in its place, and its content when it is requested: files of a tar come in its order, once.
 File = tuple[str, Callable[[], bytes]]
 LARGEST = 8 << 30  # bytes of a file that is read
 _FILE = re.compile(r".+\.(?:hsaco|co|aks2|zip|ptx|whl|so)")

@@ -25,14 +25,14 @@ from toolchain.stages.wheel_llvm import wheel_named
 
 _TAG = re.compile(r".*-cp3(\d+)-(cp\d+|abi3)-[^-]+\.whl")
 _NEWEST = 20  # minor version of a CPython that is looked for
-# Where it lies for the compiler.
+# Where it is for the compiler.
 _MADE, _MODULES, _RECIPES = "/made", "/modules", "/recipes"
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
 
 
 @dataclass(frozen=True)
 class Triton:
-    """A Python that imports a Triton: the interpreter, and what goes on its module path."""
+    """A Python that imports a Triton: the interpreter, and its module path."""
 
     python: str
     path: str = ""
@@ -94,7 +94,7 @@ def _unpack(wheel: Path, folder: Path) -> None:
 
 
 def rule_of(path: Path, source: Path) -> dict[str, Any]:
-    """What the worker compiles, from the JSON beside a code object; `out` is left to the caller.
+    """The worker's rule from the JSON beside a code object; `out` is left to the caller.
 
     Args:
         path: the object's, or the JSON's.
@@ -217,7 +217,8 @@ def _interpreter(triton: Triton) -> tuple[Path, Path, Path]:
     try:
         done = process.run([triton.python, "-c", script], env={"PYTHONPATH": triton.path}, capture=True)
     except process.CommandError as error:
-        raise KernelError(f"{triton.python} is no Python", why=error.why, fix="name another: --with-python") from error
+        fix = "name another: --with-python"
+        raise KernelError(f"{triton.python} is not a Python", why=error.why, fix=fix) from error
     python, prefix, package = done.stdout.splitlines()[:3]
     if not package:
         raise ConfigError(f"{triton.python} imports no Triton", fix="--triton-wheel VERSION, or --with-python PATH")

@@ -17,7 +17,7 @@ from toolchain.publish.attestations import AttachedEvidence, attach_statement
 from toolchain.trust import attest, dsse
 from toolchain.trust.keys import Signer
 
-# A name of this project's own, not an address: what it means stands in docs/audit.md.
+# A name of this project's own, not an address; explained in docs/audit.md.
 PREDICATE = "urn:toolchain:audit:v1"
 
 

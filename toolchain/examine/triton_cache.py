@@ -52,7 +52,7 @@ class TritonCache:
         return [{"gpu": gpu, **dict(part.split("=", 1) for part in shape.split(","))} for gpu, _, shape in split]
 
     def as_json(self) -> dict[str, Any]:
-        """As `kernels cached --json` prints it."""
+        """The form of `kernels cached --json`."""
         return {
             "entries": self.entries,
             "bytes": self.size,
@@ -142,7 +142,7 @@ def _entries(cached: Mapping[str, bytes]) -> list[dict[str, Any]]:
 
 
 def _listed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A kernel as MCV's manifest has it: zeros are left out."""
+    """A kernel as in MCV's manifest: zeros are left out."""
     target, debug = row["target"], bool(row.get("debug", False))
     stages, warps, ptx = (int(row.get(name) or 0) for name in ("num_stages", "num_warps", "ptx_version"))
     options = f'{{"debug":{str(debug).lower()},"num_stages":{stages},"num_warps":{warps},"ptx":{ptx}}}'

@@ -72,7 +72,7 @@ def read_aks2(data: bytes) -> tuple[Kernel, ...]:
         place += length
         start = directory + offset
         if start + size > total:
-            raise KernelError("an AKS2 file whose entry lies outside", why=name, fix=_AGAIN)
+            raise KernelError("an AKS2 file whose entry is outside", why=name, fix=_AGAIN)
         kernels.append(Kernel(name, shared, threads, content[start : start + size]))
     if place != directory:
         raise KernelError(
@@ -102,4 +102,4 @@ def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
                 seen.add(member.filename)
                 yield member.filename, read_aks2(archive.read(member))
     except zipfile.BadZipFile as error:
-        raise KernelError(f"{path.name} is no whole .zip", why=str(error), fix=_AGAIN) from error
+        raise KernelError(f"{path.name} is not a complete .zip", why=str(error), fix=_AGAIN) from error

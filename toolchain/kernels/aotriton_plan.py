@@ -3,7 +3,7 @@
 `Bare.compile` has one line a code object: venv, Python, object, source, kernel, warps, stages, waves per EU, GPU and
 signature, with `;` between; before 0.11.1 without the first two. `Bare.cluster` has one line for each .aks2 file,
 `Bare.flatzip` one for each .zip; the manifests (`.nsv`) beside them say under which names things go in. Before 0.13 the
-.aks2 files lie loose and have no manifests; before 0.8 there is `Bare.compile` alone, since the library holds the
+.aks2 files are loose and have no manifests; before 0.8 there is `Bare.compile` alone, since the library holds the
 kernels. Paths are those of the build that wrote them.
 """
 
@@ -56,7 +56,7 @@ class Cluster:
 class Archive:
     """One .zip of .aks2 files, one for each GPU pack and kernel: (.aks2 below the build folder, name inside).
 
-    Where the .aks2 files lie loose, each of them is one, under its own path.
+    Where the .aks2 files are loose, each of them is one, under its own path.
     """
 
     path: str
@@ -66,7 +66,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class BarePlan:
-    """All that the generator plans.
+    """The plan of a generator that writes lists of `Bare` kernels.
 
     Args:
         copies: further objects that are the same as a rule's own, by that rule's `out`: its generation's compiler takes
@@ -93,7 +93,7 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
     """Read what the generator wrote.
 
     Args:
-        folder: the generator's build folder, as it lies here.
+        folder: the generator's build folder, as it is here.
         tree: the AOTriton source; its kernels are parsed for the names of their arguments, never imported.
         build: the build folder as the generator saw it, e.g. `/build/v3src`.
         source: the source as it saw it.
@@ -127,7 +127,7 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
 
 
 def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
-    """What the archives of a plan hold, without the source that it was made of.
+    """Read the content of a plan's archives, without the source that it was made of.
 
     Args:
         folder: the generator's build folder, at any path, not only where the plan was written.
@@ -165,7 +165,7 @@ def _lines(path: Path, least: int) -> Iterator[list[str]]:
     except OSError as error:
         raise SourceError(f"AOTriton's generator left no {path.name}", why=str(error.strerror), fix=_REPORT) from error
     except UnicodeDecodeError as error:
-        raise SourceError(f"{path.name} of AOTriton's generator is no text", why=str(error), fix=_REPORT) from error
+        raise SourceError(f"{path.name} of AOTriton's generator is not text", why=str(error), fix=_REPORT) from error
 
 
 def _below(path: str, top: str) -> str:
@@ -184,7 +184,7 @@ def _folder_below(folder: str, top: str) -> str:
     """`folder` relative to `top`, empty for `top` itself. A plan has thousands of files for each of its folders.
 
     Raises:
-        ValueError: it lies elsewhere.
+        ValueError: it is elsewhere.
     """
     inside = PurePosixPath(folder).relative_to(top).as_posix()
     if not _is_plain(inside):
@@ -193,7 +193,7 @@ def _folder_below(folder: str, top: str) -> str:
 
 
 def _outside(path: str, top: str) -> SourceError:
-    return SourceError(f"AOTriton's generator names {path}, which does not lie in {top}", fix=_REPORT)
+    return SourceError(f"AOTriton's generator names {path}, which is not in {top}", fix=_REPORT)
 
 
 def _is_plain(path: str) -> bool:
@@ -317,7 +317,7 @@ class _Rules:
             launch = (int(warps), int(stages), int(waves) if self._of.waves else _WAVES)
         except ValueError:
             raise SourceError(
-                f"{COMPILE}: {out} has launch values that are no numbers", why=";".join(fields), fix=_REPORT
+                f"{COMPILE}: {out} has launch values that are not numbers", why=";".join(fields), fix=_REPORT
             ) from None
         # Texts that many rules have are one object in memory.
         return Rule(
@@ -331,7 +331,7 @@ class _Rules:
             num_stages=launch[1],
             waves_per_eu=launch[2],
             out=self._names.get(out, out),
-            # Inside a library each stands for itself; else `_agree` refuses a plan with a rule in no cluster.
+            # Inside a library each is a cluster of its own; else `_agree` refuses a plan with a rule in no cluster.
             cluster=f"{gpu}/{out}" if self._of.inside else self._groups.get(out, ""),
             direction="backward" if "bwd" in kernel else "forward",
         )

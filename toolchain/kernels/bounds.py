@@ -38,7 +38,7 @@ def patience(timeout: float | None) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryBounds:
-    """What workers may take, in bytes.
+    """Memory limits of workers, in bytes.
 
     Args:
         together: of all workers. Where it is not enough, the largest is stopped and tries its kernel again alone.
@@ -59,7 +59,7 @@ class MemoryBounds:
 
 
 def memory_row(bounds: MemoryBounds | None, workers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """What workers have and may take, as `kernels status --json` prints it; bounds are 0 where there are none."""
+    """Used and allowed memory of workers, as in `kernels status --json`; limits are 0 if there are none."""
     known = bounds or MemoryBounds(together=0, share=0)
     return {
         "workers": sum(int(worker["memory"]) for worker in workers),
@@ -80,7 +80,7 @@ class Watched(Protocol):
 
     @property
     def task(self) -> Any:
-        """What it compiles, None between two kernels."""
+        """The kernel that it compiles, None between two."""
 
     def end_for(self, task: Any, reason: str, *, final: bool) -> None:
         """End it, unless it is no longer working on `task`.

@@ -24,7 +24,7 @@ from toolchain.kernels.triton_cache import packed_kernels
 _FILE = FOLDER / "calls.toml"
 _MOST = 10_000  # calls of a user's list
 _LARGEST = 1 << 24  # of an argument: a size, a length, a count
-_REFUSED = "refused: "  # as containerfiles/triton-cache/worker.py has it
+_REFUSED = "refused: "  # as in containerfiles/triton-cache/worker.py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Call:
 
     Args:
         rows: argument and value, of each.
-        order: what the order of several is, for people.
+        order: what the order of several is, for display.
     """
 
     gpu: str
@@ -99,7 +99,7 @@ def as_text(value: Any) -> str:
 
 
 def mount() -> str:
-    """Where a cache must lie for Triton to find what is in it."""
+    """The path at which Triton finds the content of a cache."""
     return str(load("calls")["mount"])
 
 
@@ -122,7 +122,7 @@ def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
     """The calls for some GPUs, those of one together.
 
     Args:
-        gpus: LLVM names; all of the table where there are none.
+        gpus: LLVM names; all of the table if there are none.
 
     Raises:
         UnsupportedError: none are listed for one of the GPUs.
@@ -153,7 +153,7 @@ def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
 
     Args:
         text: JSON, a list of tables as `call` has them.
-        gpus: that were asked for; calls that name none are for these.
+        gpus: that were requested; calls that name none are for these.
 
     Raises:
         ConfigError: an argument that the function does not take, or one of another kind; or too many calls.
@@ -261,7 +261,7 @@ def rule_of(call: Call, module: str) -> Rule:
 
 
 def outcome_of(call: Call, entry: Entry, out: Path) -> tuple[Outcome, Mapping[str, Any]]:
-    """What became of a call, and what the worker said of Triton; nothing where there are no kernels.
+    """The outcome of a call, and the worker's facts about Triton; empty if there are no kernels.
 
     Args:
         entry: of its rule.

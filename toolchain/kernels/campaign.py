@@ -36,12 +36,12 @@ LISTED = 20
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignResult:
-    """What a campaign left.
+    """The result of a campaign.
 
     Args:
         entries: one for each rule, in the rules' order.
         skipped: rules that an earlier run had finished.
-        partial: only a part of all rules was asked for.
+        partial: only a part of all rules was requested.
         about: what the workers said of themselves; empty when none was needed.
         shared: what it had of its stores, see `shared.Counts`; empty without one.
     """
@@ -82,7 +82,7 @@ class CampaignResult:
         return {"done": len(self.done), "failed": len(self.failed), "timed_out": len(self.timed_out)}
 
     def as_json(self) -> dict[str, Any]:
-        """What the objects are; the same bytes for the same objects, whatever the time, order and number of runs."""
+        """The manifest of the objects; the same for the same objects, whatever the time, order and number of runs."""
         return {
             "partial": self.partial,
             **self.counts(),
@@ -281,7 +281,7 @@ class _Run:
             self._record_known(shared)
 
     def _record_known(self, shared: SharedResults) -> None:
-        """Where nothing is to be compiled, take what is known to fail, and name the rest.
+        """Without compiling: record the kernels that are known to fail, and raise for the rest.
 
         Raises:
             KernelError: no store has the others.
@@ -326,14 +326,14 @@ def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Pa
     """The object and its JSON.
 
     Raises:
-        KernelError: they would lie elsewhere: a worker may write here, links too, and must not lead us to other files.
+        KernelError: they would be elsewhere: a worker may write here, links too, and must not lead us to other files.
     """
     path = out / rule.out
     if not is_inside(path, out) or path.is_symlink():
         raise KernelError(
             f"{rule.out} leads out of {out}",
             why="a worker or a rule made a link or a path that does",
-            fix="remove what lies there, then run it again: it continues",
+            fix="remove what is there, then run it again: it continues",
         )
     both = (path, path.with_suffix(".json"))
     if unlink:

@@ -33,7 +33,7 @@ def check_object(path: Path, gpu: str, kernel: str | None = None) -> None:
 
 
 def metadata_fault(metadata: Any, gpu: str) -> str:
-    """What keeps the JSON beside an object from serving the packers; empty when nothing does."""
+    """Check the JSON beside an object for the packers; the fault, or empty."""
     if not isinstance(metadata, dict):
         return "the JSON beside the object is not an object"
     numbers = {name: metadata.get(name) for name in ("shared", "num_warps", "warp_size")}

@@ -84,7 +84,7 @@ class Board:
         self._socket = made
         self.local = "{}:{}".format(*made.getsockname()[:2])
         if context is not None:
-            # Certificates of one authority, as Dask has it: names are not compared.
+            # Certificates of one authority, as in Dask: names are not compared.
             self._socket = context.wrap_socket(made, server_hostname=None)
         self._receive(until)  # what the scheduler is
         self._send({"compression": None, "python": (3, 11, 0), "pickle-protocol": 4}, until)
@@ -160,7 +160,7 @@ class Board:
         try:
             return self._msgpack.unpackb(block[begin : begin + lengths[0]], raw=False, strict_map_key=False)
         except Exception as error:  # the library's errors have no common base
-            raise ValueError(f"a message that is no data: {type(error).__name__}") from error
+            raise ValueError(f"a message that is not data: {type(error).__name__}") from error
 
     def _exactly(self, count: int, until: float) -> bytes:
         if count < 0:

@@ -1,4 +1,4 @@
-"""A campaign whose kernels other machines compile: orders and answers lie on the board of a Dask scheduler, results in
+"""A campaign whose kernels other machines compile: orders and answers are on the board of a Dask scheduler, results in
 the store."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DaskExecutor:
 
     Args:
         address: of the scheduler.
-        rules: all that may be asked for.
+        rules: all names that may be queried.
         out: folder of the objects.
         campaign: its name, for status queries.
         patience: seconds to wait for a scheduler, and for the first worker.

@@ -35,9 +35,10 @@ def check_address(text: str) -> str:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
     except ValueError as error:
-        raise ConfigError(f"{text!r} is no address of a scheduler", why=str(error), fix=example) from error
+        raise ConfigError(f"{text!r} is not an address of a scheduler", why=str(error), fix=example) from error
     if parts.scheme not in {"tcp", "tls"} or not host or not port or parts.path or parts.query or parts.username:
-        raise ConfigError(f"{text!r} is no address of a scheduler", why="it is tcp://HOST:PORT or tls://…", fix=example)
+        why = "it is tcp://HOST:PORT or tls://…"
+        raise ConfigError(f"{text!r} is not an address of a scheduler", why=why, fix=example)
     if parts.scheme == "tcp" and not _is_loopback(host):
         raise ConfigError(
             f"the scheduler at {text} is not on this machine, and without TLS",
@@ -73,7 +74,7 @@ def library() -> Any:
 
 
 def security(address: str, role: Literal["client", "worker"]) -> Any:
-    """What a client or worker needs to speak to a scheduler; None for one on this machine alone.
+    """The TLS settings for a scheduler; None on loopback.
 
     Raises:
         ConfigError: TLS, and no certificates, or files that cannot be read.

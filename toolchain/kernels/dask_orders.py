@@ -21,7 +21,7 @@ class Order:
 
     Args:
         tries: how many failed.
-        worker, name: the id of the worker that has it, and what it is called.
+        worker, name: id and name of the worker that has it.
         content: as the worker reads it.
         wanted_back: whether another worker could begin it at once.
     """

@@ -1,4 +1,4 @@
-"""Where rules are compiled: tasks go in, outcomes come out in the order in which they end."""
+"""Executors of rules: tasks go in, outcomes come out in the order in which they end."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Executor(Protocol):
         ...
 
     def about(self) -> dict[str, Any]:
-        """What the workers reported at their start: Triton's version, bitcode digests."""
+        """Facts that the workers reported at their start: Triton's version, bitcode digests."""
         ...
 
     def workers(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""How the kernels in a pack of AOTriton are launched: a file in the pack, since packs hold code objects alone.
+"""Launch values of the kernels in a pack of AOTriton: a file in the pack, since packs hold code objects alone.
 
 The file is JSON, `{"format": 1, "functions", "signatures", "kernels"}`. A function is `[source, kernel, [argument…]]`;
 a signature is `[function, [part…]]`, where a part is a type, or a list with the value that is compiled in; a kernel, by
@@ -46,7 +46,7 @@ def launch_files(
 
 
 def _stem(archive: str, member: str) -> str:
-    """What names a cluster: its archive and itself, or itself alone where it is no archive's."""
+    """The name of a cluster: with its archive, if it is in one."""
     own = member.removesuffix(".aks2")
     return f"{archive.removesuffix('.zip')}/{own}" if archive.endswith(".zip") else archive.removesuffix(".aks2")
 
@@ -93,7 +93,7 @@ class Launches:
         self.kernels: Mapping[str, Any] = content["kernels"]
 
     def metadata(self, key: str, shared: int) -> dict[str, Any]:
-        """What stands in the JSON beside a code object, as far as a launch needs it.
+        """The values of the JSON beside a code object that a launch needs.
 
         Args:
             shared: bytes of LDS, which the pack says.

@@ -57,7 +57,7 @@ class Entry:
         size: bytes of the object.
         attempt: 1, or 2 when the worker died under the rule the first time.
         bitcode: names of the bitcode libraries whose code is in the object.
-        origin: the store that the object was taken from, or `of_worker`; empty where it was compiled here.
+        origin: the store that the object was taken from, or `of_worker`; empty if it was compiled here.
     """
 
     id: str

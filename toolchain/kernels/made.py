@@ -1,4 +1,4 @@
-"""What a campaign makes of a rule: a code object, or the cache entries of a call."""
+"""The products of a rule: a code object, or the cache entries of a call."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Reach:
     """The files of one source tree, as kernels reach them.
 
     The scan finds more than what runs: an import inside a function or behind a condition is included. What Python finds
-    outside of the tree is no part of it: that is in the Triton image. If a module may read files that no import names,
+    outside of the tree is in the Triton image, and not a part of it. If a module may read files that no import names,
     the whole tree is used.
 
     Args:
@@ -87,7 +87,7 @@ class Reach:
         return self._found[key]
 
     def _files(self, root: str, source: str) -> set[str] | None:
-        """The files; None where only the whole tree is sure to hold them."""
+        """The files; None if only the whole tree is sure to hold them."""
         roots = tuple(dict.fromkeys((root, *self._search)))
         files: set[str] = set()
         waiting = [source]

@@ -22,7 +22,7 @@ class Naming:
         tree: the kernels' source tree on this machine.
         triton: diff_ids of the Triton image, lowest first. By content: its labels say when and from what it was
             built, which no kernel sees.
-        recipe: digests of the files of ours that run beside Triton: the worker, and what stands in for a module.
+        recipe: digests of the files of ours that run beside Triton: the worker, and modules that replace upstream's.
         environment: variables of the workers that are part of the name.
         search: see `Reach`.
     """
@@ -51,11 +51,11 @@ class Naming:
 
     @property
     def shared(self) -> Mapping[str, Any]:
-        """What all results of the campaign depend on."""
+        """The inputs of all results of the campaign."""
         return self._shared
 
     def inputs(self, rule: Rule) -> dict[str, Any]:
-        """All that a rule's result depends on, JSON-able. The path of the result is not among it.
+        """The inputs of a rule's result as JSON, without the path of the result.
 
         Raises:
             OSError: a source cannot be read.

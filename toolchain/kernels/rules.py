@@ -26,13 +26,13 @@ class Rule:
 
     Args:
         source: the kernel's Python file, below the source tree, with `/`.
-        root: folder below the source tree that goes on the module path; empty for the tree itself.
+        root: folder below the source tree that is put on the module path; empty for the tree itself.
         kernel: name of the jit function.
         signature: (argument, type) in the function's order; `constexpr` where `constexprs` has the value.
         constexprs: (argument, value), sorted.
         target: LLVM's name of the GPU.
         options: further (name, value) for Triton's backend, sorted.
-        out: the object's path below the output folder, with `/`; its JSON lies beside it.
+        out: the object's path below the output folder, with `/`; its JSON is beside it.
         cluster: name of the rules that only make sense together, GPU included.
         direction: `forward` or `backward`.
     """
@@ -50,7 +50,7 @@ class Rule:
     cluster: str
     options: tuple[tuple[str, Value], ...] = ()
     direction: str = "forward"
-    # Reckoned when it is first asked for; a cached property would need a dictionary for each rule.
+    # Computed at first use; a cached property would need a dictionary for each rule.
     _id: str = field(default="", init=False, repr=False, compare=False)
 
     @property
@@ -105,7 +105,7 @@ class RuleSet:
 
 
 class Tasks(Sequence[dict[str, Any]]):
-    """Rules as workers read them, made when they are asked for: as JSON a rule has some kilobytes.
+    """Rules as workers read them, made when they are read: as JSON a rule has some kilobytes.
 
     Args:
         tree, out: see `Rule.task`.

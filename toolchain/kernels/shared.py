@@ -35,7 +35,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class Counts:
-    """How a campaign used its stores.
+    """Counts of results taken from and added to stores.
 
     Args:
         taken: results that were taken.
@@ -51,7 +51,7 @@ class Counts:
     added: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """As a report has it."""
+        """The form of a campaign's report."""
         return dict(vars(self))
 
 

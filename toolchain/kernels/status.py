@@ -31,7 +31,7 @@ SHOWN = 5  # slowest and bad kernels
 _EVERY, _WATCHED_EVERY = 15.0, 1.0  # seconds between two files, normally and while they are read
 _TOLD_EVERY = 2.0
 _SILENT = 60.0  # seconds after which a campaign that reported every two is lost
-_PATIENCE = 5.0  # seconds for which the last reader is assumed to go on reading
+_PATIENCE = 5.0  # seconds for which the last reader is assumed to continue reading
 _WINDOW = 600.0
 _PROC = Path("/proc")
 
@@ -136,7 +136,7 @@ class Board:
                 )
 
     def as_json(self) -> dict[str, Any]:
-        """What the file holds; docs/json.schema.json says what each key is."""
+        """The content of the file; docs/json.schema.json explains the keys."""
         workers = self._workers()
         with self._lock:
             groups = self._groups.values()
@@ -299,7 +299,7 @@ def _status_in(path: Path) -> dict[str, Any] | None:
 
 
 def _identity(pid: int) -> str:
-    """What distinguishes a process from a later one with the same number; empty when there is none."""
+    """A mark that distinguishes a process from a later one with the same number; empty if there is no process."""
     try:
         started = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19].decode()
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

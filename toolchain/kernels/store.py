@@ -53,7 +53,7 @@ class Key(Protocol):
         """A hint at which key it is."""
 
     def sign(self, statement: bytes) -> bytes | None:
-        """A signature; None where this is only the public half."""
+        """A signature; None if this is only the public half."""
 
     def verifies(self, signature: bytes, statement: bytes) -> bool:
         """Whether a signature is by this key."""
@@ -118,7 +118,7 @@ def opened(line: bytes, key: Key | None) -> bytes:
         signature = base64.b64decode(str(wrapped.get("sig", "")), validate=True)
         whole = hashlib.sha256(statement).hexdigest() == wrapped["check"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(f"it is no statement: {type(error).__name__}") from error
+        raise DamagedError(f"it is not a statement: {type(error).__name__}") from error
     if not whole:
         raise DamagedError("its statement was changed")
     if key is not None and not key.verifies(signature, statement):
@@ -163,7 +163,7 @@ def stored_record(record: bytes, key: Key | None = None) -> Result:
         )
         digest, size = str(content["sha256"]), int(content["size"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(f"it is no record: {type(error).__name__}") from error
+        raise DamagedError(f"it is not a record: {type(error).__name__}") from error
     if len(code) != size or hashlib.sha256(code).hexdigest() != digest:
         raise DamagedError(f"its object has {len(code)} bytes and SHA-256 {hashlib.sha256(code).hexdigest()}")
     return result
@@ -266,7 +266,9 @@ class FolderStore:
             named = root.exists() and any(not path.name.startswith(".") for path in root.iterdir())
             if named and not os.path.lexists(marker):
                 raise ConfigError(
-                    f"{root} is no kernel store", why="there are other files in it", fix="name an empty or a new folder"
+                    f"{root} is not a kernel store",
+                    why="there are other files in it",
+                    fix="name an empty or a new folder",
                 )
         except (OSError, ValueError) as error:
             raise ConfigError(f"{root} cannot be a kernel store", why=str(error), fix="name another folder") from error
@@ -279,7 +281,7 @@ class FolderStore:
 
     def _path(self, name: str) -> Path:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a result")
+            raise ValueError(f"{name!r} is not a name of a result")
         return self._root / "results" / name[:2] / name[2:]
 
     def holds(self, name: str) -> bool:
@@ -371,7 +373,7 @@ class FolderStore:
 
 
 def read_seconds(value: Any) -> float:
-    """A time that a kernel took, in seconds, as a store has it.
+    """A time that a kernel took, in seconds, as in a store.
 
     Raises:
         ValueError, TypeError: it is not one.
@@ -392,5 +394,5 @@ def check_note(name: str) -> str:
         ValueError: it cannot.
     """
     if not _NOTE.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a note")
+        raise ValueError(f"{name!r} is not a name of a note")
     return name

@@ -58,7 +58,7 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
         made: folder that Triton wrote to; containers had it, so no link in it is followed.
         kernels: (GPU, function, hash) of each.
         tree: what becomes the layer; gets FOLDER and MANIFEST's parent.
-        mount: where it will lie.
+        mount: where it will be.
 
     Raises:
         KernelError: an entry is not whole, or holds another kernel.
@@ -155,7 +155,7 @@ def unpack(path: Path, made: Path) -> None:
 
 
 def check_packed(path: Path, gpu: str) -> None:
-    """Insist that what a worker packed is whole, and for `gpu`: it is laid out as in a cache.
+    """Check that a worker's packed entries are complete and for `gpu`; they are laid out as in a cache.
 
     Raises:
         KernelError: it is not.
@@ -186,7 +186,7 @@ def _row(metadata: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
-    """What MCV compares of an entry: five parts with hyphens between them, four of them hashed, and hashed as a whole.
+    """The key that MCV compares of an entry: the SHA-256 of five parts joined by hyphens, four of them hashed.
 
     Args:
         key: Triton's, as MCV finds it; with Triton 3.6 and later it looks in the wrong place, and it is a fixed text.

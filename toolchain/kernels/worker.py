@@ -50,14 +50,14 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class CompileSetup:
-    """Where kernels of one kind compile.
+    """The environment in which kernels of one kind are compiled.
 
     Args:
         start: starts one compile process.
         naming: names the results.
         out: folder of the objects, on this machine.
         seen: source tree and `out` as the processes see them.
-        campaign: what a campaign on it is called.
+        campaign: the name of a campaign on it.
         suffix: of what a rule leaves.
     """
 

@@ -54,10 +54,10 @@ def groups(tasks: Iterable[Task], most: int) -> Iterator[list[Task]]:
 
 
 def machine_fault(reason: str, folder: Path) -> str:
-    """What is wrong with the machine where a compile failed for `reason`; empty where it is the kernel.
+    """The fault of the machine on which a compile failed for `reason`; empty if it is the kernel's.
 
     Args:
-        folder: where the objects lie.
+        folder: where the objects are.
     """
     if shutil.disk_usage(folder).free < LEAST_FREE:
         return "the disk is full"
@@ -151,7 +151,7 @@ class Worker:
 
     @property
     def over(self) -> OverMemoryError | None:
-        """Why it was stopped for its memory, None while it was not."""
+        """The reason for which it was stopped over its memory; None if it was not."""
         return self._over
 
     def ask(self, task: Task, timeout: float | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ _LISTED = 20  # differing packages named one by one
 
 
 def differences(locked: Lock, now: Lock, *, whole: bool) -> list[str]:
-    """Where `now` is not what `locked` says, for people; empty when all is as locked.
+    """Differences of `now` from `locked`, for display; empty if there are none.
 
     Args:
         whole: both must be the same; otherwise `locked` may hold more, and a base that was not made here yet may be

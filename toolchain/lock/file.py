@@ -57,7 +57,7 @@ class LockedSource:
         file: the file's name, where its place has one (the Python index, a distribution).
         parts: names at the top of the tree that are taken; empty for all.
         tree: tree digest of what is unpacked; empty for a single file, or when it was not fetched.
-        tag: of the repository that stood for the commit; empty where the commit itself was asked for.
+        tag: of the repository that stood for the commit; empty if the commit itself was requested.
         patches: in the order in which they are applied.
     """
 
@@ -80,7 +80,7 @@ class LockedSource:
 
     @property
     def spec(self) -> SourceSpec:
-        """What names this very source; for a checkout that is its tree in the store."""
+        """The specification of exactly this source; for a checkout its tree in the store."""
         match self.kind:
             case "local":
                 return SourceSpec(kind="stored", where=self.ref.removeprefix("local:"), version=self.digest)
@@ -138,7 +138,7 @@ class LockedBase:
 
     @property
     def image_name(self) -> str:
-        """How its image is called."""
+        """The name of its image."""
         return f"toolchain-{self.stage}-{self.name}"
 
     @property
@@ -154,7 +154,7 @@ class Lock:
     Args:
         toolchain: version of the tool that resolved it.
         format: of the layers it writes (`digest.FORMAT`).
-        request: what was asked for, for people.
+        request: what was requested, for display.
     """
 
     toolchain: str

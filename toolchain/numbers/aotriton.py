@@ -1,4 +1,4 @@
-"""Cases for AOTriton's flash kernels: lengths that are no multiple of a block, grouped heads, windows, dropout, bias.
+"""Cases for AOTriton's flash kernels: lengths that are not multiples of a block, grouped heads, windows, dropout, bias.
 
 Each kernel is run twice where it can be: on one sequence, and on packed sequences of different lengths. Heads of
 kernels for padded heads are 8 columns narrower than their block.
@@ -30,11 +30,11 @@ _UNUSED = ("stride_a*", "stride_b*", "stride_db*", "B", "A", "DB", "philox_*_out
 
 @dataclass(frozen=True)
 class _Form:
-    """What is compiled into a kernel.
+    """The constants that are compiled into a kernel.
 
     Args:
         block_m, block_n: of queries and of keys.
-        swapped: heads lie along the grid's x, blocks along its y.
+        swapped: heads are along the grid's x, blocks along its y.
     """
 
     arguments: Arguments
@@ -142,7 +142,7 @@ def _lse(problem: Problem) -> Tensor:
 
 
 def _lse_expected(form: _Form, places: Array, results: Triple) -> Expected:
-    """LSE in float32. A bias is scaled in its own type, and xf32 rounds the scores: LSE is no better than these."""
+    """LSE in float32. A bias is scaled in its own type, and xf32 rounds the scores: LSE is not better than these."""
     if form.bias:
         return Expected("L", "LSE", form.element, places, results.exact.lse, results.plain.lse, stored=FP32)
     element = XF32 if form.element is XF32 else FP32

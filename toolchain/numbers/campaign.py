@@ -84,7 +84,7 @@ class Report:
         return {**self._head(), "groups": groups, "kernels": kernels}
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, JSON-ready."""
+        """The summary as JSON values."""
         return {**self._head(), "groups": self.groups(), "kernels": [row.as_json() for row in self.rows]}
 
     def _head(self) -> dict[str, Any]:

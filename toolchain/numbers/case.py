@@ -24,15 +24,15 @@ class NotCheckedError(Exception):
 
 @dataclass(frozen=True)
 class Expected:
-    """What a launch must write to a part of a buffer.
+    """The expected values of a part of a buffer after a launch.
 
     Args:
         argument: the buffer's.
-        label: for people: `dQ`.
+        label: for display: `dQ`.
         places: elements of the buffer, of any shape.
         exact: `float64`, of the same shape.
         plain: the same by a plain implementation in the kernel's type.
-        stored: the type of what lies in the buffer, where its error is judged as that of a coarser one.
+        stored: the type of what is in the buffer, where its error is judged as that of a coarser one.
         summed: the first dimension of `places` is parts that the launch leaves for a later sum.
     """
 
@@ -55,7 +55,7 @@ class Expected:
         return 2 * error + self.element.precision * float(np.abs(self.exact[finite]).max())
 
     def error(self, data: Array) -> float:
-        """The largest error of what lies in the buffer; infinite if one is NaN or infinite and the other is not."""
+        """The largest error of what is in the buffer; infinite if one is NaN or infinite and the other is not."""
         values = (self.stored or self.element).decode(data[self.places])
         if self.summed:
             values = values.sum(0)
@@ -71,7 +71,7 @@ class Case:
     """One launch.
 
     Args:
-        label: for people.
+        label: for display.
         values: by argument.
         only: workgroups that run.
         free: by argument elements that may be written, and that mean nothing.

@@ -33,7 +33,7 @@ class Checked:
 
     Args:
         status: `right`, `wrong`, `skipped` (no case fits) or `refused` (not emulated).
-        reason: why it is not right; empty where it is.
+        reason: why it is not right; empty if it is.
         share: the largest error as a share of what the rule allows; infinite where the kernel could not continue.
         errors: by result the largest error and the bound.
         cases: labels of the launches.
@@ -69,7 +69,7 @@ class Checked:
 
 
 def finite(value: float) -> float | None:
-    """A number as JSON has it: None for one without an end."""
+    """A number as in JSON: None for one without an end."""
     return value if math.isfinite(value) else None
 
 
@@ -163,7 +163,7 @@ def _differing(first: Launched, second: Launched) -> list[str]:
 
 
 def _compare(case: Case, done: Launched, errors: dict[str, tuple[float, float]]) -> Iterator[str]:
-    """What is wrong in the buffers; adds to the largest error of each result."""
+    """Compare the buffers: yields faults, and updates the largest error of each result."""
     touched: dict[str, list[Any]] = {name: [places] for name, places in case.free.items()}
     for expected in case.expected:
         error, bound = expected.error(done.buffers[expected.argument]), expected.bound

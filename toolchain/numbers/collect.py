@@ -33,7 +33,7 @@ _AGAIN = "get it again from whoever made it"
 
 @dataclass(kw_only=True)
 class Collected:
-    """What a place holds.
+    """The content of a place.
 
     Args:
         objects: the chosen ones.
@@ -97,7 +97,7 @@ def _nothing(known: _Known, label: str, gpus: Sequence[str]) -> ConfigError:
     if known.unknown:
         return ConfigError(
             f"{label} does not say how its kernels are launched{wanted}",
-            why=f"{known.unknown[0]} is a pack of AOTriton, and no {NAME} lies beside it",
+            why=f"{known.unknown[0]} is a pack of AOTriton, and no {NAME} is beside it",
             fix="--plan DIR and --source DIR: the folder of AOTriton's generator, and its source",
         )
     return ConfigError(
@@ -214,7 +214,7 @@ def _entries(path: str, content: Callable[[], bytes]) -> Iterator[tuple[str, Ker
                     inside = f"{stem}/{row.filename.removesuffix('.aks2')}"
                     yield from ((f"{inside}/{entry.name}", entry) for entry in _read(path, packed))
     except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-        raise KernelError(f"{path} is no whole .zip", why=str(error), fix=_AGAIN) from error
+        raise KernelError(f"{path} is not a complete .zip", why=str(error), fix=_AGAIN) from error
 
 
 def _read(path: str, data: bytes) -> Sequence[Kernel]:
@@ -240,7 +240,7 @@ def _record(path: str, content: Callable[[], bytes]) -> tuple[bytes, Any]:
         result = stored_record(content())
         return result.code, strict_json.read(result.metadata)
     except (DamagedError, ValueError) as error:
-        raise KernelError(f"{path} is no whole result of a kernel store", why=str(error), fix=_AGAIN) from error
+        raise KernelError(f"{path} is not a complete result of a kernel store", why=str(error), fix=_AGAIN) from error
 
 
 def _launches(path: str, content: Callable[[], bytes]) -> Launches:

@@ -38,7 +38,7 @@ def check_contained(
     """Check kernels, see `campaign.run`.
 
     Args:
-        folder: all objects lie below it.
+        folder: all objects are below it.
 
     Raises:
         EngineError: there are no such namespaces here, or the check died in them.

@@ -33,7 +33,7 @@ class Element:
         return np.asarray(values).astype(self.storage)
 
     def decode(self, stored: Array) -> Array:
-        """What is stored, as `float64`."""
+        """The stored values as `float64`."""
         wide = widen_bf16(stored) if self.name == "bf16" else stored
         return np.asarray(wide).astype(np.float64)
 
@@ -55,11 +55,11 @@ ELEMENTS = {element.name: element for element in (FP16, BF16, FP32)}
 class Tensor:
     """A tensor [batch, head, row, column] in memory.
 
-    Between its rows, and behind its last one, lies what no kernel may use or change: NaN.
+    Between its rows, and behind its last one, is what no kernel may use or change: NaN.
 
     Args:
         data: all of the memory, one-dimensional.
-        places: where each element lies in it, `int64[batch, head, row, column]`.
+        places: where each element is in it, `int64[batch, head, row, column]`.
         strides: by dimension, in elements.
     """
 

@@ -101,7 +101,7 @@ def preprocess(metadata: Metadata, seed: int) -> Iterator[Case]:
     arguments.numbers(max_seqlen_q=rows, max_seqlen_k=rows)
     arguments.zero(*_UNUSED)
     blocks = -(-rows // block)
-    # Heads lie along x in one of the two kernels of this name, along z in the other.
+    # Heads are along x in one of the two kernels of this name, along z in the other.
     along_x = "N_CTX_Q" in metadata.constants
     only = [(at, k, 0) if along_x else (k, 0, at) for k in range(blocks)]
     products = o.read()[0, at] * problem.do.read()[0, at]
@@ -219,7 +219,7 @@ def split_forward(metadata: Metadata, seed: int) -> Iterator[Case]:
             Expected("Metadata", f"maximum of part {part}", FP32, of_part, sums["exact"][1], rounded32[0]),
             Expected("Metadata", f"sum of part {part}", FP32, of_part + parts * block, sums["exact"][2], rounded32[1]),
         ]
-    # Both numbers are also written for the rows of the block that are no queries.
+    # Both numbers are also written for the rows of the block that are not queries.
     rows = np.arange(queries, block) + np.arange(parts)[:, None] * block
     free = numbers[0].size * at + np.ravel([rows, rows + parts * block])
     label = f"{queries} queries, {used} of {cached} keys{', causal' if causal else ''}"

@@ -33,7 +33,7 @@ class Shape:
     Args:
         lengths: for each sequence its queries and keys. One length for all is a batch; several are packed one behind
             the other.
-        packed: whether sequences lie one behind the other.
+        packed: whether sequences are one behind the other.
         head: columns that hold values.
         pitch: columns of memory.
     """
@@ -146,7 +146,7 @@ class Problem:
         return rows
 
     def visible(self, sequence: int, rows: slice = _ALL) -> Array:
-        """What each of some queries of a sequence may see."""
+        """The keys that each of some queries of a sequence may see."""
         queries, keys = self.shape.lengths[sequence]
         chosen = np.arange(queries)[rows]
         if self.window is None:
@@ -155,7 +155,7 @@ class Problem:
         return window(chosen, keys, queries if left is None else left, keys - queries if right is None else right)
 
     def kept(self, sequence: int, head: int) -> Array | None:
-        """What dropout keeps, as AOTriton draws it: an offset gives four keys their words, in the order 0 2 1 3."""
+        """The elements that dropout keeps: AOTriton gives four keys the words of an offset, in the order 0 2 1 3."""
         if self.dropout is None:
             return None
         shape = self.shape
@@ -169,7 +169,7 @@ class Problem:
         return drawn > edge
 
     def inputs(self, sequence: int, head: int, rows: slice = _ALL) -> Inputs:
-        """What one head of a sequence takes.
+        """The inputs of one head of a sequence.
 
         Args:
             rows: of the queries; with a part of them there are no gradients.

@@ -16,7 +16,7 @@ Product = Callable[[Array, Array], Array]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What attention takes, for one head.
+    """The inputs of attention, for one head.
 
     Args:
         q, k, v, do: `float64[rows, columns]`. Without `do` there are no gradients.
@@ -101,6 +101,6 @@ def attention(given: Inputs, rounded: Round = exactly, product: Product = np.mat
 
 
 def window(queries: Array, keys: int, left: int, right: int) -> Array:
-    """What queries see: keys from `left` before their own position to `right` behind it; `bool[queries, keys]`."""
+    """The keys that queries see: from `left` before their own position to `right` behind it; `bool[queries, keys]`."""
     row, column = queries[:, None], np.arange(keys)[None]
     return (column <= row + right) & (column >= row - left)

@@ -17,7 +17,7 @@ def enough(numbers: Mapping[str, Any] | None, count: int) -> bool:
     """Whether it checked as many kernels as requested.
 
     Args:
-        numbers: None where nothing was checked.
+        numbers: None if nothing was checked.
         count: 0 for all.
     """
     if not numbers:

@@ -1,4 +1,4 @@
-"""What helps against an answer of a registry; trying again seldom does."""
+"""Remedies for a registry's error answers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _PAGE = "docs/registries.md"
 
 
 def advice(host: str, status: int, code: str, *, sending: bool) -> str:
-    """What a person can do about an unexpected answer.
+    """The remedy for an unexpected answer.
 
     Args:
-        code: what the registry calls it, e.g. `NAME_UNKNOWN`; empty where it does not say.
+        code: what the registry calls it, e.g. `NAME_UNKNOWN`; empty if it does not say.
         sending: whether something was to be brought there, rather than read.
     """
     login = login_command(host)

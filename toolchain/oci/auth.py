@@ -115,7 +115,7 @@ def identity_of(login: str | None) -> str:
 
 
 def _word_of(login: str | None) -> tuple[str, str]:
-    """User and password of a login; both empty where it is malformed."""
+    """User and password of a login; both empty if it is malformed."""
     try:
         user, _, word = base64.b64decode(login or "", validate=True).decode().partition(":")
     except ValueError:  # no base64, no ASCII, no UTF-8
@@ -190,7 +190,7 @@ class Authorizer:
         fields = _parameters(challenge[at.end() :])
         self._service = (self._realm(fields.get("realm", "")), fields.get("service", ""))
         wanted = tuple(scopes)
-        # The registry may call the repository otherwise than we do: both are asked for.
+        # The registry may call the repository otherwise than we do: both scopes are requested.
         self._fetch(wanted, tuple(dict.fromkeys([*fields.get("scope", "").split(), *wanted])))
 
     def _realm(self, text: str) -> str:
@@ -274,7 +274,7 @@ def _parameters(text: str) -> dict[str, str]:
 
 
 def login_command(host: str) -> str:
-    """What a person runs to log in where `credentials` looks, with a program that builds need too."""
+    """The command that logs in where `credentials` looks, with a program that builds need too."""
     return f"skopeo login --authfile ~/.docker/config.json {host}"
 
 

@@ -51,7 +51,7 @@ class Blobs:
     def holds(self, digest: str) -> bool:
         """Whether a blob is there as it must be: all of it is read.
 
-        One that decayed stays until another takes its place: this may be looking at the file that somebody else is
+        One that decayed stays until another takes its place: this may be looking at the file that someone else is
         about to replace.
         """
         if not self.has(digest):
@@ -86,7 +86,7 @@ class Blobs:
             raise RegistryError(f"cannot read {path}", why=str(error.strerror), fix="fetch the image again") from error
 
     def digest_of(self, digest: str) -> str:
-        """The digest of what lies under a digest."""
+        """The digest of what is under a digest."""
         with self.open(digest) as stream:
             return sha256_stream(stream)
 

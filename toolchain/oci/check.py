@@ -18,7 +18,7 @@ from toolchain.oci.layout import Layout
 
 
 def verify_layout(layout: Layout, descriptor: Descriptor) -> list[str]:
-    """All that is wrong with an image or index and everything below it; empty when all is well.
+    """Check an image or index and everything below it; the faults, empty if there are none.
 
     Every blob is hashed and measured; every layer is unpacked and compared with its diff_id; every image's platform is
     compared with its config; nothing may be missing.
@@ -39,7 +39,7 @@ class _Check:
 
     def problems(self, item: Descriptor, depth: int = 0) -> Iterator[str]:
         if depth > media.DEEPEST:
-            yield f"{item.digest} lies below more than {media.DEEPEST} indexes"
+            yield f"{item.digest} is below more than {media.DEEPEST} indexes"
             return
         blob = self._blob(item)
         if blob is not None:

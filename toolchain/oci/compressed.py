@@ -29,19 +29,19 @@ class BombError(UntrustedError):
 
 
 def most_unpacked(packed: int) -> int:
-    """How many bytes may come out of so many."""
+    """The maximum unpacked size of `packed` compressed bytes."""
     return min(LARGEST, FREE + RATIO * packed)
 
 
 class Readable(Protocol):
-    """What a layer is read from."""
+    """A stream that a layer is read from."""
 
     def read(self, count: int, /) -> bytes:
         """At most so many bytes; none at the end."""
 
 
 class _Gunzipped:
-    """What is in a gzip file, member after member. Behind one nothing else may stand, not even padding."""
+    """Reads a gzip file, member after member. Nothing may follow a member, not even padding."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -53,7 +53,7 @@ class _Gunzipped:
 
         Raises:
             EOFError: it ends early.
-            zlib.error: it is no gzip file.
+            zlib.error: it is not a gzip file.
         """
         while True:
             self._packed = self._packed or self._stream.read(CHUNK)

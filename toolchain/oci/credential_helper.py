@@ -14,14 +14,14 @@ from toolchain.process import run
 LOG = logging.getLogger(__name__)
 _ANSWER = dict.fromkeys(("Username", "Secret", "ServerURL"))
 _NONE = "credentials not found"  # as docker's own helpers say it, on standard output
-_SECONDS = 120.0  # somebody may have to type a passphrase
+_SECONDS = 120.0  # the user may have to type a passphrase
 
 
 def ask_helper(name: str, key: str) -> str | None:
     """The login that a helper keeps under `key`, as the text that follows `Basic`.
 
     Returns:
-        None where it keeps none. Where it is missing or fails, a warning says so: what follows goes on anonymously.
+        None if it keeps none. Where it is missing or fails, a warning says so: what follows is anonymous.
 
     Raises:
         RegistryError: it answers something else than a login.

@@ -72,14 +72,14 @@ def _text(value: Any, key: str, *, needed: bool = False) -> str:
 
 @dataclass(frozen=True, order=True)
 class Platform:
-    """What an image runs on, in OCI's names; ordered by os, architecture, variant."""
+    """The platform of an image, in OCI's names; ordered by os, architecture, variant."""
 
     os: str
     arch: str
     variant: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """As it stands in an index."""
+        """The form in an index."""
         value = {"architecture": self.arch, "os": self.os}
         if self.variant:
             value["variant"] = self.variant
@@ -118,7 +118,7 @@ class Descriptor:
         return replace(self, annotations={**self.annotations, **annotations})
 
     def as_json(self) -> dict[str, Any]:
-        """As it stands in a manifest or index."""
+        """The form in a manifest or index."""
         value: dict[str, Any] = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
         if self.platform is not None:
             value["platform"] = self.platform.as_json()

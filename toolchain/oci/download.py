@@ -35,7 +35,7 @@ class Download:
         self._sink = sink
         self._hasher = hashlib.sha256()
         self._done = 0
-        self._parts = True  # whether the registry is asked for the rest of what broke off
+        self._parts = True  # whether only the rest is requested after a break
         self._retries = registry.retries()
 
     def run(self) -> str:
@@ -76,10 +76,10 @@ class Download:
         """Look at the head of an answer; what is wrong with the size that it promises, else nothing."""
         status = got.status_code
         if (status == 206 and not self._fits(got)) or (status == 416 and self._done):
-            # It cannot go on there; nothing is put behind what came so far that may belong elsewhere.
+            # It cannot continue there; nothing is put behind what came so far that may belong elsewhere.
             self._begin_anew()
             self._parts = False
-            strange = HTTPError(f"HTTP {status}, {self._range(got)!r}, instead of the part that was asked for")
+            strange = HTTPError(f"HTTP {status}, {self._range(got)!r}, instead of the requested part")
             raise TryAgainError(self._registry.unreachable(strange))
         if status not in {200, 206}:
             raise self._registry.failed(

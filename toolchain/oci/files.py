@@ -32,7 +32,7 @@ class PlainFile:
     blob: Descriptor
 
     def as_json(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """The form of `--json`."""
         return {
             "file": self.name,
             "media_type": self.blob.media_type,
@@ -47,7 +47,7 @@ def is_plain_name(text: str) -> bool:
 
 
 def file_media_type(name: str) -> str:
-    """What a file is, by the end of its name."""
+    """The media type of a file, by the end of its name."""
     return next((kind for end, kind in _MEDIA_TYPES.items() if name.endswith(end)), _ANY)
 
 

@@ -33,7 +33,7 @@ class ImageSpec:
         layers: lowest first.
         labels: of the config.
         annotations: of the manifest.
-        entrypoint: what a container of it runs, with the words that it is given behind; empty where nothing.
+        entrypoint: what a container of it runs, with the words that it is given behind; empty if nothing.
         environment: variables that a container of it starts with.
         epoch: seconds since 1970, the image's only date.
     """
@@ -48,7 +48,7 @@ class ImageSpec:
 
     @property
     def platform(self) -> Platform:
-        """What it runs on."""
+        """The platform."""
         return Platform("linux", self.arch)
 
 
@@ -104,7 +104,7 @@ def diff_ids_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def labels_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The labels of a config; none where it has them not as OCI says."""
+    """The labels of a config; empty if they are malformed."""
     run = config.get("config")
     values = run.get("Labels") if isinstance(run, dict) else None
     return {str(name): str(text) for name, text in values.items()} if isinstance(values, dict) else {}

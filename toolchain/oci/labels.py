@@ -20,9 +20,9 @@ GLIBCXX = "toolchain.glibcxx"
 BUILD_TYPE = "toolchain.build-type"
 TRITON_BUILD = "toolchain.triton-build"
 # Of a Triton cache: what its kernels are found by, or not.
-CACHE_MOUNT = "toolchain.triton-cache.mount"  # where it must lie
+CACHE_MOUNT = "toolchain.triton-cache.mount"  # where it must be
 CACHE_CALLS = "toolchain.triton-cache.calls"  # JSON: the calls that it serves
 CACHE_TRITON = "toolchain.triton-cache.triton"  # input digest of the Triton image; its manifest depends on the packing
 CACHE_TRITON_LAYER = "toolchain.triton-cache.triton-layer"  # diff_id of that image's top layer
 CACHE_TRITON_KEY = "toolchain.triton-cache.triton-key"  # SHA-256 of what Triton's key of itself is
-CACHE_TRITON_PATH = "toolchain.triton-cache.triton-path"  # where the package lies
+CACHE_TRITON_PATH = "toolchain.triton-cache.triton-path"  # where the package is

@@ -103,7 +103,7 @@ def write_layer(tree: Path, out: Path, *, epoch: int, normalise: bool = True, fi
 
 
 def write_tar_gz(tree: Path, out: Path, *, top: str, epoch: int, exclude: Sequence[str] = ()) -> str:
-    """Write the content of `tree` as a .tar.gz for people without containers, all of it below the folder `top`.
+    """Write the content of `tree` as a .tar.gz for use without containers, all of it below the folder `top`.
 
     Deterministic like a layer: sorted, owner 0, modes 0755 and 0644, one time, the same bytes for any number of cores.
 
@@ -333,7 +333,7 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
 
 
 def compressor_id(how: Compression) -> str:
-    """What decides the bytes of a blob beside its tar, e.g. `gzip/zlib-1.2.13/9`: noted in records, and no input.
+    """The compressor of a blob, e.g. `gzip/zlib-1.2.13/9`: noted in records, not an input.
 
     Raises:
         EngineError: the zstd program is missing.

@@ -1,4 +1,4 @@
-"""Where two builds of one layer differ: the files, and in each the first byte."""
+"""Differences between two builds of one layer: the files, and in each the first byte."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class FileDifference:
     Args:
         path: from the layer's root.
         what: `only in the first`, `only in the second`, `kind`, `size` or `content`.
-        offset: of the first byte that differs; None where contents were not compared.
+        offset: of the first byte that differs; None if contents were not compared.
         first, second: some bytes from there on, hex.
-        member: of a static library, the object in which they lie.
+        member: of a static library, the object in which they are.
     """
 
     path: str
@@ -59,7 +59,7 @@ class Blob:
 
 
 def differences(first: Blob, second: Blob) -> list[FileDifference]:
-    """What differs between two layers, sorted by path; empty when every file and link is the same.
+    """Compare two layers: the differences sorted by path; empty if every file and link is the same.
 
     Owners, times and modes do not show here: layers of this tool have the same ones by construction.
 
@@ -103,7 +103,7 @@ def first_difference(a: bytes, b: bytes) -> int:
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
-    while high - low > 1:  # [0, low) is the same; a difference lies below high
+    while high - low > 1:  # [0, low) is the same; a difference is below high
         middle = (low + high) // 2
         if a[low:middle] == b[low:middle]:
             low = middle
@@ -137,7 +137,7 @@ def member_at(archive: bytes, offset: int) -> str:
 
 
 def explain(first: Blob, second: Blob, path: str) -> list[str]:
-    """diffoscope's output for one file, at most 40 lines; empty where it is not installed."""
+    """diffoscope's output for one file, at most 40 lines; empty if it is not installed."""
     program = shutil.which("diffoscope")
     if program is None:
         return []

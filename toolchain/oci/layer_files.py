@@ -1,4 +1,4 @@
-"""What a layer holds, file by file, read as a stream: nothing is unpacked."""
+"""Reads the files of a layer as a stream, without unpacking it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def read_members(path: Path, media_type: str, suffixes: tuple[str, ...], *, limi
 
 @memoize(maxsize=8)
 def glance(path: Path, media_type: str, name: str) -> bytes | None:
-    """As `read_member`, of a layer that was made here: nothing else in it is looked at, and nothing is looked at twice.
+    """Like `read_member`, for a layer that was made here: only this file is checked, and only once.
 
     Args:
         path: of a blob, which never changes.
@@ -195,7 +195,7 @@ def _name(member: tarfile.TarInfo) -> str:
 
 
 def _require_folders(folders: Mapping[str, bool]) -> None:
-    """Nothing may lie below what is no folder: through a link it would replace another file of the layer."""
+    """Refuse members below anything but a folder: through a link they would replace another file of the layer."""
     for name in folders:
         above = name.rpartition("/")[0]
         while above:

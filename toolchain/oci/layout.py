@@ -57,7 +57,7 @@ class Layout(Blobs):
         return self
 
     def _require_version(self) -> None:
-        """Insist on a marker of the version that is known, as other programs do.
+        """Refuse a layout of an unknown version, as other programs do.
 
         Raises:
             RegistryError: it is of another version, or cannot be read.
@@ -168,7 +168,7 @@ class Layout(Blobs):
         self._change(change)
 
     def roots(self) -> tuple[Descriptor, ...]:
-        """Everything that index.json lists, with and without a name."""
+        """All entries of index.json, with and without a name."""
         return tuple(_untagged(Descriptor.from_json(entry)) for entry in self._entries()["manifests"])
 
     def untag(self, name: str) -> None:
@@ -200,7 +200,7 @@ class Layout(Blobs):
         return freed
 
     def refs(self) -> dict[str, Descriptor]:
-        """What each name points to, sorted by name.
+        """The entry of each name, sorted by name.
 
         Raises:
             DigestError: a name points to two things; of those programs choose differently.
@@ -222,7 +222,7 @@ class Layout(Blobs):
         return {name: named[name] for name in sorted(named)}
 
     def require_one_reading(self) -> None:
-        """Insist that the folder holds no images in another form too, which `docker load` would take instead.
+        """Refuse a folder that also holds images in another form, which `docker load` would take instead.
 
         Raises:
             DigestError: it does.
@@ -236,11 +236,11 @@ class Layout(Blobs):
                 )
 
     def images(self) -> dict[str, Descriptor]:
-        """As `refs`, without the tags that signatures about an image lie under."""
+        """Like `refs`, without the tags that signatures about an image are under."""
         return {name: ref for name, ref in self.refs().items() if not self._is_about(name, ref)}
 
     def _is_about(self, name: str, descriptor: Descriptor) -> bool:
-        # By its content too: an image that somebody gave such a name is an image.
+        # By its content too: an image with such a name is still an image.
         if media.ABOUT_TAG.fullmatch(name) is None or descriptor.media_type not in media.IMAGES:
             return False
         _, *layers = self.children(descriptor)
@@ -271,7 +271,7 @@ class Layout(Blobs):
         return _untagged(refs[name])
 
     def children(self, descriptor: Descriptor) -> tuple[Descriptor, ...]:
-        """What a manifest or index names directly: manifests, or config and layers; nothing for other blobs.
+        """The direct children of a manifest or index: manifests, or config and layers; empty for other blobs.
 
         Raises:
             RegistryError: missing or malformed.

@@ -69,7 +69,7 @@ def media_type_of(value: dict[str, Any]) -> str:
 
 
 def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descriptor, ...]:
-    """What the JSON of a manifest or index names directly.
+    """The direct children in the JSON of a manifest or index.
 
     Raises:
         RegistryError: malformed, or of another type than its descriptor says.

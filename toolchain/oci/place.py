@@ -1,4 +1,4 @@
-"""Where images lie: a layout folder or a repository of a registry, opened once for all that is done there."""
+"""Places of images: a layout folder or a repository of a registry, opened once for all operations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NamedImage:
     """An image or index in a place, with its name for messages.
 
     Args:
-        name: what it is called: its tag in a folder that was named as a whole, else the reference.
+        name: its tag in a folder that was named as a whole, else the reference.
         ref: that names it alone.
     """
 
@@ -82,8 +82,8 @@ class Place(ABC):
             DigestError: other bytes came.
         """
 
-    def require_one_reading(self) -> None:  # noqa: B027 - a registry gives what it is asked for
-        """Insist that every program finds the same image here under the same name.
+    def require_one_reading(self) -> None:  # noqa: B027 - a registry gives only what was requested
+        """Refuse a place in which other programs would find another image under the same name.
 
         Raises:
             DigestError: some would find another image.
@@ -91,7 +91,7 @@ class Place(ABC):
 
     @abstractmethod
     def tags(self) -> tuple[str, ...]:
-        """All tags, sorted; none where nothing has been put yet."""
+        """All tags, sorted; empty if nothing has been put yet."""
 
     def put(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str] = ()) -> Published:
         """Bring an image index, or an artifact, with all it names here. What is here already is not sent again.
@@ -104,7 +104,7 @@ class Place(ABC):
         Raises:
             ConfigError: the place can have no such name or tag.
             RegistryError: neither index nor artifact, or something is missing or too large.
-            DigestError: what is read back, or what lies in the layout, has another digest.
+            DigestError: what is read back, or what is in the layout, has another digest.
         """
         require_publishable(descriptor)
         return self._put(layout, descriptor, tuple(dict.fromkeys([*([self.ref.tag] if self.ref.tag else []), *tags])))
@@ -135,7 +135,7 @@ class Place(ABC):
 
     @abstractmethod
     def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:
-        """Add layers to what lies under tags. What is there stays; what is ours already is not sent again.
+        """Add layers to what is under tags. What is there stays; what is ours already is not sent again.
 
         Args:
             layout: holds the layers' blobs, and takes the manifests.

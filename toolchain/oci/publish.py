@@ -18,7 +18,7 @@ from toolchain.oci.registry import Registry
 
 @dataclass(frozen=True)
 class Published:
-    """Where an image index now is.
+    """A published image index.
 
     Args:
         ref: by digest; `oci:DIR@sha256:…` or `REGISTRY/NAME@sha256:…`.
@@ -38,7 +38,7 @@ class Published:
 
 
 def require_publishable(descriptor: Descriptor) -> None:
-    """Insist on an image index or an artifact.
+    """Refuse anything but an image index or an artifact.
 
     Raises:
         RegistryError: it is neither.
@@ -65,14 +65,14 @@ def _children_first(
 
 
 def require_shallow(item: Descriptor, depth: int) -> None:
-    """Insist that nothing lies below more indexes than any image needs.
+    """Refuse indexes that are nested deeper than any image needs.
 
     Raises:
         RegistryError: it does.
     """
     if depth > media.DEEPEST:
         raise RegistryError(
-            f"{item.digest} lies below more than {media.DEEPEST} indexes", fix="name an image that lies less deep"
+            f"{item.digest} is below more than {media.DEEPEST} indexes", fix="name an image that is less deep"
         )
 
 
@@ -154,7 +154,7 @@ def _read_back(registry: Registry, dest: RegistryRef, reference: str, content: b
     if there != content:
         raise DigestError(
             f"{dest.at()}: {reference} is not what was published",
-            why="the registry holds other bytes, or somebody else published at the same time",
+            why="the registry holds other bytes, or another publisher wrote at the same time",
             fix="publish again",
         )
 

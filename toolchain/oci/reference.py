@@ -38,7 +38,7 @@ class LayoutRef:
         return name
 
     def image(self, name: str, tag: str = "") -> LayoutRef:
-        """Where the image `name` lies in a folder that holds several: its name is a part of the tag."""
+        """The reference of the image `name` in a folder of several images: its name is a part of the tag."""
         return self.at(tag=f"{name}.{tag}" if tag else name)
 
 
@@ -51,7 +51,7 @@ class RegistryRef:
     tag: str | None = None
     digest: str | None = None
     remote: ClassVar[bool] = True
-    path: ClassVar[None] = None  # it lies in no folder
+    path: ClassVar[None] = None  # it is in no folder
 
     def __str__(self) -> str:
         return f"{self.host}/{self.repository}{_suffix(self.tag, self.digest)}"
@@ -65,7 +65,7 @@ class RegistryRef:
         return "latest"
 
     def image(self, name: str, tag: str = "") -> RegistryRef:
-        """Where the image `name` lies in this namespace: in a repository of its own.
+        """The reference of the image `name` in this namespace: a repository of its own.
 
         Raises:
             ConfigError: not a name.

@@ -30,7 +30,7 @@ _PAGES = 100
 
 @dataclass(frozen=True)
 class Attached:
-    """What `Place.attach` did.
+    """The result of `Place.attach`.
 
     Args:
         how: `api`, `tag` (the fallback) or `layout`; `none` when there was nothing to do.
@@ -44,7 +44,7 @@ class Attached:
 
 
 def fallback_tag(subject: str) -> str:
-    """The tag under which the referrers of a digest are listed where there is no API: `sha256-<hex>`."""
+    """The tag under which the referrers of a digest are listed if there is no API: `sha256-<hex>`."""
     return check_digest(subject).replace(":", "-")
 
 
@@ -236,7 +236,7 @@ def _read_tag(registry: Registry, repository: str, subject: str) -> dict[str, An
     tag = fallback_tag(subject)
     if registry.manifest_digest(repository, tag) is None:
         return None
-    # Not an index: somebody's image has this name, and must not be written over.
+    # Not an index: an unrelated image has this name, and must not be overwritten.
     return _manifests(registry.get_manifest(repository, tag)[1], f"{repository}:{tag}")
 
 

@@ -45,7 +45,7 @@ class Registry(Transport):
             return header_number(got.headers.get("Content-Length")) or 0
 
     def push_blob(self, repository: str, blob: Descriptor, path: Path) -> int:
-        """Bring a blob there; goes on where a broken upload stopped, if the registry can.
+        """Bring a blob there; continues where a broken upload stopped, if the registry can.
 
         Args:
             repository: where.
@@ -97,7 +97,7 @@ class Registry(Transport):
                 f"cannot write {blob.digest} to {layout.root}", why=str(error), fix="make room, then try again"
             ) from error
         raise DigestError(
-            f"{self.host} sent other bytes than asked for",
+            f"{self.host} sent other bytes than requested",
             why=f"expected {blob.digest}, got {actual}",
             fix="do not use this image; ask who runs the registry",
         )
@@ -105,7 +105,7 @@ class Registry(Transport):
     # Tags and manifests
 
     def tags(self, repository: str) -> tuple[str, ...]:
-        """All tags of a repository, sorted; none if there is no such repository.
+        """All tags of a repository, sorted; empty if there is no such repository.
 
         Raises:
             RegistryError: the list is refused, malformed, or has no end.
@@ -159,13 +159,13 @@ class Registry(Transport):
             raise RegistryError(
                 f"{repository}:{reference} is too large for a manifest",
                 why=f"over {MANIFEST_LIMIT} bytes",
-                fix="check the name: it is no image",
+                fix="check the name: it is not an image",
             )
         self.traffic.received += len(content)
         digest = sha256_bytes(content)
         if reference.startswith("sha256:") and digest != reference:
             raise DigestError(
-                f"{self.host} sent another manifest than asked for",
+                f"{self.host} sent another manifest than requested",
                 why=f"expected {reference}, got {digest}",
                 fix="do not use it; ask who runs the registry",
             )
@@ -200,7 +200,7 @@ class Registry(Transport):
         return retries.run(lambda: self.put_once(repository, reference, content, media_type, failures=retries.failures))
 
     def put_once(self, repository: str, reference: str, content: bytes, media_type: str, *, failures: int) -> str:
-        """As `put_manifest`, but once, after so many failures before.
+        """Like `put_manifest`, but a single attempt, after so many failures before.
 
         Raises:
             TryAgainError: a failure that may pass.

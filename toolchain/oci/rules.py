@@ -21,11 +21,11 @@ _DATA = FOLDER / "registries.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """One kind of registry. Texts are for people; what is not known is `unknown`.
+    """One kind of registry. Texts are for display; what is not known is `unknown`.
 
     Args:
         name: what people call it.
-        hosts: patterns of its hosts, without a port; none where everybody runs it under a name of their own.
+        hosts: patterns of its hosts, without a port; empty if it is self-hosted under any name.
         location: what the address of an upload contains there and nowhere else; empty without such a mark.
         upload: the way a blob goes: in one piece, or in chunks.
         chunk: bytes of a chunk.
@@ -35,7 +35,7 @@ class Rules:
         least_parts, most_parts: of a repository's name, between slashes; 0 without a limit.
         names: how a repository is named, e.g. `OWNER/NAME`.
         upload_seconds: how long an upload may take; 0 where it is not known.
-        tags, auth, mount, referrers, zstd, note: for people.
+        tags, auth, mount, referrers, zstd, note: for display.
         tried: whether uploads have gone to a real one, to an imitation, or not at all.
         source: addresses that document it.
 

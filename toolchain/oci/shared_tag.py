@@ -30,10 +30,10 @@ Value = dict[str, Any]
 
 @dataclass(frozen=True)
 class SharedTag:
-    """What lies under a tag, and what is to be added.
+    """The content of a tag, and the content to add.
 
     Args:
-        media_type: of what lies there.
+        media_type: of what is there.
         read: gives it, None for nothing.
         change: the same with what is ours; None when it is there already.
     """
@@ -46,11 +46,11 @@ class SharedTag:
     change: Callable[[Value | None], Value | None]
 
     def missing(self) -> Value | None:
-        """What has to be written, None where all of ours is there."""
+        """The content to write; None if all of ours is there."""
         return self.change(self.read())
 
     def add(self) -> bool:
-        """Write what is missing, once; whether anything was. Somebody may replace it at once: see `keep`."""
+        """Write what is missing, once; whether anything was. Another publisher may replace it at once: see `keep`."""
         value = self.missing()
         if value is not None:
             self._put_once(canonical(value), self.registry.retries())
@@ -98,7 +98,7 @@ class SharedTag:
 
 
 def keep_all(tags: Sequence[SharedTag]) -> None:
-    """As `keep` for each, with one time of waiting for all of them.
+    """Like `keep` for each, with one wait for all of them.
 
     Raises:
         RegistryError, UnreachableError: as `SharedTag.keep`.

@@ -41,7 +41,7 @@ def same_content(wanted: Descriptor, there: Descriptor) -> bool:
 
 @dataclass(frozen=True)
 class Tagged:
-    """Layers to be added to what lies under the tag of an image.
+    """Layers to be added to what is under the tag of an image.
 
     Args:
         subject: digest of the image or index.
@@ -56,11 +56,11 @@ class Tagged:
 
     @property
     def tag(self) -> str:
-        """Where they go."""
+        """The tag that they are stored under."""
         return about_tag(self.subject, self.kind)
 
     def missing(self, value: Mapping[str, Any] | None) -> list[Descriptor]:
-        """Those that a manifest under the tag has not."""
+        """The layers that a manifest under the tag lacks."""
         there = list(readable((value or {}).get("layers", ())))
         return [layer for layer in self.layers if not any(self.same(layer, present) for present in there)]
 

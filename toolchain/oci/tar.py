@@ -19,7 +19,7 @@ CAPABILITY = "security.capability"
 
 
 class Sink(Protocol):
-    """Where bytes go."""
+    """A destination of bytes."""
 
     def write(self, data: bytes, /) -> object:
         """Take `data`."""
@@ -80,7 +80,7 @@ def copy_content(source: IO[bytes], sink: Sink, size: int, *, name: str) -> None
     """Copy exactly `size` bytes and pad them to a block.
 
     Raises:
-        BuildError: the source ends early, as a file does that somebody changes meanwhile.
+        BuildError: the source ends early, as a file does that is changed meanwhile.
     """
     left = size
     while left:

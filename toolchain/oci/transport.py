@@ -46,7 +46,7 @@ _QUIET = _Quiet()
 
 @dataclass
 class Traffic:
-    """What went over the wire: bytes of bodies each way, and how many requests repeated an earlier one."""
+    """Traffic: bytes of bodies in each direction, and the number of repeated requests."""
 
     sent: int = 0
     received: int = 0
@@ -99,7 +99,7 @@ class Transport:
         host: name or address, with a port if need be.
         insecure: use http. None: on loopback only.
         chunk: bytes of one PATCH; smaller blobs go in one PUT. None: as the rules and the answers of the registry say.
-        attempts: how often a failed request is retried, and an upload begun anew.
+        attempts: how often a failed request is retried, and an upload restarted.
         backoff: seconds of the first wait; each further one is twice as long, at most 30.
         timeout: seconds to connect and to wait for an answer; at most `QUESTION` for reads.
         login: instead of the user's (see `auth.credentials`): what follows `Basic`.
@@ -157,7 +157,7 @@ class Transport:
         Registries behind a proxy that ends TLS name themselves by http; a token must not go there in the clear.
 
         Raises:
-            RegistryError: it is no address.
+            RegistryError: it is not an address.
         """
         try:
             url = urljoin(self._base + "/", path)
@@ -214,7 +214,7 @@ class Transport:
                 )
             except requests.exceptions.InvalidProxyURL:
                 raise
-            except ValueError as error:  # also what requests raises for a redirect to what is no address
+            except ValueError as error:  # also what requests raises for a redirect to what is not an address
                 raise self._unreadable(error) from None
             with response:
                 history = getattr(response.raw, "retries", None)

@@ -140,7 +140,7 @@ class Upload:
         )
 
     def _send_chunks(self, stream: IO[bytes], chunk: int) -> None:
-        """All chunks, but for the last where that ends the upload."""
+        """Send all chunks, except the last if it ends the upload."""
         while self._offset < self._blob.size:
             start, end = self._offset, min(self._offset + chunk, self._blob.size)
             if end == self._blob.size and self._way.piece:
@@ -161,11 +161,11 @@ class Upload:
                 if self._offset <= start:
                     raise TryAgainError(self._problem_with(f"keeps {self._offset} of {end} bytes"))
                 self._accepted = True
-                # Bytes sent a second time are no progress: a registry that keeps losing them must not loop for ever.
+                # Bytes sent a second time are not progress: a registry that keeps losing them must not loop for ever.
                 self._retries.reached(self._offset)
 
     def _position(self, got: requests.Response, start: int, end: int) -> int:
-        """How far the upload is after a chunk that was taken."""
+        """The position of the upload after an accepted chunk."""
         reached = _reached(got.headers.get("Range"), end)
         if reached > end or self._way.sent or self._registry.habits.sent:
             return end
@@ -197,7 +197,7 @@ class Upload:
                 raise self._problem(got, "does not complete an upload", refusals)
 
     def _learn_from_the_end(self, status: int, *, empty: bool) -> None:
-        """Where positions were wrong, a failing end means that it must be another: the last piece, or one piece."""
+        """After a failure at the end: with wrong positions the upload must end with the last piece, or be one piece."""
         habits = self._registry.habits
         if not habits.sent or self._way.chunk is None:
             return
@@ -247,14 +247,14 @@ class Upload:
         self._location, self._offset = "", 0
 
     def _resume(self) -> None:
-        """Find where to go on; what the registry cannot go on with is begun anew."""
+        """Find where to continue; what the registry cannot continue is restarted."""
         if self._anew or not self._location or not self._ask():
             self._restarts += bool(self._location)
             self._location, self._offset = "", 0
         self._failed = self._anew = False
 
     def _ask(self) -> bool:
-        """Ask how much of the blob arrived; whether the upload can go on from there."""
+        """Ask how much of the blob arrived; whether the upload can continue from there."""
         if self._way.chunk is None and self._registry.habits.chunks is not None:
             return False
         with (
@@ -270,7 +270,7 @@ class Upload:
         return False
 
     def _goes_on(self) -> bool:
-        """A blob in one piece that broke off can go on in chunks, once something of it has arrived."""
+        """A blob in one piece that broke off can continue in chunks, once something of it has arrived."""
         if self._offset == 0:
             return self._way.chunk is not None and self._breaks < _BREAKS
         if self._way.chunk is not None:

@@ -1,4 +1,4 @@
-"""How a registry takes a blob, in one piece or in chunks, as learnt from its answers during a run."""
+"""The way in which a registry accepts blobs, in one piece or in chunks, learnt from its answers during a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_THE_WAY = frozenset({"NAME_INVALID", "NAME_UNKNOWN", "DENIED", "UNAUTHORIZED
 
 @dataclass
 class Habits:
-    """What a registry's answers have taught in this run.
+    """The properties of a registry that its answers have shown in this run.
 
     Args:
         whole: the status with which it refused a blob in one piece.
@@ -69,7 +69,7 @@ def below(size: int) -> int:
 
 @dataclass(frozen=True)
 class Way:
-    """How one upload goes.
+    """The way of one upload.
 
     Args:
         chunk: bytes of a chunk, None for one piece.

@@ -79,11 +79,11 @@ def deliver_files(
     Args:
         made: what is known of the image for each architecture.
         index: it is at `place` already.
-        refs: where the files go, each with a tag; the first names them for people.
+        refs: where the files go, each with a tag; the first names them for display.
         signer: signs a provenance that names each file.
 
     Returns:
-        None where the stage has no plain form.
+        None if the stage has no plain form.
 
     Raises:
         SourceError: a file can no longer be made.

@@ -47,7 +47,7 @@ _ANNOTATED = {CREATED: timestamp(EPOCH)}
 
 @dataclass(frozen=True)
 class AttachedEvidence:
-    """What was attached to an image: its kinds, by which way, the bytes that were sent for it, and cosign's tags."""
+    """Attached evidence of an image: its kinds, the way, the number of bytes sent, and cosign's tags."""
 
     kinds: tuple[str, ...]
     signed_by: str
@@ -56,7 +56,7 @@ class AttachedEvidence:
     tags: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """As `publish --json` prints it."""
+        """The form of `publish --json`."""
         return {key: value for key, value in vars(self).items() if key != "tags" or value}
 
 
@@ -64,7 +64,7 @@ class AttachedEvidence:
 
 
 def collect(cache: Cache, record: Record) -> ImageFacts:
-    """What is known of a finished image.
+    """Collect the facts of a finished image.
 
     Raises:
         SourceError: the record of a stage that it stands on is gone.
@@ -90,7 +90,7 @@ def collect(cache: Cache, record: Record) -> ImageFacts:
 
 
 def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
-    """What a base or sysroot was resolved to; nothing where its list is no longer the one that it was made of."""
+    """The packages of a base or sysroot; empty if its list is no longer the one that it was made of."""
     inputs = record.inputs
     try:
         name, arch = str(inputs.get("base", "")), str(inputs.get("arch", ""))
@@ -126,7 +126,7 @@ _COMPILED_IN: Mapping[str, Callable[[Cache, Record], tuple[Package, ...]]] = {
 
 
 def _in_base(cache: Cache, base: Record | None, path: str) -> str:
-    """A file out of the base's layers; empty where there is none."""
+    """A file out of the base's layers; empty if there is none."""
     layout = Layout(cache.images)
     if base is None or not base.manifest or not layout.has(base.manifest):
         return ""
@@ -169,7 +169,7 @@ def attach_evidence(
     With a key or an identity both go in signed envelopes. Without one only the SBOM goes, as plain SPDX: anyone can
     compare it with the bytes, while an unsigned provenance proves nothing.
 
-    With a key the envelopes also lie, beside a signature, under the tags where cosign looks; and if the signer says so,
+    With a key the envelopes are also, beside a signature, under the tags where cosign looks; and if the signer says so,
     in bundles.
 
     Args:
@@ -202,7 +202,7 @@ def attach_to_files(
     signer: Signer | Keyless | None,
     scratch: Path,
 ) -> AttachedEvidence:
-    """Sign the provenance of files that lie beside an image, and attach it to their artifact.
+    """Sign the provenance of files that are beside an image, and attach it to their artifact.
 
     Each file is a subject of its own, so that it can be looked up by the file alone. Without a key nothing is attached:
     the image's SBOM is that of the image.
@@ -348,7 +348,7 @@ def _tagged(
 def _signed_before(
     who: PublicKey | Identity, manifest: Descriptor, place: Place, scratch: Layout
 ) -> dict[bytes, Evidence]:
-    """What they signed, by its payload: a new signature would differ, and of an identity be another public entry."""
+    """Existing envelopes by payload: a new signature would differ, and an identity would make another public entry."""
     by_payload: dict[bytes, Evidence] = {}
     there = gather(place, [manifest.digest], scratch)
     for attached in sorted(

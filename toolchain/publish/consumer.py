@@ -49,11 +49,11 @@ _RELEASE = "ENV TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
 
 @dataclass(frozen=True)
 class Use:
-    """How an image is used.
+    """The use of an image in a Containerfile.
 
     Args:
         source: as `COPY --from` names it.
-        prefix: the folder that is copied, absolute; empty where it is not known.
+        prefix: the folder that is copied, absolute; empty if it is not known.
         lines: of a Containerfile, comments among them.
         unknown: what the image does not tell.
     """
@@ -65,7 +65,7 @@ class Use:
     unknown: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """As `publish --json` and `inspect --use --json` print it."""
+        """The form of `publish --json` and `inspect --use --json`."""
         return {
             "kind": self.kind,
             "from": self.source,
@@ -91,12 +91,12 @@ class _Content:
 
 
 def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") -> Use:
-    """How to use an image or index that lies in a layout.
+    """The use of an image or index in a layout.
 
     Args:
         top: the image or index.
         where: the reference that consumers have: a registry's, or that of a layout folder.
-        name: what the image is called, for a layout folder; otherwise its label or tag says it.
+        name: the image's name, for a layout folder; otherwise its label or tag says it.
     """
     if why := _pasteable(where):
         return Use("unknown", "", "", (), (why,))
@@ -154,7 +154,7 @@ def _content(layout: Layout, layers: Iterable[Descriptor], *, own: bool) -> _Con
 
 
 def _wheel(path: Path, media_type: str, file: str) -> str:
-    """The name of the wheel that was unpacked there; empty where its own description does not give it."""
+    """The name of the wheel that was unpacked there; empty if its own description does not give it."""
     match = re.search(r"([^/]+)\.dist-info/WHEEL$", file)
     content = read_member(path, media_type, file) or b""
     tags = HeaderParser().parsestr(content.decode("utf-8", "replace")).get_all("Tag") or []
@@ -166,7 +166,7 @@ def _wheel(path: Path, media_type: str, file: str) -> str:
 
 
 def _pasteable(where: Target) -> str:
-    """Why no line is printed for a reference: its name could add a line or words; empty where one is printed."""
+    """The reason not to print a line for a reference, whose name could add a line or words; empty if it is safe."""
     if where.path is None:
         return ""  # it was read as a reference, by the same grammar
     if where.tag is not None and not TAG.fullmatch(where.tag):
@@ -178,7 +178,7 @@ def _pasteable(where: Target) -> str:
 
 
 def _source(where: Target, image: Descriptor, name: str) -> tuple[str, tuple[str, ...]]:
-    """What stands behind `--from=`, and the lines that come before it."""
+    """The value of `--from=`, and the lines before it."""
     if where.path is None:
         return str(where.at(digest=image.digest)), ()
     plain = name if _NAME.fullmatch(name) else "image"

@@ -1,4 +1,4 @@
-"""What leaves the cache as plain files, named as upstream names them: archives of LLVM and AOTriton, Triton's wheel."""
+"""Publication of plain files, named as upstream names them: archives of LLVM and AOTriton, Triton's wheel."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
         sources: those of the request, by name.
 
     Raises:
-        ConfigError: `target` has no plain form; the folder lies in a source, or cannot be made or written to.
+        ConfigError: `target` has no plain form; the folder is in a source, or cannot be made or written to.
     """
     if not any(involves(target, name) for name in FORMS):
         raise _no_plain_form()
@@ -55,8 +55,8 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
         tree = spec.path if name in counted else None
         if tree is not None and tree.is_dir() and folder.resolve().is_relative_to(tree.resolve()):
             raise ConfigError(
-                f"--archive {folder} lies in the source {name}",
-                why=f"every file in {tree} is an input: the next build would include these files, and start anew",
+                f"--archive {folder} is in the source {name}",
+                why=f"every file in {tree} is an input: the next build would include these files, and start again",
                 fix=f"name a folder outside of it: --archive {_beside(tree, folder)}",
             )
     try:
@@ -147,7 +147,7 @@ def llvm(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 
 def _write_prefix(cache: Cache, record: Record, out: Path) -> list[Path]:
-    """What lies below a stage's prefix, in one top folder that is called as the file."""
+    """Write the content of a stage's prefix as an archive, with one top folder of the file's name."""
     with _tree(cache, record) as tree:
         prefix = tree / str(record.facts["prefix"]).lstrip("/")
         write_tar_gz(prefix, out, top=out.name.removesuffix(".tar.gz"), epoch=EPOCH)
@@ -190,7 +190,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     One for several ROCms is an archive for each: `aotriton-<git12>-glibc_2_31_<machine>-rocm6[-<gpus>]-shared.tar.gz`.
     The platform is the base that it was built on, or that floor, never an unchecked manylinux. A part, a pack
     that lacks GPUs of its family, and images with kernels that are known bad say so in their names. What was made from
-    a checkout is named `tree<12>` after its content: those digits are no commit's.
+    a checkout is named `tree<12>` after its content: those digits are not of a commit.
     """
     facts = record.facts
     short = ("" if _at_commit(record) else "tree") + str(facts["sha1"])[:12]

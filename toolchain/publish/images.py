@@ -1,4 +1,4 @@
-"""What leaves the cache as images, to a layout or a registry."""
+"""Publication of images, to a layout or a registry."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def packing(text: str) -> Packing:
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """A layer to publish, and the compressor that wrote its blob (`gzip/zlib-1.2.13/9`); empty where it is unknown."""
+    """A layer to publish, and the compressor that wrote its blob (`gzip/zlib-1.2.13/9`); empty if it is unknown."""
 
     layer: LayerBlob
     compressor: str
@@ -62,7 +62,7 @@ class PackedImage:
 def packed_image(cache: Cache, record: Record, how: Packing) -> PackedImage:
     """A finished image with its layers compressed as `how` says.
 
-    Two kinds of layers are compressed here: those that the cache keeps uncompressed, and the stage's own. What lies
+    Two kinds of layers are compressed here: those that the cache keeps uncompressed, and the stage's own. What is
     compressed in a user's own base stays as it is.
 
     Raises:

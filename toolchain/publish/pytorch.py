@@ -1,4 +1,4 @@
-"""What a PyTorch source tree asks of AOTriton, whether archives or a prefix here fit, and the edits it then needs.
+"""The AOTriton that a PyTorch source tree requires, whether archives or a prefix here fit, and the necessary edits.
 
 PyTorch's `cmake/External/aotriton.cmake` names one release, a runtime archive for each ROCm and an image archive for
 each pack of GPUs, all by SHA-256. Up to 2.6 another file, `.ci/docker/aotriton_version.txt`, names archives with all.
@@ -48,13 +48,13 @@ class Archive:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What one PyTorch asks for.
+    """The AOTriton that a PyTorch requires.
 
     Args:
-        release: of AOTriton, as its URLs have it.
+        release: of AOTriton, as in its URLs.
         commit: what PyTorch builds where it has no archive.
         archives: runtimes in the file's order, then images.
-        url: where the archives lie, with a slash behind it.
+        url: where the archives are, with a slash behind it.
         fixed_url: whether no variable changes that.
         files: the texts that decide it, by path in the tree.
     """
@@ -149,7 +149,7 @@ def _of_lists(cmake: Path, text: str, values: Mapping[str, list[str]]) -> Wanted
             f"the lists of {cmake} do not fit together",
             why=f"release {release!r}, {len(rocms)} ROCms, {len(floors)} floors, {len(sums)} digests; "
             f"{len(images)} packs, {len(image_sums)} digests",
-            fix="give the file as PyTorch has it",
+            fix="give PyTorch's own file",
         )
     runtimes = [
         Archive(f"aotriton-{release}-{floor}_x86_64-{rocm}-shared.tar.gz", digest, rocm=rocm.removeprefix("rocm"))
@@ -172,11 +172,11 @@ def _of_version_file(text: str, path: Path) -> Wanted:
         raise SourceError(
             f"{path} has another form than was expected",
             why="five lines: release, floor, ROCm, commit and SHA-256",
-            fix="give the file as PyTorch has it",
+            fix="give PyTorch's own file",
         )
     release, floors, rocms, commit, digests = (line.strip().split(";") for line in lines[:5])
     if not len(floors) == len(rocms) == len(digests):
-        raise SourceError(f"the lists of {path} do not fit together", fix="give the file as PyTorch has it")
+        raise SourceError(f"the lists of {path} do not fit together", fix="give PyTorch's own file")
     # Each holds all: library and images of every GPU.
     archives = tuple(
         Archive(f"aotriton-{release[0]}-{floor}_x86_64-{rocm}-shared.tar.gz", digest, rocm=rocm.removeprefix("rocm"))
@@ -187,11 +187,11 @@ def _of_version_file(text: str, path: Path) -> Wanted:
     return Wanted(release[0], commit[0], archives, url, URL_VARIABLE not in text, content)
 
 
-# --- what lies here ---
+# --- what is here ---
 
 
 def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[str, str]:
-    """SHA-256 (64 hex digits) by name of those archives that lie in a folder, or in one called as the release in it."""
+    """SHA-256 (64 hex digits) by name of those archives that are in a folder, or in one called as the release in it."""
     digests = {}
     for archive in archives:
         for place in (folder / wanted.release / archive.name, folder / archive.name):
@@ -242,7 +242,7 @@ def as_patch(wanted: Wanted, changed: Mapping[str, str]) -> str:
 
 
 def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = "") -> dict[str, str]:
-    """Hold an installed AOTriton against what a PyTorch asks for; PyTorch itself checks nothing of it.
+    """Check an installed AOTriton against the requirements of a PyTorch, which checks nothing itself.
 
     Args:
         rocm: that PyTorch is built with, as `7.2`; empty to leave the library's HIP unchecked.
@@ -272,7 +272,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
     known = {gpu: f"amd-{pack}" for pack, gpus in generation.packs.items() for gpu in gpus} if generation else {}
     for gpu in gpus:
         if generation and generation.layout == "library" and gpu in generation.gpus:
-            continue  # its kernels lie in the library, where nothing tells of them
+            continue  # its kernels are in the library, which nothing lists
         if gpu not in known:
             faults.append(f"AOTriton {wanted.release} has no images for {gpu}")
             continue
@@ -300,7 +300,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
 
 
 def _wrong_hip_of(path: Path, rocm: str) -> list[str]:
-    """What is wrong with the HIP that a library asks for."""
+    """The fault of the HIP that a library requires."""
     from toolchain.stages.elf import read_linked  # noqa: PLC0415 - most calls read no ELF
 
     soname = rocm_of(rocm).soname
@@ -311,13 +311,13 @@ def _wrong_hip_of(path: Path, rocm: str) -> list[str]:
 
 
 def wrong_hip(library: Linked, soname: str) -> list[str]:
-    """What is wrong with the HIP that a library asks for."""
+    """The fault of the HIP that a library requires."""
     asks = [name for name in library.needed if name.startswith("libamdhip64.so")]
     return [] if asks == [soname] else [f"its library asks for {', '.join(asks) or 'no HIP'}, not {soname}"]
 
 
 def version_of(prefix: Path) -> str:
-    """`0.13.0` as the installed header says it; empty where none does."""
+    """`0.13.0` as the installed header says it; empty if none does."""
     for name in ("config.h", "version.h"):
         try:
             text = (prefix / "include" / "aotriton" / name).read_text(encoding="utf-8")

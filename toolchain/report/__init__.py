@@ -1,1 +1,1 @@
-"""Pages for people: a build, a campaign, a comparison or an audit as one HTML file."""
+"""Reports: a build, a campaign, a comparison or an audit as one HTML file."""

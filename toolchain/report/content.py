@@ -12,7 +12,7 @@ Picture: TypeAlias = "Mapping[str, Any]"  # assets/pictures.js says what each ki
 
 
 class Kind(Enum):
-    """How the cells of a column are written, sorted and filtered."""
+    """The kind of a column, which decides how its cells are written, sorted and filtered."""
 
     TEXT = "text"
     CHOICE = "choice"  # a text that many rows share: a list of them filters
@@ -36,7 +36,7 @@ class Column:
     Args:
         key: by which the filter names it: `vgpr>128`.
         label: its heading.
-        help: what it counts, if the heading does not say it.
+        help: the explanation of a heading that needs one.
         before: key of the column with the same of side A, where this one is of side B.
     """
 
@@ -49,7 +49,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows, of one value for each column: text, a number, or None where nothing is known.
+    """Rows, of one value for each column: text, a number, or None if nothing is known.
 
     Args:
         sort: key of the column that it is first sorted by; empty for the order of the rows.

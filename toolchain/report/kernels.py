@@ -12,7 +12,7 @@ from toolchain.examine.kernels import Kernel
 from toolchain.kernels.ledger import DONE, TIMEOUT, Entry
 from toolchain.report.content import Cell, Column, Kind, Picture, Report, Section, Table, Tone
 
-# Of a kernel, by the name that the filter has for it: heading, kind, and what it counts.
+# Of a kernel, by the name that the filter has for it: heading, kind, and help.
 FACTS = {
     "waves": ("Waves", Kind.NUMBER, "waves that fit on a SIMD, by registers and LDS"),
     "vgpr": ("VGPR", Kind.NUMBER, "vector registers of a wave, accumulation registers included"),
@@ -49,7 +49,7 @@ def campaign_report(title: str, entries: Sequence[Entry], kernels: Sequence[Kern
     """The page of a campaign.
 
     Args:
-        title: how the campaign is called.
+        title: the name of the campaign.
         entries: of its ledger.
         kernels: its code objects; an entry's is found by its digest.
     """
@@ -63,7 +63,7 @@ def campaign_report(title: str, entries: Sequence[Entry], kernels: Sequence[Kern
 
 
 def campaign_figures(entries: Sequence[Entry], kernels: Sequence[Kernel]) -> list[tuple[str, str, Tone]]:
-    """How many, how many without an object, how long."""
+    """Figures: kernels, those without an object, and times."""
     done = sum(entry.status == DONE for entry in entries)
     late = sum(entry.status == TIMEOUT for entry in entries)
     failed = len(entries) - done - late
@@ -107,7 +107,7 @@ def kernels_report(what: str, kernels: Sequence[Kernel]) -> Report:
 
 
 def kernels_figures(kernels: Sequence[Kernel]) -> list[tuple[str, str, Tone]]:
-    """How many, and what is worth a look."""
+    """Figures: kernels, empty ones, and those that spill."""
     empty = sum(kernel.facts is None for kernel in kernels)
     rows = [("kernels", f"{len(kernels):,}", Tone.PLAIN)]
     rows += [("empty (known bad)", f"{empty:,}", Tone.BAD)] if empty else []

@@ -1,4 +1,4 @@
-"""A report as one HTML file that loads nothing: data, scripts and the plotting library lie in it."""
+"""A report as one HTML file that loads nothing: data, scripts and the plotting library are in it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from toolchain.digest import canonical
 from toolchain.report.content import Report
 
 _ASSETS = Path(__file__).with_name("assets")
-# From the npm package chart.js of that version, unchanged; its own notice and that of what it contains lie beside it.
+# From the npm package chart.js of that version, unchanged; its own notice and that of what it contains are beside it.
 LIBRARY, LIBRARY_VERSION = "chart.umd.min.js", "4.6.1"
 LIBRARY_SHA256 = "87364cc2b2a76a6684929e7d6b80b18a897794db38400caff1fcf1791c6925d2"
 _SCRIPTS = ("table.js", "pictures.js", "page.js")
 
 
 def html(report: Report) -> str:
-    """The page. Text of the data is escaped in it, or lies in it packed; no script but its own runs."""
+    """The page. Text of the data is escaped in it, or is in it packed; no script but its own runs."""
     library = _asset(LIBRARY).partition("\n//# sourceMappingURL")[0]
     script = "\n".join(_asset(name) for name in _SCRIPTS)
     style = _asset("page.css")

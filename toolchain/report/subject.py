@@ -53,7 +53,7 @@ def _campaign(ledger: Path, name: str, cache: Cache) -> Report:
     if not entries:
         raise ConfigError(f"{ledger} has no kernel yet", fix="wait until the campaign has begun, or name another")
     kernels: list[Kernel] = []
-    if ledger.name == LEDGER:  # the objects lie beside it
+    if ledger.name == LEDGER:  # the objects are beside it
         with contextlib.suppress(ConfigError):
             kernels = kernels_in(str(ledger.parent), cache)
     return campaign_report(name, entries, kernels)
@@ -66,7 +66,9 @@ def _document(path: Path) -> object:
         raise ConfigError(f"{path} cannot be read", why=error.strerror or str(error), fix="check the path") from error
     except ValueError as error:
         raise ConfigError(
-            f"{path} is no JSON document", why=str(error), fix="write it again: toolchain kernels diff A B --json >FILE"
+            f"{path} is not a JSON document",
+            why=str(error),
+            fix="write it again: toolchain kernels diff A B --json >FILE",
         ) from error
 
 

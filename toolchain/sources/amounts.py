@@ -1,4 +1,4 @@
-"""How many bytes of a source are fetched, unpacked or read, for progress displays."""
+"""Counts of the bytes of a source that are fetched, unpacked or read, for progress displays."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _PIECE = 1 << 16  # what a broken connection may cost: the piece it was in
 
 
 def archive_name(url: str) -> str:
-    """What the store calls a file by its URL: the last part of the path."""
+    """The name in the store of a file by its URL: the last part of the path."""
     return PurePosixPath(unquote(urlsplit(url).path)).name or "file"
 
 
@@ -63,7 +63,7 @@ def fetch_archive(
     partial = store.partial / digest.removeprefix("sha256:")
     partial.parent.mkdir(parents=True, exist_ok=True)
     with held(store.root / "locks" / f"fetch-{partial.name}.lock", what=f"fetching {name}"):
-        # Read again: what lies there may be the damaged file that the first look passed over.
+        # Read again: what is there may be the damaged file that the first look passed over.
         if (there := store.file(digest, verify=True)) is not None:
             return there
         download = _Download(url, partial, name, limit_bytes)
@@ -115,7 +115,7 @@ class _Download:
             headers["If-Range"] = self.etag
         with self._get(client, headers) as answer:
             if answer.status_code == 416:
-                # What lies here is as long as the file, or longer; only a new start can tell.
+                # What is here is as long as the file, or longer; only a new start can tell.
                 self.partial.unlink(missing_ok=True)
                 raise ConnectionError("the server has no such range")
             if answer.status_code not in {200, 206}:
@@ -123,7 +123,7 @@ class _Download:
             resumed = answer.status_code == 206
             if resumed and not answer.headers.get("Content-Range", "").startswith(f"bytes {at}-"):
                 self.partial.unlink(missing_ok=True)
-                raise ConnectionError("the server sent another range than asked for")
+                raise ConnectionError("the server sent another range than requested")
             self.content_type = answer.headers.get("Content-Type", "")
             self.etag = tag if not (tag := answer.headers.get("ETag", "")).startswith("W/") else ""
             start = at if resumed else 0
@@ -183,7 +183,7 @@ class _Download:
         return UnreachableError(
             f"{self.name} could not be fetched whole",
             why=f"{without_query(self.url)}: {type(error).__name__}: {str(error)[:300]}",
-            fix="run the command again; it goes on where it was",
+            fix="run the command again; it continues",
         )
 
 

@@ -20,7 +20,7 @@ class CommitArchive:
 
     @property
     def digest(self) -> str:
-        """As sources have it: `sha256:<hex>`."""
+        """The digest as in sources: `sha256:<hex>`."""
         return f"sha256:{self.sha256}"
 
 
@@ -36,5 +36,5 @@ def archive_of(commit: str) -> CommitArchive | None:
 
 
 def commit_of(digest: str) -> str:
-    """The commit whose archive has this digest, `sha256:<hex>`; empty where no row knows it."""
+    """The commit whose archive has this digest, `sha256:<hex>`; empty if no row knows it."""
     return next((row.commit for row in commit_archives() if row.digest == digest), "")

@@ -92,7 +92,7 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
 
 
 def _by_apt(package: str, version: str, source: Source, cache: Cache, *, offline: bool) -> tuple[Package, Path]:
-    """What the signed index names, and its file."""
+    """The source package in the signed index, and its file."""
     refuse_offline(source.ref, offline=offline)
     row = _row(package, version)
     if row is not None and row.pool:
@@ -179,7 +179,7 @@ class Listed:
 
     Args:
         suite: that lists it.
-        here: whether the mirror has the file; None where unknown.
+        here: whether the mirror has the file; None if unknown.
     """
 
     package: Package
@@ -188,7 +188,7 @@ class Listed:
 
 
 def survey(names: Sequence[str], cache: Cache) -> tuple[list[Listed], Readings]:
-    """What the suites of the mirrors list of these source packages, suite by suite; and which could not be read."""
+    """List these source packages in the suites of the mirrors, suite by suite; and suites that could not be read."""
     with held(cache.locks / "apt.lock", what="reading the distribution's source index"):
         readings = Readings(_suites(cache, []), bound=True)
         rows = [

@@ -28,7 +28,7 @@ class Edit:
         sha256: 64 hexadecimal digits of the whole file before any edit.
         first, last: numbers of lines, from 1; `last` is `first - 1` where the text is put before `first`.
         text: whole lines, or nothing.
-        why: for people.
+        why: for display.
     """
 
     file: str
@@ -44,7 +44,7 @@ class EditFile:
     """An edit file.
 
     Args:
-        path: where it lies.
+        path: where it is.
         source: the name of the source, e.g. `triton`.
         commit: the commit of the source that the edits are for.
         llvm: releases of LLVM that need them: `22.1` for all of 22.1.
@@ -66,7 +66,7 @@ class EditFile:
         return not self._others(tree)
 
     def check(self, tree: Path) -> None:
-        """Insist that it fits.
+        """Check that it fits.
 
         Raises:
             PatchError: a file is missing, or has another digest.
@@ -86,7 +86,7 @@ class EditFile:
 
 
 def _digest(path: Path) -> str:
-    """A file's digest; empty where it is not a file, or a link: what is written to it would land elsewhere."""
+    """A file's digest; empty if it is not a file, or a link: what is written to it would land elsewhere."""
     return sha256_file(path) if path.is_file() and not path.is_symlink() else ""
 
 
@@ -100,7 +100,7 @@ def read_edits(path: Path) -> EditFile:
     """Read an edit file.
 
     Raises:
-        PatchError: it is no edit file, names a path outside the tree, or two of its edits overlap.
+        PatchError: it is not an edit file, names a path outside the tree, or two of its edits overlap.
         ConfigError: an edit has an unknown, a missing or a mistyped key.
     """
     content = read_toml(path, error=PatchError)
@@ -108,7 +108,7 @@ def read_edits(path: Path) -> EditFile:
     heads = {name: content.get(name) for name in ("source", "commit", "llvm")}
     if not isinstance(rows, list) or not rows or not all(isinstance(value, str) for value in heads.values()):
         raise PatchError(
-            f"{path.name} is no edit file",
+            f"{path.name} is not an edit file",
             why="it needs source, commit and llvm as texts, and at least one [[edit]]",
             fix="compare it with those in toolchain/data/edits",
         )
@@ -162,7 +162,7 @@ def _check(edit: Edit, path: Path) -> None:
         raise PatchError(f"{path.name} leaves its tree", why=f"it names {edit.file!r}", fix="do not use this file")
     if edit.first < 1 or edit.last < edit.first - 1 or (edit.text and not edit.text.endswith("\n")):
         raise PatchError(
-            f"{path.name}: lines {edit.first} to {edit.last} of {edit.file} are no lines to replace",
+            f"{path.name}: lines {edit.first} to {edit.last} of {edit.file} are not lines to replace",
             why="lines are numbered from 1, `last` is at least `first - 1`, and the text ends with a newline",
             fix="correct the edit file",
         )

@@ -36,12 +36,12 @@ class Wanted:
 
     @property
     def promised(self) -> str:
-        """What the bytes must be, for messages."""
+        """The expected digest, for messages."""
         return f"wanted: {self.file}, {self.size} bytes, SHA-256 {self.sha256.removeprefix('sha256:')}"
 
     @property
     def how_to_bring_it(self) -> str:
-        """How a person brings the file: by path, if a source can be named, or in a bundle."""
+        """How to provide the file: by path, if a source can be named, or in a bundle."""
         bundle = "on a machine that has it: toolchain bundle export, then here: toolchain bundle import REF"
         if self.source.startswith(("wheel-", "library-")):  # no option names what only comes along
             return bundle

@@ -18,14 +18,14 @@ _COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
 
 
 def check_local(name: str, spec: SourceSpec) -> None:
-    """Insist that something of that name is here, and that it can be a source.
+    """Check that the path exists, and that it can be a source.
 
     Args:
         name: of the source, e.g. `triton`.
         spec: of the kind `local`; nothing is asked of others.
 
     Raises:
-        SourceError: nothing lies there, or a file that is neither a tar archive nor a wheel.
+        SourceError: nothing is there, or a file that is neither a tar archive nor a wheel.
     """
     path = spec.path
     if path is None or path.is_dir():
@@ -49,7 +49,7 @@ def check_local(name: str, spec: SourceSpec) -> None:
 
 
 def _not_a_source(path: Path) -> str:
-    """Why a file can be no source: its name and its first bytes tell; empty where it can be one."""
+    """Why a file cannot be a source, by its name and first bytes; empty if it can."""
     with path.open("rb") as stream:
         head = stream.read(4)
     if path.name.endswith(".whl"):
@@ -62,13 +62,13 @@ def _not_a_source(path: Path) -> str:
         return "its name is neither that of a tar archive nor of a wheel"
     if head == _ZSTD:
         return ""  # Python cannot look into it
-    import tarfile  # noqa: PLC0415 - most sources are no files of one's own
+    import tarfile  # noqa: PLC0415 - most sources are not local files
 
     return "" if tarfile.is_tarfile(path) else "it is named as a tar archive and is not one"
 
 
 def _meant(name: str, text: str) -> str:
-    """What to write in place of an invalid path."""
+    """The suggestion for an invalid path."""
     if _VERSION.fullmatch(text):
         return _version_of(name, text.lstrip("vV"))
     prefix, sign, rest = text.partition(":")
@@ -82,7 +82,7 @@ def _meant(name: str, text: str) -> str:
 
 
 def _version_of(name: str, plain: str) -> str:
-    """What to write for a version of the source `name`."""
+    """The suggestion for a version of the source `name`."""
     match name:
         case "triton":
             return f"for Triton {plain} from source: --triton {plain}; for its wheel: --source triton=pypi:{plain}"

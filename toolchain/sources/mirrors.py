@@ -1,4 +1,4 @@
-"""Where this machine's apt gets the distribution from, and what signs it."""
+"""The mirrors of this machine's apt, and their keyrings."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _SECRET = re.compile(r"token|secret|signature|pass|credential|auth(?!or)|jwt|ses
 
 
 def network_environment(*prefixes: str) -> dict[str, str]:
-    """What a child that reaches out may inherit: proxies, trust stores and names with one of the prefixes (`PIP_`)."""
+    """The environment of subprocesses that use the network: proxies, trust stores, names with one of the prefixes."""
     return {
         name: value for name, value in os.environ.items() if name in _NETWORK or name.startswith(prefixes or ("\0",))
     }
@@ -157,7 +157,7 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
     """`URL=URL` pairs as `--mirror` gives them: what begins with the first is fetched from the second.
 
     Raises:
-        SourceError: one is no such pair, or holds a password; or two replace the same URL.
+        SourceError: one is not such a pair, or holds a password; or two replace the same URL.
     """
     pairs: list[tuple[str, str]] = []
     for value in values:
@@ -177,7 +177,7 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
 
 
 def mirrored(url: str, mirrors: Mirrors) -> str:
-    """Where to ask for a URL: by the longest prefix that ends where a part of the path does, else the URL itself."""
+    """The mirror's URL for a URL, by the longest prefix of whole parts of the path; else the URL itself."""
     fits = [(old, new) for old, new in mirrors if url == old or url.startswith(old if old[-1] == "/" else f"{old}/")]
     old, new = max(fits, key=lambda pair: len(pair[0]), default=("", ""))
     return new + url[len(old) :]

@@ -9,10 +9,10 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Part:
-    """What is taken of a tree.
+    """A selection of a tree's files.
 
     Args:
-        taken: as a lock has it: names at the top that are taken, and with `!` before them names right below those that
+        taken: as in a lock: names at the top that are taken, and with `!` before them names right below those that
             are not, in any of them; without any name all is taken.
     """
 
@@ -20,7 +20,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """What the store calls it; empty for the whole."""
+        """Its name in the store; empty for the whole."""
         return ",".join(self.taken)
 
     @cached_property

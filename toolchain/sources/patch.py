@@ -46,7 +46,7 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
     outside any repository.
 
     Raises:
-        PatchError: one is missing, empty, does not apply, or touches what lies outside the tree.
+        PatchError: one is missing, empty, does not apply, or touches what is outside the tree.
     """
     for patch in patches:
         check_patch(patch)
@@ -123,7 +123,7 @@ _GIT_HEADER = re.compile(rb"^diff --git (?P<both>[^\n]+)", re.MULTILINE)
 
 
 def _names(content: bytes) -> list[str]:
-    """Every path that a patch names, as it stands there (`a/sub/file`)."""
+    """Every path that a patch names, as written there (`a/sub/file`)."""
     names = []
     for match in _HEADER.finditer(content):
         raw = match["file"] if match["file"] is not None else match["moved"]

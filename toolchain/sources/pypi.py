@@ -79,7 +79,7 @@ def python_of_wheel(file: str) -> tuple[str, bool]:
         of one without machine code.
 
     Raises:
-        SourceError: the name is no wheel's.
+        SourceError: the name is not a wheel's.
     """
     match = _wheel_name(file)
     first = match["python"].rpartition(".")[2]
@@ -215,7 +215,7 @@ def _pip_error(what: str, error: CommandError) -> SourceError | UnreachableError
 
 
 def _address(project: str, filename: str) -> str:
-    """Where the index keeps a file.
+    """The URL of a file in the index.
 
     Raises:
         SourceError: the index does not name it.

@@ -133,7 +133,7 @@ def _stat_cache(path: Path, cache: Cache) -> Path:
 
 @memoize
 def part_of(name: str, *, tests: bool = False) -> Part:
-    """What is taken of the source `name`: of a large monorepo the folders that are built from, of any other all.
+    """The part of the source `name` that is used: the needed folders of a large monorepo, all of any other.
 
     Args:
         tests: take along what is left out otherwise, the folders that only the source's own tests read.
@@ -160,11 +160,11 @@ def fetch_source(
         source: as `locate` gave it.
         patches: files, in order, applied to a copy.
         verify: read a tree that is there already, file by file, before it is believed (see `Store.tree`).
-        mirrors: where git and archives are asked for in the place of their own URLs.
+        mirrors: where git and archives are fetched from instead of their own URLs.
         tests: see `part_of` and `Request.takes_tests`.
 
     Returns:
-        The source as it lies in the store. The digest is the source's alone: patches are inputs of their own.
+        The source as it is in the store. The digest is the source's alone: patches are inputs of their own.
 
     Raises:
         ToolchainError: see the modules of each kind; PatchError for a patch that does not apply.

@@ -62,7 +62,7 @@ SEALED = {
 _CONTAINERS = (b"PK\x03\x04", b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh")
 _MARK = re.compile(b"|".join(re.escape(mark) for mark in (*MAGIC, *SEALED, *_CONTAINERS)))
 _DEPTH = 3
-_ZIP_END, _ZIP_TAIL = b"PK\x05\x06", (1 << 16) + 22  # the end mark, and how far from the end a comment lets it lie
+_ZIP_END, _ZIP_TAIL = b"PK\x05\x06", (1 << 16) + 22  # the end mark, and how far from the end a comment lets it be
 # Of a container inside the tree at most this much is looked at, so that a bomb cannot hold a build up.
 _LIMIT = 4 << 30
 _IN_MEMORY = 64 << 20
@@ -80,7 +80,7 @@ class Finding:
 
     Args:
         path: below the tree, with `/`; inside a container `CONTAINER!MEMBER`.
-        what: its kind, for people.
+        what: its kind, for display.
         sha256: of the file in the tree that it is, or is inside of: `sha256:…`.
         size: bytes of that file.
     """
@@ -163,7 +163,7 @@ def _kind(head: bytes) -> str:
 
 
 def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, str]]:
-    """What a stream is, or what it holds as a container."""
+    """Find the kind of a stream, or the binaries in it if it is a container."""
     head = stream.read(512)
     stream.seek(0)
     if what := _kind(head):
@@ -182,7 +182,7 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
                     with file, _held(file) as held:
                         yield from _inside(held, f"{where}!{entry.name}", depth - 1)
             stream.seek(tar.offset)
-        # Readers that ignore the end mark or bad headers find what lies behind.
+        # Readers that ignore the end mark or bad headers find what is behind.
         if any(piece.strip(b"\0") for piece in iter(lambda: stream.read(CHUNK), b"")):
             yield where, "tar with something behind its end, not looked into"
     elif head.startswith(b"PK\x03\x04") or _ends_as_zip(stream):
@@ -198,7 +198,7 @@ def _ends_as_zip(stream: IO[bytes]) -> bool:
     stream.seek(0, os.SEEK_END)
     stream.seek(max(0, stream.tell() - _ZIP_TAIL))
     is_zip = _ZIP_END in stream.read(_ZIP_TAIL)
-    if is_zip:  # it may stand there by chance
+    if is_zip:  # it may be there by chance
         try:
             with zipfile.ZipFile(stream) as archive:
                 is_zip = bool(archive.infolist())

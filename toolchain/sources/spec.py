@@ -1,4 +1,4 @@
-"""How a source is named: the words of a command line, a lock or a printed command, and what they mean."""
+"""Specifications of sources: their texts on a command line, in a lock or in a printed command, and the meaning."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SourceSpec:
         where: path, URL, package or project; of a stored tree what the checkout was called.
         version: commit, `sha256:<hex>`, upstream version; empty for the data's default, for a path, and for a tag whose
             commit is to be asked.
-        tag: the tag that stands for the commit; only our own data names one, users name commits.
+        tag: the tag of the commit; only our own data names one, users name commits.
         suite: of a package, the distribution's suite to look in; empty for all. Not part of the identity.
         text: the words that it was read from; two specs that mean the same are equal whatever their words.
     """
@@ -61,7 +61,7 @@ class SourceSpec:
 
     @property
     def wheel(self) -> bool:
-        """Whether it is a file of the Python index, by name or as a wheel that lies here; such is no source tree."""
+        """Whether it is a file of the Python index, by name or as a wheel that is here; such is not a source tree."""
         return self.kind == "pypi" or (self.kind == "local" and self.where.endswith(".whl"))
 
     @property
@@ -131,7 +131,7 @@ def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
         named, sign, suite = text.partition("@")
         if sign and not _SUITE.fullmatch(suite):
             raise SourceError(
-                f"not a package: {text!r}", why=f"{suite!r} is no name of a suite", fix="write distro:PACKAGE@trixie"
+                f"not a package: {text!r}", why=f"{suite!r} is not a name of a suite", fix="write distro:PACKAGE@trixie"
             )
         where, version = _pair(named, "distro:", "=", PACKAGE, "package")
         return SourceSpec(kind="distro", where=where, version=version, suite=suite, text=text)

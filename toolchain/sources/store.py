@@ -85,7 +85,7 @@ class Store:
             verify: read it; a damaged file gives a warning and is taken as absent.
         """
         home = self._file_home(digest)
-        # A link would let what lies elsewhere change under a digest.
+        # A link would let what is elsewhere change under a digest.
         files = [path for path in sorted(home.iterdir()) if _is_plain(path)] if home.is_dir() else []
         if not files:
             return None
@@ -164,7 +164,7 @@ class Store:
         return self._brought(self._key(digest, part))
 
     def tree_info(self, digest: str, *, part: str = "") -> TreeInfo | None:
-        """What was recorded when the tree was unpacked, or None."""
+        """The record of the tree's unpacking, or None."""
         return self._read_sidecar(self._key(digest, part))
 
     def _intact(self, key: str, *, verify: bool) -> bool:
@@ -230,7 +230,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def mark_used(path: Path) -> None:
-    """Note in its time that something was asked for just now; where nothing can be written nothing is noted."""
+    """Note in its time that something was requested just now; where nothing can be written nothing is noted."""
     with contextlib.suppress(OSError):
         os.utime(path)
 

@@ -71,14 +71,14 @@ class Suite:
             *("-o", "Acquire::Retries=3"),
             # An index that did not arrive is an error, not a warning.
             *("-o", "APT::Update::Error-Mode=any"),
-            # The cache may lie where apt's own user cannot go.
+            # The cache may be where apt's own user cannot go.
             *("-o", "APT::Sandbox::User=root"),
             *("-o", "APT::Update::Post-Invoke-Success="),
         ]
 
     @property
     def name(self) -> str:
-        """As people call it: `trixie`."""
+        """The usual name: `trixie`."""
         return self.mirror.suite
 
     def update(self, *, bound: bool) -> None:
@@ -156,7 +156,7 @@ class Suite:
         return newest_first(packages.values())
 
     def uri(self, package: Package) -> str:
-        """Where the file lies, as apt itself would fetch it.
+        """The URL from which apt itself would fetch the file.
 
         Raises:
             SourceError: apt names no address.
@@ -174,7 +174,7 @@ class Suite:
         )
 
     def has_file(self, package: Package) -> bool | None:
-        """Whether the mirror has the tarball that its index names; None where unknown."""
+        """Whether the mirror has the tarball that its index names; None if unknown."""
         import requests  # noqa: PLC0415 - only a listing asks
 
         try:

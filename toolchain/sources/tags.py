@@ -19,7 +19,7 @@ from toolchain.sources.tree import Source
 
 
 def remembered(repository: str, tag: str, cache: Cache) -> str:
-    """The commit that a tag was at when it was last resolved; empty where it never was."""
+    """The commit that a tag was at when it was last resolved; empty if it never was."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         value = strict_json.read(_note(repository, tag, cache).read_bytes())
         if (value["repository"], value["tag"]) == (repository, tag):
@@ -42,7 +42,7 @@ def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = 
     """
     store = Store(cache.store)
     known = source.digest is not None
-    # What is asked for by its tag is taken whole, so the store calls it by its digest alone.
+    # What is requested by its tag is taken whole, so the store calls it by its digest alone.
     if not source.tag or (known and (offline or store.stored_tree(str(source.digest)) is not None)):
         return source
     commit = commit_of_tag(source.where, source.tag, store, offline=offline, mirrors=mirrors)

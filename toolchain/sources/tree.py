@@ -44,7 +44,7 @@ class Source:
         path: the user's own folder or file, or the tree that a bundle brought; None for what is fetched.
         locked: whether the digest was promised before the bytes came.
         license: SPDX expression where the data names one.
-        tag: the tag of the repository that it was asked for by.
+        tag: the tag of the repository that it was requested by.
         commit: of an archive, the commit that the data knows it as.
         among: the repositories one of which holds the commit, while it is unknown which; `where` is the first.
         suite: of a package, the suite to look in; see `SourceSpec`.
@@ -71,7 +71,7 @@ class Source:
 
     @property
     def repository(self) -> str:
-        """Where it comes from, for people and records: a git or archive URL, `debian`, `pypi`, `local`."""
+        """Its origin, for display and records: a git or archive URL, `debian`, `pypi`, `local`."""
         return self.where if self.kind in {"git", "archive"} else _REPOSITORIES.get(self.kind, self.kind)
 
     @property
@@ -113,7 +113,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedSource(Source):
-    """A source whose tree or file lies in the store, at `path`, with the digest that it was checked against."""
+    """A source whose tree or file is in the store, at `path`, with the digest that it was checked against."""
 
     digest: str
     path: Path
@@ -121,7 +121,7 @@ class FetchedSource(Source):
 
 @dataclass(frozen=True)
 class TreeInfo:
-    """What a walk over a tree found: its digest, the number of its files and links, the bytes of its files."""
+    """The result of a walk over a tree: its digest, the number of its files and links, the bytes of its files."""
 
     digest: str
     files: int
@@ -183,7 +183,7 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
     if stat_cache is not None and fresh != known:
         try:
             write_atomically(stat_cache, json.dumps({"format": _CACHE_FORMAT, "files": fresh}).encode())
-        except OSError as error:  # for example a full disk, which is no reason to fail a plan
+        except OSError as error:  # for example a full disk, which is not a reason to fail a plan
             LOG.warning("what was read of %s is not remembered, and read again: %s", path, error.strerror)
     lines.sort()
     hasher = hashlib.sha256()
@@ -245,7 +245,7 @@ def _load_cache(path: Path) -> dict[str, str]:
 
 
 def require(tree: Path, *paths: str, what: str = "source", fix: str = "") -> None:
-    """Insist that a tree holds the given files or folders.
+    """Check that a tree holds the given files or folders.
 
     Args:
         what: what the tree should be, for the message, e.g. `LLVM`.
@@ -319,7 +319,7 @@ def check_link_map(links: Mapping[str, str], *, what: str) -> None:
 
 
 def _escape(path: str, target: str, links: Mapping[str, str]) -> str:
-    """Why following a link would leave the tree; empty when it stays."""
+    """Why a link leads out of the tree; empty if it does not."""
     at = path.split("/")[:-1]
     todo = [""]  # components still to walk, the next one last
     followed = 0

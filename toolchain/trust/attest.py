@@ -16,7 +16,7 @@ from toolchain.trust.image_facts import ImageFacts, is_library, is_tool, origin,
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
-# Names of this project's own, not addresses: what they mean stands in docs/trust.md.
+# Names of this project's own, not addresses; explained in docs/trust.md.
 BUILD_TYPE = "urn:toolchain:build:v1"
 _RESOURCE: Keys = dict.fromkeys(("name", "uri", "digest", "content", "downloadLocation", "mediaType", "annotations"))
 KEYS: Keys = {
@@ -128,7 +128,7 @@ def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statemen
 
 
 def isolation_of(record: Record) -> str:
-    """How the build was isolated: the mode, and the beginning of the digest of all measures; `none` where none was
+    """The isolation of the build: the mode, and the beginning of the digest of all measures; `none` where none was
     proved."""
     facts = record.isolation or {}
     return " ".join(str(facts[key])[:19] for key in ("mode", "measures") if facts.get(key)) or "none"
@@ -177,7 +177,7 @@ def _source(record: Record, row: RecordedSource) -> Resource:
     if known.commit:
         digest = {"gitCommit": known.commit}
     elif (row.digest or "").startswith("sha256:"):
-        # Of a file; of a checkout the digest of its tree, which is no digest of a file.
+        # Of a file; of a checkout the digest of its tree, which is not a digest of a file.
         value = str(row.digest).removeprefix("sha256:")
         digest = {"sha256": value} if known.sha256 and row.kind != "local" else {"toolchainTree": value}
     about: dict[str, Any] = {
@@ -211,7 +211,7 @@ def _stage(record: Record) -> Resource:
 
 
 def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None = None) -> dict[str, Any] | None:
-    """What a provenance holds as its byproduct `name`, None if it holds none.
+    """The byproduct `name` of a provenance, None if it has none.
 
     Args:
         recorded: only if its annotation `recorded` has this value.

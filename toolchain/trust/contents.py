@@ -1,4 +1,4 @@
-"""What is inside an image: its Triton, its LLVM, the GPUs and the Pythons that it is for."""
+"""Contents of an image: its Triton, its LLVM, the GPUs and the Pythons that it is for."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Component:
     """A Triton or an LLVM.
 
     Args:
-        version: of the release; empty where none is known.
-        commit: 40 hex digits; empty where none is known.
+        version: of the release; empty if none is known.
+        commit: 40 hex digits; empty if none is known.
         tree: of a checkout, the first 12 digits of its tree's digest: no commit tells what is in it.
     """
 
@@ -37,17 +37,17 @@ class Component:
 
     @property
     def label(self) -> str:
-        """Version and whole commit, with a space between them, as the image's label has it."""
+        """Version and whole commit, with a space between them, as in the image's label."""
         return " ".join(part for part in (self.version, self.commit) if part) or str(self)
 
     def as_json(self) -> dict[str, Any]:
-        """What is known of it; null for the rest."""
+        """The known values; null for the rest."""
         return {"version": self.version or None, "commit": self.commit or None, "tree": self.tree or None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What an image is made of; None and empty where it is unknown or does not apply."""
+    """Contents of an image; None and empty if unknown or not applicable."""
 
     triton: Component | None = None
     llvm: Component | None = None
@@ -55,7 +55,7 @@ class Contents:
     pythons: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """As `images`, `inspect` and `verify` print it."""
+        """The form in which `images`, `inspect` and `verify` print it."""
         return {
             "triton": self.triton.as_json() if self.triton is not None else None,
             "llvm": self.llvm.as_json() if self.llvm is not None else None,
@@ -69,7 +69,7 @@ class Contents:
         return {name: component.label for name, component in components if component is not None}
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """Name and value of what is known, for people."""
+        """Name and value of what is known, for display."""
         for name, component in (("Triton", self.triton), ("LLVM", self.llvm)):
             if component is not None:
                 yield name, str(component)

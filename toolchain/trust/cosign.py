@@ -25,7 +25,7 @@ PREDICATE_TYPE = "dev.sigstore.bundle.predicateType"
 
 
 def payload(reference: str, digest: str) -> bytes:
-    """What a simple signature is over; `reference` is the repository that the image is published in."""
+    """The payload of a simple signature; `reference` is the repository that the image is published in."""
     return canonical(
         {
             "critical": {

@@ -38,7 +38,7 @@ def signed_files(
     now: datetime,
     checks: dict[str, str],
 ) -> Mapping[str, Any]:
-    """Insist that provenances by `key` about this artifact name each file, by name and digest.
+    """Check that provenances by `key` about this artifact name each file, by name and digest.
 
     Files of several architectures come from several builds, each with a provenance of its own.
 

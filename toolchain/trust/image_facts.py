@@ -1,4 +1,4 @@
-"""What is known of a finished image: its record, the stages below it, its base's packages; and how each is named."""
+"""The facts of a finished image: its record, the stages below it, its base's packages; and their names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMESPACE = {"ubi": "redhat", "rhel": "redhat", "manylinux": "almalinux"}
 
 
 def distribution(base: str) -> tuple[str, str]:
-    """What package URLs call the distribution of a base (`debian13`), and its release: `debian`, `13`."""
+    """The distribution of a base (`debian13`) and its release in package URLs: `debian`, `13`."""
     match = re.match(r"([a-z]+)[-_]?([0-9][0-9_.]*)?", base)
     family, release = (match[1], match[2] or "") if match else (base, "")
     return _NAMESPACE.get(family, family), release.replace("_", ".")
@@ -29,7 +29,7 @@ class Package:
 
     Args:
         kind: `deb` or `rpm`.
-        sha256: hex, of the package file; empty where the list names none.
+        sha256: hex, of the package file; empty if the list names none.
         source: the source package and its version, `glibc 2.41-12`, where that is known and called otherwise:
             advisories are about source packages.
         system: the distribution that it is of (`debian11`), where that is not the base's.
@@ -54,7 +54,7 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFacts:
-    """All that an SBOM and a provenance are made of.
+    """The input of an SBOM and a provenance.
 
     Args:
         record: of the image, as the pipeline wrote it.
@@ -83,7 +83,7 @@ class ImageFacts:
 
     @property
     def base_name(self) -> str:
-        """How the base is called (`debian13`), for package URLs."""
+        """The name of the base (`debian13`), for package URLs."""
         named = self.base.inputs.get("base") if self.base is not None else ""
         return str(named or self.system or "linux")
 
@@ -116,14 +116,14 @@ def _names_let_in(record: Record) -> set[str]:
 
 @dataclass(frozen=True)
 class Origin:
-    """How a source is named outside this project.
+    """The identity of a source outside this project.
 
     Args:
         purl: package URL.
         version: commit, version or the digest's first digits.
         location: an address in SPDX's form, or NOASSERTION.
-        sha256: hex of the file, empty where the source is a tree.
-        commit: 40 hex digits, empty where it is not from git.
+        sha256: hex of the file, empty if the source is a tree.
+        commit: 40 hex digits, empty if it is not from git.
     """
 
     purl: str
@@ -152,7 +152,7 @@ def origin(row: RecordedSource) -> Origin:
             url_name = purl("generic", name, version=plain[:12], checksum=digest, download_url=url)
             return Origin(url_name, plain[:12], url, plain)
         case _:
-            # A checkout is a tree; its digest is not that of a file, so it is no checksum in the sense of SPDX.
+            # A checkout is a tree; its digest is not that of a file, so it is not a checksum in the sense of SPDX.
             return Origin(purl("generic", name, version=plain[:12]), plain[:12], "NOASSERTION")
 
 
@@ -171,7 +171,7 @@ def is_tool(row: RecordedSource) -> bool:
 
 
 def is_library(row: RecordedSource) -> bool:
-    """Whether a source is a wheel that lies in the image."""
+    """Whether a source is a wheel that is in the image."""
     return row.name.startswith("library-")
 
 
@@ -199,7 +199,7 @@ def parse_dpkg_status(text: str) -> tuple[Package, ...]:
 
 
 def _source(name: str, version: str, field: str) -> str:
-    """`NAME VERSION` of the source package that dpkg names as `NAME` or `NAME (VERSION)`; empty where both are ours."""
+    """`NAME VERSION` of the source package that dpkg names as `NAME` or `NAME (VERSION)`; empty if both are ours."""
     source, _, source_version = field.strip().partition(" ")
     pair = (source or name, source_version.strip("()") or version)
     return "" if pair == (name, version) else " ".join(pair)
@@ -215,7 +215,7 @@ def with_sources(packages: Sequence[Package], known: Sequence[Package]) -> tuple
 
 
 def parse_os_release(text: str) -> str:
-    """How a distribution calls itself, `debian12`; empty if it does not say."""
+    """The name that a distribution gives itself, `debian12`; empty if missing."""
     fields = dict(re.findall(r"^(ID|VERSION_ID)=[\"']?([^\"'\n]*)", text, re.MULTILINE))
     return fields.get("ID", "") + fields.get("VERSION_ID", "") if fields.get("ID") else ""
 

@@ -13,7 +13,7 @@ _LONGEST = 4000
 
 
 def invocation(statement: Mapping[str, Any]) -> str:
-    """What an image was asked for with, as a command; empty where its provenance has another form or no end.
+    """The command that an image was built with; empty if its provenance has another form or no end.
 
     A checkout is named by its tree in the store and a patch by its file name, since paths are the other machine's.
     Options that a plain call has anyway are left out.
@@ -22,7 +22,7 @@ def invocation(statement: Mapping[str, Any]) -> str:
 
 
 def request_command(request: Any) -> str:
-    """The command for a request as provenances have it; empty where it has another form or no end."""
+    """The command for a request as in provenances; empty if it has another form or no end."""
     if not isinstance(request, Mapping) or not isinstance(request.get("stage"), str):
         return ""
     try:
@@ -34,7 +34,7 @@ def request_command(request: Any) -> str:
 
 
 def _words(request: Mapping[str, Any]) -> Iterator[str]:
-    """What differs from a plain call; the rest would hide what matters."""
+    """The options that differ from their defaults."""
     usual = {"glibc": DEFAULT_GLIBC} if request.get("glibc") else {"base": None}  # a named base is shown
     for option in options():
         value = request.get(option.field)

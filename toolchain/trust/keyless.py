@@ -36,7 +36,7 @@ class Identity:
     """Whose signature is trusted: the name in a certificate, and who vouched for it.
 
     Args:
-        name: as the certificate has it: an address, or of a GitHub workflow
+        name: as in the certificate: an address, or of a GitHub workflow
             `https://github.com/OWNER/NAME/.github/workflows/FILE@refs/…`.
         issuer: of the identity, e.g. `https://token.actions.githubusercontent.com`.
         config: trust config of a Sigstore of one's own, or one that was kept to do without a network; None for the
@@ -60,10 +60,10 @@ class Identity:
             return Verifier(trusted_root=_patiently(lambda: trust_config(self.config)).trusted_root)
 
     def opened(self, content: bytes) -> Envelope:
-        """What a bundle holds, once signature, certificate, log and identity have been looked at.
+        """The payload of a bundle, after a check of signature, certificate, log and identity.
 
         Raises:
-            UntrustedError: it is no bundle, or one of these is wrong.
+            UntrustedError: it is not a bundle, or one of these is wrong.
             UnreachableError: Sigstore's roots cannot be refreshed.
             ConfigError: the extra is not installed, or `config` cannot be used.
         """
@@ -128,7 +128,7 @@ class Keyless:
 
 
 def require() -> None:
-    """Insist that the library is there.
+    """Check that the library is installed.
 
     Raises:
         ConfigError: it is not.
@@ -146,10 +146,10 @@ def require() -> None:
 
 
 def trust_config(path: Path | None) -> ClientTrustConfig:
-    """Where Sigstore is and whose keys it has.
+    """The addresses and keys of Sigstore.
 
     Raises:
-        ConfigError: `path` is no such file.
+        ConfigError: `path` is not such a file.
     """
     from sigstore.models import ClientTrustConfig  # noqa: PLC0415
 
@@ -211,7 +211,7 @@ def _translated(what: str, *, secret: str = "") -> Iterator[None]:
 
 
 def _patiently(call: Callable[[], T]) -> T:
-    """What `call` gives: the library waits for ever for a server that falls silent.
+    """Return the result of `call`, within a time limit: the library waits for ever for a silent server.
 
     Raises:
         UnreachableError: it gave nothing in time.

@@ -29,7 +29,7 @@ _OF_COSIGN = (b"ENCRYPTED SIGSTORE PRIVATE KEY", b"ENCRYPTED COSIGN PRIVATE KEY"
 
 @dataclass(frozen=True)
 class PublicKey:
-    """What a signature is checked with; `id` is the SHA-256 of its SubjectPublicKeyInfo."""
+    """A public key, which checks signatures; `id` is the SHA-256 of its SubjectPublicKeyInfo."""
 
     key: ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey
 
@@ -51,7 +51,7 @@ class PublicKey:
         return True
 
     def pem(self) -> bytes:
-        """As it stands in a file."""
+        """The key in PEM form."""
         return self.key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 

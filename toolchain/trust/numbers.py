@@ -11,7 +11,7 @@ from toolchain.numbers.summary import describe
 from toolchain.trust import attest
 from toolchain.trust.statements import subjects_of
 
-# A name of this project's own, not an address: what it means stands in docs/numbers.md.
+# A name of this project's own, not an address; explained in docs/numbers.md.
 PREDICATE = "urn:toolchain:numbers:v1"
 
 
@@ -26,7 +26,7 @@ def statement(about: Sequence[attest.Resource], numbers: Mapping[str, Any]) -> a
 
 
 def result(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
-    """The result of the signed statements about an image, in a sentence; empty where none is about it.
+    """The result of the signed statements about an image, in a sentence; empty if none is about it.
 
     Of several the one about the most kernels is used.
 

@@ -1,4 +1,4 @@
-"""What a caller demands of an image beyond its being authentic."""
+"""Demands on an image beyond authenticity."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def make_policy(
     """
     names = [] if name is None else [part.strip() for part in name.split(",")]
     if unknown := [part for part in names if part not in POLICIES]:
-        raise ConfigError(f"no such policy: {unknown[0]!r}", fix=f"one of {', '.join(POLICIES)}, with commas between")
+        raise ConfigError(f"no such policy: {unknown[0]!r}", fix=f"one of {', '.join(POLICIES)}, comma-separated")
     repos = tuple(normal_repository(repo) for repo in source_repos)
     return Policy(
         source_only="source-only" in names,
@@ -124,7 +124,7 @@ def check_provenance(statement: Mapping[str, Any], demands: Policy, *, label: st
     Args:
         statement: whose subject is right and whose signature was checked.
         demands: which inputs and which image it must be about.
-        label: the image's `toolchain.input-digest`; None where the image has none.
+        label: the image's `toolchain.input-digest`; None if the image has none.
     """
     definition = statement["predicate"]["buildDefinition"]
     if definition["buildType"] != attest.BUILD_TYPE:
@@ -181,7 +181,7 @@ def check_binaries(statement: Mapping[str, Any], document: Mapping[str, Any]) ->
 
 
 def require_policy(statement: Mapping[str, Any], policy: Policy) -> None:
-    """Insist on a policy.
+    """Check an image against a policy.
 
     Raises:
         UntrustedError: it is not met; where an option would lift the refusal, `fix` names it.
@@ -199,7 +199,7 @@ def require_policy(statement: Mapping[str, Any], policy: Policy) -> None:
 
 
 def kept(policy: Policy) -> str:
-    """The demands of a policy that was met, for people; empty where none was demanded."""
+    """The demands of a policy that was met, for display; empty if none was demanded."""
     held = (
         (policy.source_only, "nothing prebuilt but what was allowed"),
         (policy.isolated, "built in a proved isolation"),
@@ -244,7 +244,7 @@ def first(check: Check, problems: Iterator[str]) -> None:
 
 
 def summary(statement: Mapping[str, Any]) -> dict[str, Any]:
-    """What a trusted provenance says: the image's name, whether it is partial, and whether its contract was checked."""
+    """Summarize a trusted provenance: the image's name, whether it is partial, and whether its contract was checked."""
     definition = statement["predicate"]["buildDefinition"]
     inner, request = definition["internalParameters"], definition.get("externalParameters")
     return {
@@ -261,13 +261,13 @@ def summary(statement: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remedy(statement: Mapping[str, Any], policy: Policy) -> str:
-    """What would lift the refusal of an image that is otherwise trusted; empty where nothing would."""
+    """The option that would lift the refusal of an otherwise trusted image; empty if there is none."""
     names = [name for name in _binaries(statement) if name not in policy.allow] if policy.source_only else []
     return f"if you accept them: {' '.join(f'--allow-binary {name}' for name in names)}" if names else ""
 
 
 def named(statement: Mapping[str, Any]) -> str:
-    """`summary` in a few words for people."""
+    """`summary` in a few words for display."""
     row = summary(statement)
     part = f", a part: {row['partial']}" if row["partial"] else ""
     return f"{row['image']}{part}{'' if row['contract'] is not False else ', built without its contract check'}"

@@ -13,7 +13,7 @@ from toolchain.trust import attest, dsse
 from toolchain.trust.keys import PublicKey
 from toolchain.trust.statements import Evidence, opened, subjects_of
 
-# A name of this project's own, not an address: what it means stands in docs/rebuilders.md.
+# A name of this project's own, not an address; explained in docs/rebuilders.md.
 PREDICATE = "urn:toolchain:rebuilt:v1"
 EQUAL, DIFFERENT = "equal", "different"
 
@@ -25,7 +25,7 @@ def statement(image: str, digests: Sequence[str], result: Mapping[str, Any]) -> 
 
     Args:
         digests: of the image's manifest and of the indexes that name it.
-        result: as `Reproduced.as_json` has it.
+        result: as in `Reproduced.as_json`.
     """
     first = next(iter(result["differing"]), None)
     equal = bool(result["equal"])
@@ -46,7 +46,7 @@ def statement(image: str, digests: Sequence[str], result: Mapping[str, Any]) -> 
 
 @dataclass(frozen=True)
 class Rebuilders:
-    """How many of some keys must have rebuilt an image to the same bytes.
+    """The number of keys, and the keys, that must have rebuilt an image to the same bytes.
 
     Raises:
         ConfigError: more are needed than there are different keys.
@@ -68,7 +68,7 @@ class Rebuilders:
 def require(
     rebuilders: Rebuilders, evidence: Iterable[Evidence], digests: set[str], *, input_digest: str, diff_id: str
 ) -> str:
-    """Insist that enough keys have signed that they rebuilt an image to the same bytes; who did, for people.
+    """Check that enough keys have signed a rebuild of an image to the same bytes; their names, for display.
 
     A key is counted once. A statement holds if it names the image's manifest, input digest and layer.
 

@@ -1,4 +1,4 @@
-"""What is inside an image: a bill of materials as SPDX 2.3, the same bytes for the same image.
+"""SBOM of an image as SPDX 2.3; the same bytes for the same image.
 
 SPDX and not CycloneDX, because here files count: SPDX has them, with checksums and relations, as things of their own.
 """
@@ -298,7 +298,7 @@ def described(document: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def differences(document: Mapping[str, Any], files: Sequence[LayerFile]) -> Iterator[str]:
-    """Where the files of a layer are not those that a document lists: changed, missing or extra, in order of path.
+    """Differences between a layer's files and those in a document: changed, missing or extra, in order of path.
 
     Raises:
         UntrustedError: the document's list is malformed.

@@ -45,7 +45,7 @@ class Evidence:
 
 
 def gather(place: Place, subjects: Sequence[str], scratch: Layout) -> list[Evidence]:
-    """What is attached to the given digests, of the kinds known here. What is broken is left out and logged.
+    """Gather the known attachments of the given digests. Broken ones are left out and logged.
 
     Args:
         scratch: a layout that takes the blobs.
@@ -94,13 +94,13 @@ def signed_by(
     """The statements among what is attached that a key or an identity has signed.
 
     Args:
-        digest: of what they are attached to, for people.
+        digest: of what they are attached to, for display.
         checks: takes who it was.
 
     Raises:
         UntrustedError: there is none.
     """
-    # An identity signs bundles. A key's envelope may lie in one too; the rest of the bundle is ignored.
+    # An identity signs bundles. A key's envelope may be in one too; the rest of the bundle is ignored.
     kinds = {keyless.MEDIA_TYPE} | ({dsse.MEDIA_TYPE} if isinstance(key, PublicKey) else set())
     contents = [attached for attached in evidence if attached.media_type in kinds]
     good, broken, names = [], "", set()
@@ -140,7 +140,7 @@ def signed_by(
 
 
 def about(statements: Sequence[dict[str, Any]], needed: Set[str], kinds: Set[str], name: str) -> list[dict[str, Any]]:
-    """Those of some kinds whose subjects have all the digests that are needed.
+    """The statements of some kinds whose subjects have all required digests.
 
     Raises:
         UntrustedError: there is none; `name` stands before the words.

@@ -32,13 +32,13 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class Verdict:
-    """What was found.
+    """The result of a verification.
 
     Args:
         verdict: `trusted`: a key was given and everything holds. `intact`: the bytes are those that the digests name
             and nothing contradicts them, but no signature was checked. `untrusted`: something is wrong.
         problems: what is wrong; of several the first.
-        checks: the checks that passed, in order, each with a text for people.
+        checks: the checks that passed, in order, each with a text for display.
         fix: what would make it right, where that is in the caller's hands; not in `as_json`.
         provenance: the signed statement that was believed; of several images that of the last. In `as_json` what it
             says that the image is.
@@ -77,16 +77,16 @@ def verify(
     """Look at an image or index whose blobs are in `layout`.
 
     Args:
-        place: where it came from and where evidence lies.
+        place: where it came from and where evidence is.
         layout: where its blobs are.
         top: image or index.
         key: the key or identity that must have signed; without one nothing is authenticated.
         demands: further conditions; they count only with a key.
-        rebuilders: whose rebuilding is asked for.
+        rebuilders: whose rebuilding is requested.
         now: instead of the present time.
 
     Raises:
-        UnreachableError, RegistryError: the evidence could not be asked for; that says nothing about the image.
+        UnreachableError, RegistryError: the evidence could not be queried; that says nothing about the image.
         EngineError: a zstd layer, and the zstd program is missing.
     """
     verdict = Verdict(str(place.ref), top.digest)
@@ -147,7 +147,7 @@ def _images(layout: Layout, top: Descriptor) -> list[Descriptor]:
 
 
 def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
-    """The oldest system that links every image of an index, as their labels tell it; empty where none tells one.
+    """The oldest system that links every image of an index, as their labels tell it; empty if none tells one.
 
     Raises:
         UntrustedError: they differ, and a reader of one would take it for all.
@@ -190,7 +190,7 @@ class _Image:
             self._checks["sbom"] = f"{len(good['files'])} files are as an SBOM lists them; no signature was checked"
 
     def rebuilt(self, rebuilders: Rebuilders) -> None:
-        """Insist on enough statements that the image was built again to the same bytes."""
+        """Check that enough statements confirm a rebuild to the same bytes."""
         self._checks["rebuilders"] = rebuilt.require(
             rebuilders, self._found, self._needed, input_digest=self._label or "", diff_id=self._diff_id
         )
