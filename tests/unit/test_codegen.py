@@ -199,8 +199,8 @@ def test_a_further_llvm_is_a_further_row(request_: Request, tree: Path, monkeypa
 
 
 def test_an_llvm_that_no_rule_knows_is_refused_by_name(request_: Request, tree: Path) -> None:
-    (tree / "cmake/nvidia-llvm-build-info.json").write_text("{}")
-    with pytest.raises(UnsupportedError, match="of its own for nvidia"):
+    (tree / "cmake/intel-llvm-build-info.json").write_text("{}")
+    with pytest.raises(UnsupportedError, match="of its own for intel"):
         plan(request_, "triton")
 
 

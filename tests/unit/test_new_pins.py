@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from scripts.new_pins import Finding, findings, gather, main
+from toolchain.catalog.codegen import codegen_of
 from toolchain.catalog.releases import aotriton_releases, triton_releases
 
 # Read from AOTriton's repository in November 2026: each ref with its commit, its Triton, and that one's pin file.
@@ -31,7 +32,7 @@ def as_recorded() -> dict[str, Any]:
             "ref": f"refs/tags/v{row.version}",
             "commit": NEW,
             "files": ({HASH: f"{row.llvm}\n"} if row.llvm else {})
-            | ({AMD: pinned(RECORDED.llvm, RECORDED.build)} if row.codegen else {}),
+            | {rule.pin_file: pinned(pin.llvm, pin.build) for pin in row.codegen if (rule := codegen_of(pin.target))},
         }
         for row in triton_releases()
         if row.version and "+" not in row.version
@@ -81,8 +82,8 @@ def test_the_repository_that_a_triton_names() -> None:
 
 def test_a_triton_with_two_llvms_is_told_but_not_built() -> None:
     files = {HASH: NEW, AMD: pinned(OTHER, 3), AMD_NEXT: pinned(OTHER, 4, repository="ROCm/llvm-project")}
-    (one,) = found_with(triton=[triton("refs/tags/v3.10.0", **files)])
-    assert (one.title, one.build) == ("Triton 3.10.0 is not on record", None)
+    (one,) = found_with(triton=[triton("refs/tags/v3.99.0", **files)])
+    assert (one.title, one.build) == ("Triton 3.99.0 is not on record", None)
     assert f"for AMDGPU {OTHER}-3 of ROCm/llvm-project" in one.why
     one, other = found_with(triton=[triton("refs/heads/main", **files)])
     assert (one.title, one.build) == (f"LLVM {OTHER[:12]}-3 for AMDGPU of Triton main", None)

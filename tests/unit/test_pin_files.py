@@ -370,10 +370,10 @@ def test_before_there_were_any(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["info", "build_info"])
 def test_an_llvm_that_no_rule_knows_is_refused_by_name(what: str, tmp_path: Path) -> None:
-    tree = codegen(tmp_path, amd_info=PIN, **{f"nvidia_{what}": PIN})
-    with pytest.raises(UnsupportedError, match="of its own for nvidia") as caught:
+    tree = codegen(tmp_path, amd_info=PIN, **{f"intel_{what}": PIN})
+    with pytest.raises(UnsupportedError, match="of its own for intel") as caught:
         read_codegen_pins(tree)
-    assert f"cmake/nvidia-llvm-{what.replace('_', '-')}.json" in caught.value.why
+    assert f"cmake/intel-llvm-{what.replace('_', '-')}.json" in caught.value.why
     assert "amd (AMDGPU)" in caught.value.why
 
 
@@ -410,12 +410,13 @@ def test_a_malformed_pin_of_a_codegen_llvm(content: object, match: str, tmp_path
 
 def test_bad_rules_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (FOLDER / "codegen.toml").read_text()
-    twice = text + text[text.index("[amd]") :].replace("[amd]", "[other]")
+    amd = text[text.index("[amd]") :].partition("\n[")[0]
+    twice = text + amd.replace("[amd]", "[other]")
     for content, match in (
         (twice, "two rows are of one target"),
         (text.replace('target = "AMDGPU"\n', ""), "amd.target"),
         (text.replace('"LICENSE"', '"../LICENSE"'), "leads out"),
-        (text + 'more = "x"\n', "'amd.more'"),
+        (text.replace(amd, amd + '\nmore = "x"\n'), "'amd.more'"),
     ):
         monkeypatch.setattr(rows, "load", lambda _, content=content: tomllib.loads(content))
         with pytest.raises(ConfigError, match=match):

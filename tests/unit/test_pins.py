@@ -207,13 +207,13 @@ def test_equal_patch_releases_take_the_one_that_was_read(monkeypatch: pytest.Mon
     assert "inferred" in inferred.warnings[0]
 
 
-@pytest.mark.parametrize("version", ["3.9.1", "v3.99", "4.0.0"])
+@pytest.mark.parametrize("version", ["3.98.1", "v3.99", "4.0.0"])
 def test_a_newer_triton_may_have_any_number_of_llvms_and_is_refused(version: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         pins.triton_release(version)
     assert "second LLVM" in caught.value.what
     assert "AMD" in caught.value.why
-    assert "3.9.0" in caught.value.fix
+    assert "or older" in caught.value.fix
 
 
 def test_a_triton_with_a_second_llvm() -> None:
@@ -222,7 +222,7 @@ def test_a_triton_with_a_second_llvm() -> None:
     (amd,) = row.codegen
     assert (amd.target, amd.revision) == ("AMDGPU", "6bc4aaf6641c56ee104f6200c96a6a571bc77052-1")
     assert amd.repository == "", "no text names it"
-    assert not any(one.codegen for one in pins.triton_releases() if one.version != "3.9.0")
+    assert not pins.triton_release("3.8.0").codegen
 
 
 @pytest.mark.parametrize(

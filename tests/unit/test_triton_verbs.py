@@ -114,7 +114,7 @@ KINDS: list[tuple[str, Callable[[Source], bool] | int, str]] = [
     ("../empty", 4, "not a checkout of Triton"),
     ("3.6.7", 7, "3.6.0 below and 3.7.0 above"),
     ("3.1.9", 7, "3.1.0 below and 3.2.0 above"),
-    ("4.0", 7, "3.9.0 below"),
+    ("4.0", 7, " below"),
     ("3.99.0", 7, "second LLVM"),
     ("2.2.0", 4, "its LLVM is unknown"),
     (NOWHERE, 7, "not on record"),
