@@ -61,11 +61,11 @@ class MadeImages:
     """Images that were compiled, packed and read back.
 
     Args:
-        folder: where each pack's folder lies.
+        folder: where each pack's folder is.
         archives: the .zip files, each below its pack's folder.
         packs: as `amd-gfx942`, sorted.
         rules: how many kernels the whole plan has.
-        partial: whether only a part of them was asked for.
+        partial: whether only a part of them was requested.
         against: see `KernelImages.against_upstream`; empty when that was not asked for.
         launches: by pack, the file that says how its kernels are launched, see `kernels.launches`.
         numbers: what a check of the numbers found; empty when that was not asked for.
@@ -87,7 +87,7 @@ class KernelImages:
     """The kernels of one AOTriton.
 
     Args:
-        build: the generator's folder; objects and archives come to lie in it, the ledger beside it.
+        build: the generator's folder; objects and archives are written into it, the ledger beside it.
         source: the AOTriton tree.
         image: the Triton image, as the runner knows it.
         layers: see `layer_digests`.
@@ -192,7 +192,7 @@ class KernelImages:
         return replace(result, about=strict_json.read(about.read_bytes())) if about.is_file() else result
 
     def compile_setup(self) -> CompileSetup:
-        """Where the kernels compile: `build` holds the objects."""
+        """The environment in which the kernels are compiled: `build` holds the objects."""
         mounts = [
             Mount(self.source, SOURCE, read_only=True),
             Mount(recipe.root() / "aotriton", "/recipe/aotriton", read_only=True),
@@ -207,7 +207,7 @@ class KernelImages:
         return CompileSetup(start=start, naming=self.naming(), out=self.build, seen=(SOURCE, PLAN), campaign=name)
 
     def naming(self) -> Naming:
-        """What names the results: GPUs, and how the library is built, are not among it."""
+        """The inputs of the results' names, without GPUs and the library's build."""
         return PROJECT.naming(self.source, self.layers)
 
     def pack(
@@ -298,7 +298,7 @@ class KernelImages:
 
 
 def compile_setup(source: Path, triton: Built, out: Path, workspace: Workspace) -> CompileSetup:
-    """Where the kernels of an AOTriton tree compile.
+    """The environment in which the kernels of an AOTriton tree are compiled.
 
     Args:
         out: folder of the objects.

@@ -32,7 +32,7 @@ def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path)
 
     Args:
         build: folder of what was compiled.
-        into: is made anew.
+        into: is made again.
     """
     shutil.rmtree(into, ignore_errors=True)
     good = result.objects

@@ -1,4 +1,4 @@
-"""What a library that makes code for a GPU must be, alone and in a wheel; each fault has a message of its own."""
+"""Checks of a codegen library, alone and in a wheel; each fault has a message of its own."""
 
 from __future__ import annotations
 

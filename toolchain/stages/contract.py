@@ -110,7 +110,7 @@ class CrossTarget:
     system: Path
 
     def mounts(self) -> list[Mount]:
-        """What the container must hold for it."""
+        """The mounts that it needs."""
         toolchain = recipe.root() / "llvm-config" / "cross.cmake"
         return [
             Mount(self.emulator, "/emulator"),

@@ -43,7 +43,7 @@ class Linked:
         return {name: node for name, (library, node) in self.imports.items() if library == soname}
 
     def newest(self, prefix: str) -> tuple[int, ...]:
-        """The newest version of a family of nodes (`GLIBC_`) that it asks for; empty where it asks for none."""
+        """The newest version of a family of nodes (`GLIBC_`) that it asks for; empty if it asks for none."""
         nodes = {node.removeprefix(prefix) for _, node in self.imports.values() if node.startswith(prefix)}
         return max((version_numbers(node) for node in nodes if node[:1].isdigit()), default=())
 

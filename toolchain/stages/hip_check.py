@@ -1,4 +1,4 @@
-"""What links HIP, by its ELF file: a library to link with against its rows, AOTriton's against its ROCm and systems."""
+"""Checks of ELF files that link HIP: a stub library against its rows, AOTriton's against its ROCm and systems."""
 
 from __future__ import annotations
 

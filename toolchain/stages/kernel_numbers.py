@@ -28,7 +28,7 @@ STEP = "numbers"
 
 
 def require_check() -> Disassembler:
-    """What a check needs on this machine.
+    """Check that this machine has the needs of a check.
 
     Raises:
         ConfigError, EngineError: numpy or llvm-objdump is missing.
@@ -44,7 +44,7 @@ def check_numbers(
     """Check a sample of what a campaign compiled, as large as the request says; the result for the record.
 
     Returns:
-        Nothing where no check was asked for.
+        Nothing where no check was requested.
 
     Raises:
         NumbersError: a kernel computes wrong numbers.
@@ -104,7 +104,7 @@ def run_check(
     """Check kernels in namespaces of their own; the result for the record.
 
     Args:
-        folder: the objects lie below it.
+        folder: the objects are below it.
         note: called with the name of each kernel and its result.
 
     Raises:

@@ -55,7 +55,7 @@ PROJECT = KernelProject(
     source="/src/kernels",
     environment={"PYTHONPATH": f"{SITE}:{RECIPE}/aotriton/standin:/src/kernels"},
     recipe=(*WORKER_FILES, "aotriton/standin"),
-    search=("",),  # as PYTHONPATH has it
+    search=("",),  # as in PYTHONPATH
 )
 
 
@@ -158,7 +158,7 @@ def compile_setup(
     mounts: Sequence[Mount] = (),
     variables: Mapping[str, str] | None = None,
 ) -> CompileSetup:
-    """Where the kernels compile.
+    """The environment in which the kernels are compiled.
 
     Args:
         source: the sdist's tree.

@@ -1,4 +1,4 @@
-"""What of LLVM a layer holds: all that Triton needs, or a part to try a machine and a recipe with."""
+"""The parts of LLVM in a layer: all that Triton needs, or a part to try a machine and a recipe with."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LlvmSubset:
 
     Args:
         name: as `--only` takes it.
-        label: for people; empty for the whole.
+        label: for display; empty for the whole.
         stem: of the image's name.
         projects: LLVM_ENABLE_PROJECTS.
         components: LLVM_DISTRIBUTION_COMPONENTS.

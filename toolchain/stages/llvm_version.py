@@ -36,7 +36,7 @@ def version_of_tree(tree: Path) -> str:
 
 
 def major_of(source: Source) -> int | None:
-    """The major version of an LLVM source as far as it is known before it is fetched; None where only its tree tells.
+    """The major version of an LLVM source as far as it is known before it is fetched; None if only its tree tells.
 
     Raises:
         SourceError: it is a folder whose files give no version.

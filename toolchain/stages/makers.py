@@ -1,4 +1,4 @@
-"""What makes each stage of the table. A module is imported when its stage is asked for: plans need few of them."""
+"""The maker of each stage of the table. A module is imported with its stage: plans need few of them."""
 
 # ruff: noqa: PLC0415 - see above
 
@@ -18,7 +18,7 @@ Maker = Callable[[Request], Stage | None]
 
 
 def make(name: str, request: Request) -> Stage | None:
-    """The stage of that name; None where the request needs none of it.
+    """The stage of that name; None if the request needs none of it.
 
     Raises:
         ToolchainError: the request has no such stage.

@@ -37,7 +37,7 @@ class Known:
         return fnmatchcase(file, self.path)
 
     def replacement(self, file: str) -> str:
-        """Absolute glob of the base's file that takes this one's place; empty where none does."""
+        """Absolute glob of the base's file that takes this one's place; empty if none does."""
         return self.replace.replace("{file}", file.rpartition("/")[2])
 
 
@@ -81,7 +81,7 @@ class Intake:
 
 
 def let_in_names(request: Request) -> tuple[str, ...]:
-    """What `--allow-binary` allows, by name: it takes the path of a known file too."""
+    """The names that `--allow-binary` accepts; it takes the path of a known file too."""
     given = request.allow_binary
     return tuple(dict.fromkeys([*given, *(row.name for row in known_files() if any(map(row.matches, given)))]))
 
@@ -115,7 +115,7 @@ def undecided(source: str, tree: Path | None, request: Request) -> list[Known]:
 
 
 def choices(source: str, request: Request) -> dict[str, Any]:
-    """What the user's policy says for a source, as an input of the stage that builds it."""
+    """The user's policy for a source, as an input of the stage that builds it."""
     return {
         "allow": [name for name in sorted(set(request.allow_binary)) if name not in APART],
         "drop": sorted(set(request.drop_binary)),
@@ -185,7 +185,7 @@ def _row_of(file: str, rows: Sequence[Known]) -> Known | None:
 
 
 def _name_of(file: str, rows: Sequence[Known] | None = None) -> str:
-    """What `--allow-binary` calls a file: its row's name, else its path."""
+    """The name of a file for `--allow-binary`: its row's name, else its path."""
     row = _row_of(file, known_files() if rows is None else rows)
     return row.name if row else file
 

@@ -88,10 +88,10 @@ def check_profile(tree: Path, llvm: Source, patches: Mapping[str, Sequence[Path]
 
 
 def triton_options(profile: str | None) -> str:
-    """What CMake is told so that a Triton counts what runs, or is compiled by a profile.
+    """CMake options for a Triton with instrumentation, or compiled by a profile.
 
     Args:
-        profile: where its data lie in the build; None lets it count.
+        profile: where its data are in the build; None lets it count.
     """
     hook = f"-DCMAKE_PROJECT_triton_INCLUDE=/recipe/{TRITON_RECIPE[-1]}"
     return f"{hook} -DTOOLCHAIN_PROFILE={profile or 'count'}"

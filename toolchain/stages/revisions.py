@@ -1,6 +1,6 @@
 """Which LLVM is in a library, by its own text: the revision that LLVM compiles into itself.
 
-The same 40 digits stand there for several reasons, and not each proves the same. `KINDS` says what each proves.
+The same 40 digits appear for several reasons, and not each proves the same. `KINDS` says what each proves.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Revision:
     Args:
         kind: of `KINDS`.
         revision: 40 hexadecimal digits.
-        version: LLVM's, `23.0.0git`; empty where the text has none.
-        repository: as it was given to LLVM's build; empty where the text has none.
+        version: LLVM's, `23.0.0git`; empty if the text has none.
+        repository: as it was given to LLVM's build; empty if the text has none.
         build: number of a codegen library's build.
         at: bytes from the start of the file to the digits, where they come first.
     """
@@ -102,7 +102,7 @@ def _with_last(pieces: Iterable[bytes]) -> Iterable[tuple[bytes, bool]]:
 
 
 def _runs(held: bytes, *, first: bool) -> Iterable[int]:
-    """Where exactly 40 hexadecimal digits stand, with no letter or digit beside them.
+    """Runs of exactly 40 hexadecimal digits, without a letter or digit beside them.
 
     Args:
         first: whether the file begins here; else a run at the very start may be the end of a longer one.

@@ -29,7 +29,7 @@ def stands_on(request: Request) -> tuple[str, ...]:
     A Triton with LLVMs for GPUs stands on the libraries made with them too.
 
     Raises:
-        UnsupportedError: such a Triton is asked for a base; or no rule knows one of those LLVMs.
+        UnsupportedError: such a Triton is requested for a base; or no rule knows one of those LLVMs.
         ConfigError: a source names such an LLVM for a Triton that takes none.
     """
     if not from_source(request):

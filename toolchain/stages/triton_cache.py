@@ -104,7 +104,7 @@ class TritonCacheStage:
             _require_compiled(outcomes, keep_going=request.keep_going)
             shard.finish(shared, result.entries)
             _require_any(outcomes)
-            # What others made lies beside what was made here, where it is found.
+            # What others made is beside what was made here, where it is found.
             _unpack(outcomes, out)
             ordered: list[Outcome] = []
             if request.shard is None:
@@ -190,7 +190,7 @@ def requested_calls(request: Request) -> tuple[WheelCalls, list[Call]]:
 
 
 def stands_on(request: Request) -> tuple[str, ...]:
-    """What the stage stands on: the wheel whose calls are made is the last."""
+    """The stages below: the wheel whose calls are made is the last."""
     return ("base", "torch", "triton", _wheel(request))
 
 
@@ -208,7 +208,7 @@ def variables(wheel: str) -> dict[str, str]:
 
 
 def compile_setup(built: Built, out: Path, workspace: Workspace, *, campaign: str = "") -> CompileSetup:
-    """Where the calls of a wheel are made.
+    """The environment in which the calls of a wheel are made.
 
     Args:
         built: the wheel's image.
@@ -218,7 +218,7 @@ def compile_setup(built: Built, out: Path, workspace: Workspace, *, campaign: st
     made = out / MADE
     (made / triton_cache.LAUNCHES).mkdir(parents=True, exist_ok=True)
     environment_ = variables(built.planned.name) | {"TRITON_STORE_BINARY_ONLY": "1"}
-    # Triton fills the cache where it will lie.
+    # Triton fills the cache in its final place.
     mounts = [
         Mount(recipe.root() / RECIPE, _SEEN), Mount(made, mount(), read_only=False), Mount(out, "/out", read_only=False)
     ]  # fmt: skip
@@ -243,7 +243,7 @@ def compile_setup(built: Built, out: Path, workspace: Workspace, *, campaign: st
 
 
 def outcomes_of(result: CampaignResult, calls: Sequence[Call], out: Path) -> tuple[list[Outcome], Mapping[str, Any]]:
-    """What became of calls, in their order, and what the workers said of Triton."""
+    """The outcomes of calls, in their order, and the workers' facts about Triton."""
     by_name = {entry.cluster: entry for entry in result.entries}
     found = [outcome_of(call, by_name[call.name], out) for call in calls if call.name in by_name]
     return [outcome for outcome, _ in found], next((about for _, about in found if about), {})
@@ -263,7 +263,7 @@ def _reasons(outcomes: Sequence[Outcome]) -> str:
 
 
 def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
-    """Insist that no call failed.
+    """Raise if a call failed.
 
     Raises:
         KernelError: calls failed or timed out, and `keep_going` is not set.
@@ -278,7 +278,7 @@ def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
 
 
 def _require_any(outcomes: Sequence[Outcome]) -> None:
-    """Insist that the wheel did not refuse all calls.
+    """Raise if the wheel refused all calls.
 
     Raises:
         UnsupportedError: it has nothing for these GPUs.

@@ -28,7 +28,7 @@ def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
     edits. Without a named LLVM a Triton is built on its own pin and needs none.
 
     Args:
-        target: the stage that is asked for.
+        target: the requested stage.
 
     Raises:
         PatchError: a checkout at the commit of the edits, whose files differ.

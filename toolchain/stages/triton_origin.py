@@ -1,4 +1,4 @@
-"""Where a request's Triton comes from: a source that is named, AOTriton's own, or upstream's at a commit or tag."""
+"""The origin of a request's Triton: a source that is named, AOTriton's own, or upstream's at a commit or tag."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def from_source(request: Request) -> bool:
 
 
 def triton_source(request: Request) -> Source:
-    """Where Triton's source comes from, without any network.
+    """The source of Triton, without any network.
 
     Raises:
         PinError: it is unknown where the source of that version is.
@@ -59,6 +59,6 @@ def triton_spec(request: Request) -> SourceSpec:
 
 
 def _locked_commit(request: Request, tag: str) -> str:
-    """The commit that the lock has for a tag of upstream; empty where it has none."""
+    """The commit that the lock has for a tag of upstream; empty if it has none."""
     held = request.lock.source("triton") if request.lock is not None else None
     return held.ref if held is not None and (held.tag, held.repository) == (tag, UPSTREAM) else ""

@@ -1,4 +1,4 @@
-"""What a build of Triton reports: totals of upstream's lit tests, and seconds of ninja's steps."""
+"""The report of a build of Triton: totals of upstream's lit tests, and seconds of ninja's steps."""
 
 from __future__ import annotations
 

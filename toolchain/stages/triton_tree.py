@@ -1,4 +1,4 @@
-"""What a tree of Triton states: its version, its commit, its LLVM; and whether it matches the request."""
+"""Facts in a tree of Triton: its version, its commit, its LLVM; and whether it matches the request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SAYS = re.compile(r"""^__version__\s*=\s*["'](\d+\.\d+(?:\.\d+)?)""", re.MULTIL
 
 
 def version_in(tree: Path) -> str:
-    """The version that a tree of Triton calls itself; empty where it says none."""
+    """The version that a tree of Triton calls itself; empty if it says none."""
     try:
         match = _SAYS.search((tree / _INIT).read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -42,7 +42,7 @@ def version_in(tree: Path) -> str:
 
 
 def setup_text(tree: Path) -> str:
-    """The text of a tree's setup.py, at the top or in `python/`; empty where there is none."""
+    """The text of a tree's setup.py, at the top or in `python/`; empty if there is none."""
     return next((text for name in _SETUPS if (text := _text(tree, name))), "")
 
 
@@ -89,7 +89,7 @@ def check_setup(tree: Path) -> None:
 
 
 def python_requires(tree: Path) -> str:
-    """What a tree's setup.py gives as `python_requires`, of which nothing is run; empty where nothing can be read."""
+    """The `python_requires` of a tree's setup.py, which is not run; empty if it cannot be read."""
     try:
         module = ast.parse(setup_text(tree))
     except (SyntaxError, ValueError, RecursionError):
@@ -128,7 +128,7 @@ def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Bindings:
-    """How a Triton's wheel binds C++ to Python.
+    """The C++ bindings of a Triton's wheel.
 
     Args:
         project: of the index, that its build imports: `pybind11` or `nanobind`.
@@ -144,7 +144,7 @@ class Bindings:
 
 
 def bindings_of(tree: Path) -> Bindings:
-    """What a tree's build files say; nothing of them is run."""
+    """The bindings in a tree's build files, which are not run."""
     text = "\n".join(_text(tree, name) for name in ("pyproject.toml", "python/pyproject.toml"))
     nanobind = re.search(r"""["']nanobind\b""", text) is not None
     return Bindings(project="nanobind" if nanobind else "pybind11", stable="TRITON_STABLE_ABI" in setup_text(tree))
@@ -211,7 +211,7 @@ def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
 
 
 def _facts(tree: Path, wanted: str, *, llvm: bool) -> list[tuple[str, str, str]]:
-    """The tree's own values, the expected ones, and what they are called."""
+    """The tree's own values, the expected ones, and their names."""
     if is_commit(wanted):
         head = head_of(tree)
         return [(head, wanted, "the commit")] if head else []

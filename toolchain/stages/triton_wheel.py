@@ -105,7 +105,7 @@ def unzip(wheel: Path, into: Path) -> None:
     """Unpack a wheel; names that leave the folder are refused.
 
     Raises:
-        SourceError: it is no wheel.
+        SourceError: it is not a wheel.
         HostileInputError: a name is absolute or has `..`, or the content is larger than any wheel.
     """
     into.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,7 @@ class WheelStage:
 
     @property
     def name(self) -> str:
-        """As the row is called."""
+        """The row's name."""
         return self.row.name
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:

@@ -26,7 +26,7 @@ def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
     """The wheel, once its list of members is known to be small and its names to be harmless.
 
     Raises:
-        SourceError: it cannot be read, or is no zip archive; also where that shows only while a member is read.
+        SourceError: it cannot be read, or is not a zip archive; also where that shows only while a member is read.
         HostileInputError: a name leads out of the folder or comes twice, or the content is larger than any wheel.
     """
     try:

@@ -1,6 +1,6 @@
 """The LLVMs inside a wheel of Triton, and whether they are those that the data pins for it.
 
-The wheel is untrusted. Its own text can show a mistake, but is no proof against deception.
+The wheel is untrusted. Its own text can show a mistake, but is not a proof against deception.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Library:
     Args:
         file: its name in the wheel; empty if the wheel lacks a file that the data has.
         part: `core`, LLVM's name of a GPU's code generator (`AMDGPU`), or `bitcode`.
-        revision: the one LLVM inside; of a codegen library with the number of its build, `COMMIT-BUILD`; empty where no
+        revision: the one LLVM inside; of a codegen library with the number of its build, `COMMIT-BUILD`; empty if no
             text names one, or several differ. It is empty for bitcode, whose text names its compiler.
-        pin: what the data has for it, in the same form; empty where it has none.
+        pin: what the data has for it, in the same form; empty if it has none.
         verdict: `not pinned` for bitcode, which only names its compiler.
         also: what else on record is built with this LLVM.
     """
@@ -92,7 +92,7 @@ class WheelLlvm:
 
     @property
     def wrong(self) -> tuple[Library, ...]:
-        """Those that do not match the data."""
+        """The LLVMs that do not match the data."""
         return tuple(library for library in self.libraries if library.verdict in WRONG)
 
     def as_json(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def read_wheel(path: Path) -> WheelLlvm:
     """Read a wheel and compare the LLVMs in it with the pins. Nothing of it is unpacked or run.
 
     Raises:
-        SourceError: it is no wheel, or a damaged one.
+        SourceError: it is not a wheel, or a damaged one.
         HostileInputError: its content would harm; see `open_wheel` and `revisions`.
     """
     with open_wheel(path) as archive:
@@ -237,7 +237,7 @@ def _judged(library: Library, pin: str, certainty: str) -> Library:
 
 
 def _on_record(llvm: str) -> tuple[str, ...]:
-    """What on record is built with an LLVM, at most three of them."""
+    """The releases on record with an LLVM, at most three of them."""
     rows: list[TritonRelease | AotritonRelease] = [*triton_releases(), *aotriton_releases()]
     titles = [row.title for row in rows if llvm and row.llvm == llvm]
     titles += [f"{row.title}'s {pin.target}" for row in triton_releases() for pin in row.codegen if pin.llvm == llvm]
@@ -245,6 +245,6 @@ def _on_record(llvm: str) -> tuple[str, ...]:
 
 
 def repository_inside(library: Library) -> str:
-    """Where the source of the LLVM inside was checked out from, by lld's text; empty if it has none."""
+    """The repository of the LLVM inside, by lld's text; empty if it has none."""
     repositories = {revision.repository for revision in library.told if revision.kind in INSIDE and revision.repository}
     return next(iter(repositories)) if len(repositories) == 1 else ""

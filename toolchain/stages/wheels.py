@@ -30,7 +30,7 @@ def wheel_sources(projects: Sequence[str]) -> tuple[Source, ...]:
 
 
 def wheel_folder(sources: Sequence[Source], workspace: Workspace) -> Path:
-    """A folder with the fetched wheels under their own names; made anew each time."""
+    """A folder with the fetched wheels under their own names; made again each time."""
     folder = workspace.work() / "wheels"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -66,7 +66,7 @@ class WorkerStage:
 
     @property
     def project(self) -> KernelProject:
-        """What they compile on."""
+        """The project that they compile."""
         return aotriton_images.PROJECT if self.of == "aotriton" else kernels.PROJECT
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
