@@ -1,4 +1,4 @@
-"""What people read is written in short sentences, and in words that others use."""
+"""Documentation, docstrings, comments and messages have short sentences and the usual words."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ def test_no_sentence_is_too_long() -> None:
 
 
 def test_no_sentence_is_in_words_of_our_own_making(tmp_path: Path) -> None:
-    found = [row for path in PROSE.own_files() for row in PROSE.in_dialect(path, path.name)]
+    found = [row for path in PROSE.files_of_words() for row in PROSE.in_dialect(path, str(path))]
     assert not found, "\n".join(f"{row.path}:{row.line}: {row.text}" for row in found)
     (tmp_path / "a.py").write_text('raise PinError("nobody knows its LLVM")\n')
     assert len(list(PROSE.in_dialect(tmp_path / "a.py", "a.py"))) == 1
+    (tmp_path / "b.py").write_text("# None where it\n# lies\n\nx = 1  # as JSON has it\n")
+    assert [row.line for row in PROSE.in_dialect(tmp_path / "b.py", "b.py")] == [1, 4]
     (tmp_path / "a.md").write_text("The first signature counts.\n\nIt continues. It goes on.\n")
     assert len(list(PROSE.in_dialect(tmp_path / "a.md", "a.md"))) == 2
 
