@@ -34,8 +34,8 @@ from toolchain.stages.base import BaseStage, recipe_digest, write_packages
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.python import PythonStage, pythons
 from toolchain.stages.stage import Built, Stage
-from toolchain.stages.sysroot import SysrootStage, sysroot_digest, sysroot_system
-from toolchain.stages.torch import TorchStage, torch_digest, torch_of
+from toolchain.stages.sysroot import SysrootStage, sysroot_system
+from toolchain.stages.torch import TorchStage, torch_of
 from toolchain.trust import attest, dsse
 from toolchain.trust.image_facts import ImageFacts, Package
 from toolchain.trust.keys import Signer
@@ -219,9 +219,7 @@ def finished_sysroot(cache: Cache, work: Path, arch: str, version: str = "2.41",
     request = Request(cache=cache, arch=(arch,), glibc=glibc)
     system = sysroot_system(request)
     rows = [{"name": "libc6-dev", "version": version, "architecture": arch, "sha256": "6" * 64}]
-    write_packages(
-        cache.package_list("sysroot", system.name, arch), {"recipe": sysroot_digest(system), "packages": rows}
-    )
+    write_packages(cache.package_list("sysroot", system.name, arch), {"recipe": system.digest, "packages": rows})
     return _finished(SysrootStage(), request, work)
 
 
@@ -241,7 +239,7 @@ def finished_torch(cache: Cache, work: Path) -> Built:
     """PyTorch of the base's distribution, likewise."""
     request = Request(cache=cache)
     rows = [{"name": "python3-torch", "version": "2.6.0+dfsg-7", "architecture": "amd64", "sha256": "8" * 64}]
-    lock = {"recipe": torch_digest(request), "packages": rows}
+    lock = {"recipe": torch_of(request).digest, "packages": rows}
     write_packages(cache.package_list("torch", torch_of(request).name, "amd64"), lock)
     return _finished(TorchStage(), request, work)
 

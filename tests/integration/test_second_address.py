@@ -22,6 +22,7 @@ import pytest
 from tests.request_fixtures import specs
 from toolchain.build import locking
 from toolchain.cache import Cache
+from toolchain.catalog.bases import base_recipe
 from toolchain.digest import sha256_bytes, sha256_file
 from toolchain.errors import DigestError, SourceError, UnreachableError
 from toolchain.request import Request
@@ -183,7 +184,7 @@ def test_when_both_are_gone_the_message_says_what_is_wanted_and_how_to_bring_it(
 
     # What the message says, done: the same source, the same input digest, the same names; only then any path.
     def planned(text: str) -> Planned:
-        base = Planned(name="base", image="base", inputs={"x": "base"})
+        base = Planned(name="base", image="base", inputs={"x": "base"}, details=base_recipe("debian13", "amd64"))
         request = Request(cache=world.cache, sources=specs({"llvm": text}), triton="3.7.1")
         return LlvmStage().plan(request, {"base": base})
 

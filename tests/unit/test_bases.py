@@ -21,7 +21,7 @@ from toolchain.oci.layout import Layout
 from toolchain.recipe import root
 from toolchain.request import Request
 from toolchain.stages import base as stage
-from toolchain.stages.base import BaseStage, base_label, local_manifest
+from toolchain.stages.base import BaseStage, local_image
 from toolchain.stages.stage import common_inputs
 
 NAMES = ["debian13", "debian12", "ubi9", "almalinux8", "manylinux_2_28"]
@@ -110,9 +110,9 @@ def test_a_local_image_by_tag_by_digest_and_as_the_only_one(tmp_path: Path) -> N
 
     def chosen(suffix: str) -> str:
         request = Request(cache=Cache(tmp_path / "cache"), base=parse_base(f"oci:{stand.layout.root}{suffix}"))
-        digest = str(local_manifest(request)[1]["digest"])
+        digest = local_image(request).digest
         assert BaseStage().plan(request, {}).inputs == {**common_inputs("base", request), "image": digest}
-        assert base_label(request) == f"local-{digest[7:15]}"
+        assert local_image(request).name == f"local-{digest[7:15]}"
         return digest
 
     first = stand.manifest
@@ -135,9 +135,9 @@ def test_a_local_image_without_a_name(tmp_path: Path) -> None:
     stand.layout.untag("thing")
     request = Request(cache=Cache(tmp_path / "cache"), base=parse_base(f"oci:{stand.layout.root}"))
     with pytest.raises(RegistryError, match="no image"):
-        local_manifest(request)
+        local_image(request)
     stand.layout.add(stand.index)
-    assert local_manifest(request)[1]["digest"] == stand.manifest.digest
+    assert local_image(request).digest == stand.manifest.digest
 
 
 def test_a_local_image_is_taken_whole_and_a_damaged_one_is_not(tmp_path: Path) -> None:

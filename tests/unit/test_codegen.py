@@ -72,7 +72,7 @@ def request_(tmp_path: Path, tree: Path) -> Request:
     recipe, system, all_ = base_recipe("debian13", "amd64"), sysroot.sysroot_system(request), python.pythons(request)
     for stage, name, digest in (
         ("base", "debian13", base.recipe_digest(recipe)),
-        ("sysroot", system.name, sysroot.sysroot_digest(system)),
+        ("sysroot", system.name, system.digest),
         ("python", all_.name, all_.digest),
     ):
         base.write_packages(request.cache.package_list(stage, name, "amd64"), {"recipe": digest, "packages": packages})

@@ -70,7 +70,7 @@ def lock_all(request: Request) -> Request:
     for arch in OTHERS:
         system = sysroot.sysroot_system(replace(request, arch=(arch,)))
         rows = [{"name": "libc6-dev", "version": "2.41", "architecture": machine_of(arch).debian, "sha256": DIGEST}]
-        lock = {"recipe": sysroot.sysroot_digest(system), "packages": rows}
+        lock = {"recipe": system.digest, "packages": rows}
         base.write_packages(request.cache.package_list("sysroot", "debian13", arch), lock)
     return request
 

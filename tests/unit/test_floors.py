@@ -66,7 +66,7 @@ def resolve(request: Request, names: tuple[str, ...]) -> None:
     for arch in ("amd64", "arm64"):
         system = sysroot.sysroot_system(replace(request, arch=(arch,)))
         rows = [{"name": name, "version": "1", "architecture": arch, "sha256": DIGEST} for name in names]
-        lock = {"recipe": sysroot.sysroot_digest(system), "packages": rows}
+        lock = {"recipe": system.digest, "packages": rows}
         base.write_packages(request.cache.package_list("sysroot", system.name, arch), lock)
 
 

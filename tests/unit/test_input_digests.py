@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from toolchain.cache import Cache
+from toolchain.catalog.bases import base_recipe
 from toolchain.request import Request
 from toolchain.stages.aotriton import AotritonStage
 from toolchain.stages.kernels import KernelsStage
@@ -36,7 +37,8 @@ def request_in(folder: Path) -> Request:
 
 
 def digest(stage: Stage, request: Request) -> str:
-    dependencies = {name: Planned(name=name, image=name, inputs={"x": name}) for name in ("base", "llvm", "triton")}
+    names, recipe = ("base", "llvm", "triton"), base_recipe("debian13", "amd64")
+    dependencies = {name: Planned(name=name, image=name, inputs={"x": name}, details=recipe) for name in names}
     result = stage.plan(request, dependencies).input_digest
     assert result is not None
     return result
@@ -65,7 +67,7 @@ def test_patches_count_and_what_changes_no_byte_does_not(tmp_path: Path, stage: 
 
 def test_a_program_alone_has_a_recipe_of_its_own(tmp_path: Path) -> None:
     own = {"containerfiles/llvm-programs/build.sh", "llvm-config/pch-programs.cmake"}
-    dependencies = {"base": Planned(name="base", image="base", inputs={})}
+    dependencies = {"base": Planned(name="base", image="base", inputs={}, details=base_recipe("debian13", "amd64"))}
     for only in ("distribution", "tablegen", "support", "mlir-tblgen"):
         planned = LlvmStage().plan(replace(request_in(tmp_path), only=only), dependencies)
         assert planned.inputs is not None

@@ -13,6 +13,7 @@ import pytest
 from tests.request_fixtures import specs
 from tests.small_llvm import small_llvm
 from toolchain.cache import Cache
+from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.components import check_generation, needs_for, newest_triton_on
 from toolchain.catalog.releases import triton_releases
 from toolchain.errors import SourceError, UnsupportedError
@@ -23,7 +24,8 @@ from toolchain.stages.llvm_version import major_of, version_of_tree
 from toolchain.stages.stage import Planned
 
 PACKAGES = Path(__file__).resolve().parents[2] / "llvm-config" / "packages.py"
-UNDER = {name: Planned(name=name, image=name, inputs={}) for name in ("base", "sysroot")}
+BASE = base_recipe("debian13", "amd64")
+UNDER = {name: Planned(name=name, image=name, inputs={}, details=BASE) for name in ("base", "sysroot")}
 
 
 @pytest.fixture

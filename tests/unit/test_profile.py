@@ -27,7 +27,7 @@ from toolchain.stages.base import write_packages
 from toolchain.stages.profile import train
 from toolchain.stages.profile_use import ABOUT, CLANG, DATA, about, check_profile, triton_options
 from toolchain.stages.stage import Planned
-from toolchain.stages.sysroot import sysroot_digest, sysroot_system
+from toolchain.stages.sysroot import sysroot_system
 
 ROOT = root()
 LLVM = Source(name="llvm", kind="git", where="x", version="1" * 40, digest="git:" + "1" * 40, path=None, locked=True)
@@ -44,8 +44,8 @@ def request_(tmp_path: Path) -> Request:
     )
     with_base(tmp_path / "cache")
     system = sysroot_system(request)
-    lock = {"recipe": sysroot_digest(system), "packages": PACKAGES}
-    write_packages(request.cache.package_list("sysroot", system.name, system.arch), lock)
+    lock = {"recipe": system.digest, "packages": PACKAGES}
+    write_packages(request.cache.package_list("sysroot", system.name, "amd64"), lock)
     return request
 
 

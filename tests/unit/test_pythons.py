@@ -72,7 +72,7 @@ def resolve(request: Request) -> None:
     for arch in ("amd64", "arm64"):
         alone = replace(request, arch=(arch,))
         system, wanted = sysroot.sysroot_system(alone), python.pythons(alone)
-        lists = {("sysroot", system.name): sysroot.sysroot_digest(system), ("python", wanted.name): wanted.digest}
+        lists = {("sysroot", system.name): system.digest, ("python", wanted.name): wanted.digest}
         for (stage, name), digest in lists.items():
             base.write_packages(cache.package_list(stage, name, arch), {"recipe": digest, "packages": rows})
 

@@ -10,6 +10,7 @@ import pytest
 
 from toolchain.cache import Cache
 from toolchain.catalog.base_ref import BaseRef
+from toolchain.catalog.bases import base_recipe
 from toolchain.errors import HostileInputError, UnsupportedError
 from toolchain.request import Request
 from toolchain.sources.spec import SourceSpec
@@ -48,7 +49,7 @@ def test_a_wheel_is_for_the_pythons_that_its_name_tells(tmp_path: Path, version:
     """By the stable ABI it is for later ones too."""
     spec = SourceSpec(kind="pypi", where="triton", version=version)
     request = Request(cache=Cache(tmp_path / "cache"), base=BaseRef(recipe=base), sources={"triton": spec})
-    below = {"base": Planned(name="base", image="base", inputs=None)}
+    below = {"base": Planned(name="base", image="base", inputs=None, details=base_recipe("debian13", "amd64"))}
     if fits:
         assert TritonWheelStage().plan(request, below).sources[0].version == version
         return

@@ -34,7 +34,7 @@ from toolchain.stages.base import write_packages
 from toolchain.stages.makers import MAKERS
 from toolchain.stages.prebuilt import Intake
 from toolchain.stages.stage import Planned
-from toolchain.stages.torch import torch_digest
+from toolchain.stages.torch import torch_of
 from toolchain.stages.wheel import WheelStage, _failure, check_content, elsewhere, environment
 
 TRITON = {"triton": "pypi:triton==3.7.1"}
@@ -46,7 +46,7 @@ def cache(tmp_path: Path) -> Cache:
     made = with_base(tmp_path / "cache")
     request = request_of(cache=made, base="debian13")
     write_packages(
-        made.package_list("torch", "debian13", "amd64"), {"recipe": torch_digest(request), "packages": PACKAGES}
+        made.package_list("torch", "debian13", "amd64"), {"recipe": torch_of(request).digest, "packages": PACKAGES}
     )
     return made
 

@@ -13,7 +13,6 @@ from toolchain.build.fetching import fetch_for
 from toolchain.build.record import known_record
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
-from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.stages import source_license
 from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json
 from toolchain.errors import ConfigError, LockedError, SourceError, UnreachableError
@@ -28,12 +27,10 @@ from toolchain.sources.resolve import part_of
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
-from toolchain.stages.base import BaseStage, base_label, read_packages, recipe_digest
+from toolchain.stages.base import BaseStage, LocalImage, read_packages, recipe_digest
 from toolchain.stages.makers import make as make_stage
-from toolchain.stages.python import PythonStage, pythons
 from toolchain.stages.stage import Planned
-from toolchain.stages.sysroot import SysrootStage, sysroot_digest, sysroot_system
-from toolchain.stages.torch import TorchStage, torch_digest, torch_of
+from toolchain.stages.sysroot import Unpacked
 
 _LISTED = 30
 
@@ -220,19 +217,18 @@ def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Ite
     here = this_machine()
     if "base" in stages:
         yield _base(replace(request, arch=(here,)), open_base=open_base)
-    for name, of_stage in _SYSTEMS.items():
+    for name in ("sysroot", "python", "torch"):  # what a base's builds compile against or import
         if name in stages:
             for of_arch in (replace(request, arch=(arch,)) for arch in request.arch):
-                if make_stage(name, of_arch) is not None:
-                    yield of_stage(of_arch, open_base=open_base)
+                if (stage := make_stage(name, of_arch)) is not None:
+                    yield _system(stage.plan(of_arch, {}), of_arch, open_base=open_base)
 
 
 def _base(request: Request, *, open_base: bool) -> LockedBase:
     planned, (arch,) = BaseStage().plan(request, {}), request.arch
-    if request.base.image is not None:
-        image = str((planned.inputs or {})["image"])
-        return LockedBase(name=base_label(request), arch=arch, state="image", image=image)
-    recipe = base_recipe(request.base.recipe, arch)
+    recipe = planned.details
+    if isinstance(recipe, LocalImage):
+        return LockedBase(name=recipe.name, arch=arch, state="image", image=recipe.digest)
     base = LockedBase(
         name=recipe.name,
         arch=arch,
@@ -244,31 +240,12 @@ def _base(request: Request, *, open_base: bool) -> LockedBase:
     return base if open_base else _resolved(base, request.cache, planned)
 
 
-def _sysroot(request: Request, *, open_base: bool) -> LockedBase:
-    planned, system = SysrootStage().plan(request, {}), sysroot_system(request)
-    return _system(planned, request, system.name, sysroot_digest(system), system.suite, open_base=open_base)
-
-
-def _python(request: Request, *, open_base: bool) -> LockedBase:
-    planned, system = PythonStage().plan(request, {}), pythons(request)
-    return _system(planned, request, system.name, system.digest, system.suite, open_base=open_base)
-
-
-def _torch(request: Request, *, open_base: bool) -> LockedBase:
-    row = torch_of(request)
-    planned = TorchStage().plan(request, {})
-    return _system(planned, request, row.name, torch_digest(request), row.suite, open_base=open_base)
-
-
-def _system(planned: Planned, request: Request, name: str, recipe: str, suite: str, *, open_base: bool) -> LockedBase:
+def _system(planned: Planned[Unpacked], request: Request, *, open_base: bool) -> LockedBase:
     stage: Any = planned.name
+    what, arch = planned.details, request.arch[0]
     state: State = "open" if open_base else "unresolved"
-    base = LockedBase(name=name, arch=request.arch[0], state=state, stage=stage, recipe=recipe, suite=suite)
+    base = LockedBase(name=what.name, arch=arch, state=state, stage=stage, recipe=what.digest, suite=what.suite)
     return base if open_base else _resolved(base, request.cache, planned)
-
-
-# What a base's builds compile against or import, by stage.
-_SYSTEMS = {"sysroot": _sysroot, "python": _python, "torch": _torch}
 
 
 def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:

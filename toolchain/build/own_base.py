@@ -17,7 +17,7 @@ from toolchain.errors import UnsupportedError
 from toolchain.recipe import Runner
 from toolchain.request import Request
 from toolchain.sources.pypi import pypi_row, python_of_wheel
-from toolchain.stages.base import base_label, local_manifest
+from toolchain.stages.base import local_image
 from toolchain.stages.prebuilt import Known, known_files
 from toolchain.stages.stage import Planned
 
@@ -168,11 +168,11 @@ def _python(version: str, what: str, tool: str) -> Need:
 
 def _tools_of(request: Request) -> dict[str, str]:
     own = replace(request, arch=(this_machine(),))
-    layout, image = local_manifest(own)
+    image = local_image(own)
     text = (FOLDER / "probe-base.sh").read_text(encoding="utf-8")
     words = [*request.pythons, *(f"{row.name}.bc={row.replace}" for row in _replaced())]
     key = sha256_bytes("\n".join([text, *words]).encode()).removeprefix("sha256:")[:8]
-    kept = request.cache.probed(image["digest"], key)
+    kept = request.cache.probed(image.digest, key)
     try:
         return {str(name): str(version) for name, version in strict_json.read(kept.read_bytes()).items()}
     except (OSError, ValueError, AttributeError):
@@ -181,7 +181,7 @@ def _tools_of(request: Request) -> dict[str, str]:
     from toolchain.engine.buildah import Buildah  # noqa: PLC0415 - what is remembered starts no engine
 
     engine = Buildah(request.cache)
-    name = engine.ensure_image(f"toolchain-base-{base_label(own)}", layout.root, image["digest"])
+    name = engine.ensure_image(f"toolchain-base-{image.name}", image.root, image.digest)
     tools = probe(engine, name, words, text)
     write_atomically(kept, json.dumps(tools, indent=1, sort_keys=True).encode())
     return tools

@@ -11,7 +11,6 @@ from toolchain.catalog.tried import was_tried
 from toolchain.errors import ToolchainError
 from toolchain.request import Request
 from toolchain.sources.tree import Source
-from toolchain.stages.base import base_label
 from toolchain.stages.triton_tree import head_of
 
 
@@ -50,7 +49,7 @@ def _untried_label(row: PlanRow, request: Request, rows: Sequence[PlanRow]) -> s
 def _where(row: PlanRow, request: Request) -> str:
     if (row.arch or this_machine()) != "amd64":
         return row.arch or this_machine()
-    return f"glibc {request.glibc}" if request.glibc else base_label(request)
+    return f"glibc {request.glibc}" if request.glibc else str(request.base)
 
 
 def _version(source: Source) -> str:

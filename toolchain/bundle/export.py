@@ -31,7 +31,6 @@ from toolchain.oci.reference import Target
 from toolchain.request import Request
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
-from toolchain.stages.base import local_manifest
 from toolchain.stages.makers import make as make_stage
 
 TYPE = "application/vnd.toolchain.bundle.v1"
@@ -223,8 +222,8 @@ class _Packer:
         """A finished base or sysroot: its image, its record and its package list."""
         cache = self.request.cache
         if base.state == "image":
-            layout, image = local_manifest(self.request)
-            self.image(layout, layout.resolve(str(image["digest"])), base.owner)
+            layout = Layout(row.planned.details.root)
+            self.image(layout, layout.resolve(row.planned.details.digest), base.owner)
             return
         assert row.built is not None  # noqa: S101 - the caller looked
         layout = Layout(cache.images)

@@ -41,7 +41,6 @@ from toolchain.stages.aotriton_library import (
     release_asked,
     require_aotriton,
 )
-from toolchain.stages.base import base_label
 from toolchain.stages.hip import PLACE
 from toolchain.stages.kernel_workers import WORKER_FILES, allocator, campaign_inputs, layer_digests, part_of_kernels
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
@@ -85,7 +84,7 @@ class AotritonStage:
                 **campaign_inputs(request, DEFAULT_GPUS),
                 **portable_inputs(under, request),
             }
-        bound = "" if request.glibc else f"-{base_label(request)}"
+        bound = "" if request.glibc else f"-{dependencies['base'].details.name}"
         stem = "aotriton-partial" if part else "aotriton"
         return Planned(
             name=self.name,

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,36 +39,59 @@ _LIST_PACKAGES = (
 _DISK = 5_000_000_000
 
 
+@dataclass(frozen=True, kw_only=True)
+class LocalImage:
+    """A local base image.
+
+    Args:
+        root: of the layout that it lies in.
+        digest: of its manifest for the architecture.
+        manifest: content of that.
+        media_type: of that.
+    """
+
+    root: Path
+    digest: str
+    manifest: Mapping[str, Any]
+    media_type: str
+
+    @property
+    def name(self) -> str:
+        """What it is called in names of images."""
+        return _local_name(self.digest)
+
+
 @dataclass(frozen=True)
 class BaseStage:
     """`debian13` and its like. The resolved package list is the base's digest, so a base not yet resolved has none."""
 
     name: str = "base"
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[BaseRecipe | LocalImage]:
         if request.base.image is not None:
-            return _plan_local(request)
+            image = local_image(request)
+            inputs = {**common_inputs(self.name, request), "image": image.digest}
+            return Planned(name=self.name, image=f"toolchain-base-{image.name}", inputs=inputs, details=image)
         recipe = base_recipe(request.base.recipe, request.arch[0])
         lock = read_packages(request.cache.package_list("base", recipe.name, recipe.arch), recipe_digest(recipe))
-        inputs: dict[str, Any] | None = None
-        if lock is not None:
-            inputs = {**common_inputs(self.name, request), "base": recipe.name, "packages": sha256_json(lock)}
         return Planned(
             name=self.name,
             image=f"toolchain-base-{recipe.name}",
-            inputs=inputs,
+            inputs=None if lock is None else _inputs(recipe, lock, request),
             disk=_DISK,
             engine=recipe.kind == "containerfile",
             online=True,
+            details=recipe,
         )
 
-    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        request = workspace.request
-        if request.base.image is not None:
-            return _take_local(planned, workspace)
-        recipe = base_recipe(request.base.recipe, request.arch[0])
+    def build(
+        self, planned: Planned[BaseRecipe | LocalImage], dependencies: Mapping[str, Built], workspace: Workspace
+    ) -> Built:
+        recipe = planned.details
+        if isinstance(recipe, LocalImage):
+            return _take_local(planned, recipe, workspace)
         if recipe.kind == "containerfile":
-            return _from_containerfile(self, planned, recipe, workspace)
+            return _from_containerfile(planned, recipe, workspace)
         work = workspace.work()
         tar, packages = work / "rootfs.tar", work / "packages"
         workspace.step("packages")
@@ -76,11 +99,7 @@ class BaseStage:
         lock = {"recipe": recipe_digest(recipe), "packages": parse_packages(packages.read_text())}
         workspace.step("layer")
         # From here on the base has a digest, and the stages above it too.
-        resolved = Planned(
-            name=planned.name,
-            image=planned.image,
-            inputs={**common_inputs(self.name, request), "base": recipe.name, "packages": sha256_json(lock)},
-        )
+        resolved = replace(planned, inputs=_inputs(recipe, lock, workspace.request))
         built = workspace.finish(
             resolved,
             tar=tar,
@@ -134,6 +153,10 @@ def parse_packages(text: str) -> list[dict[str, str]]:
             fix="run it again; if it stays, check that the mirror serves whole package lists",
         )
     return sorted(rows, key=lambda row: (row["name"], row.get("architecture", "")))
+
+
+def _inputs(recipe: BaseRecipe, lock: Mapping[str, Any], request: Request) -> dict[str, Any]:
+    return {**common_inputs("base", request), "base": recipe.name, "packages": sha256_json(dict(lock))}
 
 
 def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Workspace) -> None:
@@ -228,7 +251,7 @@ def run_mmdebstrap(
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, workspace: Workspace) -> Built:
+def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspace) -> Built:
     """A base whose distribution brings its own image: it is pulled by digest, then packages come by the network."""
     if workspace.request.offline:
         raise UnreachableError(
@@ -245,19 +268,15 @@ def _from_containerfile(stage: BaseStage, planned: Planned, recipe: BaseRecipe, 
     listing = tree / "toolchain-packages"
     lock = {"recipe": recipe_digest(recipe), "packages": sorted(read_built(tree, listing.name).split())}
     listing.unlink()
-    resolved = Planned(
-        name=planned.name,
-        image=planned.image,
-        inputs={**common_inputs(stage.name, workspace.request), "base": recipe.name, "packages": sha256_json(lock)},
-    )
+    resolved = replace(planned, inputs=_inputs(recipe, lock, workspace.request))
     facts = {"packages": len(lock["packages"]), "start": {"image": recipe.image, "manifest": start.manifest}}
     built = workspace.finish(resolved, tree=tree, facts=facts, normalise=False, compress=False)
     write_packages(workspace.cache.package_list("base", recipe.name, recipe.arch), lock)
     return built
 
 
-def local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
-    """The layout of a local base image, and `{"digest", "manifest"}` of its image for the architecture.
+def local_image(request: Request) -> LocalImage:
+    """The local base image for the architecture.
 
     Without a tag and a digest it is the one image that lies there, whatever its name.
 
@@ -276,56 +295,39 @@ def local_manifest(request: Request) -> tuple[Layout, Mapping[str, Any]]:
             manifest = layout.read_json(descriptor)
             config = layout.read_json(layout.children(descriptor)[0])
             if config.get("architecture") == request.arch[0]:
-                return layout, {"digest": descriptor.digest, "manifest": manifest, "type": descriptor.media_type}
+                return LocalImage(
+                    root=layout.root, digest=descriptor.digest, manifest=manifest, media_type=descriptor.media_type
+                )
     raise UnsupportedError(
         f"{request.base} holds no image for {request.arch[0]}",
         fix=f"name an image for {request.arch[0]}, or choose another --arch",
     )
 
 
-def base_label(request: Request) -> str:
-    """How the base is called in image names: its recipe, or for a local image the start of its digest."""
-    if request.base.image is not None:
-        return _local_label(str(local_manifest(request)[1]["digest"]))
-    return base_recipe(request.base.recipe, request.arch[0]).name
-
-
 def label_of(inputs: Mapping[str, Any]) -> str:
-    """The same of a finished base, by its inputs."""
-    return str(inputs.get("base") or _local_label(str(inputs["image"])))
+    """What a finished base is called in names of images, by its inputs."""
+    return str(inputs.get("base") or _local_name(str(inputs["image"])))
 
 
-def _local_label(digest: str) -> str:
+def _local_name(digest: str) -> str:
     return f"local-{digest.removeprefix('sha256:')[:8]}"
 
 
-def _plan_local(request: Request) -> Planned:
-    _, image = local_manifest(request)
-    return Planned(
-        name="base",
-        image=f"toolchain-base-{base_label(request)}",
-        inputs={**common_inputs("base", request), "image": image["digest"]},
-    )
-
-
-def _take_local(planned: Planned, workspace: Workspace) -> Built:
+def _take_local(planned: Planned, image: LocalImage, workspace: Workspace) -> Built:
     """Copy a user's image into the local layout; its blobs keep their digests."""
-    layout, image = local_manifest(workspace.request)
-    own = Layout(workspace.cache.images)
-    own.ensure()
-    manifest = image["manifest"]
-    for part in (manifest["config"], *manifest["layers"]):
+    layout, own = Layout(image.root), Layout(workspace.cache.images).ensure()
+    for part in (image.manifest["config"], *image.manifest["layers"]):
         # Every build comes here, also one with nothing to do, so what was copied before is not read again.
         if not own.has(part["digest"]) or own.blob(part["digest"]).stat().st_size != part["size"]:
             own.put_file(layout.blob(part["digest"]), digest=part["digest"])
-    content = layout.blob(image["digest"]).read_bytes()
-    if sha256_bytes(content) != image["digest"]:
+    content = layout.blob(image.digest).read_bytes()
+    if sha256_bytes(content) != image.digest:
         raise SourceError(
             f"{workspace.request.base} is damaged",
-            why=f"its manifest is not {image['digest']}",
+            why=f"its manifest is not {image.digest}",
             fix="make or copy that image again",
         )
-    own.put_bytes(content, media_type=image["type"])
+    own.put_bytes(content, media_type=image.media_type)
     digest = planned.input_digest
     assert digest is not None  # noqa: S101 - a local image is always locked
-    return Built(planned=planned, input_digest=digest, manifest=image["digest"], layers=tuple(manifest["layers"]))
+    return Built(planned=planned, input_digest=digest, manifest=image.digest, layers=tuple(image.manifest["layers"]))

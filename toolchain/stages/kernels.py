@@ -19,7 +19,6 @@ from toolchain.request import Request
 from toolchain.sources.scan import Finding
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
-from toolchain.stages.base import base_label
 from toolchain.stages.kernel_numbers import check_numbers
 from toolchain.stages.kernel_workers import (
     COMMAND,
@@ -83,7 +82,7 @@ class KernelsStage:
         triton = triton_id(dependencies["triton"])
         return Planned(
             name=self.name,
-            image=f"{stem}-{source.short_id}-triton-{triton}-{base_label(request)}",
+            image=f"{stem}-{source.short_id}-triton-{triton}-{dependencies['base'].details.name}",
             inputs=inputs,
             sources=(source,),
             binaries=dependencies["triton"].binaries,

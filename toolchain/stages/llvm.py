@@ -37,7 +37,6 @@ from toolchain.request import Request
 from toolchain.sources.resolve import part_of
 from toolchain.sources.spec import of_github
 from toolchain.sources.tree import Source, require
-from toolchain.stages.base import base_label
 from toolchain.stages.llvm_subset import MLIR_TBLGEN, SUPPORT, TABLEGEN, LlvmSubset, subset_of
 from toolchain.stages.llvm_version import major, major_of, version_of_tree
 from toolchain.stages.prebuilt import take_in
@@ -118,9 +117,10 @@ class LlvmStage:
                 **({"native": list(part.native)} if cross else {}),
                 **({"instrumented": True} if self.instrumented else {}),
             }
+        bound = "" if request.glibc else f"-{dependencies['base'].details.name}"
         return Planned(
             name=self.name,
-            image=f"{part.stem}-{source.short_id}" + self._suffix(request, profile),
+            image=f"{part.stem}-{source.short_id}" + self._suffix(bound, profile),
             inputs=inputs,
             sources=(source, *profile),
             binaries=(PROFILE,) if profile else (),
@@ -228,9 +228,8 @@ class LlvmStage:
         usual = f"containerfiles/{'llvm-portable' if request.glibc else 'llvm'}"
         return next(iter(self._own_recipe(part, profile)), usual)
 
-    def _suffix(self, request: Request, profile: Sequence[Source]) -> str:
+    def _suffix(self, bound: str, profile: Sequence[Source]) -> str:
         """What its image's name ends with."""
-        bound = "" if request.glibc else f"-{base_label(request)}"
         return bound + ("-instrumented" if self.instrumented else "-pgo" if profile else "")
 
 

@@ -12,50 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolchain.catalog.bases import base_recipe
-from toolchain.catalog.pythons import Python, check_version, python_of
+from toolchain.catalog.pythons import check_version, python_of
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError
 from toolchain.request import Request
 from toolchain.stages.stage import Built, Planned, Workspace
-from toolchain.stages.sysroot import System, finish_packages, make_links_relative, plan_packages, unpack_system
+from toolchain.stages.sysroot import (
+    System,
+    Unpacked,
+    finish_packages,
+    make_links_relative,
+    plan_packages,
+    unpack_system,
+)
 
 # Neither compiled in nor imported; the static library alone is half of the rest.
 _LEFT_OUT = ("*.a", "./usr/share/*", "./usr/lib/python*/test", "./usr/lib/python*/config-*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pythons:
-    """What is unpacked for a request.
-
-    Args:
-        arch: OCI architecture that the wheels are for.
-        rows: the versions, the lowest first.
-    """
-
-    arch: str
-    rows: tuple[Python, ...]
-
-    @property
-    def name(self) -> str:
-        """Part of names: `3.11-3.13`."""
-        return "-".join(row.version for row in self.rows)
-
-    @property
-    def suite(self) -> str:
-        """Where they come from: `bookworm trixie`."""
-        return " ".join(dict.fromkeys(row.suite for row in self.rows))
-
-    def system(self, row: Python) -> System:
-        """One of them as `stages.sysroot` unpacks it."""
-        return System(name=f"python-{row.version}", arch=self.arch, suite=row.suite, packages=row.packages)
-
-    @property
-    def digest(self) -> str:
-        """Of all that decides what is asked for; what it then holds is in its package list."""
-        systems = {row.version: self.system(row).as_inputs() for row in self.rows}
-        return sha256_json(
-            {"kind": "python", "links": "relative, merged", "without": list(_LEFT_OUT), "asked": systems}
-        )
 
 
 @dataclass(frozen=True)
@@ -64,24 +36,22 @@ class PythonStage:
 
     name: str = "python"
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        wanted = pythons(request)
-        return plan_packages(self.name, wanted.name, wanted.digest, request)
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[Unpacked]:
+        return plan_packages(self.name, pythons(request), request)
 
-    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        wanted = pythons(workspace.request)
-        tree = workspace.work() / "tree"
+    def build(self, planned: Planned[Unpacked], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+        wanted, tree = planned.details, workspace.work() / "tree"
         shutil.rmtree(tree, ignore_errors=True)
         packages: dict[tuple[str, ...], dict[str, str]] = {}
-        for row in wanted.rows:
+        for version, system in wanted.systems.items():
             workspace.step("packages")
-            root = tree / row.version
-            for package in unpack_system(wanted.system(row), root, workspace, leave_out=_LEFT_OUT):
+            root = tree / version
+            for package in unpack_system(system, root, workspace, leave_out=_LEFT_OUT):
                 packages[package["name"], package["version"], package.get("architecture", "")] = package
             _merge_usr(root)
             make_links_relative(root)
-        rows, title = [packages[key] for key in sorted(packages)], wanted.name.replace("-", ", ")
-        return finish_packages(planned, wanted.digest, tree, rows, workspace, name=wanted.name, of=title)
+        rows = [packages[key] for key in sorted(packages)]
+        return finish_packages(planned, tree, rows, workspace, of=", ".join(wanted.systems))
 
 
 def _merge_usr(root: Path) -> None:
@@ -94,14 +64,22 @@ def _merge_usr(root: Path) -> None:
             (root / folder).symlink_to(f"usr/{folder}")
 
 
-def pythons(request: Request) -> Pythons:
+def pythons(request: Request) -> Unpacked:
     """The interpreters for the request's one architecture.
 
     Raises:
         PinError: one of the versions is invalid, or the base is the user's own and none is named.
         UnsupportedError: no row knows one of them.
     """
-    return Pythons(arch=request.arch[0], rows=tuple(python_of(version) for version in versions_of(request)))
+    rows, arch = [python_of(version) for version in versions_of(request)], request.arch[0]
+    systems = {
+        row.version: System(name=f"python-{row.version}", arch=arch, suite=row.suite, packages=row.packages)
+        for row in rows
+    }
+    inputs = {version: system.as_inputs() for version, system in systems.items()}
+    asked = {"kind": "python", "links": "relative, merged", "without": list(_LEFT_OUT), "asked": inputs}
+    suites = " ".join(dict.fromkeys(row.suite for row in rows))
+    return Unpacked(name="-".join(systems), suite=suites, systems=systems, digest=sha256_json(asked))
 
 
 def own_python(request: Request) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol
 
 from toolchain.cache import Cache
 from toolchain.catalog.stages import row as stage_row
@@ -18,12 +18,21 @@ from toolchain.request import Request
 from toolchain.sources.tree import FetchedSource, Source
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from toolchain.kernels.result_name import Naming
     from toolchain.kernels.shared import SharedResults
 
+    Details = TypeVar("Details", default=Any)
+else:
+    from typing import TypeVar
+
+    Details = TypeVar("Details")
+_NONE: Any = None
+
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class Planned(Generic[Details]):
     """A stage as `plan` shows it, without any work done.
 
     Args:
@@ -37,6 +46,7 @@ class Planned:
         prefix: where its files lie in its image, if they lie in one folder that others copy.
         serves: of an LLVM, the Triton whose parts it has; empty where only its tree tells.
         note: what was decided for the user, for people.
+        details: what else `plan` decided, which `build` and the stages above take from here; of the stage's own type.
     """
 
     name: str
@@ -52,6 +62,7 @@ class Planned:
     prefix: str = ""
     serves: str = ""
     note: str = ""
+    details: Details = _NONE
 
     @property
     def input_digest(self) -> str | None:
@@ -197,10 +208,10 @@ class Stage(Protocol):
         """As in `plan`."""
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        """What would be built. Reads files only; no network, no engine."""
+        """What would be built, and all that is decided from the request. Reads files only; no network, no engine."""
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        """Build it."""
+        """Build what was planned. What only a fetched tree decides is added to the plan's details by one function."""
 
 
 def common_inputs(name: str, request: Request) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ PARTIAL = "unpacked to compile against, not installed"
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """What is unpacked.
+    """A system as its packages are unpacked.
 
     Args:
         name: of the base or floor it is for, part of names.
@@ -58,27 +58,44 @@ class System:
         return {**inputs, "without": list(_NOT_WANTED), **({"links": "relative"} if self.glibc else {})}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Unpacked:
+    """What a stage unpacks.
+
+    Args:
+        name: part of names.
+        suite: where it comes from.
+        systems: by the version that a stage with several has; by its name where it is one.
+        digest: of all that decides what is asked for; what it then holds is in its package list.
+        links: made in it, by their path.
+    """
+
+    name: str
+    suite: str
+    systems: Mapping[str, System]
+    digest: str
+    links: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class SysrootStage:
     """See `Stage`. No program of the other machine is run for it, so it needs no emulator."""
 
     name: str = "sysroot"
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        system = sysroot_system(request)
-        return plan_packages(self.name, system.name, sysroot_digest(system), request)
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[Unpacked]:
+        return plan_packages(self.name, sysroot_system(request), request)
 
-    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        system = sysroot_system(workspace.request)
-        tree = workspace.work() / "tree"
+    def build(self, planned: Planned[Unpacked], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+        (system,), tree = planned.details.systems.values(), workspace.work() / "tree"
         workspace.step("packages")
         packages = unpack_system(system, tree, workspace)
         if system.glibc:
             make_links_relative(tree)
-        return finish_packages(planned, sysroot_digest(system), tree, packages, workspace, name=system.name)
+        return finish_packages(planned, tree, packages, workspace)
 
 
-def sysroot_system(request: Request) -> System:
+def sysroot_system(request: Request) -> Unpacked:
     """What the request's one architecture is compiled against.
 
     Raises:
@@ -88,8 +105,11 @@ def sysroot_system(request: Request) -> System:
     arch = request.arch[0]
     if request.glibc:
         floor = floor_of(request.glibc)
-        return System(name=floor.name, arch=arch, suite=floor.suite, packages=floor.packages, glibc=floor.glibc)
-    return _of_base(request.base, arch)
+        system = System(name=floor.name, arch=arch, suite=floor.suite, packages=floor.packages, glibc=floor.glibc)
+    else:
+        system = _of_base(request.base, arch)
+    asked = sha256_json(system.as_inputs())
+    return Unpacked(name=system.name, suite=system.suite, systems={system.name: system}, digest=asked)
 
 
 def _of_base(base: BaseRef, arch: str) -> System:
@@ -108,11 +128,6 @@ def _of_base(base: BaseRef, arch: str) -> System:
             fix=f"use --base debian13, or build on a machine for {arch}",
         )
     return System(name=recipe.name, arch=arch, suite=recipe.suite, packages=recipe.sysroot)
-
-
-def sysroot_digest(system: System) -> str:
-    """Of all that decides what is asked for; what it then holds is in its package list."""
-    return sha256_json(system.as_inputs())
 
 
 def unpack_system(
@@ -157,44 +172,42 @@ def make_links_relative(tree: Path) -> None:
                 path.symlink_to(os.path.relpath(tree / target.relative_to("/"), path.parent))
 
 
-def plan_packages(stage: str, name: str, recipe: str, request: Request) -> Planned:
-    """The plan of a stage that unpacks packages: by the list that its recipe was resolved to, where that is here.
-
-    Args:
-        name: of what is unpacked, part of image names.
-        recipe: digest of all that decides what is asked for; what that then holds is in the list.
-    """
-    return _planned(
-        stage, name, request, read_packages(request.cache.package_list(stage, name, request.arch[0]), recipe)
+def plan_packages(stage: str, what: Unpacked, request: Request) -> Planned[Unpacked]:
+    """The plan of a stage that unpacks packages: by the list that these were resolved to, where that is here."""
+    lock = read_packages(request.cache.package_list(stage, what.name, request.arch[0]), what.digest)
+    return Planned(
+        name=stage,
+        image=f"toolchain-{stage}-{what.name}",
+        inputs=None if lock is None else _inputs(stage, what, lock, request),
+        partial=PARTIAL,
+        online=True,
+        details=what,
     )
 
 
 def finish_packages(
-    planned: Planned, recipe: str, tree: Path, packages: Sequence[Mapping[str, str]], workspace: Workspace,
-    *, name: str, of: str = "", facts: Mapping[str, Any] | None = None,
+    planned: Planned[Unpacked], tree: Path, packages: Sequence[Mapping[str, str]], workspace: Workspace,
+    *, of: str = "", facts: Mapping[str, Any] | None = None,
 ) -> Built:  # fmt: skip
-    """Make the image of unpacked packages, and keep their list; `recipe` and `name` as for `plan_packages`.
+    """Make the image of unpacked packages, and keep their list.
 
     Args:
-        of: what its title calls it, where that is not `name`.
+        of: what its title calls it, where that is not its name.
         facts: further ones.
     """
-    stage, request = planned.name, workspace.request
-    lock = {"recipe": recipe, "packages": list(packages)}
-    resolved = _planned(stage, name, request, lock)
+    stage, what, request = planned.name, planned.details, workspace.request
+    lock = {"recipe": what.digest, "packages": list(packages)}
+    resolved = replace(planned, inputs=_inputs(stage, what, lock, request))
     built = workspace.finish(
         resolved,
         tree=tree,
         facts={"packages": len(packages), **(facts or {})},
         compress=False,
-        labels=image_labels(resolved, of=of or name),
+        labels=image_labels(resolved, of=of or what.name),
     )
-    write_packages(workspace.cache.package_list(stage, name, request.arch[0]), lock)
+    write_packages(workspace.cache.package_list(stage, what.name, request.arch[0]), lock)
     return built
 
 
-def _planned(stage: str, name: str, request: Request, lock: Mapping[str, Any] | None) -> Planned:
-    inputs: dict[str, Any] | None = None
-    if lock is not None:
-        inputs = {**common_inputs(stage, request), "base": name, "packages": sha256_json(dict(lock))}
-    return Planned(name=stage, image=f"toolchain-{stage}-{name}", inputs=inputs, partial=PARTIAL, online=True)
+def _inputs(stage: str, what: Unpacked, lock: Mapping[str, Any], request: Request) -> dict[str, Any]:
+    return {**common_inputs(stage, request), "base": what.name, "packages": sha256_json(dict(lock))}

@@ -41,7 +41,6 @@ from toolchain.kernels.worker import CompileSetup
 from toolchain.oci import labels
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
-from toolchain.stages.base import base_label
 from toolchain.stages.kernel_numbers import STEP, check_files
 from toolchain.stages.kernel_workers import compiling, layer_digests, limits, part_of_kernels, workers_here
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, triton_id
@@ -80,7 +79,7 @@ class TritonCacheStage:
         stem = f"triton-cache-partial-{table.wheel}" if part else f"triton-cache-{table.wheel}"
         return Planned(
             name=self.name,
-            image=f"{stem}-triton-{triton_id(triton)}-{base_label(request)}",
+            image=f"{stem}-triton-{triton_id(triton)}-{dependencies['base'].details.name}",
             inputs=inputs,
             binaries=wheel.binaries,
             partial=part,

@@ -22,7 +22,6 @@ from toolchain.recipe import COMPILER_CACHE, Mount, Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.scan import Finding
 from toolchain.sources.tree import FetchedSource
-from toolchain.stages.base import base_label
 from toolchain.stages.codegen_choice import bindings, compare_pins, rules_of, triton_here
 from toolchain.stages.llvm import llvm_needs
 from toolchain.stages.llvm_version import major
@@ -140,7 +139,7 @@ def plan_from_source(
         }
     return Planned(
         name="triton",
-        image=f"triton-{source.short_id}-{base_label(request)}",
+        image=f"triton-{source.short_id}-{dependencies['base'].details.name}",
         inputs=inputs,
         sources=(source, *wheels),
         binaries=names_allowed("triton", request),

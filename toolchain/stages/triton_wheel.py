@@ -12,7 +12,6 @@ from toolchain.errors import ConfigError, UnsupportedError
 from toolchain.request import Request
 from toolchain.sources.pypi import pypi_row, python_of_wheel
 from toolchain.sources.tree import Source
-from toolchain.stages.base import base_label
 from toolchain.stages.python import own_python
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.wheel_archive import open_wheel
@@ -44,7 +43,7 @@ class TritonWheelStage:
             inputs = {**common_inputs(self.name, request), "base": under, "sources": sources, "site": SITE}
         return Planned(
             name=self.name,
-            image=f"triton-wheel-{source.short_id}-{base_label(request)}",
+            image=f"triton-wheel-{source.short_id}-{dependencies['base'].details.name}",
             inputs=inputs,
             sources=(source,),
             binaries=(BINARY,),

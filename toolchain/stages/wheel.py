@@ -22,7 +22,6 @@ from toolchain.request import Request
 from toolchain.sources.scan import Finding, scan
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source
-from toolchain.stages.base import base_label
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import (
     Built,
@@ -90,7 +89,7 @@ class WheelStage:
         stray = f"upstream packs {', '.join(row.stray)} along by accident" if row.stray else ""
         return Planned(
             name=self.name,
-            image=f"{self.name}-{source.short_id}-triton-{triton}-{base_label(request)}",
+            image=f"{self.name}-{source.short_id}-triton-{triton}-{dependencies['base'].details.name}",
             inputs=inputs,
             sources=(source, *wheels),
             binaries=tuple(sorted({*dependencies["triton"].binaries, *names_allowed(self.name, request)})),
@@ -186,10 +185,10 @@ class WheelsStage:
         }
         under |= {wheel.name: wheel.input_digest for wheel in below}
         inputs = {**common_inputs(self.name, request), **under} if locked(*under.values()) else None
-        triton = triton_id(dependencies["triton"])
+        names, triton = "-".join(wheel.name for wheel in below), triton_id(dependencies["triton"])
         return Planned(
             name=self.name,
-            image=f"wheels-{'-'.join(wheel.name for wheel in below)}-triton-{triton}-{base_label(request)}",
+            image=f"wheels-{names}-triton-{triton}-{dependencies['base'].details.name}",
             inputs=inputs,
             binaries=tuple(sorted({name for wheel in below for name in wheel.binaries})),
             partial="; ".join(f"{wheel.name} {wheel.partial}" for wheel in below if wheel.partial),

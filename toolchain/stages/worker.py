@@ -22,7 +22,6 @@ from toolchain.sources.pypi import known_pypi
 from toolchain.sources.tree import Source
 from toolchain.stages import aotriton_images, kernels
 from toolchain.stages.aotriton_library import aotriton_source, require_aotriton
-from toolchain.stages.base import base_label
 from toolchain.stages.kernel_workers import COMMAND, RECIPE, KernelProject, allocator, layer_digests
 from toolchain.stages.prebuilt import names_allowed, take_in
 from toolchain.stages.python import own_python
@@ -89,7 +88,7 @@ class WorkerStage:
         of = "aotriton" if self.of == "aotriton" else "flash-attn"
         return Planned(
             name=self.name,
-            image=f"kernel-worker-{of}-{source.short_id}-{base_label(request)}",
+            image=f"kernel-worker-{of}-{source.short_id}-{dependencies['base'].details.name}",
             inputs=inputs,
             sources=(source, *libraries),
             binaries=tuple(sorted({*triton.binaries, *names_allowed(source.name, request), BINARY})),
