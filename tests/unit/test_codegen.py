@@ -39,7 +39,7 @@ from toolchain.sources.resolve import fetch_source, part_of
 from toolchain.sources.tree import Source
 from toolchain.stages import base, python, sysroot
 from toolchain.stages.codegen_choice import codegen_pins, codegen_source, compare_pins
-from toolchain.stages.codegen_library import read_files, revision_of
+from toolchain.stages.codegen_library import read_files
 from toolchain.stages.stage import Planned
 from toolchain.stages.triton_tree import bindings_of, check_no_download
 from toolchain.trust.attest import provenance
@@ -161,12 +161,12 @@ def test_a_patch_may_bring_a_file_that_is_not_there(request_: Request, tmp_path:
 
 def test_the_revision_is_the_pins_or_says_which_llvm_was_named(request_: Request, tree: Path) -> None:
     pinned = replace(request_, sources=specs({"triton": str(tree)}))
-    assert revision_of(RULE, pinned) == f"{AMD}-1"
+    assert codegen_source(RULE, pinned)[1] == f"{AMD}-1"
     codegen_tree(tree, build=7)
-    assert revision_of(RULE, pinned) == f"{AMD}-7"
-    assert revision_of(RULE, request_) == f"{AMD}-0"
+    assert codegen_source(RULE, pinned)[1] == f"{AMD}-7"
+    assert codegen_source(RULE, request_)[1] == f"{AMD}-0"
     of_distro = replace(pinned, sources={**pinned.sources, **specs({"llvm-amdgpu": "distro:llvm-toolchain-22"})})
-    assert revision_of(RULE, of_distro) == "22.1.8-0"
+    assert codegen_source(RULE, of_distro)[1] == "22.1.8-0"
 
 
 def test_an_llvm_for_a_gpu_can_be_built_alone(request_: Request) -> None:
@@ -312,17 +312,17 @@ def test_a_fetch_by_hash_tells_the_repository(tmp_path: Path) -> None:
 
 def test_a_plan_knows_what_a_fetch_has_told(tmp_path: Path) -> None:
     request = Request(cache=Cache(tmp_path / "cache"), triton="3.9.0", glibc=DEFAULT_GLIBC)
-    assert codegen_source(RULE, request).digest is None
+    assert codegen_source(RULE, request)[0].digest is None
 
     def fetch(url: str) -> Path:
         if url != FORK:
             raise SourceError(f"{url} has no commit {AMD}")
         return tmp_path
 
-    urls = codegen_source(RULE, request).among
+    urls = codegen_source(RULE, request)[0].among
     assert [url.rpartition("github.com/")[2] for url in urls] == list(RULE.repositories)
     assert first_holder("llvm-amdgpu", AMD, urls, fetch, cache=request.cache) == (FORK, tmp_path)
-    source = codegen_source(RULE, request)
+    source, _ = codegen_source(RULE, request)
     assert (source.digest, source.among) == (git_digest(FORK, AMD), ())
 
 

@@ -44,9 +44,8 @@ def codegen_pins(request: Request) -> tuple[CodegenPin, ...]:
     return read_codegen_pins(tree) if tree is not None else _on_record(request)
 
 
-def bindings(request: Request) -> Bindings:
+def bindings(request: Request, tree: Path | None) -> Bindings:
     """How the wheel of the request's Triton binds C++ to Python, as its tree says; without that as releases do."""
-    tree = triton_here(request)
     if tree is not None:
         return bindings_of(tree)
     # nanobind and the stable ABI came to the releases together with the first LLVM for a GPU.
@@ -130,20 +129,24 @@ def pin_of(rule: Codegen, request: Request) -> CodegenPin:
     )
 
 
-def codegen_source(rule: Codegen, request: Request) -> Source:
-    """Where the LLVM of a rule comes from, without any network.
+def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
+    """Where the LLVM of a rule comes from, without any network, and what the library on it answers.
 
-    Its digest is None while it is unknown which repository holds the commit.
+    Its digest is None while it is unknown which repository holds the commit. The answer is the pin; of an LLVM that the
+    user names that one, and build 0.
 
     Raises:
         UnsupportedError: see `pin_of`.
     """
     spec, name = request.sources.get(rule.llvm), rule.llvm
     if spec is not None:
-        return request.locate(name, spec)
+        source = request.locate(name, spec)
+        # A commit where there is one, else a version or a tree's digest: what no commit looks like.
+        commit = source.version if source.kind == "git" else source.commit
+        return source, f"{commit or source.short_id}-0"
     pin = pin_of(rule, request)
     if pin.repository and pin.certainty == "verified":
-        return request.locate(name, of_github(pin.repository, pin.llvm))
+        return request.locate(name, of_github(pin.repository, pin.llvm)), pin.revision
     named = dict.fromkeys([*([pin.repository] if pin.repository else []), *rule.repositories])
     urls = tuple(of_github(repository, pin.llvm).where for repository in named)
     held = request.lock.source(name) if request.lock is not None else None
@@ -151,7 +154,7 @@ def codegen_source(rule: Codegen, request: Request) -> Source:
     parts = [part_of(name, tests=tests).name for tests in (False, True)]
     where = locked or holder_of(pin.llvm, urls, request.cache, parts=parts)
     located = request.locate(name, replace(of_github(rule.repositories[0], pin.llvm), where=where or urls[0]))
-    return located if where else replace(located, digest=None, locked=False, among=urls)
+    return (located if where else replace(located, digest=None, locked=False, among=urls)), pin.revision
 
 
 def refuse_unused(request: Request, rules: tuple[Codegen, ...], known: tuple[Codegen, ...]) -> None:

@@ -18,8 +18,7 @@ from toolchain.errors import BuildError, ContractError, PolicyError, SourceError
 from toolchain.filesystem import copy_built
 from toolchain.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request import Request
-from toolchain.sources.tree import Source
-from toolchain.stages.codegen_choice import codegen_source, pin_of, triton_here
+from toolchain.stages.codegen_choice import triton_here
 from toolchain.stages.prebuilt import choices, take_in
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked
 from toolchain.stages.triton_origin import triton_source
@@ -58,8 +57,8 @@ class CodegenLibraryStage:
         return self.rule.stage
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        rule, source = self.rule, triton_source(request)
-        tree = triton_here(request)
+        rule, source, llvm = self.rule, triton_source(request), dependencies[self.rule.llvm]
+        tree, revision = triton_here(request), llvm.details.revision
         under = {name: dependencies[name].input_digest for name in ("base", "sysroot", rule.llvm)}
         inputs: dict[str, Any] | None = None
         if tree is not None and locked(*under.values()):
@@ -72,13 +71,13 @@ class CodegenLibraryStage:
                 **({"patches": patches} if patches else {}),
                 "recipe": digests(RECIPE, *_TOOLCHAIN),
                 "rule": [rule.project, rule.library, rule.exports, rule.revision],
-                "revision": revision_of(rule, request),
+                "revision": revision,
                 "glibc": request.glibc,
                 "binaries": choices("triton", request),
             }
         return Planned(
             name=self.name,
-            image=f"triton-{rule.stage}-{codegen_source(rule, request).short_id}",
+            image=f"triton-{rule.stage}-{llvm.sources[0].short_id}",
             inputs=inputs,
             sources=(source,),
             disk=_DISK,
@@ -90,7 +89,7 @@ class CodegenLibraryStage:
         from toolchain.stages.codegen_check import check_library, exported_by  # noqa: PLC0415 - plans read no ELF
 
         request, rule, arch = workspace.request, self.rule, workspace.request.arch[0]
-        revision = revision_of(rule, request)
+        revision = dependencies[rule.llvm].planned.details.revision
         workspace.require_disk(_DISK)
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
@@ -223,23 +222,6 @@ def library_recipe(
         cache_key=cache_key,
         steps=_WEIGHTS,
     )
-
-
-def revision_of(rule: Codegen, request: Request) -> str:
-    """What the library answers: the pin; of an LLVM that the user names that one, and build 0.
-
-    Raises:
-        UnsupportedError: see `codegen_choice.pin_of`.
-    """
-    if rule.llvm not in request.sources:
-        return pin_of(rule, request).revision
-    return f"{_named(codegen_source(rule, request))}-0"
-
-
-def _named(source: Source) -> str:
-    """A commit where there is one, else a version or a tree's digest: what no commit looks like."""
-    commit = source.version if source.kind == "git" else source.commit
-    return commit or source.short_id
 
 
 def take_files(tree: Path, rule: Codegen, into: Path) -> Path:

@@ -27,6 +27,21 @@ _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 400.0}
 _GENERATORS = ("llvm-min-tblgen", "llvm-tblgen")
 
 
+@dataclass(frozen=True, kw_only=True)
+class CodegenLlvmDetails:
+    """What is decided of an LLVM for a GPU.
+
+    Args:
+        prefix: where it lies in its image.
+        cross: whether it is for another machine.
+        revision: what the library that is built on it answers.
+    """
+
+    prefix: str
+    cross: bool
+    revision: str
+
+
 @dataclass(frozen=True)
 class CodegenLlvmStage:
     """See `Stage`.
@@ -42,9 +57,10 @@ class CodegenLlvmStage:
         """`llvm-amdgpu`."""
         return self.rule.llvm
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[CodegenLlvmDetails]:
         rule, arch = self.rule, request.arch[0]
-        source, cross = codegen_source(rule, request), arch != this_machine()
+        source, revision = codegen_source(rule, request)
+        prefix, cross = f"/usr/lib64/{rule.llvm}-{source.short_id}", arch != this_machine()
         if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
             require(source.path, "llvm/CMakeLists.txt")
         sources = source_inputs([source], request.patches)
@@ -57,7 +73,7 @@ class CodegenLlvmStage:
                 "sources": sources,
                 "parts": list(part_of(self.name, tests=True).taken),
                 "recipe": {**recipe_files(arch, cross=cross), **digests(*PORTABLE_RECIPE, RECIPE)},
-                "prefix": _prefix(rule, source.short_id),
+                "prefix": prefix,
                 "targets": [rule.target],
                 "components": list(rule.components),
                 "libraries": sorted(rule.links),
@@ -72,19 +88,20 @@ class CodegenLlvmStage:
             disk=_DISK,
             engine=True,
             has_contract_check=True,
+            details=CodegenLlvmDetails(prefix=prefix, cross=cross, revision=revision),
         )
 
-    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        request, rule = workspace.request, self.rule
-        arch = request.arch[0]
-        cross = arch != this_machine()
+    def build(
+        self, planned: Planned[CodegenLlvmDetails], dependencies: Mapping[str, Built], workspace: Workspace
+    ) -> Built:
+        request, rule, details = workspace.request, self.rule, planned.details
+        arch, cross, prefix = request.arch[0], details.cross, details.prefix
         emulate = emulator(arch) if cross and request.contract else None
         workspace.require_disk(_DISK)
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
         require(source.path, "llvm/CMakeLists.txt")
         planned, intake_facts = take_in_llvm(source.path, request, planned)
-        prefix = _prefix(rule, source.short_id)
         system = workspace.unpack(dependencies["sysroot"])
         tree = workspace.build(
             Recipe(
@@ -142,7 +159,3 @@ def require_portable(rule: Codegen, request: Request) -> None:
             why="they are compiled against an old system, so that one of each serves every later one",
             fix="leave --base out",
         )
-
-
-def _prefix(rule: Codegen, short_id: str) -> str:
-    return f"/usr/lib64/{rule.llvm}-{short_id}"

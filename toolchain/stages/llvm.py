@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,53 @@ _WEIGHTS = {"configure": 40.0, "compile": 6500.0, "install": 60.0}
 _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 840.0}
 
 
+@dataclass(frozen=True, kw_only=True)
+class LlvmDetails:
+    """What is decided of an LLVM.
+
+    Args:
+        needs: projects and components of the Triton that it is for.
+        by_version: whether the LLVM's own version decides what that is.
+        version: the major version; None where only the fetched tree tells, and then `needs` and `part` may change.
+        part: what of it is built.
+        cross: whether it is for another machine.
+        folder: of its Containerfile.
+    """
+
+    needs: LlvmRequirements
+    by_version: bool
+    version: int | None
+    part: LlvmSubset
+    cross: bool
+    folder: str
+
+    @property
+    def serves(self) -> str:
+        """The Triton whose parts it has; empty where only its tree tells."""
+        return "" if self.by_version and self.version is None else self.needs.serves
+
+    @property
+    def note(self) -> str:
+        """Whose parts it has, for people; empty of a part that every Triton takes."""
+        if self.part.name == SUPPORT:
+            return ""
+        return "parts by its own version" if self.version is None else f"parts for Triton {self.needs.serves}"
+
+    def check(self, source: Source) -> None:
+        """Refuse an LLVM that is too old or too new for the Triton; a part without any of MLIR serves every one."""
+        if self.version is not None and self.part.name != SUPPORT:
+            check_generation(self.needs, self.version, where=source.ref)
+
+
+def refined(details: LlvmDetails, version: str, request: Request) -> LlvmDetails:
+    """The details once the fetched tree has told its version: where nobody named a Triton, that decides the parts."""
+    number = major(version)
+    if not details.by_version or number == details.version:
+        return replace(details, version=number)
+    needs = llvm_needs(request, number)
+    return replace(details, version=number, needs=needs, part=subset_of(request.only, needs))
+
+
 @dataclass(frozen=True)
 class LlvmStage:
     """See `Stage`.
@@ -81,22 +128,32 @@ class LlvmStage:
     name: str = "llvm"
     instrumented: bool = False
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        arch, source = request.arch[0], llvm_source(request)
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[LlvmDetails]:
+        source = llvm_source(request)
         if source.path is not None and source.path.is_dir():  # a checkout: look before anything is made
             require(source.path, "llvm/CMakeLists.txt", "mlir/CMakeLists.txt")
         known = major_of(source)
         needs = llvm_needs(request, known)
-        part, cross = subset_of(request.only, needs), arch != this_machine()
-        _check_generation(part, needs, known, source)
-        by_version = _by_version_of_llvm(request)
-        open_ = by_version and known is None
+        part, cross = subset_of(request.only, needs), request.arch[0] != this_machine()
+        profile = self._profile(request)
+        # What shapes it besides the recipe of every layer; the folder of its Containerfile is the first.
+        own = PROFILE_RECIPE if self.instrumented or profile else part.recipe
+        details = LlvmDetails(
+            needs=needs,
+            by_version=triton_of(request) is None,
+            version=known,
+            part=part,
+            cross=cross,
+            folder=next(iter(own), f"containerfiles/{'llvm-portable' if request.glibc else 'llvm'}"),
+        )
+        prefix = f"/usr/lib64/llvm-triton-{source.short_id}"
+        details.check(source)
         if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
             _require(source.path, needs)
-        profile = self._profile(request)
         sources = source_inputs([source, *profile], request.patches)
         against = ("sysroot",) if cross or request.glibc else ()
         under = {name: dependencies[name].input_digest for name in ("base", *against)}
+        portable = PORTABLE_RECIPE if request.glibc else ()
         inputs: dict[str, Any] | None = None
         if sources is not None and locked(*under.values()):
             inputs = {
@@ -104,13 +161,13 @@ class LlvmStage:
                 **under,
                 "sources": sources,
                 "parts": list(part_of("llvm", tests=True).taken),
-                "recipe": {**_recipe(request, cross), **digests(*self._own_recipe(part, profile))},
-                "prefix": prefix_of(source),
+                "recipe": {**recipe_files(request.arch[0], cross=cross), **digests(*portable, *own)},
+                "prefix": prefix,
                 "projects": list(part.projects),
                 "components": list(part.components) if part.target == "distribution" else [],
                 "libraries": {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop} if part.whole else {},
                 # The tree then decides, once it is here, whose needs are used.
-                **({"by_version": digests(COMPONENTS)} if open_ else {}),
+                **({} if details.serves else {"by_version": digests(COMPONENTS)}),
                 "goal": part.target,
                 **({"headers": list(part.headers)} if part.headers else {}),
                 **({"glibc": request.glibc} if request.glibc else {}),
@@ -118,9 +175,10 @@ class LlvmStage:
                 **({"instrumented": True} if self.instrumented else {}),
             }
         bound = "" if request.glibc else f"-{dependencies['base'].details.name}"
+        made = "-instrumented" if self.instrumented else "-pgo" if profile else ""
         return Planned(
             name=self.name,
-            image=f"{part.stem}-{source.short_id}" + self._suffix(bound, profile),
+            image=f"{part.stem}-{source.short_id}{bound}{made}",
             inputs=inputs,
             sources=(source, *profile),
             binaries=(PROFILE,) if profile else (),
@@ -129,14 +187,15 @@ class LlvmStage:
             engine=True,
             # What links an instrumented library needs the compiler's own for it.
             has_contract_check=_proves(part, cross) and not self.instrumented,
-            prefix=prefix_of(source),
-            serves="" if open_ else needs.serves,
-            note=_note(part, needs, known) if by_version else "",
+            prefix=prefix,
+            serves=details.serves,
+            note=details.note if details.by_version else "",
+            details=details,
         )
 
-    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        request, source = workspace.request, planned.sources[0]
-        arch, cross = request.arch[0], request.arch[0] != this_machine()
+    def build(self, planned: Planned[LlvmDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+        request, source, cross = workspace.request, planned.sources[0], planned.details.cross
+        arch, prefix = request.arch[0], planned.prefix
         proved = request.contract and planned.has_contract_check
         emulate = emulator(arch) if cross and proved else None
         workspace.require_disk(planned.disk)
@@ -148,19 +207,18 @@ class LlvmStage:
         source = workspace.fetch(source)
         contexts["llvm"] = source.path
         version = version_of_tree(source.path)
-        needs = llvm_needs(request, major(version))
-        part = subset_of(request.only, needs)
-        _check_generation(part, needs, major(version), source)
+        details = refined(planned.details, version, request)
+        needs, part = details.needs, details.part
+        details.check(source)
         _require(source.path, needs)
-        if note := _note(part, needs, major(version)):
-            console.note(f"{source.ref} is LLVM {version}: {note}")
+        if details.note:
+            console.note(f"{source.ref} is LLVM {version}: {details.note}")
         planned, intake_facts = take_in_llvm(source.path, request, planned)
-        prefix = prefix_of(source)
         system = workspace.unpack(dependencies["sysroot"]) if "sysroot" in dependencies else None
         tree = workspace.build(
             Recipe(
                 name="llvm",
-                containerfile=f"{self._folder(request, part, planned.sources[1:])}/Containerfile",
+                containerfile=f"{details.folder}/Containerfile",
                 base=workspace.image(dependencies["base"]),
                 args={
                     "PREFIX": prefix,
@@ -219,27 +277,10 @@ class LlvmStage:
         source = profile_source(request)
         return () if source is None else (source,)
 
-    def _own_recipe(self, part: LlvmSubset, profile: Sequence[Source]) -> tuple[str, ...]:
-        """What shapes it besides the recipe of every layer; the folder of its Containerfile is the first."""
-        return PROFILE_RECIPE if self.instrumented or profile else part.recipe
-
-    def _folder(self, request: Request, part: LlvmSubset, profile: Sequence[Source]) -> str:
-        """The folder of its Containerfile."""
-        usual = f"containerfiles/{'llvm-portable' if request.glibc else 'llvm'}"
-        return next(iter(self._own_recipe(part, profile)), usual)
-
-    def _suffix(self, bound: str, profile: Sequence[Source]) -> str:
-        """What its image's name ends with."""
-        return bound + ("-instrumented" if self.instrumented else "-pgo" if profile else "")
-
 
 def recipe_files(arch: str, *, cross: bool) -> dict[str, str]:
     """Digests of the files that shape any LLVM layer of an architecture."""
     return digests(*_RECIPE, *(_CROSS_RECIPE if cross else ()), f"llvm-config/targets/{arch}.cmake")
-
-
-def _recipe(request: Request, cross: bool) -> dict[str, str]:
-    return {**recipe_files(request.arch[0], cross=cross), **digests(*(PORTABLE_RECIPE if request.glibc else ()))}
 
 
 def floor_labels(glibc: str) -> dict[str, str]:
@@ -285,18 +326,6 @@ def _libraries(needs: LlvmRequirements) -> dict[str, str]:
     }
 
 
-def _note(part: LlvmSubset, needs: LlvmRequirements, llvm: int | None) -> str:
-    if part.name == SUPPORT:
-        return ""
-    return "parts by its own version" if llvm is None else f"parts for Triton {needs.serves}"
-
-
-def _check_generation(part: LlvmSubset, needs: LlvmRequirements, llvm: int | None, source: Source) -> None:
-    """Refuse an LLVM that is too old or too new for the Triton; a part without any of MLIR serves every one."""
-    if llvm is not None and part.name != SUPPORT:
-        check_generation(needs, llvm, where=source.ref)
-
-
 def _require(tree: Path, needs: LlvmRequirements) -> None:
     require(tree, "llvm/CMakeLists.txt", *(f"{project}/CMakeLists.txt" for project in needs.projects))
 
@@ -304,8 +333,19 @@ def _require(tree: Path, needs: LlvmRequirements) -> None:
 def triton_of(request: Request) -> str | None:
     """The Triton whose needs are used: the requested version, or the commit of an AOTriton release or `--source`.
 
-    None where none is named, or one as a folder.
+    None where the LLVM's own version decides: no Triton is named, or one as a folder, or by a commit that is not on
+    record.
     """
+    triton = _named_triton(request)
+    if triton is not None and is_commit(triton.lower()) and "llvm" in request.sources:
+        try:
+            needs_for(triton, request.arch[0])
+        except UnsupportedError:
+            return None
+    return triton
+
+
+def _named_triton(request: Request) -> str | None:
     if request.triton:
         return _by_version(request.triton)
     if request.aotriton:
@@ -363,23 +403,9 @@ def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
     checkout = local_triton(request)
     features = features_of(checkout) if checkout is not None else ()
     triton = triton_of(request)
-    if triton is None or _by_version_of_llvm(request):
+    if triton is None:
         triton = newest_on_one_llvm() if llvm is None else newest_triton_on(llvm)
     return needs_for(triton, request.arch[0], features=features)
-
-
-def _by_version_of_llvm(request: Request) -> bool:
-    """Whether the LLVM's own version decides: no Triton is named, or one whose commit is not on record."""
-    triton = triton_of(request)
-    if triton is None:
-        return True
-    if not is_commit(triton.lower()) or "llvm" not in request.sources:
-        return False
-    try:
-        needs_for(triton, request.arch[0])
-    except UnsupportedError:
-        return True
-    return False
 
 
 def local_triton(request: Request) -> Path | None:
@@ -398,8 +424,3 @@ def llvm_source(request: Request) -> Source:
         pin = llvm_pin(request)
         spec = of_github(pin.repository, pin.commit)
     return request.locate("llvm", spec)
-
-
-def prefix_of(source: Source) -> str:
-    """Where the layer lies in every image."""
-    return f"/usr/lib64/llvm-triton-{source.short_id}"

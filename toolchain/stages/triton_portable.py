@@ -19,18 +19,18 @@ from toolchain.catalog.pythons import check_range
 from toolchain.errors import UnsupportedError
 from toolchain.recipe import COMPILER_CACHE, Mount, digests
 from toolchain.request import Request
-from toolchain.stages.codegen_choice import bindings, rules_of, triton_here
+from toolchain.stages.codegen_choice import rules_of
 from toolchain.stages.codegen_library import where
 from toolchain.stages.profile_use import DATA, check_profile, profile_source, require_portable, triton_options
 from toolchain.stages.profile_use import SOURCE as PROFILE
 from toolchain.stages.profile_use import TRITON_RECIPE as PROFILE_RECIPE
-from toolchain.stages.python import own_python, versions_of
+from toolchain.stages.python import own_python
 from toolchain.stages.stage import Built, Planned, Workspace
-from toolchain.stages.triton_origin import from_source, triton_source
+from toolchain.stages.triton_details import TritonDetails
+from toolchain.stages.triton_origin import from_source
 from toolchain.stages.triton_source import (
     build_wheels,
     check_compiles,
-    codegen_rules,
     finish,
     for_python,
     plan_from_source,
@@ -38,7 +38,7 @@ from toolchain.stages.triton_source import (
     take_source,
     wheels_in,
 )
-from toolchain.stages.triton_tree import bindings_of, python_requires
+from toolchain.stages.triton_tree import python_requires
 from toolchain.stages.triton_wheel import unzip
 
 RECIPE = "triton-portable"
@@ -56,47 +56,46 @@ class TritonPortableStage:
     name: str = "triton"
     instrumented: bool = False
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[TritonDetails]:
         dependencies = _with_llvm(dependencies)
-        versions, arch = versions_of(request), request.arch[0]
-        source = triton_source(request)
-        if (tree := source.path or triton_here(request)) is not None:
-            check_pythons(versions, tree, source.ref)
-        cross = arch != this_machine()
-        if not cross:
-            _require_own(request, versions)
+        details = TritonDetails.of(request, dependencies, tuple(dependencies["python"].details.systems))
+        if details.tree is not None:
+            check_pythons(details.pythons, details.tree, details.source.ref)
+        cross = request.arch[0] != this_machine()
+        details = replace(
+            details,
+            cross=cross,
+            held=details.pythons[-1] if cross else _own_among(request, details.pythons),
+            profile=None if self.instrumented else profile_source(request),
+        )
         files = [
             COMPILER_CACHE,
             f"containerfiles/{RECIPE}",
             "containerfiles/triton/setup.sh",
             "llvm-config/cross.cmake" if cross else "llvm-config/portable.cmake",
         ]
-        if self.instrumented or PROFILE in request.sources:
+        if self.instrumented or details.profile is not None:
             files += PROFILE_RECIPE
-        more = {
-            "pythons": list(versions),
-            "glibc": request.glibc,
-            **({"stable_abi": True} if bindings(request).stable else {}),
-        }
-        planned = plan_from_source(request, dependencies, recipe=digests(*files), more=more)
+        more = {"glibc": request.glibc, **({"stable_abi": True} if details.bindings.stable else {})}
+        planned = plan_from_source(request, dependencies, details, recipe=digests(*files), more=more)
         if self.instrumented:
             own = {"stage": self.name, "instrumented": True}
             inputs = None if planned.inputs is None else {**planned.inputs, **own}
             return replace(planned, name=self.name, image=f"{planned.image}-instrumented", inputs=inputs)
-        if PROFILE in request.sources:
+        if details.profile is not None:
             return replace(planned, image=f"{planned.image}-pgo", binaries=tuple(sorted({*planned.binaries, PROFILE})))
         return planned
 
-    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        request = workspace.request
+    def build(self, planned: Planned[TritonDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         from toolchain.stages.codegen_check import check_in_wheel  # noqa: PLC0415 - plans need no reader of ELF
         from toolchain.stages.wheel_check import check_wheel  # noqa: PLC0415
 
-        dependencies = _with_llvm(dependencies)
-        versions, arch = versions_of(request), request.arch[0]
-        cross = arch != this_machine()
-        emulate = emulator(arch, proof=False) if cross else None
+        dependencies, request = _with_llvm(dependencies), workspace.request
+        arch = request.arch[0]
+        emulate = emulator(arch, proof=False) if planned.details.cross else None
         taken = take_source(planned, dependencies, workspace)
+        details = taken.planned.details
+        versions, cross, rules, profile = details.pythons, details.cross, details.rules, details.profile
         check_pythons(versions, taken.source.path, taken.source.ref)
         contexts = {
             "sysroot": workspace.unpack(dependencies["sysroot"]),
@@ -104,17 +103,15 @@ class TritonPortableStage:
         }
         if emulate is not None:
             contexts["emulator"] = _folder_of(emulate, workspace)
-        bound, rules = bindings_of(taken.source.path), codegen_rules(dependencies)
         libraries = [dict(dependencies[rule.stage].facts["codegen"]) for rule in rules]
-        profile = None if self.instrumented else profile_source(request)
         laid = _lay_libraries(rules, dependencies, workspace)
         if rules or profile is not None:
             contexts["codegen"] = laid
         args = {
             "PYTHONS": " ".join(versions),
             "ARCH": arch,
-            "BINDINGS": bound.project,
-            **({"STABLE_ABI": "ON"} if bound.stable else {}),
+            "BINDINGS": details.bindings.project,
+            **({"STABLE_ABI": "ON"} if details.bindings.stable else {}),
         }
         if self.instrumented:
             # Upstream's tests would take hours, and show nothing that they do not show for the plain build.
@@ -145,11 +142,10 @@ class TritonPortableStage:
             }
             return {"contract": {"pythons": tried, **({} if cross else {"image": check_compiles(workspace, image)})}}
 
-        held = versions[-1] if cross else own_python(request)
         return finish(
             taken,
             out,
-            wheels[held],
+            wheels[details.held],
             dependencies,
             workspace,
             check=check,
@@ -210,19 +206,20 @@ def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], 
     return folder
 
 
-def _require_own(request: Request, versions: Sequence[str]) -> None:
-    """Check that the base's own Python is among them: the image of base and wheel runs it.
+def _own_among(request: Request, versions: Sequence[str]) -> str:
+    """The base's own Python, which must be among them: the image of base and wheel runs it.
 
     Raises:
         UnsupportedError: it is not.
     """
-    own = own_python(request) if request.base.image is None else ""
-    if own and own not in versions:
+    own = own_python(request)
+    if own not in versions:
         raise UnsupportedError(
             f"--python {','.join(versions)} leaves out Python {own}",
             why=f"the image of base {request.base} and the wheel runs that one",
             fix=f"--python {','.join([*versions, own])}; the objects that no Python header reaches are compiled once",
         )
+    return own
 
 
 def check_pythons(versions: Sequence[str], tree: Path, name: str) -> None:

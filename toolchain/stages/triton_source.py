@@ -11,9 +11,9 @@ from typing import Any
 
 from toolchain import recipe, strict_json
 from toolchain.catalog.bases import base_recipe
-from toolchain.catalog.codegen import Codegen, codegens
+from toolchain.catalog.codegen import Codegen
 from toolchain.catalog.components import check_files
-from toolchain.errors import BuildError, ContractError, PinError, UnsupportedError
+from toolchain.errors import BuildError, ContractError, UnsupportedError
 from toolchain.filesystem import read_built
 from toolchain.oci.image import read_layers
 from toolchain.oci.layer_files import layer_files
@@ -22,15 +22,14 @@ from toolchain.recipe import COMPILER_CACHE, Mount, Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.scan import Finding
 from toolchain.sources.tree import FetchedSource
-from toolchain.stages.codegen_choice import bindings, compare_pins, rules_of, triton_here
-from toolchain.stages.llvm import llvm_needs
-from toolchain.stages.llvm_version import major
+from toolchain.stages.codegen_choice import compare_pins
+from toolchain.stages.llvm import refined as refined_llvm
 from toolchain.stages.prebuilt import Intake, choices, names_allowed, take_in
 from toolchain.stages.python import own_python, versions_of
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
-from toolchain.stages.triton_origin import triton_source
+from toolchain.stages.triton_details import TritonDetails, refined
 from toolchain.stages.triton_report import lit, ninja_seconds
-from toolchain.stages.triton_tree import bindings_of, check_no_download, check_setup, check_tree, require_tree
+from toolchain.stages.triton_tree import check_no_download, check_setup, check_tree, require_tree
 from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.wheels import TRITON, keep_wheel, wheel_folder, wheel_sources
 
@@ -47,24 +46,22 @@ class TritonSourceStage:
 
     name: str = "triton"
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        if (bound := bindings(request)).project != "pybind11":
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[TritonDetails]:
+        details = TritonDetails.of(request, dependencies, request.pythons)
+        if details.bindings.project != "pybind11":
             raise UnsupportedError(
-                f"a Triton that is bound by {bound.project} is not built for a base",
+                f"a Triton that is bound by {details.bindings.project} is not built for a base",
                 why="its wheel is built by the portable recipe alone",
                 fix="leave --base out",
             )
         _check_pythons(request)
         return plan_from_source(
-            request,
-            dependencies,
-            recipe=digests(COMPILER_CACHE, "containerfiles/triton"),
-            more={"pythons": list(request.pythons)},
+            request, dependencies, details, recipe=digests(COMPILER_CACHE, "containerfiles/triton"), more={}
         )
 
-    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+    def build(self, planned: Planned[TritonDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         taken = take_source(planned, dependencies, workspace)
-        args = {"PYTHONS": " ".join(workspace.request.pythons)}
+        args = {"PYTHONS": " ".join(planned.details.pythons)}
         out = build_wheels("triton", taken, dependencies, workspace, args=args, contexts={})
         own = read_built(out, "python").strip()
         return finish(
@@ -95,8 +92,13 @@ def _check_pythons(request: Request) -> None:
 
 
 def plan_from_source(
-    request: Request, dependencies: Mapping[str, Planned], *, recipe: Mapping[str, str], more: Mapping[str, Any]
-) -> Planned:
+    request: Request,
+    dependencies: Mapping[str, Planned],
+    details: TritonDetails,
+    *,
+    recipe: Mapping[str, str],
+    more: Mapping[str, Any],
+) -> Planned[TritonDetails]:
     """What building Triton's source would make.
 
     Args:
@@ -108,22 +110,22 @@ def plan_from_source(
         ContractError: the LLVM below is a part.
         PinError: the tree is not the requested Triton.
     """
-    source = triton_source(request)
+    source, tree = details.source, details.tree
     if source.path is not None:
         require_tree(source.path, source.ref)
     # A tree that is here already is checked now, before hours of LLVM.
-    if (tree := triton_here(request)) is not None and dependencies["llvm"].sources:
+    if tree is not None and dependencies["llvm"].sources:
         require_tree(tree, source.ref)
         check_setup(tree)
         check_tree(tree, request, dependencies["llvm"].sources[0])
-        check_no_download(tree, rules_of(request))
+        check_no_download(tree, details.rules)
     if dependencies["llvm"].partial:
         raise ContractError(
             f"Triton cannot be built on {dependencies['llvm'].image}",
             why=f"that layer holds {dependencies['llvm'].partial}",
             fix="leave out --only, or take a wheel of the index: --source triton=pypi:VERSION",
         )
-    wheels = wheel_sources(bindings(request).projects(TRITON))
+    wheels = wheel_sources(details.bindings.projects(TRITON))
     sources = source_inputs([source, *wheels], request.patches)
     under = {name: planned.input_digest for name, planned in dependencies.items()}
     inputs: dict[str, Any] | None = None
@@ -133,6 +135,7 @@ def plan_from_source(
             **under,
             "sources": sources,
             "recipe": dict(recipe),
+            "pythons": list(details.pythons),
             **more,
             "binaries": choices("triton", request),
             "site": SITE,
@@ -146,6 +149,7 @@ def plan_from_source(
         disk=_DISK,
         engine=True,
         has_contract_check=True,
+        details=details,
     )
 
 
@@ -154,18 +158,18 @@ class Taken:
     """A source that is here and was looked at.
 
     Args:
-        planned: the stage, with the binaries that it really has.
+        planned: the stage, with the binaries and the bindings that it really has.
         source: its tree.
         intake, findings: prebuilt files in it, and the decision on each (`stages.prebuilt`).
     """
 
-    planned: Planned
+    planned: Planned[TritonDetails]
     source: FetchedSource
     intake: Intake
     findings: Sequence[Finding]
 
 
-def take_source(planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Taken:
+def take_source(planned: Planned[TritonDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Taken:
     """Fetch Triton's source, and compare it and the LLVM below with the request.
 
     Raises:
@@ -178,35 +182,24 @@ def take_source(planned: Planned, dependencies: Mapping[str, Built], workspace: 
     require_tree(source.path, source.ref)
     check_setup(source.path)
     check_tree(source.path, workspace.request, dependencies["llvm"].planned.sources[0])
-    _check_codegen(source.path, planned, dependencies, workspace.request)
+    _check_codegen(source.path, planned.details.rules, dependencies, workspace.request)
+    details = refined(planned.details, source.path)
     check_llvm(workspace, dependencies["llvm"])
     intake, findings = take_in("triton", source.path, workspace.request)
-    planned = replace(planned, binaries=intake.binaries(planned.binaries))
+    planned = replace(planned, binaries=intake.binaries(planned.binaries), details=details)
     return Taken(planned=planned, source=source, intake=intake, findings=findings)
 
 
-def codegen_rules(dependencies: Mapping[str, Any]) -> tuple[Codegen, ...]:
-    """The rules whose libraries a Triton is built with."""
-    return tuple(rule for rule in codegens() if rule.stage in dependencies)
-
-
-def _check_codegen(tree: Path, planned: Planned, dependencies: Mapping[str, Built], request: Request) -> None:
-    """Compare a fetched tree with the LLVMs for GPUs and the bindings that it was planned with.
+def _check_codegen(tree: Path, rules: Sequence[Codegen], dependencies: Mapping[str, Built], request: Request) -> None:
+    """Compare a fetched tree with the LLVMs for GPUs that it was planned with.
 
     Raises:
         PinError: it takes others.
         SourceError: its build would download.
     """
-    rules = codegen_rules(dependencies)
     revisions = {rule.target: str(dependencies[rule.stage].facts["codegen"]["revision"]) for rule in rules}
     compare_pins(tree, revisions, named=[rule.target for rule in rules if rule.llvm in request.sources])
     check_no_download(tree, rules)
-    project = bindings_of(tree).project
-    if f"wheel-{project}" not in {source.name for source in planned.sources}:
-        raise PinError(
-            f"this Triton is bound by {project}, which was not planned",
-            fix="run the command again, now that its tree is here; it is planned by that",
-        )
 
 
 def build_wheels(
@@ -401,5 +394,5 @@ def check_llvm(workspace: Workspace, llvm: Built) -> None:
     layout, prefix = Layout(workspace.cache.images), str(llvm.facts["prefix"]).strip("/") + "/"
     top = read_layers(layout, layout.resolve(llvm.manifest))[-1].descriptor
     files = {file.path.removeprefix(prefix) for file in layer_files(layout.blob(top.digest), top.media_type)}
-    needs = llvm_needs(workspace.request, major(str(llvm.facts["version"])))
-    check_files(files, needs, where=llvm.planned.image, consumer="this Triton")
+    details = refined_llvm(llvm.planned.details, str(llvm.facts["version"]), workspace.request)
+    check_files(files, details.needs, where=llvm.planned.image, consumer="this Triton")
