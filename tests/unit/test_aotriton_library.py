@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,14 @@ from toolchain.kernels.ledger import Entry
 from toolchain.request import Request
 from toolchain.sources.tree import FetchedSource
 from toolchain.stages.aotriton import _objects, by_pack
-from toolchain.stages.aotriton_library import library_facts, library_in, library_of, name_of
+from toolchain.stages.aotriton_library import (
+    AotritonDetails,
+    Library,
+    library_facts,
+    library_in,
+    library_of,
+    name_of,
+)
 from toolchain.stages.stage import Built, Planned
 
 SHA1 = "30ae96716b3e7a1bf0d7892ce3b8288244f8ebec"
@@ -33,30 +41,31 @@ def request(tmp_path: Path, *gpus: str) -> Request:
     return Request(cache=Cache(tmp_path), gpus=gpus)
 
 
+def library(under: Mapping[str, Built], asked: Request) -> Library:
+    details = AotritonDetails.of(asked)
+    planned = Planned(name="aotriton", image="a", inputs={}, sources=(SOURCE,), details=details)
+    return library_of(planned, under, asked, SOURCE, ())
+
+
 @pytest.mark.parametrize(
     ("gpus", "name"),
     [(("gfx942",), "30ae9671-gfx942"), ((), "30ae9671-gfx942"), (("gfx1100", "gfx942"), "30ae9671-gfx1100-gfx942")],
 )
 def test_a_library_is_named_by_its_gpus(tmp_path: Path, gpus: tuple[str, ...], name: str) -> None:
-    assert name_of(SOURCE, request(tmp_path, *gpus)) == name
-    under = {"base": dependencies("base")}
-    planned = Planned(name="aotriton", image="a", inputs={}, sources=(SOURCE,))
-    assert library_of(planned, under, request(tmp_path, *gpus), SOURCE, ()).prefix == f"/usr/lib64/aotriton-{name}"
+    assert name_of(SOURCE, AotritonDetails.of(request(tmp_path, *gpus)).gpus) == name
 
 
 def test_the_objects_are_the_same_for_more_gpus_and_for_a_triton_that_was_built_otherwise(tmp_path: Path) -> None:
-    planned = Planned(name="aotriton", image="a", inputs={}, sources=(SOURCE,))
     under = {"base": dependencies("base"), "triton": dependencies("triton")}
     one_gpu, two_gpus = request(tmp_path, "gfx942"), request(tmp_path, "gfx942", "gfx950")
-    library = library_of(planned, under, one_gpu, SOURCE, ())
-    library_for_two = library_of(planned, under, two_gpus, SOURCE, ())
-    assert library.key != library_for_two.key, "the library serves other GPUs"
-    assert _objects(under, one_gpu, library) == _objects(under, two_gpus, library_for_two)
+    one, two = library(under, one_gpu), library(under, two_gpus)
+    assert one.key != two.key, "the library serves other GPUs"
+    assert _objects(under, one_gpu, one) == _objects(under, two_gpus, two)
     renamed = {**under, "triton": dependencies("triton", inputs="another recipe")}
-    assert _objects(renamed, one_gpu, library) == _objects(under, one_gpu, library)
+    assert _objects(renamed, one_gpu, one) == _objects(under, one_gpu, one)
     changed = {**under, "triton": dependencies("triton", layer="sha256:bb")}
-    assert _objects(changed, one_gpu, library) != _objects(under, one_gpu, library)
-    assert _objects(under, one_gpu, replace(library, dropped=("a.co",))) != _objects(under, one_gpu, library)
+    assert _objects(changed, one_gpu, one) != _objects(under, one_gpu, one)
+    assert _objects(under, one_gpu, replace(one, dropped=("a.co",))) != _objects(under, one_gpu, one)
 
 
 def test_bad_kernels_count_for_their_pack() -> None:
@@ -70,24 +79,21 @@ def test_bad_kernels_count_for_their_pack() -> None:
 def test_what_the_build_says_of_itself(tmp_path: Path) -> None:
     (tmp_path / "hip-version").write_text("5.7.0\n")
     (tmp_path / "redirected.json").write_text(json.dumps({"op_attn_fwd": {"gfx942_mod0": 73}}))
-    planned = Planned(name="aotriton", image="a", inputs={}, sources=(SOURCE,))
-    library = library_of(planned, {"base": dependencies("base")}, request(tmp_path), SOURCE, ())
-    facts = library_facts(tmp_path, library)
+    facts = library_facts(tmp_path, library({"base": dependencies("base")}, request(tmp_path)))
     assert facts == {"hip": "5.7.0", "redirected": {"op_attn_fwd": {"gfx942_mod0": 73}}}
 
 
 def test_a_library_for_several_rocms_rests_on_their_headers_and_the_old_system(tmp_path: Path) -> None:
-    planned = Planned(name="aotriton", image="a", inputs={}, sources=(SOURCE,))
     under = {name: dependencies(name) for name in ("base", "sysroot", "hip", "triton")}
     portable = replace(request(tmp_path), glibc="2.31")
-    library = library_of(planned, under, portable, SOURCE, ())
-    assert library.rocm == ("6", "7")
-    assert library.key != library_of(planned, under, request(tmp_path), SOURCE, ()).key
-    assert library.key != library_of(planned, under, replace(portable, rocm=("7",)), SOURCE, ()).key
+    both = library(under, portable)
+    assert both.rocm == ("6", "7")
+    assert both.key != library(under, request(tmp_path)).key
+    assert both.key != library(under, replace(portable, rocm=("7",))).key
     for name in ("sysroot", "hip"):
         changed = {**under, name: dependencies(name, inputs="other packages")}
-        assert library_of(planned, changed, portable, SOURCE, ()).key != library.key
-        assert _objects(changed, portable, library) == _objects(under, portable, library), "kernels know no HIP"
+        assert library(changed, portable).key != both.key
+        assert _objects(changed, portable, both) == _objects(under, portable, both), "kernels know no HIP"
 
 
 def test_the_build_must_leave_one_library_for_each_rocm(tmp_path: Path) -> None:

@@ -21,11 +21,12 @@ from toolchain.oci.descriptor import LAYER, LAYER_GZIP
 from toolchain.oci.image import ImageSpec, LayerBlob, write_image
 from toolchain.oci.labels import BINARIES
 from toolchain.oci.layout import Layout
+from toolchain.recipe import digests
 from toolchain.request import Request
 from toolchain.stages import aotriton_images, kernels
-from toolchain.stages.kernel_workers import layer_digests
+from toolchain.stages.kernel_workers import allocator, layer_digests
 from toolchain.stages.stage import Built, Planned, image_labels
-from toolchain.stages.worker import FOLDER, PROGRAM, WHEELS, WorkerStage
+from toolchain.stages.worker import FOLDER, PROGRAM, WHEELS, WorkerDetails, WorkerStage
 
 WHEEL = {"triton": "pypi:triton==3.7.1"}
 ALLOWED = ("dask", "triton-wheel")
@@ -85,9 +86,10 @@ def test_results_have_the_names_of_a_local_campaign(tmp_path: Path, of: str, pro
     (source / ".git").mkdir()
     (source / "pack" / "kernels.py").write_text("import helper\n")
     (source / "pack" / "link.py").symlink_to("kernels.py")
-    worker = Planned(name="worker", image="kernel-worker-x", inputs={})
-    request = Request(cache=Cache(tmp_path / "cache"))
-    WorkerStage(of)._lay(tree, worker, request, source, TRITON)
+    variables = {**project.variables, **allocator(Request(cache=Cache(tmp_path / "cache")))}
+    details = WorkerDetails(variables=variables, beside=digests(*project.recipe))
+    worker = Planned(name="worker", image="kernel-worker-x", inputs={}, details=details)
+    WorkerStage(of)._lay(tree, worker, source, TRITON)
 
     inside = tree / FOLDER.lstrip("/")
     kernels = Kernels.read(inside / "kernels.json")

@@ -128,18 +128,17 @@ def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[st
         if cost.job:
             parts.append(f"memory {console.size(MEMORY[cost.job])} per {cost.job}")
         yield f"  {name:{width}}" + ", ".join(parts)
-        if not row.planned.partial and (all_of_them := _kernels(cost, request, count)):
+        if not row.planned.partial and (all_of_them := _kernels(cost, row.planned.details, count)):
             yield f"  {'':{width}}{all_of_them}"
 
 
-def _kernels(cost: Cost, request: Request, cores: int) -> str:
+def _kernels(cost: Cost, details: Any, cores: int) -> str:
     """The number of AOTriton kernels to compile, and the time; empty for other stages."""
     if cost.kernels is None:
         return ""
     from toolchain.catalog.aotriton_generations import generation_of  # noqa: PLC0415 - data of one stage
-    from toolchain.stages.aotriton_library import DEFAULT_GPUS, release_asked  # noqa: PLC0415
 
-    gpus, release = request.gpus or DEFAULT_GPUS, release_asked(request)
+    gpus, release = details.gpus, details.release
     return cost.all_kernels(len(gpus), cores, generation_of(release).kernels(gpus) if release else (0, 0))
 
 

@@ -28,7 +28,7 @@ from toolchain.request import Request
 from toolchain.stages.aotriton_images import ENVIRONMENT, IMAGES, KernelImages, MadeImages
 from toolchain.stages.aotriton_inside import OBJECTS, lay_ledger, loaded
 from toolchain.stages.aotriton_library import (
-    DEFAULT_GPUS,
+    AotritonDetails,
     Library,
     aotriton_source,
     database_source,
@@ -37,8 +37,6 @@ from toolchain.stages.aotriton_library import (
     library_recipe,
     name_of,
     portable_inputs,
-    prefix_of,
-    release_asked,
     require_aotriton,
 )
 from toolchain.stages.hip import PLACE
@@ -60,10 +58,11 @@ _DISK = 8_000_000_000
 class AotritonStage:
     name: str = "aotriton"
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[AotritonDetails]:
         source, database = aotriton_source(request), database_source(request)
+        details = AotritonDetails.of(request)
         if source.path is not None:
-            _checked(source.path, request, database.path if database is not None else None)
+            refined(details, source.path, request, database.path if database is not None else None)
         further = (*wheel_sources(AOTRITON), *([database] if database is not None else []))
         sources = source_inputs([source, *further], request.patches)
         under = {name: dependency.input_digest for name, dependency in dependencies.items()}
@@ -81,36 +80,38 @@ class AotritonStage:
                 "launches": LAUNCHES,
                 "binaries": choices("aotriton", request),
                 **({"without": list(request.without)} if request.without else {}),
-                **campaign_inputs(request, DEFAULT_GPUS),
-                **portable_inputs(under, request),
+                **campaign_inputs(request, details.gpus),
+                **portable_inputs(under, details.rocms, request.glibc),
             }
+        name = name_of(source, details.gpus)
         bound = "" if request.glibc else f"-{dependencies['base'].details.name}"
         stem = "aotriton-partial" if part else "aotriton"
         return Planned(
             name=self.name,
-            image=f"{stem}-{name_of(source, request)}{bound}",
+            image=f"{stem}-{name}{bound}",
             inputs=inputs,
             sources=(source, *further),
             binaries=tuple(sorted({*dependencies["triton"].binaries, *names_allowed("aotriton", request)})),
             partial=part,
-            prefix=prefix_of(source, request),
+            prefix=f"/usr/lib64/aotriton-{name}",
             disk=_DISK,
             engine=True,
             has_contract_check=True,
+            details=details,
         )
 
-    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        request = workspace.request
-        gpus = request.gpus or DEFAULT_GPUS
+    def build(
+        self, planned: Planned[AotritonDetails], dependencies: Mapping[str, Built], workspace: Workspace
+    ) -> Built:
+        request, gpus, prefix = workspace.request, planned.details.gpus, planned.prefix
         workspace.require_disk(_DISK)
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
         given = next((workspace.fetch(row).path for row in planned.sources if row.name == DATABASE), None)
-        generation, database = _checked(source.path, request, given)
+        generation, database = refined(planned.details, source.path, request, given)
         intake, findings = take_in("aotriton", source.path, request)
         words = generation.words_of(gpus) if generation.inside else ()
         library = library_of(planned, dependencies, request, source, intake.dropped, words=words, database=database)
-        prefix = library.prefix
         tree_of = workspace.cache.locks / f"aotriton-tree-{library.key.removeprefix('sha256:')[:12]}.lock"
         making = library_recipe(planned, dependencies, workspace, library)
         # Builds of several parts share this tree.
@@ -180,13 +181,14 @@ class AotritonStage:
         return done
 
 
-def _checked(tree: Path, request: Request, given: Path | None) -> tuple[Generation, tuple[Path, str] | None]:
-    """How a tree plans its kernels, and the user's database with its place in the tree."""
-    release = release_asked(request)
-    generation = require_aotriton(tree, release)
+def refined(
+    details: AotritonDetails, tree: Path, request: Request, given: Path | None
+) -> tuple[Generation, tuple[Path, str] | None]:
+    """What only the tree decides: how it plans its kernels, and the place in it of the user's database."""
+    generation = require_aotriton(tree, details.release)
     refuse_foreign("this AOTriton", foreign_in(tree) or generation.foreign, request.without)
     # A patched tree may have another database, and says so by its patches.
-    row = check_databases(tree, "" if request.patches.get("aotriton") else release, given)
+    row = check_databases(tree, "" if request.patches.get("aotriton") else details.release, given)
     return generation, (given, row.path) if given is not None and row is not None else None
 
 

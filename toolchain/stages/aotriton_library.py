@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,32 @@ DEFAULT_GPUS = ("gfx942",)
 _WEIGHTS = {"configure": 60.0, "plan": 30.0, "compile": 1000.0, "install": 5.0}
 
 
+@dataclass(frozen=True, kw_only=True)
+class AotritonDetails:
+    """What a request decides of an AOTriton.
+
+    Args:
+        gpus: that its kernels are compiled for.
+        release: on record, that is named or whose commit is; empty if there is none.
+        rocms: that the library is linked for; none where it takes its base's HIP.
+    """
+
+    gpus: tuple[str, ...]
+    release: str
+    rocms: tuple[str, ...]
+
+    @classmethod
+    def of(cls, request: Request) -> AotritonDetails:
+        """Of a request, without any source."""
+        spec, release = request.sources.get("aotriton"), ""
+        if spec is not None and spec.kind == "git":
+            release = release_of(spec.version)
+        elif request.aotriton:
+            release = aotriton_release(request.aotriton, allow_unknown=True).name
+        rocms = requested_rocms(request) if request.glibc else ()
+        return cls(gpus=request.gpus or DEFAULT_GPUS, release=release, rocms=rocms)
+
+
 @dataclass(frozen=True)
 class Library:
     """The settings of upstream's own build.
@@ -64,7 +90,7 @@ class Library:
 
 
 def library_of(
-    planned: Planned,
+    planned: Planned[AotritonDetails],
     dependencies: Mapping[str, Built],
     request: Request,
     source: FetchedSource,
@@ -74,38 +100,31 @@ def library_of(
     database: tuple[Path, str] | None = None,
 ) -> Library:
     """The settings of upstream's build; `words` and `database` as in `Library`."""
-    gpus = request.gpus or DEFAULT_GPUS
+    details, under = planned.details, {name: dependency.input_digest for name, dependency in dependencies.items()}
     key = sha256_json(
         {
             "base": dependencies["base"].input_digest,
             "sources": source_inputs(planned.sources, request.patches),
             "recipe": digests(COMPILER_CACHE, "containerfiles/aotriton"),
-            "gpus": list(gpus),
+            "gpus": list(details.gpus),
             "dropped": list(dropped),
-            **portable_inputs({name: dependency.input_digest for name, dependency in dependencies.items()}, request),
+            **portable_inputs(under, details.rocms, request.glibc),
         }
     )
-    return Library(
-        source, prefix_of(source, request), commit_of(source), dropped, rocms_of(request), key, words, database
-    )
+    return Library(source, planned.prefix, commit_of(source), dropped, details.rocms, key, words, database)
 
 
-def rocms_of(request: Request) -> tuple[str, ...]:
-    """The ROCms that a library is linked for; none where it takes its base's HIP."""
-    return requested_rocms(request) if request.glibc else ()
-
-
-def portable_inputs(under: Mapping[str, str | None], request: Request) -> dict[str, Any]:
+def portable_inputs(under: Mapping[str, str | None], rocms: Sequence[str], glibc: str) -> dict[str, Any]:
     """What a library for several ROCms and an old system rests on besides its base; nothing for a base's own.
 
     Args:
         under: input digests by stage.
     """
-    if not request.glibc:
+    if not glibc:
         return {}
     return {
-        "glibc": request.glibc,
-        "rocm": list(rocms_of(request)),
+        "glibc": glibc,
+        "rocm": list(rocms),
         "sysroot": under["sysroot"],
         "hip": under["hip"],
         "toolchain": digests("llvm-config/portable.cmake"),
@@ -113,7 +132,7 @@ def portable_inputs(under: Mapping[str, str | None], request: Request) -> dict[s
 
 
 def library_recipe(
-    planned: Planned,
+    planned: Planned[AotritonDetails],
     dependencies: Mapping[str, Built],
     workspace: Workspace,
     what: Library,
@@ -131,7 +150,7 @@ def library_recipe(
         base=workspace.image(dependencies["base"]),
         args={
             "PREFIX": what.prefix,
-            "GPUS": " ".join(workspace.request.gpus or DEFAULT_GPUS),
+            "GPUS": " ".join(planned.details.gpus),
             "SHA1": what.sha1,
             "TREE_SHA1": what.sha1,
             "DROP": ";".join(what.dropped),
@@ -268,29 +287,16 @@ def commit_of(source: Source) -> str:
     return (source.digest or "").removeprefix("sha256:")[:40]
 
 
-def name_of(source: Source, request: Request) -> str:
+def name_of(source: Source, gpus: Sequence[str]) -> str:
     """The id in names, and the GPUs where they are not all: a library serves no other than it was built for."""
-    gpus = short_list(request.gpus or DEFAULT_GPUS)
-    return source.short_id + (f"-{gpus}" if gpus else "")
-
-
-def prefix_of(source: Source, request: Request) -> str:
-    """Where the library lies in every image."""
-    return f"/usr/lib64/aotriton-{name_of(source, request)}"
+    listed = short_list(gpus)
+    return source.short_id + (f"-{listed}" if listed else "")
 
 
 def database_source(request: Request) -> Source | None:
     """The tuning database that the user gives, without any network; None for the tree's own."""
     spec = request.sources.get(DATABASE)
     return request.locate(DATABASE, spec) if spec is not None else None
-
-
-def release_asked(request: Request) -> str:
-    """The release on record that a request names, by name or by commit; empty if there is none."""
-    spec = request.sources.get("aotriton")
-    if spec is not None and spec.kind == "git":
-        return release_of(spec.version)
-    return aotriton_release(request.aotriton, allow_unknown=True).name if request.aotriton else ""
 
 
 def refuse_unbuildable(request: Request) -> None:
@@ -300,8 +306,9 @@ def refuse_unbuildable(request: Request) -> None:
     Raises:
         UnsupportedError: with the reason.
     """
-    if release := release_asked(request):
-        refuse(release, request.gpus or DEFAULT_GPUS, own_triton="triton" in request.sources, without=request.without)
+    details = AotritonDetails.of(request)
+    if details.release:
+        refuse(details.release, details.gpus, own_triton="triton" in request.sources, without=request.without)
 
 
 def refuse_rocm(request: Request) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,15 +37,31 @@ _NEEDS = ("hip_runtime.h", _API, "hip_version.h", "amd_detail")
 _NO_DEVICE = 100
 
 
+@dataclass(frozen=True, kw_only=True)
+class HipDetails:
+    """What is decided of HIP.
+
+    Args:
+        majors: the ROCms that libraries are linked for.
+        rows: what has a source, HIP's headers first.
+        stubs: the libraries to link with.
+    """
+
+    majors: tuple[str, ...]
+    rows: tuple[Headers | Library, ...]
+    stubs: tuple[Stub, ...]
+
+
 @dataclass(frozen=True)
 class HipStage:
     """See `Stage`."""
 
     name: str = "hip"
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[HipDetails]:
         majors = requested_rocms(request)
-        rows = _rows(majors)
+        rows: tuple[Headers | Library, ...] = (*headers_of(majors), *libraries())
+        stubs = stubs_of(majors)
         sources = tuple(source_of(row, request) for row in rows)
         for row, source in zip(rows, sources, strict=True):
             if isinstance(row, Headers) and source.path is not None and source.path.is_dir():
@@ -57,7 +73,7 @@ class HipStage:
                 **common_inputs(self.name, request),
                 "base": base,
                 "sources": inputs_of_sources,
-                "stubs": {stub.name: stub.as_json() for stub in stubs_of(majors)},
+                "stubs": {stub.name: stub.as_json() for stub in stubs},
                 "recipe": digests(RECIPE),
             }
         return Planned(
@@ -67,18 +83,19 @@ class HipStage:
             sources=sources,
             partial="headers and libraries to link with, no ROCm",
             engine=True,
+            details=HipDetails(majors=majors, rows=rows, stubs=stubs),
         )
 
-    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+    def build(self, planned: Planned[HipDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         from toolchain.stages.hip_check import check_stub  # noqa: PLC0415 - plans read no ELF
 
-        majors, work = requested_rocms(workspace.request), workspace.work()
+        majors, stubs, work = planned.details.majors, planned.details.stubs, workspace.work()
         workspace.step("source")
         tree = work / "tree"
         shutil.rmtree(tree, ignore_errors=True)
         place = tree / PLACE.lstrip("/")
         versions = {}
-        for row, source in zip(_rows(majors), planned.sources, strict=True):
+        for row, source in zip(planned.details.rows, planned.sources, strict=True):
             content = _content(workspace.fetch(source).path, work / f"unpacked-{row.name}", workspace)
             if isinstance(row, Headers):
                 headers = check_headers(content, row)
@@ -92,7 +109,6 @@ class HipStage:
             for licence in _licences(content):
                 (place / row.name / "licenses").mkdir(parents=True, exist_ok=True)
                 shutil.copy(licence, place / row.name / "licenses" / licence.name)
-        stubs = stubs_of(majors)
         made = workspace.build(
             Recipe(
                 name="hip",
@@ -124,11 +140,6 @@ class HipStage:
 def requested_rocms(request: Request) -> tuple[str, ...]:
     """The ROCms that libraries are linked for."""
     return request.rocm or DEFAULT_ROCM
-
-
-def _rows(majors: Sequence[str]) -> list[Headers | Library]:
-    """What has a source, HIP's headers first."""
-    return [*headers_of(majors), *libraries()]
 
 
 def source_of(row: Headers | Library, request: Request) -> Source:

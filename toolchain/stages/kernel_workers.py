@@ -208,14 +208,17 @@ def part_of_kernels(request: Request) -> str:
     return ", ".join(f"{name} {value}" for name, value in part.items() if value)
 
 
-def campaign_inputs(request: Request, default: Sequence[str]) -> dict[str, Any]:
-    """What of the request decides the kernels.
+@dataclass(frozen=True)
+class KernelDetails:
+    """What is decided of kernels: the GPUs that they are compiled for."""
 
-    Args:
-        default: the GPUs where none is named.
-    """
+    gpus: tuple[str, ...]
+
+
+def campaign_inputs(request: Request, gpus: Sequence[str]) -> dict[str, Any]:
+    """What decides which kernels are compiled, for which GPUs."""
     return {
-        "gpus": list(request.gpus or default),
+        "gpus": list(gpus),
         "select": request.select,
         "limit": request.limit,
         **({"shard": list(request.shard)} if request.shard is not None else {}),

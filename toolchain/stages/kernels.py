@@ -24,6 +24,7 @@ from toolchain.stages.kernel_workers import (
     COMMAND,
     RECIPE,
     WORKER_FILES,
+    KernelDetails,
     KernelProject,
     allocator,
     campaign_inputs,
@@ -64,8 +65,8 @@ class KernelsStage:
 
     name: str = "kernels"
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        source = sdist_source(request)
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[KernelDetails]:
+        source, gpus = sdist_source(request), request.gpus or DEFAULT_GPUS
         sources = source_inputs([source], request.patches)
         under = dependencies["triton"].input_digest
         part = part_of_kernels(request)
@@ -76,7 +77,7 @@ class KernelsStage:
                 "triton": under,
                 "sources": sources,
                 "recipe": digests(_RULES, *PROJECT.recipe),
-                **campaign_inputs(request, DEFAULT_GPUS),
+                **campaign_inputs(request, gpus),
             }
         stem = "flash-attn-kernels-partial" if part else "flash-attn-kernels"
         triton = triton_id(dependencies["triton"])
@@ -89,9 +90,10 @@ class KernelsStage:
             partial=part,
             prefix=PREFIX,
             engine=True,
+            details=KernelDetails(gpus),
         )
 
-    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+    def build(self, planned: Planned[KernelDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         from toolchain.kernels.ledger import Ledger  # noqa: PLC0415 - a plan compiles nothing
         from toolchain.kernels.rules import load_rules  # noqa: PLC0415
         from toolchain.kernels.shards import shard_of  # noqa: PLC0415
@@ -101,7 +103,7 @@ class KernelsStage:
         source = workspace.fetch(planned.sources[0])
         intake, findings = take_in_sdist(source.path, request)
         planned = replace(planned, binaries=intake.binaries(planned.binaries))
-        gpus = request.gpus or DEFAULT_GPUS
+        gpus = planned.details.gpus
         top = recipe.root()
         rules = load_rules(top / _RULES, source.path, gpus, select=request.select, limit=request.limit)
         work = workspace.work()

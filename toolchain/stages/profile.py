@@ -20,6 +20,7 @@ from toolchain.errors import BuildError
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
 from toolchain.stages import kernels
+from toolchain.stages.kernel_workers import KernelDetails
 from toolchain.stages.profile_use import ABOUT, CLANG, DATA, about, require_portable
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
 from toolchain.stages.triton_source import CONTRACT_GPUS
@@ -51,9 +52,9 @@ class ProfileStage:
 
     name: str = NAME
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[KernelDetails]:
         require_portable(request)
-        source = kernels.sdist_source(request)
+        source, gpus = kernels.sdist_source(request), request.gpus or CONTRACT_GPUS
         sources, under = source_inputs([source], request.patches), dependencies[TRITON].input_digest
         inputs: dict[str, Any] | None = None
         if sources is not None and under is not None:
@@ -62,7 +63,7 @@ class ProfileStage:
                 TRITON: under,
                 "sources": sources,
                 "recipe": digests(_RULES, *kernels.PROJECT.recipe),
-                "gpus": list(request.gpus or CONTRACT_GPUS),
+                "gpus": list(gpus),
                 "select": request.select,
                 "limit": request.limit,
             }
@@ -74,9 +75,10 @@ class ProfileStage:
             binaries=dependencies[TRITON].binaries,
             disk=_DISK,
             engine=True,
+            details=KernelDetails(gpus),
         )
 
-    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+    def build(self, planned: Planned[KernelDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         from toolchain.kernels.rules import load_rules  # noqa: PLC0415 - a plan compiles nothing
 
         request = workspace.request
@@ -85,8 +87,8 @@ class ProfileStage:
         source = workspace.fetch(planned.sources[0])
         intake, findings = kernels.take_in_sdist(source.path, request)
         planned = replace(planned, binaries=intake.binaries(planned.binaries))
-        gpus = request.gpus or CONTRACT_GPUS
-        rules = load_rules(recipe.root() / _RULES, source.path, gpus, select=request.select, limit=request.limit).rules
+        top, gpus = recipe.root(), planned.details.gpus
+        rules = load_rules(top / _RULES, source.path, gpus, select=request.select, limit=request.limit).rules
         work = workspace.work()
         folders = [work / name for name in ("counts", "objects", "merged")]
         for folder in folders:

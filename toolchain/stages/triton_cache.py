@@ -53,13 +53,22 @@ _LISTED = 20
 
 
 @dataclass(frozen=True)
+class TritonCacheDetails:
+    """What is decided of a cache: the calls that fill it, and the table that they are from."""
+
+    table: WheelCalls
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True)
 class TritonCacheStage:
     """See `Stage`. Its image has one layer, which holds nothing but the cache and MCV's list of it."""
 
     name: str = "triton-cache"
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        table, calls = requested_calls(request)
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[TritonCacheDetails]:
+        details = requested_calls(request)
+        table, calls = details.table, details.calls
         below = {name: dependencies[name].input_digest for name in ("torch", "triton", table.wheel)}
         part = part_of_kernels(request)
         inputs: dict[str, Any] | None = None
@@ -86,11 +95,13 @@ class TritonCacheStage:
             engine=True,
             has_contract_check=True,
             note=f"for {len(calls)} calls of {table.wheel}; other shapes are compiled when they come",
+            details=details,
         )
 
-    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        request = workspace.request
-        table, calls = requested_calls(request)
+    def build(
+        self, planned: Planned[TritonCacheDetails], dependencies: Mapping[str, Built], workspace: Workspace
+    ) -> Built:
+        request, table, calls = workspace.request, planned.details.table, planned.details.calls
         out = workspace.work() / "out"
         at = compile_setup(dependencies[table.wheel], out, workspace, campaign=workspace.work().name)
         workspace.step("compile")
@@ -171,8 +182,8 @@ class TritonCacheStage:
         )
 
 
-def requested_calls(request: Request) -> tuple[WheelCalls, list[Call]]:
-    """The calls that a request names, and the table that they are from.
+def requested_calls(request: Request) -> TritonCacheDetails:
+    """The calls that a request names.
 
     Raises:
         UnsupportedError: see `kernels.calls`; or several wheels are named.
@@ -185,7 +196,7 @@ def requested_calls(request: Request) -> tuple[WheelCalls, list[Call]]:
     table = calls_of(_wheel(request))
     if request.calls is not None:
         table = with_calls(table, request.calls, request.gpus)
-    return table, listed(table, request.gpus)
+    return TritonCacheDetails(table, tuple(listed(table, request.gpus)))
 
 
 def stands_on(request: Request) -> tuple[str, ...]:

@@ -173,13 +173,21 @@ class WheelStage:
 
 
 @dataclass(frozen=True)
+class WheelsDetails:
+    """What is decided of an image with several wheels: whose they are."""
+
+    rows: tuple[WheelRow, ...]
+
+
+@dataclass(frozen=True)
 class WheelsStage:
     """An image with the wheels of several projects beside one Triton: all that the request names, else every one."""
 
     name: str = "wheels"
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        below = [dependencies[name] for name in wheel_names(request)]
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[WheelsDetails]:
+        rows = tuple(wheel_row(name) for name in wheel_names(request))
+        below = [dependencies[row.name] for row in rows]
         under = {
             name: dependency.input_digest for name, dependency in dependencies.items() if name in {"torch", "triton"}
         }
@@ -195,11 +203,12 @@ class WheelsStage:
             disk=_DISK,
             engine=request.contract,
             has_contract_check=True,
+            details=WheelsDetails(rows),
         )
 
-    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        names = wheel_names(workspace.request)
-        rows, below = [wheel_row(name) for name in names], [dependencies[name] for name in names]
+    def build(self, planned: Planned[WheelsDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+        rows = planned.details.rows
+        below = [dependencies[row.name] for row in rows]
         made = {wheel.planned.name: wheel.facts["wheels"] for wheel in below}
         planned = replace(planned, binaries=tuple(sorted({name for wheel in below for name in wheel.binaries})))
         tree = workspace.work() / "tree"
@@ -211,7 +220,7 @@ class WheelsStage:
             tree=tree,
             under=dependencies["triton"],
             beside=(dependencies["torch"], *below),
-            facts={"projects": list(names)},
+            facts={"projects": [row.name for row in rows]},
             labels=image_labels(planned, binaries=planned.binaries),
             environment=environment(rows),
             check=check_imports(rows, workspace) if workspace.request.contract else None,

@@ -52,6 +52,19 @@ exec python3 -m toolchain.build.contained_worker "$@"
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerDetails:
+    """What is decided of an image of a worker.
+
+    Args:
+        variables: of its compile processes.
+        beside: digests of what of ours runs beside Triton.
+    """
+
+    variables: Mapping[str, str]
+    beside: Mapping[str, str]
+
+
 @dataclass(frozen=True)
 class WorkerStage:
     """See `Stage`.
@@ -68,8 +81,9 @@ class WorkerStage:
         """The project that they compile."""
         return aotriton_images.PROJECT if self.of == "aotriton" else kernels.PROJECT
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[WorkerDetails]:
         _check_python(request)
+        variables, beside = {**self.project.variables, **allocator(request)}, digests(*self.project.recipe)
         source = self._source(request)
         libraries = tuple(known_pypi(f"library-{project}", project, "") for project in WHEELS)
         sources = source_inputs([source, *libraries], request.patches)
@@ -81,8 +95,8 @@ class WorkerStage:
                 "triton": triton.input_digest,
                 "sources": sources,
                 "of": self.of,
-                "variables": {**self.project.variables, **allocator(request)},
-                "recipe": digests(*self.project.recipe),
+                "variables": variables,
+                "recipe": beside,
                 "program": {name: sha256_file(_package() / name) for name in _FILES},
             }
         of = "aotriton" if self.of == "aotriton" else "flash-attn"
@@ -94,12 +108,13 @@ class WorkerStage:
             binaries=tuple(sorted({*triton.binaries, *names_allowed(source.name, request), BINARY})),
             engine=request.contract,
             has_contract_check=True,
+            details=WorkerDetails(variables=variables, beside=beside),
         )
 
     def _source(self, request: Request) -> Source:
         return aotriton_source(request) if self.of == "aotriton" else kernels.sdist_source(request)
 
-    def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+    def build(self, planned: Planned[WorkerDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
         if self.of == "aotriton":
@@ -117,7 +132,7 @@ class WorkerStage:
         shutil.rmtree(tree, ignore_errors=True)
         for wheel in planned.sources[1:]:
             unzip(workspace.fetch(wheel).path, tree / FOLDER.lstrip("/") / "site")
-        self._lay(tree, planned, workspace.request, source.path, layer_digests(triton, workspace.cache))
+        self._lay(tree, planned, source.path, layer_digests(triton, workspace.cache))
         return workspace.finish(
             planned,
             tree=tree,
@@ -129,11 +144,11 @@ class WorkerStage:
             check_on=triton,
         )
 
-    def _lay(self, tree: Path, planned: Planned, request: Request, source: Path, triton: Sequence[str]) -> None:
+    def _lay(self, tree: Path, planned: Planned[WorkerDetails], source: Path, triton: Sequence[str]) -> None:
         """Lay all but Dask into the tree of the layer; `triton` as `layer_digests` gives it."""
         project, top, folder = self.project, recipe.root(), tree / FOLDER.lstrip("/")
-        beside = digests(*project.recipe)
-        for name in beside:
+        details = planned.details
+        for name in details.beside:
             _copy(top / name, tree / RECIPE.lstrip("/") / name)
         for name in _FILES:
             _copy(_package() / name, folder / "toolchain" / name)
@@ -147,9 +162,9 @@ class WorkerStage:
             "stage": self.of,
             "source": project.source,
             "command": COMMAND,
-            "variables": {**project.variables, **allocator(request)},
+            "variables": details.variables,
             "triton": list(triton),
-            "recipe": beside,
+            "recipe": details.beside,
             "environment": dict(project.environment),
             "search": project.search,
         }
