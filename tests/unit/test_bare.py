@@ -316,10 +316,13 @@ def test_an_empty_object_that_counts_as_compiled_is_refused(
         check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256, "flash/b.hsaco": "sha"})
 
 
-def entry(out: str, status: str, sha256: str = "", reason: str = "TypeError: boom\nbecause") -> Entry:
+def entry(
+    out: str, status: str, sha256: str = "", reason: str = "TypeError: boom\nbecause", exit_code: int | None = None
+) -> Entry:
     return Entry(
-        id=out, kernel="attn", target="gfx942", out=out, cluster="c", status=status, reason=reason, sha256=sha256
-    )
+        id=out, kernel="attn", target="gfx942", out=out, cluster="c", status=status, reason=reason, sha256=sha256,
+        exit_code=exit_code,
+    )  # fmt: skip
 
 
 def answer(sha256: str = "", *, code: int = 0, status: str = "", error: str = "") -> dict[str, object]:
@@ -361,25 +364,39 @@ def test_other_bytes_and_a_failure_of_our_own_are_told(answers: dict[str, dict[s
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "there", "alike"),
+    ("status", "reason", "exit_code", "there", "alike"),
     [
-        ("failed", "TypeError: boom", answer(code=1, error="TypeError: boom"), True),
-        ("failed", "a.b.CompilationError: at 1:2:\nx", answer(code=1, error="a.b.CompilationError: at 1:2:"), True),
+        ("failed", "TypeError: boom", None, answer(code=1, error="TypeError: boom"), True),
+        (
+            "failed",
+            "a.b.CompilationError: at 1:2:\nx",
+            None,
+            answer(code=1, error="a.b.CompilationError: at 1:2:"),
+            True,
+        ),
         # The script did not come so far as to compile.
-        ("failed", "TypeError: boom", answer(code=2), False),
-        ("failed", "TypeError: boom", answer(code=1, error="ModuleNotFoundError: No module named 'triton'"), False),
-        ("failed", "the worker was ended by SIGABRT\nLLVM ERROR", answer(code=-6), True),
-        ("failed", "the worker was ended by SIGABRT\nLLVM ERROR", answer(code=1, error="OSError: no"), False),
-        ("failed", "the worker exited with 3", answer(code=3), True),
-        ("failed", "the worker exited with 3", answer(code=1), False),
-        ("failed", "the file is empty", answer(), True),
-        ("failed", "the file is empty", answer(code=1, error="TypeError: boom"), False),
-        ("timeout", "no result after 3 s", answer(status="Timeout"), True),
-        ("timeout", "no result after 3 s", answer(status="Exception"), False),
+        ("failed", "TypeError: boom", None, answer(code=2), False),
+        (
+            "failed",
+            "TypeError: boom",
+            None,
+            answer(code=1, error="ModuleNotFoundError: No module named 'triton'"),
+            False,
+        ),
+        ("failed", "the worker was ended by SIGABRT\nLLVM ERROR", -6, answer(code=-6), True),
+        ("failed", "the worker was ended by SIGABRT\nLLVM ERROR", -6, answer(code=1, error="OSError: no"), False),
+        ("failed", "the worker exited with 3", 3, answer(code=3), True),
+        ("failed", "the worker exited with 3", 3, answer(code=1), False),
+        ("failed", "the file is empty", None, answer(), True),
+        ("failed", "the file is empty", None, answer(code=1, error="TypeError: boom"), False),
+        ("timeout", "no result after 3 s", None, answer(status="Timeout"), True),
+        ("timeout", "no result after 3 s", None, answer(status="Exception"), False),
     ],
 )
-def test_only_the_same_failure_is_alike(status: str, reason: str, there: dict[str, object], alike: bool) -> None:
-    bad = [entry("b", status, reason=reason)]
+def test_only_the_same_failure_is_alike(
+    status: str, reason: str, exit_code: int | None, there: dict[str, object], alike: bool
+) -> None:
+    bad = [entry("b", status, reason=reason, exit_code=exit_code)]
     if alike:
         assert compare([], bad, {"b": there})["alike"] == 1
     else:
@@ -462,7 +479,7 @@ def test_a_kernel_that_was_stopped_for_its_memory_is_not_given_to_upstreams_scri
     good, large, late = rules
     entries = (
         Entry.of(good, "done", sha256="ab"),
-        Entry.of(large, "failed", reason="memory: 9 GB, one kernel may take 4 GB"),
+        Entry.of(large, "failed", reason="memory: 9 GB, one kernel may take 4 GB", over_memory=True),
         Entry.of(late, "timeout", reason="no result after 3600 s"),
     )
     sent: list[dict[str, Any]] = []

@@ -360,7 +360,12 @@ def test_watching_goes_on_until_it_ends(
 
 def test_a_summary_of_many_kernels_is_short() -> None:
     entries = [
-        Entry.of(make_rule(f"kernel_{number}"), FAILED, reason=f"memory: {number} GB" if number % 3 else "x" * 200)
+        Entry.of(
+            make_rule(f"kernel_{number}"),
+            FAILED,
+            over_memory=number % 3 > 0,
+            reason=f"memory: {number} GB" if number % 3 else "x" * 200,
+        )
         for number in range(60)
     ]
     result = CampaignResult(entries=tuple(entries), skipped=0, partial=False, about={})

@@ -19,8 +19,6 @@ from toolchain import console
 
 RUNAWAY_SECONDS = 3600.0
 """A kernel takes seconds. One that takes an hour is treated as endless, unless --kernel-timeout allows longer."""
-OVER_MEMORY = "memory: "
-"""Begins the reason of a kernel that was stopped because of its memory."""
 EVERY = 1.0  # seconds between two looks
 _RESERVE = 512 << 20
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -129,8 +127,8 @@ class Watch:
         most = self._bounds.kernel
         for worker, task in live:
             if most and task is not None and worker.memory > most and (memory := proportional(worker.pid)) > most:
-                reason = f"{console.size(memory)}, one kernel may take {console.size(most)}"
-                worker.end_for(task, OVER_MEMORY + reason, final=True)
+                reason = f"memory: {console.size(memory)}, one kernel may take {console.size(most)}"
+                worker.end_for(task, reason, final=True)
                 return
         if sum(worker.memory for worker, _ in live) <= self._bounds.together:
             return
@@ -140,9 +138,8 @@ class Watch:
         if busy and sum(row[0] for row in exact) > self._bounds.together:
             memory, worker, task = max(busy, key=lambda row: row[0])
             limit = console.size(self._bounds.together)
-            worker.end_for(
-                task, f"{OVER_MEMORY}{console.size(memory)}, all workers may take {limit}", final=len(live) == 1
-            )
+            reason = f"memory: {console.size(memory)}, all workers may take {limit}"
+            worker.end_for(task, reason, final=len(live) == 1)
 
 
 def over_share(pid: int, bounds: MemoryBounds | None) -> int:

@@ -366,6 +366,8 @@ def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
         rule,
         status,
         reason="" if done else reason or "no reason given",
+        over_memory=bool(outcome.get("over_memory")),
+        exit_code=outcome.get("exit_code"),
         seconds=float(outcome.get("seconds", 0.0)),
         attempt=int(outcome.get("attempt", 1)),
         sha256=digest or "" if done else "",

@@ -314,6 +314,8 @@ class DaskExecutor:
             "reason": str(answer.get("reason", ""))[:4000],
             "seconds": float(answer.get("seconds", 0.0)),
             "attempt": int(answer.get("attempt", 1)),
+            "over_memory": answer.get("over_memory") is True,
+            "exit_code": code if isinstance(code := answer.get("exit_code"), int) else None,
             "origin": origin,
         }
 

@@ -258,7 +258,7 @@ class WorkerPool:
                 except OverMemoryError as error:
                     # The others held memory that it could have had: what it takes shows when it has all of it.
                     last = alone or error.final
-                    outcome = _ended(task, "failed", str(error), started, attempt) if last else None
+                    outcome = _ended(task, "failed", str(error), started, attempt, over_memory=True) if last else None
                     alone, alive = True, False
                 if not alive or worker.over is not None or self._turns.wanted:
                     self._drop(slot)
@@ -314,7 +314,8 @@ class WorkerPool:
         except DiedError as error:
             if worker.over is not None:
                 raise worker.over from None
-            return (_ended(task, "failed", str(error), started, attempt) if last else None), False
+            outcome = _ended(task, "failed", str(error), started, attempt, exit_code=error.code) if last else None
+            return outcome, False
         finally:
             slow.cancel()
         if answer.get("id") != task["id"] or answer.get("status") not in ("done", "failed"):
@@ -325,10 +326,10 @@ class WorkerPool:
         return {**answer, "attempt": attempt}, True
 
 
-def _ended(task: Task, status: str, reason: str, started: float, attempt: int) -> Outcome:
-    """The outcome of a rule to which no worker gave an answer."""
+def _ended(task: Task, status: str, reason: str, started: float, attempt: int, **more: Any) -> Outcome:
+    """The outcome of a rule to which no worker gave an answer; `more` as in `ledger.Entry`."""
     seconds = round(time.monotonic() - started, 3)
-    return {"id": task["id"], "status": status, "reason": reason, "seconds": seconds, "attempt": attempt}
+    return {"id": task["id"], "status": status, "reason": reason, "seconds": seconds, "attempt": attempt, **more}
 
 
 def _tell_slow(task: Task, timeout: float | None) -> None:

@@ -52,6 +52,8 @@ class Entry:
     Args:
         status: `done`, `failed` or `timeout`.
         reason: why not, empty when done.
+        over_memory: whether it was stopped for its memory.
+        exit_code: of the worker, where that ended; negative for a signal.
         seconds: wall time of the last attempt.
         sha256: 64 hex digits of the object, empty unless done.
         size: bytes of the object.
@@ -67,6 +69,8 @@ class Entry:
     cluster: str
     status: str
     reason: str = ""
+    over_memory: bool = False
+    exit_code: int | None = None
     seconds: float = 0.0
     sha256: str = ""
     size: int = 0
@@ -289,11 +293,12 @@ def _read(path: Path) -> tuple[list[Entry], str, list[str]]:
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Entries by output path, without seconds, attempts and where they were compiled."""
+    """Entries by output path, without seconds, attempts, and how and where they were compiled."""
     rows = []
     for entry in sorted(entries, key=lambda entry: (entry.out, entry.id)):
         row = asdict(entry)
-        del row["seconds"], row["attempt"], row["origin"]
+        for name in ("seconds", "attempt", "origin", "over_memory", "exit_code"):
+            del row[name]
         row["bitcode"] = list(entry.bitcode)
         rows.append(row)
     return rows

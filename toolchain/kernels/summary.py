@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from toolchain import console
-from toolchain.kernels.bounds import OVER_MEMORY
-from toolchain.kernels.ledger import FAILED, TIMEOUT, Entry
+from toolchain.kernels.ledger import TIMEOUT, Entry
 
 if TYPE_CHECKING:
     from toolchain.kernels.campaign import CampaignResult
@@ -77,15 +76,11 @@ def _advice(bad: Sequence[Entry], command: str, *, keep_going: bool) -> list[str
     if not bad or not command:
         return []
     lines = [] if keep_going else ["to continue without them:", f"  {_more(command, 'keep-going')}"]
-    if _any(bad, TIMEOUT, ""):
+    if any(entry.status == TIMEOUT for entry in bad):
         lines += ["to give slow ones longer:", f"  {_more(command, 'kernel-timeout', 'SECONDS')}"]
-    if _any(bad, FAILED, OVER_MEMORY):
+    if any(entry.over_memory for entry in bad):
         lines += ["to give large ones more:", f"  {_more(command + ' --jobs 1', 'kernel-memory', 'MB')}"]
     return lines or ["to try them once more:", f"  {command}"]
-
-
-def _any(bad: Iterable[Entry], status: str, begins: str) -> bool:
-    return any(entry.status == status and entry.reason.startswith(begins) for entry in bad)
 
 
 def _more(command: str, option: str, value: str = "") -> str:

@@ -212,7 +212,8 @@ class KernelWorker:
             file = f"kernel{self._setup.suffix}"
             task = {**replace(rule, out=f"{folder}/{file}").task(tree, seen), "id": f"{rule.id} {folder}"}
             outcome = self._compile(task)
-            answer = {name: outcome[name] for name in ("reason", "seconds", "attempt")}
+            told = ("reason", "seconds", "attempt", "over_memory", "exit_code")
+            answer = {name: outcome[name] for name in told if name in outcome}
             if outcome["status"] != DONE:
                 wrong = outcome["status"] == FAILED and machine_fault(str(outcome["reason"]), self._setup.out)
                 log = "\n".join(outcome.get("log", ()))

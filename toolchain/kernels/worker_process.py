@@ -65,7 +65,15 @@ def machine_fault(reason: str, folder: Path) -> str:
 
 
 class DiedError(Exception):
-    """The worker ended."""
+    """The worker ended.
+
+    Args:
+        code: its exit code, negative for a signal; None where it only closed its output.
+    """
+
+    def __init__(self, reason: str, code: int | None) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class TimedOutError(Exception):
@@ -130,7 +138,7 @@ class Worker:
             except queue.Empty:
                 raise TimedOutError from None
             if line is None:
-                raise DiedError(self._epitaph())
+                raise self._died()
             if isinstance(line, StoppedError):
                 raise line
             with contextlib.suppress(ValueError):
@@ -163,7 +171,7 @@ class Worker:
                 self._process.stdin.write(json.dumps(task) + "\n")
                 self._process.stdin.flush()
             except (OSError, ValueError):
-                raise DiedError(self._epitaph()) from None
+                raise self._died() from None
             return self.answer(timeout)
         finally:
             with self._lock:
@@ -191,21 +199,19 @@ class Worker:
                 "seconds": round(time.monotonic() - self._since, 1) if task else 0.0,
             }
 
-    def _epitaph(self) -> str:
+    def _died(self) -> DiedError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
         for thread in self._readers:
             thread.join(2)
         code = self._process.returncode
+        if code is not None and code > 128 and code - 128 in set(signal.Signals):
+            code = 128 - code  # as a container engine or shell passes it on
         if code is None:
             how = "closed its output"
-        elif code < 0:
-            how = f"was ended by {signal.Signals(-code).name}"
-        elif code > 128 and code - 128 in set(signal.Signals):
-            how = f"was ended by {signal.Signals(code - 128).name}"  # as a container engine or shell passes it on
         else:
-            how = f"exited with {code}"
-        return "\n".join([f"the worker {how}", *self._tail])
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        return DiedError("\n".join([f"the worker {how}", *self._tail]), code)
 
     def interrupt(self) -> None:
         """Make `answer` return at once, from another thread."""

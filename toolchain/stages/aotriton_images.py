@@ -6,7 +6,6 @@ import json
 import random
 import re
 import shutil
-import signal
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
@@ -22,7 +21,7 @@ from toolchain.errors import ContractError, UnsupportedError
 from toolchain.filesystem import read_regular
 from toolchain.kernels.aks2 import read_archive
 from toolchain.kernels.aotriton_plan import Archive, BarePlan, Cluster
-from toolchain.kernels.bounds import OVER_MEMORY, patience
+from toolchain.kernels.bounds import patience
 from toolchain.kernels.campaign import KNOWN_BAD, CampaignResult
 from toolchain.kernels.launches import launch_files
 from toolchain.kernels.ledger import TIMEOUT, Entry, Ledger
@@ -265,7 +264,7 @@ class KernelImages:
         # Chosen by the content of the campaign, so that the same campaign is checked the same way again.
         chosen = random.Random(rules.digest).sample(result.done, min(sample, len(result.done)))  # noqa: S311
         # A kernel that was stopped for its memory would take as much there, without a limit.
-        bad = tuple(entry for entry in result.bad if not entry.reason.startswith(OVER_MEMORY))
+        bad = tuple(entry for entry in result.bad if not entry.over_memory)
         minutes = patience(self.workspace.request.kernel_timeout) / 60
         job = {
             "script": f"{SOURCE}/{self.generation.script}",
@@ -373,12 +372,9 @@ def _alike(entry: Entry, answer: Mapping[str, Any]) -> bool:
         return False
     if entry.status == TIMEOUT:
         return bool(answer["status"] == KNOWN_BAD[TIMEOUT])
-    how = _first(entry.reason)
-    if ended := re.match(r"the worker was ended by (SIG\w+)", how):
-        return bool(answer["code"] == -signal.Signals[ended[1]])
-    if left := re.match(r"the worker exited with (\d+)", how):
-        return bool(answer["code"] == int(left[1]))
-    if kind := re.match(r"[A-Za-z_][\w.]*(?=:|$)", how):
+    if entry.exit_code is not None:
+        return bool(answer["code"] == entry.exit_code)
+    if kind := re.match(r"[A-Za-z_][\w.]*(?=:|$)", _first(entry.reason)):
         return bool(answer["code"] != 0 and str(answer["error"]).partition(":")[0] == kind[0])
     # The campaign's own check refused the object.
     return bool(answer["code"] == 0)
