@@ -300,7 +300,7 @@ def test_a_system_made_anew_while_it_is_packed(place: Place, monkeypatch: pytest
             finished_sysroot(place.request.cache, place.root / "anew", "s390x", "2.42")
 
     monkeypatch.setattr(bundle._Packer, "base", base_)
-    with pytest.raises(SourceError, match="made anew"):
+    with pytest.raises(SourceError, match="made again"):
         place.export()
     assert not place.out.path.exists()
 

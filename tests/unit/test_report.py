@@ -174,7 +174,7 @@ def test_an_audit_shows_what_is_missing(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         ("{}", "other keys than either"),
-        ("nonsense", "no JSON document"),
+        ("nonsense", "not a JSON document"),
         ('{"counts": 1, "groups": 2, "kernels": 3}', "neither"),
     ],
 )
