@@ -68,7 +68,7 @@ class DiedError(Exception):
     """The worker ended.
 
     Args:
-        code: its exit code, negative for a signal; None where it only closed its output.
+        code: its exit code, negative for a signal; None if it only closed its output.
     """
 
     def __init__(self, reason: str, code: int | None) -> None:
