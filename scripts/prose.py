@@ -66,7 +66,6 @@ _QUOTES_DATA = ("docs/registries.md",)
 # Where turns are looked for besides the documentation.
 _CODE_FILES = ("toolchain/*.py", "scripts/*.py", "tests/*.py", "toolchain/data/*.toml")
 _ROWS = ("aotriton/releases.toml", "llvm-config/floors.toml")
-_LATER = "/toolchain/stages/"  # not all of these are gone from it
 # Hashed into the isolation in records, or tests of these words: not changed for the sake of a comment. The files of
 # containerfiles/, llvm-config/ and aotriton/ are inputs of stages, and left out for the same reason.
 _UNCHANGED = (
@@ -170,7 +169,7 @@ def too_long(path: Path, name: str) -> Iterator[Sentence]:
 def in_dialect(path: Path, name: str) -> Iterator[Sentence]:
     """The sentences of a file with a pattern of `DIALECT` or `TURNS`, in comments too."""
     where = path.as_posix()
-    patterns = [*DIALECT, *(() if where.endswith(_QUOTES_DATA) or _LATER in where else TURNS)]
+    patterns = [*DIALECT, *(() if where.endswith(_QUOTES_DATA) else TURNS)]
     if path.suffix == ".md":
         parts = list(paragraphs_of_markdown(path.read_text(encoding="utf-8")))
     else:

@@ -60,7 +60,7 @@ def test_a_version_is_upstreams_commit_where_it_is_known_and_upstreams_tag_where
         source = triton_source(replace(request_, triton=version))
         assert (source.ref, source.tag, source.digest) == (tag, tag, None)
         assert source.repository == "https://github.com/triton-lang/triton"
-    with pytest.raises(PinError, match=r"Triton 3\.8\.0\+rhaiv\.1 lies is not known"):
+    with pytest.raises(PinError, match=r"unknown source of Triton 3\.8\.0\+rhaiv\.1"):
         triton_source(replace(request_, triton="3.8.0+rhaiv.1"))
     with pytest.raises(UnsupportedError, match="not on record"):
         triton_source(replace(request_, triton="3.6.7"))

@@ -193,7 +193,7 @@ def refined(
 
 
 def _objects(dependencies: Mapping[str, Built], request: Request, library: Library) -> dict[str, Any]:
-    """All that determines the objects besides their rules; not the GPUs, and not how the library is built."""
+    """The inputs of the objects besides their rules; without the GPUs and the library's build."""
     return {
         "sources": source_inputs([library.source], request.patches),
         "dropped": list(library.dropped),
@@ -206,13 +206,13 @@ def _objects(dependencies: Mapping[str, Built], request: Request, library: Libra
 
 
 def by_pack(bad: Sequence[Entry]) -> dict[str, int]:
-    """How many of `bad` each pack has."""
+    """The number of `bad` kernels of each pack."""
     return dict(sorted(Counter(entry.cluster.partition("/")[0] for entry in bad).items()))
 
 
 @contextlib.contextmanager
 def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
-    """The folder for all kernels of one AOTriton and one Triton, whichever part of them is asked for and how patiently.
+    """The folder for all kernels of one AOTriton and one Triton, whatever part and limits are requested.
 
     A part, a part that is larger, and the whole with --keep-going have other input digests, but the same objects.
 
@@ -296,7 +296,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def partial_text(made: MadeImages, *, part: str, gpus: Sequence[str], of: Generation) -> str:
-    """What is missing, for people; empty when nothing is.
+    """The missing parts, for display; empty if complete.
 
     Args:
         part: how the request cut it, as `limit 300`.
@@ -308,7 +308,7 @@ def partial_text(made: MadeImages, *, part: str, gpus: Sequence[str], of: Genera
 
 
 def _bitcode(result: CampaignResult) -> dict[str, int]:
-    """How many kernels linked which bitcode library."""
+    """The number of kernels by the bitcode library that they linked."""
     counts: dict[str, int] = {}
     for entry in result.done:
         for name in entry.bitcode:
@@ -348,7 +348,7 @@ def consumed(
     """The version printed by a C++ program that finds the AOTriton at `prefix` by find_package and links it.
 
     Args:
-        mounts: what lies in the container beside the image's own files.
+        mounts: what is in the container beside the image's own files.
         hip: the prefix of the HIP that the program finds, and runs with.
 
     Raises:

@@ -45,7 +45,7 @@ class AotritonDetails:
     Args:
         gpus: that its kernels are compiled for.
         release: on record, that is named or whose commit is; empty if there is none.
-        rocms: that the library is linked for; none where it takes its base's HIP.
+        rocms: that the library is linked for; none if it uses its base's HIP.
     """
 
     gpus: tuple[str, ...]
@@ -70,7 +70,7 @@ class Library:
 
     Args:
         source: AOTriton's tree, fetched.
-        prefix: where the library will lie.
+        prefix: where the library will be.
         sha1: see `commit_of`.
         dropped: files of the source that stay out.
         rocm: the ROCms that it is linked for, on the portable system; empty for the HIP of the base.
@@ -115,7 +115,7 @@ def library_of(
 
 
 def portable_inputs(under: Mapping[str, str | None], rocms: Sequence[str], glibc: str) -> dict[str, Any]:
-    """What a library for several ROCms and an old system rests on besides its base; nothing for a base's own.
+    """The inputs of a library for several ROCms and an old system besides its base; empty for a base's own.
 
     Args:
         under: input digests by stage.
@@ -195,7 +195,7 @@ def _overlay(database: Path, place: str, workspace: Workspace) -> Path:
 def library_facts(
     built: Path, what: Library | None = None, *, headers: Mapping[str, str] | None = None, glibc: str = ""
 ) -> dict[str, Any]:
-    """What the recipe's build reports, and what its libraries need.
+    """The report of the recipe's build, and the needs of its libraries.
 
     Args:
         what: its settings; None for a library that uses its base's HIP.
@@ -252,7 +252,7 @@ def library_in(prefix: Path, major: str) -> Path:
 
 
 def aotriton_source(request: Request) -> Source:
-    """Where AOTriton comes from, without any network.
+    """The source of AOTriton, without any network.
 
     Raises:
         PinError: nothing names a commit.
@@ -300,7 +300,7 @@ def database_source(request: Request) -> Source | None:
 
 
 def refuse_unbuildable(request: Request) -> None:
-    """Refuse a release on record whose kernels cannot be built, or that has none for a GPU that is asked for, or not
+    """Refuse a release on record whose kernels cannot be built, or that has none for a requested GPU, or not
     with its own Triton.
 
     Raises:

@@ -44,7 +44,7 @@ class LocalImage:
     """A local base image.
 
     Args:
-        root: of the layout that it lies in.
+        root: of its layout.
         digest: of its manifest for the architecture.
         manifest: content of that.
         media_type: of that.
@@ -114,7 +114,7 @@ class BaseStage:
 
 
 def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:
-    """What a recipe was resolved to: `{"recipe": digest, "packages": rows}`, or None if it never was here.
+    """The resolved packages of a recipe: `{"recipe": digest, "packages": rows}`, or None if it was never resolved here.
 
     Args:
         path: see `Cache.package_list`.
@@ -278,7 +278,7 @@ def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspa
 def local_image(request: Request) -> LocalImage:
     """The local base image for the architecture.
 
-    Without a tag and a digest it is the one image that lies there, whatever its name.
+    Without a tag and a digest it is the one image that is there, whatever its name.
 
     Raises:
         RegistryError: there is none of this name or digest, or several and no name; the names are listed.

@@ -67,7 +67,7 @@ def check_library(library: Path, *, revision: str, exports: Sequence[str], arch:
     if binary.machine != ELF_NAMES[arch]:
         raise ContractError(
             f"{name} is for another machine",
-            why=f"it is for {binary.machine}, and {arch} was asked for",
+            why=f"it is for {binary.machine}, but {arch} was requested",
             fix=f"build it with --arch {arch}",
         )
     _check_symbols(name, exported, exports)

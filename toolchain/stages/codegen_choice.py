@@ -34,7 +34,7 @@ def triton_here(request: Request) -> Path | None:
 
 
 def codegen_pins(request: Request) -> tuple[CodegenPin, ...]:
-    """The pins of the Triton from source that is asked for: its tree's where that is here, else those on record.
+    """The pins of the requested Triton from source: its tree's where that is here, else those on record.
 
     Raises:
         UnsupportedError: the tree has a pin without a rule.
@@ -45,7 +45,7 @@ def codegen_pins(request: Request) -> tuple[CodegenPin, ...]:
 
 
 def bindings(request: Request, tree: Path | None) -> Bindings:
-    """How the wheel of the request's Triton binds C++ to Python, as its tree says; without that as releases do."""
+    """The C++ bindings of the request's Triton, by its tree; without a tree those of releases."""
     if tree is not None:
         return bindings_of(tree)
     # nanobind and the stable ABI came to the releases together with the first LLVM for a GPU.

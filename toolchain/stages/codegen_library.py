@@ -193,11 +193,11 @@ def library_recipe(
     jobs: str = "",
     input_digest: str = "",
 ) -> Recipe:
-    """How the library is built.
+    """The recipe of the library.
 
     Args:
         base, llvm: images, as the engine knows them.
-        prefix: where the LLVM lies in its image.
+        prefix: where the LLVM is in its image.
         revision: the revision that the library reports.
         files: see `take_files`.
         sysroot: the old system, unpacked.

@@ -29,10 +29,10 @@ _GENERATORS = ("llvm-min-tblgen", "llvm-tblgen")
 
 @dataclass(frozen=True, kw_only=True)
 class CodegenLlvmDetails:
-    """What is decided of an LLVM for a GPU.
+    """The decisions about an LLVM for a GPU.
 
     Args:
-        prefix: where it lies in its image.
+        prefix: its folder in its image.
         cross: whether it is for another machine.
         revision: what the library that is built on it answers.
     """

@@ -65,7 +65,7 @@ def read_linked(path: Path) -> Linked:
         raise _damaged(path.name, error) from error
     linked = linked_of(path.name, content)
     if not linked.dynamic:
-        raise ContractError(f"{path.name} is no shared library", fix="see the log, and build it again")
+        raise ContractError(f"{path.name} is not a shared library", fix="see the log, and build it again")
     return linked
 
 
@@ -101,7 +101,7 @@ def linked_of(name: str, content: bytes) -> Linked:
 
 
 def _damaged(name: str, error: Exception) -> ContractError:
-    return ContractError(f"{name} is no whole ELF file", why=str(error), fix="see the log, and build it again")
+    return ContractError(f"{name} is damaged or not an ELF file", why=str(error), fix="see the log, and build it again")
 
 
 def _symbols(elf: ELFFile, symbols: SymbolTableSection) -> Iterator[tuple[str, bool, tuple[str, str]]]:

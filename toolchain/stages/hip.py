@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 RECIPE = "containerfiles/hip"
 PLACE = "/usr/lib/toolchain/hip"
 _OF_TRITON = "third_party/amd/backend/include"
-# Where a HIP's headers lie: of ROCm and of HIP's own build, of a distribution's package, and in a tree of Triton.
+# Where a HIP's headers are: of ROCm and of HIP's own build, of a distribution's package, and in a tree of Triton.
 _WHERE = ("hip", "include/hip", "usr/include/hip", f"{_OF_TRITON}/hip")
 _API = "hip_runtime_api.h"
 _NEEDS = ("hip_runtime.h", _API, "hip_version.h", "amd_detail")
@@ -143,7 +143,7 @@ def requested_rocms(request: Request) -> tuple[str, ...]:
 
 
 def source_of(row: Headers | Library, request: Request) -> Source:
-    """Where headers come from: what the user names, else the user's checkout of Triton, else the distribution's
+    """The source of headers: the user's, else the user's checkout of Triton, else the distribution's
     package."""
     spec = request.sources.get(row.name)
     if spec is None and isinstance(row, Headers) and (own := _of_checkout(row, request)) is not None:
@@ -228,7 +228,7 @@ def version_in(folder: Path) -> str:
 
 
 def cmake_version(major: str, version: str) -> str:
-    """What CMake's package of a ROCm calls itself: the headers' version, or the bare ROCm where they are another's."""
+    """The version of a ROCm's CMake package: the headers' version, or the bare ROCm if they are of another ROCm."""
     return version if version.partition(".")[0] == major else f"{major}.0.0"
 
 
@@ -317,7 +317,7 @@ endif()
 
 
 def _write_pc(place: Path, rows: Iterable[Library]) -> None:
-    """What pkg-config says of the other libraries."""
+    """Write pkg-config files of the other libraries."""
     for row in rows:
         name = row.soname.removeprefix("lib").partition(".so")[0]
         folder = place / row.name / "lib" / "pkgconfig"

@@ -37,7 +37,7 @@ COMMAND = ("python3", f"{RECIPE}/aotriton/worker.py")
 
 @dataclass(frozen=True, kw_only=True)
 class KernelProject:
-    """What the kernels of one project compile on beside Triton. Results are named by it: it is the same everywhere.
+    """The environment of a project's kernels besides Triton, a part of their results' names and the same everywhere.
 
     Args:
         source: where compile processes see the project's tree.
@@ -55,13 +55,13 @@ class KernelProject:
     def variables(self) -> dict[str, str]:
         """All variables of the compile processes.
 
-        Triton 3.0 goes through sets in an order that Python draws anew for each process: without a seed its objects
+        Triton 3.0 iterates over sets, whose order differs in each process of Python: without a seed its objects
         differ from one run to the next, by upstream's own script too.
         """
         return {**self.environment, "HOME": "/tmp", "PYTHONHASHSEED": "0"}  # noqa: S108 - in the container
 
     def naming(self, tree: Path, triton: Sequence[str]) -> Naming:
-        """What names the results of a tree on this machine.
+        """The inputs of the results' names of a tree on this machine.
 
         Args:
             triton: see `layer_digests`.
@@ -168,7 +168,7 @@ def workers_here(setup: CompileSetup, workspace: Workspace, shared: SharedResult
 
 
 def allocator(request: Request) -> dict[str, str]:
-    """The variables that give compile processes the base's allocator; empty where the base has none.
+    """The variables that give compile processes the base's allocator; empty if the base has none.
 
     It costs no bytes: a code object is the same with any allocator, and AOTriton's sample against upstream's own
     compiler, which runs without it, shows that in every build.
@@ -180,7 +180,7 @@ def allocator(request: Request) -> dict[str, str]:
 
 
 def kernel_limits(request: Request) -> Limits:
-    """What one kernel may take."""
+    """The limits of one kernel."""
     from toolchain.kernels.bounds import patience  # noqa: PLC0415 - a plan compiles nothing
     from toolchain.kernels.worker import Limits  # noqa: PLC0415
 
@@ -202,7 +202,7 @@ def local_workers(make: MakeWorker, workspace: Workspace) -> LocalExecutor:
 
 
 def part_of_kernels(request: Request) -> str:
-    """Which kernels alone are asked for, for people; empty for all."""
+    """The selection of kernels, for display; empty for all."""
     shard = "/".join(map(str, request.shard or ()))
     part = {"select": request.select, "limit": request.limit, "shard": shard}
     return ", ".join(f"{name} {value}" for name, value in part.items() if value)
@@ -235,6 +235,6 @@ def limits(request: Request) -> dict[str, float]:
 
 
 def _tell(lines: Sequence[str]) -> None:
-    """The end of a campaign, for people."""
+    """The end of a campaign, for display."""
     for line in lines:
         console.note(line)

@@ -72,13 +72,13 @@ _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 840.0}
 
 @dataclass(frozen=True, kw_only=True)
 class LlvmDetails:
-    """What is decided of an LLVM.
+    """The decisions about an LLVM.
 
     Args:
         needs: projects and components of the Triton that it is for.
-        by_version: whether the LLVM's own version decides what that is.
-        version: the major version; None where only the fetched tree tells, and then `needs` and `part` may change.
-        part: what of it is built.
+        by_version: whether the LLVM's own version decides which Triton that is.
+        version: the major version; None if only the fetched tree has it, and then `needs` and `part` may change.
+        part: the part of it that is built.
         cross: whether it is for another machine.
         folder: of its Containerfile.
     """
@@ -92,12 +92,12 @@ class LlvmDetails:
 
     @property
     def serves(self) -> str:
-        """The Triton whose parts it has; empty where only its tree tells."""
+        """The Triton whose parts it has; empty if only its tree has it."""
         return "" if self.by_version and self.version is None else self.needs.serves
 
     @property
     def note(self) -> str:
-        """Whose parts it has, for people; empty of a part that every Triton takes."""
+        """The Triton whose parts it has, for display; empty for a part that serves every Triton."""
         if self.part.name == SUPPORT:
             return ""
         return "parts by its own version" if self.version is None else f"parts for Triton {self.needs.serves}"
@@ -109,7 +109,7 @@ class LlvmDetails:
 
 
 def refined(details: LlvmDetails, version: str, request: Request) -> LlvmDetails:
-    """The details once the fetched tree has told its version: where nobody named a Triton, that decides the parts."""
+    """The details by the version of the fetched tree, which decides the parts if no Triton was named."""
     number = major(version)
     if not details.by_version or number == details.version:
         return replace(details, version=number)
@@ -284,7 +284,7 @@ def recipe_files(arch: str, *, cross: bool) -> dict[str, str]:
 
 
 def floor_labels(glibc: str) -> dict[str, str]:
-    """What tells a consumer how old its system may be, and how Triton is to be built on the layer."""
+    """Labels with the oldest supported system, and the build of Triton on the layer."""
     floor = floor_of(glibc)
     return {
         labels.GLIBC: floor.glibc,
@@ -333,7 +333,7 @@ def _require(tree: Path, needs: LlvmRequirements) -> None:
 def triton_of(request: Request) -> str | None:
     """The Triton whose needs are used: the requested version, or the commit of an AOTriton release or `--source`.
 
-    None where the LLVM's own version decides: no Triton is named, or one as a folder, or by a commit that is not on
+    None if the LLVM's own version decides: no Triton is named, or one as a folder, or by a commit that is not on
     record.
     """
     triton = _named_triton(request)
@@ -398,7 +398,7 @@ def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
     A checkout of Triton adds what its own build files ask for.
 
     Args:
-        llvm: the LLVM's major version; None where it is not known yet.
+        llvm: the LLVM's major version; None if it is not known yet.
     """
     checkout = local_triton(request)
     features = features_of(checkout) if checkout is not None else ()
@@ -418,7 +418,7 @@ def local_triton(request: Request) -> Path | None:
 
 
 def llvm_source(request: Request) -> Source:
-    """Where LLVM comes from, without any network."""
+    """The source of LLVM, without any network."""
     spec = request.sources.get("llvm")
     if spec is None:
         pin = llvm_pin(request)

@@ -1,4 +1,4 @@
-"""What a portable Triton wheel is compiled against and tried with: CPythons of Debian's suites, unpacked.
+"""CPythons of Debian's suites, unpacked, to compile and try a portable Triton wheel.
 
 The image holds a root for each version: `/3.13/usr/include/python3.13` and all that the interpreter needs. The C
 library in it serves the interpreter alone; a wheel links the one of the glibc floor.

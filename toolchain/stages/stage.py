@@ -1,4 +1,4 @@
-"""What a stage is: inputs with one digest, one build, one image. It knows no engine: a `Workspace` works for it."""
+"""The protocol of stages: inputs with one digest, one build, one image. Engines are behind a `Workspace`."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Planned(Generic[Details]):
     """A stage as `plan` shows it, without any work done.
 
     Args:
-        inputs: everything that makes the output what it is, JSON-able; None where something is not locked yet.
+        inputs: everything that makes the output what it is, JSON-able; None if something is not locked yet.
         binaries: prebuilt things in it, by the names of `--allow-binary`.
-        partial: what is left out, for people; empty for a whole.
+        partial: what is left out, for display; empty for a whole.
         disk: bytes that must be free before it is begun.
         engine: whether it is built by the container engine; what a stage does with files alone needs none.
         online: whether making it needs the network for more than its sources.
         has_contract_check: whether building it tries what it made, unless --no-contract says not to.
-        prefix: where its files lie in its image, if they lie in one folder that others copy.
-        serves: of an LLVM, the Triton whose parts it has; empty where only its tree tells.
-        note: what was decided for the user, for people.
+        prefix: its files' folder in its image, if it is one that others copy.
+        serves: of an LLVM, the Triton whose parts it has; empty if only its tree tells.
+        note: what was decided for the user, for display.
         details: what else `plan` decided, which `build` and the stages above take from here; of the stage's own type.
     """
 
@@ -71,7 +71,7 @@ class Planned(Generic[Details]):
 
     @property
     def tree_key(self) -> str:
-        """What the trees of its unfinished builds are known by."""
+        """The key of the trees of its unfinished builds."""
         return str(self.input_digest).removeprefix("sha256:")[:12]
 
 
@@ -98,11 +98,11 @@ class Built:
 
 
 class Workspace(Protocol):
-    """What the pipeline offers a stage while it builds."""
+    """The pipeline's services for a stage while it builds."""
 
     @property
     def request(self) -> Request:
-        """What the user asked for."""
+        """The request."""
 
     @property
     def cache(self) -> Cache:
@@ -116,7 +116,7 @@ class Workspace(Protocol):
         """A folder for this stage's unfinished work; the same one after a kill."""
 
     def fetch(self, source: Source) -> FetchedSource:
-        """The source as it lies in the store."""
+        """The source as it is in the store."""
 
     def build(self, recipe: Recipe) -> Path:
         """Run a containerised build; the folder with its output tree."""
@@ -143,7 +143,7 @@ class Workspace(Protocol):
         """A long-lived process in a container, with pipes."""
 
     def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
-        """How many at once: what the user asked for, or what cores and memory allow."""
+        """The number of parallel jobs: the user's, or by cores and memory."""
 
     def memory(self) -> int:
         """Bytes that new processes can have."""
@@ -158,13 +158,13 @@ class Workspace(Protocol):
         """
 
     def require_disk(self, count: int) -> None:
-        """Refuse with `ResourceError` when fewer than `count` bytes are free where the work lies."""
+        """Refuse with `ResourceError` when fewer than `count` bytes are free where the work is."""
 
     def step(self, name: str) -> None:
-        """Tell the user which step begins."""
+        """Report the step that begins."""
 
     def count(self, done: int, total: int, label: str = "") -> None:
-        """Tell the user how far the step has come."""
+        """Report the progress of the step."""
 
     def on_line(self, line: str) -> None:
         """A line of a container, which may be progress as in-image scripts print it."""
@@ -191,21 +191,21 @@ class Workspace(Protocol):
         Args:
             tree: the folder whose content is the layer; or `tar`, a root file system.
             normalise: see `oci.layer.write_layer`.
-            under: the stage whose layers lie below this one in the image; none for an image of one layer.
+            under: the stage whose layers are below this one in the image; none for an image of one layer.
             compress: whether the layer is stored compressed; what only engines on this machine read need not be.
             entrypoint, environment: see `ImageSpec`.
-            beside: further stages whose layers lie above those of `under`.
+            beside: further stages whose layers are above those of `under`.
             check: called with the runner's name of `check_on` + layer, or of the whole image where that is None; what
                 it returns joins the facts.
         """
 
 
 class Stage(Protocol):
-    """What is built as one image."""
+    """A stage, which is built as one image."""
 
     @property
     def name(self) -> str:
-        """As in `plan`."""
+        """The name in `plan`."""
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         """What would be built, and all that is decided from the request. Reads files only; no network, no engine."""
@@ -243,7 +243,7 @@ def image_labels(
     Args:
         of: the system, where the image is one; only its title is set.
         revision: commit or version of the source.
-        binaries: prebuilt things in it, by the names of `--allow-binary`; None where it does not say.
+        binaries: prebuilt things in it, by the names of `--allow-binary`; None if it does not say.
         licensed: False where the licence stands in the layer alone.
         more: what only this stage says.
     """
@@ -261,7 +261,7 @@ def image_labels(
 
 
 def triton_id(planned: Planned) -> str:
-    """What the Triton of a stage is called in names of images above it."""
+    """The name of a stage's Triton in names of images above it."""
     return next((source.short_id for source in planned.sources if source.name == "triton"), "unknown")
 
 

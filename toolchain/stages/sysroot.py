@@ -1,4 +1,4 @@
-"""What LLVM is compiled against: headers, libc and libstdc++, unpacked.
+"""The sysroot that LLVM is compiled against: headers, libc and libstdc++, unpacked.
 
 Of an old system (`catalog.floors`) for a layer that links everywhere later; of the base's own distribution for a
 layer that is bound to it and for another machine.
@@ -53,20 +53,20 @@ class System:
     glibc: str = ""
 
     def as_inputs(self) -> dict[str, Any]:
-        """All that decides what is asked for, as JSON values."""
+        """The inputs of its resolution, as JSON values."""
         inputs = {"kind": "sysroot", "arch": self.arch, "suite": self.suite, "packages": list(self.packages)}
         return {**inputs, "without": list(_NOT_WANTED), **({"links": "relative"} if self.glibc else {})}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unpacked:
-    """What a stage unpacks.
+    """The packages that a stage unpacks.
 
     Args:
         name: part of names.
         suite: where it comes from.
         systems: by the version that a stage with several has; by its name where it is one.
-        digest: of all that decides what is asked for; what it then holds is in its package list.
+        digest: of the inputs of its resolution; what it then holds is in its package list.
         links: made in it, by their path.
     """
 
@@ -96,7 +96,7 @@ class SysrootStage:
 
 
 def sysroot_system(request: Request) -> Unpacked:
-    """What the request's one architecture is compiled against.
+    """The system that the request's one architecture is compiled against.
 
     Raises:
         UnsupportedError: no row knows the floor; or the base cannot be made from packages, or names none to compile

@@ -1,4 +1,4 @@
-"""PyTorch as the base's distribution has it, unpacked: wheels above Triton are built and imported with it."""
+"""PyTorch of the base's distribution, unpacked: wheels above Triton are built and imported with it."""
 
 from __future__ import annotations
 

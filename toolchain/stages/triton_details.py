@@ -18,7 +18,7 @@ from toolchain.stages.triton_tree import Bindings, bindings_of
 
 @dataclass(frozen=True, kw_only=True)
 class TritonDetails:
-    """What is decided of a Triton from source.
+    """The decisions about a Triton from source.
 
     Args:
         source: where it comes from.
@@ -26,7 +26,7 @@ class TritonDetails:
         bindings: by that tree; without it as releases bind, see `refined`.
         rules: of the libraries for GPUs that it is built with.
         pythons: the versions that wheels are built for; where none is named a base's own.
-        held: the one of them whose wheel the image holds; empty where that is known after the build.
+        held: the one of them whose wheel the image holds; empty if that is known only after the build.
         cross: whether the wheels are for another machine.
         profile: that it is compiled by.
     """

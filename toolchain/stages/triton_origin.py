@@ -50,7 +50,7 @@ def triton_spec(request: Request) -> SourceSpec:
     row = newest_patch(named)
     if not row.commit and not row.tag:
         raise PinError(
-            f"where the source of Triton {row.version} lies is not known",
+            f"unknown source of Triton {row.version}",
             why="upstream has no such release; only its LLVM is on record",
             fix="give --source triton=PATH or URL@COMMIT",
         )

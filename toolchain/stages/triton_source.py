@@ -78,7 +78,7 @@ def _check_pythons(request: Request) -> None:
     """Require the one Python that a base of Debian has. Other images are checked by the build.
 
     Raises:
-        UnsupportedError: another one is asked for.
+        UnsupportedError: another one is requested.
     """
     if request.base.image is not None or base_recipe(request.base.recipe).os_release["id"] != "debian":
         return
@@ -99,7 +99,7 @@ def plan_from_source(
     recipe: Mapping[str, str],
     more: Mapping[str, Any],
 ) -> Planned[TritonDetails]:
-    """What building Triton's source would make.
+    """Plan the build of Triton's source.
 
     Args:
         recipe: digests of the files that shape it.
@@ -272,9 +272,9 @@ def finish(
 
     Args:
         wheel: what the image holds, unpacked below `SITE`.
-        check: of the image in a container, when a contract check is asked for.
+        check: of the image in a container, when a contract check is requested.
         facts: further ones.
-        with_base: whether the base's layers lie below; its programs are this machine's.
+        with_base: whether the base's layers are below; its programs are this machine's.
         tested: whether the recipe runs upstream's tests.
     """
     request = workspace.request

@@ -47,7 +47,7 @@ def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _broken(path: Path, error: Exception) -> SourceError:
-    return SourceError(f"{path.name} is no whole wheel", why=str(error), fix=_ELSEWHERE)
+    return SourceError(f"{path.name} is a damaged wheel", why=str(error), fix=_ELSEWHERE)
 
 
 def pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
@@ -65,7 +65,7 @@ def _check_directory(path: Path) -> None:
         tail = stream.read()
     at = tail.rfind(_END)
     if at < 0 or len(tail) - at < _END_BYTES:
-        raise SourceError(f"{path.name} is no wheel", why="it is no zip archive", fix=_ELSEWHERE)
+        raise SourceError(f"{path.name} is not a wheel", why="it is not a zip archive", fix=_ELSEWHERE)
     members, directory = struct.unpack_from("<10xHL", tail, at)
     if tail[max(0, at - _LOCATOR_BYTES) : at].startswith(b"PK\x06\x07") or directory == 0xFFFFFFFF:
         raise HostileInputError(f"{path.name} is a zip archive of the large kind, which no wheel needs", fix=_ELSEWHERE)

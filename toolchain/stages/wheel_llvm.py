@@ -170,11 +170,13 @@ def _named(file: str, archive: zipfile.ZipFile) -> tuple[str, str]:
     match = _NAME.fullmatch(file)
     metadata = [member for member in archive.infolist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", member.filename)]
     if len(metadata) > 1:
-        raise HostileInputError(f"{file} has the metadata of {len(metadata)} projects", fix="get the wheel anew")
+        raise HostileInputError(f"{file} has the metadata of {len(metadata)} projects", fix="download the wheel again")
     fields: dict[str, str] = {}
     if metadata:
         if metadata[0].file_size > _MAX_TEXT:
-            raise HostileInputError(f"{file} has metadata of {metadata[0].file_size} bytes", fix="get the wheel anew")
+            raise HostileInputError(
+                f"{file} has metadata of {metadata[0].file_size} bytes", fix="download the wheel again"
+            )
         headers = HeaderParser().parsestr(archive.read(metadata[0]).decode("utf-8", "replace"))
         fields = {key: str(headers[key]).strip() for key in ("Name", "Version") if headers[key]}
     project, version = fields.get("Name", match["project"] if match else ""), fields.get("Version", "")
