@@ -342,13 +342,18 @@ def test_known_bad_kernels_show_in_the_exit_code(
         input_digest="sha256:0",
         manifest="m",
         layers=(),
-        facts={"kernels": counts, "known_bad": ["gfx942/a"]},
+        facts={
+            "kernels": counts,
+            "known_bad": ["gfx942/a", "gfx942/b"],
+            "failures": {"gfx942/a": "at line 3\nout of resource: shared memory"},
+        },
     )
     write_record(Cache(tmp_path), record(stage="kernels", image="k", input_digest="sha256:0"))
     monkeypatch.setattr("toolchain.cli.build_cmd.build_stages", lambda *_, **__: [built])
     done = CliRunner().invoke(app, [*verb, "--json", "--cache", str(tmp_path)])
     assert json.loads(done.stdout)["publish"] == ["k.0"]
     assert (done.exit_code, json.loads(done.stdout)["stages"][0]["facts"]["kernels"]) == (code, counts)
+    assert ("gfx942/a: out of resource: shared memory\n" in done.stderr) == (bad > 0), "the reason, where it is known"
 
 
 def test_errors_are_data_too(clean: dict[str, str], tmp_path: Path) -> None:

@@ -220,9 +220,14 @@ def _tell_known_bad(built: list[Built]) -> None:
         counts = stage.facts.get("kernels") or {}
         bad = int(counts.get("failed", 0)) + int(counts.get("timed_out", 0))
         if bad:
+            reasons = stage.facts.get("failures", {})
+            rows = [
+                f"{name}: {reasons[name].splitlines()[-1][:300]}" if reasons.get(name) else name
+                for name in stage.facts.get("known_bad", ())[:20]
+            ]
             raise KernelError(
                 f"{bad} kernels of {stage.planned.image} did not compile and are marked as known bad",
-                why="\n".join(stage.facts.get("known_bad", ())[:20]),
+                why="\n".join(rows),
                 fix="the image was built and lists them; without --keep-going the build fails instead",
             )
 

@@ -155,6 +155,7 @@ class TritonCacheStage:
             facts={
                 "kernels": counts,
                 "known_bad": [outcome.call.name for outcome in bad],
+                "failures": {outcome.call.name: outcome.entry.reason for outcome in bad},
                 "refused": {outcome.call.name: outcome.entry.reason for outcome in refused},
                 "by_gpu": list(by_gpu(everything)),
                 "entries": len(entries),
