@@ -11,8 +11,8 @@ fail() {
   exit 1
 }
 
-bases=$(list "$BASES") || fail "bases is no JSON list of names, e.g. [\"debian13\"]: $BASES"
-arches=$(list "$ARCHES") || fail "arches is no JSON list of names, e.g. [\"amd64\"]: $ARCHES"
+bases=$(list "$BASES") || fail "bases is not a JSON list of names, e.g. [\"debian13\"]: $BASES"
+arches=$(list "$ARCHES") || fail "arches is not a JSON list of names, e.g. [\"amd64\"]: $ARCHES"
 if [ "$STAGE" = triton ]; then
   grep --line-regexp --quiet amd64 <<<"$arches" || fail "these workflows build Triton for amd64 alone: arches must hold it"
   [ -z "${TOOLCHAIN_ONLY:-}" ] || fail "Triton needs the whole of LLVM: leave \`only\` empty"

@@ -109,7 +109,7 @@ def test_a_library_for_another_system(tmp_path: Path) -> None:
         check(made, arch="arm64")
     with pytest.raises(ContractError, match="asks for glibc"):
         check(made, glibc="2.1")
-    for content, says in ((b"MZ", "not a Linux library"), (b"\x7fELF\2\1", "no whole ELF file")):
+    for content, says in ((b"MZ", "not a Linux library"), (b"\x7fELF\2\1", "not a complete ELF file")):
         made.write_bytes(content)
         with pytest.raises(ContractError, match=says):
             check(made)

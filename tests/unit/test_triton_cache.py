@@ -184,10 +184,9 @@ def test_four_kernels_are_laid_out_whole_and_nothing_else(cache: Cache) -> None:
     files = sorted(path.relative_to(cache.mount) for path in cache.mount.rglob("*") if path.is_file())
     assert {path.name.rpartition(".")[2] for path in files} == {"hsaco", "json", "source"}
     assert len(files) == 4 * 5
-    launch = json.loads(next(cache.mount.rglob("delta.launch.json")).read_text())
-    assert (launch["source"], launch["arch"], launch["signature"]) == (
-        "small_wheel.py", "gfx942", [["x", "*bf16"], ["y", "*bf16"], ["count", "i32"]],
-    )  # fmt: skip
+    launches = [json.loads(path.read_text()) for path in cache.mount.rglob("delta.launch.json")]
+    assert {(launch["source"], launch["arch"]) for launch in launches} == {("small_wheel.py", "gfx942")}
+    assert [["x", "*bf16"], ["y", "*bf16"], ["count", "i32"]] in [launch["signature"] for launch in launches]
     (row,) = by_gpu(cache.outcomes)
     assert [row[name] for name in ("calls", "kernels", "entries", "failed", "refused")] == [4, 4, 4, 0, 0]
 

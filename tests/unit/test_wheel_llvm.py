@@ -282,7 +282,7 @@ def test_a_damaged_wheel_is_none(tmp_path: Path) -> None:
             read_wheel(path)
     middle = whole.index(CORE.encode()) + len(CORE) + 60
     path.write_bytes(whole[:middle] + bytes(20) + whole[middle + 20 :])
-    with pytest.raises(SourceError, match="no whole wheel"):
+    with pytest.raises(SourceError, match="not a complete wheel"):
         read_wheel(path)
     with pytest.raises(SourceError, match="cannot be read"):
         read_wheel(tmp_path / "none.whl")

@@ -101,7 +101,7 @@ def linked_of(name: str, content: bytes) -> Linked:
 
 
 def _damaged(name: str, error: Exception) -> ContractError:
-    return ContractError(f"{name} is damaged or not an ELF file", why=str(error), fix="see the log, and build it again")
+    return ContractError(f"{name} is not a complete ELF file", why=str(error), fix="see the log, and build it again")
 
 
 def _symbols(elf: ELFFile, symbols: SymbolTableSection) -> Iterator[tuple[str, bool, tuple[str, str]]]:

@@ -47,7 +47,7 @@ def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _broken(path: Path, error: Exception) -> SourceError:
-    return SourceError(f"{path.name} is a damaged wheel", why=str(error), fix=_ELSEWHERE)
+    return SourceError(f"{path.name} is not a complete wheel", why=str(error), fix=_ELSEWHERE)
 
 
 def pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
