@@ -146,3 +146,10 @@ def test_what_works_in_another_container_is_not_dead(storage: Storage, monkeypat
     storage.cleanup()
     assert (held.is_dir(), mounted.is_dir()) == (False, False)
     assert not list(storage.cache.engine.glob("live-*"))
+
+
+def test_a_cache_is_marked_although_the_engine_is_its_first_user(storage: Storage) -> None:
+    """Otherwise `cache prune` refuses every cache whose first command built something."""
+    storage.cleanup()
+    storage.cache.make()
+    assert storage.cache.is_ours

@@ -288,6 +288,7 @@ class Storage:
         Costs nothing when nothing was killed. Containers that buildah named itself cannot be distinguished, so they
         stay as long as another build is at work.
         """
+        self.cache.make()  # first: a folder that holds something else is not marked as this tool's
         self.cache.engine.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
         try:
