@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.evidence_fixtures import finished_base
 from tests.unit.test_kernel_store import Machine, forge, rules_of
+from toolchain.build import run
 from toolchain.build.kernel_store import open_store, result_key, shared_results
 from toolchain.cache import Cache
 from toolchain.cli import build_cmd
@@ -16,6 +19,7 @@ from toolchain.kernels.oci_store import OciStore
 from toolchain.kernels.store import FolderStore, Result, UnsignedError, read_record
 from toolchain.option_values import kernel_store, shard
 from toolchain.request import Request
+from toolchain.stages.stage import Built
 from toolchain.trust.keys import new_key
 
 
@@ -93,3 +97,23 @@ def test_what_is_no_object_is_not_left_behind(tmp_path: Path) -> None:
     assert [path for path in machine.out.rglob("*") if path.is_file()] == []
     with shared_results(replace(request, kernel_store=None), machine.naming()) as none:
         assert none is None
+
+
+def test_a_finished_shard_is_built_again_for_the_store_that_is_named_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path / "cache")
+    finished = finished_base(cache, tmp_path / "work")
+    again = []
+
+    def build_stage(*_: Any, **__: Any) -> Built:
+        again.append("base")
+        return finished
+
+    # A base is a campaign here: the kernels' own stages want an engine.
+    monkeypatch.setattr(run, "CAMPAIGNS", ("base",))
+    monkeypatch.setattr(run, "_build_stage", build_stage)
+    run.build(Request(cache=cache), "base")
+    assert again == []
+    run.build(Request(cache=cache, shard=(1, 2)), "base")
+    assert again == ["base"]

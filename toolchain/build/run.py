@@ -64,7 +64,8 @@ def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: 
             fix=f"leave it out: --drop-binary {names[0]}; or let it in: --allow-binary {names[0]}",
         )
     # What may come finished from elsewhere needs no sources.
-    sources = [source for row in rows if row.to_build and reuse is None for source in row.planned.sources]
+    building = [row.planned for row in rows if row.to_build or _again(request, row.planned)]
+    sources = [source for planned in building if reuse is None for source in planned.sources]
     fetching = Prefetch(request, sources)
     first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
     run = _Run(first=first, prefetch=fetching, command=command, reuse=reuse, ready=ready)
@@ -118,14 +119,14 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
         own = request_of(stage, request)
         first = run.first[own.arch[0], stage.name]
         planned = first if stands and first.input_digest else _known(stage, own, planned_below, run.prefetch)
-        built = find(request.cache, planned, proved=own.contract)
+        built = None if _again(own, planned) else find(request.cache, planned, proved=own.contract)
         if built is None:
             with in_use(request.cache, make=True), stage_lock(request.cache, planned):
                 # The one we waited for may have made it, and only then a base has a digest to be found by.
                 if planned.input_digest is None or planned.online:
                     planned = stage.plan(own, planned_below)
-                built = find(request.cache, planned, proved=own.contract)
-                if built is None and run.reuse is not None:
+                built = None if _again(own, planned) else find(request.cache, planned, proved=own.contract)
+                if built is None and run.reuse is not None and not _again(own, planned):
                     from toolchain.build.reuse import take  # noqa: PLC0415 - the registry client and cryptography
 
                     built = take(own, planned, run.reuse)
@@ -145,6 +146,11 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
         planned_below[stage.name] = built.planned
         built_below[stage.name] = built
     return list(built_below.values())
+
+
+def _again(request: Request, planned: Planned) -> bool:
+    """Whether a stage is built even if its image is here: the kernel store of now may lack the results of a shard."""
+    return request.shard is not None and planned.name in CAMPAIGNS
 
 
 def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], prefetch: Prefetch) -> Planned:
