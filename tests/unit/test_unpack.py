@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from toolchain import digest
+from toolchain.amounts import reporting_to
 from toolchain.errors import HostileInputError, SourceError, ToolchainError
 from toolchain.sources import unpack
-from toolchain.sources.amounts import reporting_to
 from toolchain.sources.part import Part
 from toolchain.sources.unpack import unpack_tar
 

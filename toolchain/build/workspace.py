@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from toolchain import process, recipe
+from toolchain.amounts import reporting_to
 from toolchain.build.compiler_cache import NONE, begin
 from toolchain.build.fetching import fetch_for
 from toolchain.build.prefetch import Prefetch
@@ -26,7 +27,6 @@ from toolchain.oci.layout import Layout
 from toolchain.recipe import CCACHE_MOUNT, Mount, Recipe
 from toolchain.record import LayerFacts
 from toolchain.request import Request
-from toolchain.sources.amounts import reporting_to
 from toolchain.sources.tree import FetchedSource, Source
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust.contents import Contents, of_sources

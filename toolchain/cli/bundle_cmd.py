@@ -11,6 +11,7 @@ import typer
 from toolchain import console
 from toolchain.catalog import stages
 from toolchain.cli import options as o
+from toolchain.cli.amounts import amounts_told
 from toolchain.cli.images_cmd import IMAGE_HELP, cache_of
 from toolchain.cli.request import CAMPAIGN, make_request, with_request
 from toolchain.lock.file import DEFAULT
@@ -53,7 +54,8 @@ def bundle_export(dest: DestArg, stage: StageArg = "all", *, request: Request) -
     """Write sources, wheels, patches, the finished base and their lock as one OCI artifact. The base must be built."""
     from toolchain.bundle.export import export  # noqa: PLC0415 - brings the registry client in
 
-    done = export(request, stage, parse(dest))
+    with amounts_told():
+        done = export(request, stage, parse(dest))
     if request.json:
         console.data(done.as_json())
         return
@@ -74,7 +76,7 @@ def bundle_import(
     from toolchain.bundle.importer import import_bundle  # noqa: PLC0415 - brings the registry client in
 
     where = make_request(cache=cache).cache
-    with in_use(where, make=True):
+    with in_use(where, make=True), amounts_told():
         done = import_bundle(parse(ref), where, lock_file)
     if json_:
         console.data(done.as_json())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
@@ -17,11 +16,11 @@ from toolchain.catalog import stages
 from toolchain.catalog.costs import Cost, cost_of
 from toolchain.catalog.stages import row as stage_row
 from toolchain.cli import options as o
+from toolchain.cli.amounts import amounts_told
 from toolchain.cli.request import CAMPAIGN, with_request
 from toolchain.engine.resources import MEMORY, cores
 from toolchain.errors import PolicyError, SourceError
 from toolchain.request import Request
-from toolchain.sources.amounts import reporting_to
 from toolchain.sources.distro import known_packages
 from toolchain.sources.tree import Source
 from toolchain.stages.prebuilt import let_in_names
@@ -160,21 +159,6 @@ def _how_sure(source: Source) -> str:
     return tag + ("" if source.locked or tag else " (unlocked)")
 
 
-class _Amounts:
-    """Reports the progress of a fetch, at each 10 % or every ten seconds."""
-
-    def __init__(self) -> None:
-        self._what, self._tenth, self._said = "", -1, 0.0
-
-    def tell(self, what: str, done: int, total: int) -> None:
-        """See `sources.amounts.Listener`."""
-        tenth, now = 10 * done // total if total else 0, time.monotonic()
-        if what == self._what and (tenth == self._tenth or now - self._said < 1) and now - self._said < 10:
-            return
-        self._what, self._tenth, self._said = what, tenth, now
-        console.note(f"  {what}: {console.share(done, total)}")
-
-
 @with_request(*CAMPAIGN, "contract")
 def fetch(stage: StageArg = "all", *, request: Request) -> None:
     """Download the sources of a stage into the cache."""
@@ -186,7 +170,7 @@ def fetch(stage: StageArg = "all", *, request: Request) -> None:
     for row in settled(request, stage, ask=True):
         for source in row.planned.sources:
             console.note(f"{source.name}: {source.ref}")
-            with reporting_to(_Amounts().tell):
+            with amounts_told():
                 got = fetch_for(request, source, patched=True)
             check_tree(request, got)
             fetched.append(got.as_plan() | {"path": str(got.path)})

@@ -11,6 +11,7 @@ import typer
 
 from toolchain import console
 from toolchain.cli import options as o
+from toolchain.cli.amounts import amounts_told
 from toolchain.cli.config_file import COMPRESSION, DEST, KEY
 from toolchain.cli.images_cmd import cache_of, is_image_name
 from toolchain.errors import ConfigError
@@ -87,7 +88,7 @@ def publish(
         )
     signer = replace(load_signer(key), bundles=bundles) if key is not None else Keyless(sigstore) if keyless else None
     home = cache_of(cache)
-    with in_use(home):
+    with in_use(home), amounts_told():
         done = deliver(home, named_images(home, names), target, compression=how, signer=signer, files=files)
     if signer is None:
         console.note("not signed: the SBOM is attached, provenance is not (--key FILE or --keyless)")

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from toolchain.amounts import tell
 from toolchain.digest import CHUNK, canonical, sha256_bytes, sha256_stream, write_atomically
 from toolchain.errors import DigestError, RegistryError
 from toolchain.filesystem import NewFile, open_regular, read_back
@@ -157,6 +158,8 @@ class Blobs:
                     hasher.update(piece)
                     size += len(piece)
                     new.stream.write(piece)
+                    if status.st_size > CHUNK:
+                        tell("copying a blob", size, status.st_size)
                 actual = f"sha256:{hasher.hexdigest()}"
                 _compare(path, digest, actual)
                 new.path = self._path(actual)  # known only now

@@ -9,6 +9,7 @@ from typing import IO
 import requests
 from urllib3.exceptions import HTTPError
 
+from toolchain.amounts import tell
 from toolchain.digest import CHUNK
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.transport import Transport
@@ -117,6 +118,8 @@ class Download:
             self._done += len(piece)
             self._registry.traffic.received += len(piece)
             self._retries.reached(self._done)
+            if self._blob.size > CHUNK:
+                tell(f"receiving from {self._registry.host}", self._done, self._blob.size)
             if self._done > self._blob.size:
                 return f"more than {self._blob.size} bytes"
         return ""

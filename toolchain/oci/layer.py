@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Literal, assert_never
 
 from toolchain import process
+from toolchain.amounts import tell
 from toolchain.digest import CHUNK
 from toolchain.errors import ConfigError, HostileInputError, SourceError
 from toolchain.filesystem import NewFile
@@ -319,6 +320,8 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
             ):
                 while piece := source.read(CHUNK):
                     packer.write(piece)
+                    if layer.size > CHUNK:
+                        tell("compressing a layer", source.tell(), layer.size)
             return Blob(sink.digest, sink.size, MEDIA_TYPES[how], out, layer.diff_id)
         case "zstd":
             # With -T the input is cut into jobs, alike for any number of threads; only --single-thread differs.
@@ -327,6 +330,8 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
             with HashedFile(out) as sink, process.output(words) as packed:
                 while piece := packed.read(CHUNK):
                     sink.write(piece)
+                    if layer.size > CHUNK:
+                        tell("compressing a layer", sink.size, 0)
             return Blob(sink.digest, sink.size, MEDIA_TYPES[how], out, layer.diff_id)
         case _:
             assert_never(how)

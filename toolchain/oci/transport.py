@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from urllib.parse import urljoin, urlsplit
 import requests
 
 from toolchain import web
+from toolchain.amounts import tell
 from toolchain.digest import CHUNK
 from toolchain.errors import RegistryError, ToolchainError, UnreachableError
 from toolchain.oci import auth
@@ -67,6 +69,7 @@ class Body:
         self._left = end - start
         self._size = end - start
         self._traffic = traffic
+        self._what, self._whole = f"sending to {host}", stream.seek(0, os.SEEK_END)
         stream.seek(start)
 
     def __len__(self) -> int:
@@ -89,6 +92,8 @@ class Body:
         self._left -= len(piece)
         self._traffic.sent += len(piece)
         self._given, self._last = time.monotonic(), len(piece)
+        if piece and self._whole > CHUNK:
+            tell(self._what, self._stream.tell(), self._whole)
         return piece
 
 

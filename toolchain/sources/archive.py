@@ -7,10 +7,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 from urllib.parse import unquote, urljoin, urlsplit
 
+from toolchain.amounts import tell
 from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.locks import held
-from toolchain.sources.amounts import tell
 from toolchain.sources.network import check_http_url, refuse_offline, session, without_query
 from toolchain.sources.spec import check_sha256
 from toolchain.sources.store import Store

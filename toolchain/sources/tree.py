@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolchain import digest, strict_json
+from toolchain.amounts import tell
 from toolchain.digest import CHUNK, write_atomically
 from toolchain.errors import HostileInputError, SourceError
-from toolchain.sources.amounts import tell
 from toolchain.sources.spec import Kind, ref_of
 
 LOG = logging.getLogger(__name__)

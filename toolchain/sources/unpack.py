@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO, Any, Self, cast
 
 from toolchain import digest, tar_headers
+from toolchain.amounts import tell
 from toolchain.digest import CHUNK
 from toolchain.errors import HostileInputError, ResourceError, SourceError
 from toolchain.process import CommandError, output
-from toolchain.sources.amounts import tell
 from toolchain.sources.part import WHOLE, Part
 from toolchain.sources.tree import check_link_map
 from toolchain.tar_headers import CheckedHeader

@@ -1,4 +1,4 @@
-"""Counts of the bytes of a source that are fetched, unpacked or read, for progress displays."""
+"""Counts of bytes that are fetched, unpacked, compressed or sent, for progress displays."""
 
 from __future__ import annotations
 

@@ -1,0 +1,30 @@
+"""Lines for what moves or compresses many bytes outside of a build."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from toolchain import console
+from toolchain.amounts import reporting_to
+
+
+@contextlib.contextmanager
+def amounts_told() -> Iterator[None]:
+    """Print a line at each 10 % of what is fetched, sent or compressed in the block, or every ten seconds."""
+    with reporting_to(_Lines().tell):
+        yield
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._what, self._tenth, self._said = "", -1, 0.0
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """See `amounts.Listener`."""
+        tenth, now = 10 * done // total if total else 0, time.monotonic()
+        if what == self._what and (tenth == self._tenth or now - self._said < 1) and now - self._said < 10:
+            return
+        self._what, self._tenth, self._said = what, tenth, now
+        console.note(f"  {what}: {console.share(done, total)}")
