@@ -86,6 +86,18 @@ def test_the_digests_are_those_that_were_recorded(cache: Cache, name: str) -> No
     assert rows == recorded[name]
 
 
+@pytest.mark.parametrize("target", ["kernels", "flash-attn", "triton-cache", "aotriton"])
+def test_a_triton_is_the_same_whatever_is_built_on_it(cache: Cache, target: str) -> None:
+    sources = {**DISTRO, **COMMIT, "aotriton": "https://github.com/ROCm/aotriton@" + "a" * 40}
+
+    def triton(of: str) -> Any:
+        rows = plan(request_of(cache=cache, base="debian13", sources=sources, gpus=("gfx942",)), of)
+        return next(row.planned.input_digest for row in rows if row.planned.name == "triton")
+
+    assert triton("triton") is not None
+    assert triton(target) == triton("triton")
+
+
 def test_no_digest_of_another_request_is_recorded() -> None:
     assert json.loads(RECORDED.read_text(encoding="utf-8")).keys() == REQUESTS.keys()
 
