@@ -61,7 +61,7 @@ class Pair:
 PAIRS = (
     Pair(22, "d8da7c998"),
     Pair(19, "915b396c1", "3.9,3.11,3.13"),
-    Pair(21, "918223185", "3.9,3.11,3.13"),
+    Pair(21, "918223185"),
     Pair(18, "397ac38cf", "3.9,3.11,3.13", (*ALLOWED, "--allow-binary", "cuda2gcn", "--drop-binary", "libamdhip64")),
     Pair(23, "be7e23cc6"),
 )

@@ -28,6 +28,7 @@ from toolchain.oci.reference import LayoutRef
 from toolchain.publish import attestations
 from toolchain.request import DEFAULT_GLIBC, Request
 from toolchain.stages import base, python, sysroot
+from toolchain.stages.triton_portable import check_pythons
 from toolchain.stages.triton_tree import python_requires
 from toolchain.stages.wheel_check import check_wheel
 
@@ -78,6 +79,16 @@ def resolve(request: Request) -> None:
 
 
 # The data
+
+
+def test_a_triton_that_wants_more_of_cpython_39_is_refused_before_it_is_compiled(tmp_path: Path) -> None:
+    setup = "setup(python_requires='>=3.9', install_requires=[\"importlib-metadata; python_version < '3.10'\"])\n"
+    (tmp_path / "setup.py").write_text(setup)
+    check_pythons(["3.11", "3.13"], tmp_path, "3.4.0")
+    with pytest.raises(UnsupportedError, match=r"3\.4\.0 is built for CPython 3\.9"):
+        check_pythons(["3.9", "3.13"], tmp_path, "3.4.0")
+    (tmp_path / "setup.py").write_text("setup(python_requires='>=3.8')\n")
+    check_pythons(["3.9", "3.13"], tmp_path, "3.0.0")
 
 
 def test_every_row_can_be_asked_for() -> None:

@@ -38,7 +38,7 @@ from toolchain.stages.triton_source import (
     take_source,
     wheels_in,
 )
-from toolchain.stages.triton_tree import python_requires
+from toolchain.stages.triton_tree import python_requires, setup_text
 from toolchain.stages.triton_wheel import unzip
 
 RECIPE = "triton-portable"
@@ -226,11 +226,17 @@ def check_pythons(versions: Sequence[str], tree: Path, name: str) -> None:
     """Check that a tree of Triton supports these Pythons.
 
     Raises:
-        UnsupportedError: it does not support one of them.
+        UnsupportedError: it does not support one of them, or needs more for it than is here.
     """
     requires = python_requires(tree)
     for version in versions:
         check_range(version, requires, name=f"Triton {name}")
+    if "3.9" in versions and "importlib-metadata" in setup_text(tree):
+        raise UnsupportedError(
+            f"no wheel of Triton {name} is built for CPython 3.9",
+            why="it imports importlib-metadata there, and Debian 11's version is too old to try the wheel with",
+            fix="leave 3.9 out of --python",
+        )
 
 
 def check_wheel_compiles(
