@@ -25,8 +25,9 @@ from toolchain.record import Record
 from toolchain.sources.store import Store
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(0)]
-# A Triton from before 2025 links its code objects by lld's program.
-TOOLS = ["base-files", "bash", "coreutils", "dash", "libstdc++6", "lld", "mawk", "python3", "python3-pip"]
+TOOLS = ["base-files", "bash", "coreutils", "dash", "libstdc++6", "mawk", "python3", "python3-pip"]
+# A Triton from before July 2025 links its code objects by lld's program, and lld 14 does not know its objects.
+LLD = {"11": "16", "12": "19", "13": "19"}
 # Of each family that every Triton since 2024 compiles for, one.
 ALWAYS = {"gfx90a", "gfx942", "gfx1030", "gfx1100"}
 HEADER = re.compile(r".*/include/llvm/TargetParser/(AMDGPU)?TargetParser\.(h|def)")
@@ -84,7 +85,7 @@ def gpus_of(record: Record, cache: Cache) -> tuple[str, ...]:
 def test_pip_installs_it_and_it_compiles(engine: Buildah, release: str, version: str, tmp_path: Path) -> None:
     found = found_for(version, tmp_path)
     wheel = found.wheel
-    system = a_system(engine, release, tmp_path, tools=TOOLS)
+    system = a_system(engine, release, tmp_path, tools=[*TOOLS, f"lld-{LLD[release]}"])
     mounts = [
         Mount(wheel, f"/wheels/{wheel.name}"),
         Mount(root() / "aotriton", "/recipe/aotriton"),
@@ -99,7 +100,8 @@ def test_pip_installs_it_and_it_compiles(engine: Buildah, release: str, version:
             f"python3 -m pip install --quiet --no-index --no-deps --no-cache-dir /wheels/{wheel.name} && "
             f"cd / && exec python3 {command}"
         )
-        env = {"HOME": "/tmp", "PIP_BREAK_SYSTEM_PACKAGES": "1"}
+        lld = f"/usr/lib/llvm-{LLD[release]}/bin/ld.lld"
+        env = {"HOME": "/tmp", "PIP_BREAK_SYSTEM_PACKAGES": "1", "TRITON_HIP_LLD_PATH": lld}
         done = engine.run(system, ["sh", "-c", script], mounts=mounts, env=env, capture=True, check=False)
         assert done.stdout.strip(), "\n".join(done.tail)
         said: dict[str, dict[str, object]] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -38,7 +38,16 @@ from toolchain.kernels.ledger import Ledger
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.triton_cache import LAUNCHES, Entry, dummy_key, entry_folder, labels, lay_out, write_manifest
+from toolchain.kernels.triton_cache import (
+    LAUNCHES,
+    Entry,
+    dummy_key,
+    entry_folder,
+    key_label,
+    labels,
+    lay_out,
+    write_manifest,
+)
 from toolchain.kernels.worker_process import MakeWorker
 from toolchain.oci import labels as names
 from toolchain.oci.descriptor import Descriptor
@@ -320,6 +329,18 @@ def test_the_dummy_key_is_what_mcv_makes_of_it() -> None:
     assert (
         dummy_key(metadata, "unknown-triton-key") == "bf30a07105e04b07961aa66e0afc0ac3f1ee6155acf33e3c928166de4bafd2fd"
     )
+
+
+def test_a_cache_of_an_old_triton_is_read_by_the_key_that_mcv_finds_there(cache: Cache, tmp_path: Path) -> None:
+    tree = Path(shutil.copytree(cache.tree, tmp_path / "tree"))
+    shutil.rmtree(tree / "io.triton.manifest")
+    write_manifest(cache.entries, tree, "3.4.0-abc")
+    old = {**cache.labels(), **key_label("3.4.0-abc")}
+    assert read_cache(*image(tmp_path / "image", tree, old)).entries == len(cache.entries)
+    assert key_label(cache.about["mcv_key"]) == {}
+    for other in ({}, key_label("3.4.0-other")):
+        with pytest.raises(ContractError, match="does not list what is in it"):
+            read_cache(*image(tmp_path / f"image{len(other)}", tree, cache.labels() | other))
 
 
 def test_skopeo_copies_it_unchanged(cache: Cache, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from toolchain.oci.image import labels_of
 from toolchain.oci.layout import Layout
 
 _CACHE, _MANIFEST = "io.triton.cache/", "io.triton.manifest/"
-_KEY = "unknown-triton-key"  # what MCV finds for Triton 3.6 and later
+_KEY = "unknown-triton-key"  # what MCV finds for Triton 3.6 and later; before that, what the image's label says
 _LARGEST = 64 << 20
 
 
@@ -89,7 +89,8 @@ def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
         raise _broken("its summary or its manifest cannot be read", repr(error)) from error
     if named != targets or len(summary) != len(named):
         raise _broken("its summary names other GPUs than its kernels are for", f"{sorted(named)}, {sorted(targets)}")
-    wanted = [_listed(row) for row in rows]
+    key = image_labels.get(labels.CACHE_MCV_KEY, _KEY)
+    wanted = [_listed(row, key) for row in rows]
     if sorted(manifest, key=_text) != sorted(wanted, key=_text):
         odd = [row for row in [*manifest, *wanted] if row not in manifest or row not in wanted]
         raise _broken("its manifest does not list what is in it", _text(odd[0]) if odd else "an entry twice")
@@ -132,7 +133,7 @@ def _entries(cached: Mapping[str, bytes]) -> list[dict[str, Any]]:
             if not row.get("hash"):
                 continue
             folder = base64.b32encode(bytes.fromhex(row["hash"])).decode().rstrip("=")
-            _listed(row)
+            _listed(row, _KEY)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _broken(f"{name} cannot be read", repr(error)) from error
         if PurePosixPath(name).parent.name != folder:
@@ -141,14 +142,14 @@ def _entries(cached: Mapping[str, bytes]) -> list[dict[str, Any]]:
     return rows
 
 
-def _listed(row: Mapping[str, Any]) -> dict[str, Any]:
+def _listed(row: Mapping[str, Any], triton_key: str) -> dict[str, Any]:
     """A kernel as in MCV's manifest: zeros are left out."""
     target, debug = row["target"], bool(row.get("debug", False))
     stages, warps, ptx = (int(row.get(name) or 0) for name in ("num_stages", "num_warps", "ptx_version"))
     options = f'{{"debug":{str(debug).lower()},"num_stages":{stages},"num_warps":{warps},"ptx":{ptx}}}'
     backend = f"{target['backend']}-{target['arch']}-{target['warp_size']}"
     hashed = [hashlib.sha256(text.encode()).hexdigest() for text in ("dummy_source_content", backend, options, "{}")]
-    key = hashlib.sha256("-".join([_KEY, *hashed]).encode()).hexdigest()
+    key = hashlib.sha256("-".join([triton_key, *hashed]).encode()).hexdigest()
     optional = {"ptx_version": ptx, "num_stages": stages, "num_warps": warps, "debug": debug}
     kept = {name: value for name, value in optional.items() if value}
     return {"hash": row["hash"], "dummy_key": key, **kept, **target}

@@ -22,6 +22,7 @@ from toolchain.digest import canonical, sha256_bytes
 from toolchain.errors import KernelError
 from toolchain.filesystem import NewFile, is_inside, open_regular, read_regular
 from toolchain.kernels.codeobject import check_object
+from toolchain.oci.labels import CACHE_MCV_KEY
 
 FOLDER = "io.triton.cache"
 LAUNCHES = "launches"  # beside the entries that Triton writes; see containerfiles/triton-cache/calls.py
@@ -29,6 +30,7 @@ MANIFEST = "io.triton.manifest/manifest.json"
 ENTRIES = "cache.triton.image/entry-count"
 BYTES = "cache.triton.image/cache-size-bytes"
 SUMMARY = "cache.triton.image/summary"
+NO_KEY = "unknown-triton-key"
 _LARGEST = 64 << 20  # bytes of one file
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -189,7 +191,7 @@ def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
     """The key that MCV compares of an entry: the SHA-256 of five parts joined by hyphens, four of them hashed.
 
     Args:
-        key: Triton's, as MCV finds it; with Triton 3.6 and later it looks in the wrong place, and it is a fixed text.
+        key: Triton's, as MCV finds it; with Triton 3.6 and later it looks in the wrong place, and it is `NO_KEY`.
     """
     target = metadata["target"]
     options = {
@@ -203,6 +205,11 @@ def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
         "{}",  # the variables that are part of the key, none of which is set
     )
     return _hex("-".join([key, *map(_hex, parts)]))
+
+
+def key_label(key: str) -> dict[str, str]:
+    """The label with the key that the entries' were made with, unless it is the text that all of them have."""
+    return {} if key == NO_KEY else {CACHE_MCV_KEY: key}
 
 
 def _hex(text: str) -> str:

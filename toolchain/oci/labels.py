@@ -25,4 +25,5 @@ CACHE_CALLS = "toolchain.triton-cache.calls"  # JSON: the calls that it serves
 CACHE_TRITON = "toolchain.triton-cache.triton"  # input digest of the Triton image; its manifest depends on the packing
 CACHE_TRITON_LAYER = "toolchain.triton-cache.triton-layer"  # diff_id of that image's top layer
 CACHE_TRITON_KEY = "toolchain.triton-cache.triton-key"  # SHA-256 of what Triton's key of itself is
+CACHE_MCV_KEY = "toolchain.triton-cache.mcv-key"  # what MCV takes for that key, where it finds one: before Triton 3.6
 CACHE_TRITON_PATH = "toolchain.triton-cache.triton-path"  # where the package is

@@ -174,6 +174,7 @@ class TritonCacheStage:
                     labels.CACHE_TRITON: triton.input_digest,
                     labels.CACHE_TRITON_LAYER: layer_digests(triton, workspace.cache)[-1],
                     labels.CACHE_TRITON_KEY: f"sha256:{about['triton_key']}",
+                    **triton_cache.key_label(about["mcv_key"]),
                     labels.CACHE_TRITON_PATH: about["path"],
                     labels.CACHE_CALLS: json.dumps([outcome.call.name for outcome in outcomes if outcome.done]),
                 },
