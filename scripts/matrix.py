@@ -8,7 +8,8 @@ without --tritons only the LLVMs are built. It can be stopped and started again:
 not built twice, and each result is written to scripts/matrix.json at once. Then all unfinished work is pruned:
 one build tree of LLVM is on the disk at a time. So give it a cache of its own (TOOLCHAIN_CACHE).
 
-What tests/integration/test_wheel_systems.py prints of a Triton goes into its row by hand, as `compiled`.
+What tests/integration/test_wheel_systems.py prints of a Triton goes into its row by hand, as `compiled`; and `cached`,
+where most of its objects came from the compiler cache.
 
 `write` makes docs/measurements/generations.md out of the results, and rows of toolchain/data/tried.toml.
 """
@@ -39,6 +40,7 @@ _FLOOR = "2.31"
 _STEPS = re.compile(r"^@ninja (\d+)/(\d+) ", re.MULTILINE)
 _CPU = re.compile(r"^CPU of this run, user and system: (\d+)m([\d.]+)s (\d+)m([\d.]+)s", re.MULTILINE)
 
+_CACHED = ", objects from the compiler cache"
 ALLOWED = ("--allow-binary", "libdevice")
 
 
@@ -181,7 +183,8 @@ def page(results: dict[str, dict[str, Any]]) -> str:
             lit = "<br>".join(f"{version}: {passed}" for version, passed in row.get("lit", {}).items())
             tritons.append(
                 f"| {llvm} | `{row['commit'][:12]}` | {edits_for(row['commit'], llvm)} | {wheels} | {lit} "
-                f"| {row.get('compiled', 'not tried')} | {row['seconds']:,} | {row['date']} |"
+                f"| {row.get('compiled', 'not tried')} | {row['seconds']:,}{_CACHED * row.get('cached', False)} "
+                f"| {row['date']} |"
             )
     head = "| LLVM | parts for Triton | steps | CPU seconds, user and system | as gzip, bytes | on disk, bytes "
     wheels_head = (

@@ -152,6 +152,7 @@ _OF_LABELS = {
     "CACHE_TRITON": "input digest of the Triton image that it is for",
     "CACHE_TRITON_LAYER": "digest of that image's top layer, uncompressed",
     "CACHE_TRITON_KEY": "SHA-256 of Triton's own part of its cache keys",
+    "CACHE_MCV_KEY": "that part itself, where MCV finds it: with Triton before 3.6",
     "CACHE_TRITON_PATH": "the folder of that Triton's package",
 }
 
