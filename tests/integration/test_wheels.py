@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.integration.conftest import Said, toolchain
 from toolchain import recipe
 from toolchain.cache import Cache, default_cache
 from toolchain.catalog.wheels import wheel_row
+from toolchain.digest import sha256_file
 from toolchain.engine.buildah import Buildah
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer
@@ -54,12 +56,27 @@ def built(
     torch: Mapping[str, str] = TORCH,
 ) -> tuple[dict[str, Any], list[str]]:
     """What the recipe says of a small project, and the names of its wheels."""
-    engine, reference = base
     row = {**wheel_row("flash-attn").as_json(), "build": {}, "needs": ["setup.py"], "drop": [], "pep517": pep517}
-    for name in ("source", "wheels", "row"):
+    source = folder / "source"
+    source.mkdir()
+    (source / "setup.py").write_text(setup, encoding="utf-8")
+    (source / "small.py").write_text("", encoding="utf-8")
+    return built_from(base, folder, source, row, triton=triton, torch=torch)
+
+
+def built_from(
+    base: tuple[Buildah, str],
+    folder: Path,
+    source: Path,
+    row: Mapping[str, Any],
+    *,
+    triton: Mapping[str, str] = TRITON,
+    torch: Mapping[str, str] = TORCH,
+) -> tuple[dict[str, Any], list[str]]:
+    """What the recipe says of a source, and the names of its wheels."""
+    engine, reference = base
+    for name in ("wheels", "row"):
         (folder / name).mkdir()
-    (folder / "source" / "setup.py").write_text(setup, encoding="utf-8")
-    (folder / "source" / "small.py").write_text("", encoding="utf-8")
     (folder / "row" / "row.json").write_text(json.dumps(row), encoding="utf-8")
     for project in ("packaging", "setuptools", "wheel"):
         file = pypi_row(project, "")
@@ -72,10 +89,39 @@ def built(
         containerfile="containerfiles/wheel/Containerfile",
         base=reference,
         images={"TORCH": image(engine, folder, "torch", torch), "TRITON": image(engine, folder, "triton", triton)},
-        contexts={name: folder / name for name in ("source", "wheels", "row")},
+        contexts={"source": source, "wheels": folder / "wheels", "row": folder / "row"},
     )
     engine.build(asked, root=recipe.root(), out=out, log=folder / "log")
     return json.loads((out / "result.json").read_text()), sorted(path.name for path in (out / "wheel").iterdir())
+
+
+# As much of PyTorch as flash-attn's setup.py imports when nothing of CUDA is built.
+NO_CUDA = {
+    **TORCH,
+    "usr/lib/python3/dist-packages/torch/utils/__init__.py": "",
+    "usr/lib/python3/dist-packages/torch/utils/cpp_extension.py": (
+        "from setuptools.command.build_ext import build_ext as BuildExtension\n"
+        "CUDA_HOME = ROCM_HOME = CppExtension = CUDAExtension = None\n"
+        "IS_HIP_EXTENSION = False\n"
+    ),
+}
+# Of the wheel that is built on Debian's PyTorch 2.6.0, with Triton 3.7.1 and on one from source.
+FLASH_ATTN = "sha256:b97593871fd0a39abada0508b7080e69e4d8d2ef66e4de3b9b55628f0e6f666b"
+
+
+def test_flash_attn_itself_is_built_to_the_bytes_that_a_whole_pytorch_gives(
+    base: tuple[Buildah, str], tmp_path: Path
+) -> None:
+    row = wheel_row("flash-attn")
+    file = pypi_row(row.project, "")
+    store = Store(Cache(default_cache()).store)
+    path = fetch_pypi(file.project, file.version, file.file, file.sha256, store, offline=False)
+    with tarfile.open(path) as tar:
+        tar.extractall(tmp_path / "sdist", filter="data")
+    (source,) = (tmp_path / "sdist").iterdir()
+    result, wheels = built_from(base, tmp_path, source, {**row.as_json(), "drop": []}, torch=NO_CUDA)
+    assert (wheels, result["network"]) == (["flash_attn-2.8.3.post2-py3-none-any.whl"], [])
+    assert sha256_file(tmp_path / "out" / "wheel" / wheels[0]) == FLASH_ATTN
 
 
 def test_a_project_that_reaches_out_in_vain_is_built_and_named(base: tuple[Buildah, str], tmp_path: Path) -> None:
