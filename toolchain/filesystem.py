@@ -171,6 +171,8 @@ class NewFile:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         try:
+            if isinstance(value, OSError) and value.errno in {errno.ENOSPC, errno.EDQUOT} and value.filename is None:
+                value.filename = os.fspath(self.path)  # `write` does not say of which file
             self.stream.close()
         finally:
             self._partial.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ from toolchain import strict_json
 from toolchain.catalog.architectures import MACHINES, machine_of
 from toolchain.catalog.stages import source_names
 from toolchain.errors import ConfigError, ToolchainError, UnsupportedError
+from toolchain.filesystem import read_regular
 
 if TYPE_CHECKING:
     from toolchain.sources.spec import SourceSpec
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 SOURCES = source_names()
 RUNNERS: tuple[Literal["buildah", "docker", "podman"], ...] = ("buildah", "docker", "podman")
 PARTS = ("tablegen", "mlir-tblgen", "support")  # of LLVM; see `toolchain.stages.llvm_subset`
+_LARGEST_LIST = 16 << 20  # bytes of a list of calls
 
 
 def is_triton_path(text: str) -> bool:
@@ -189,9 +192,11 @@ def calls(text: str) -> str:
     fix = 'write [[call]] tables, as in data/calls.toml: dtype = ["bf16"]'
     try:
         tables = (
-            tomllib.loads(Path(text).read_text("utf-8")) if is_calls_file(text) else {"call": strict_json.read(text)}
+            tomllib.loads(read_regular(Path(os.path.realpath(text)), _LARGEST_LIST).decode())
+            if is_calls_file(text)
+            else {"call": strict_json.read(text)}
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--calls {text[:200]} cannot be read", why=str(error), fix=fix) from error
     rows = tables.get("call")
     if set(tables) != {"call"} or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):

@@ -25,6 +25,7 @@ from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
 from toolchain.errors import ToolchainError
+from toolchain.filesystem import NewFile
 from toolchain.oci.reference import Target
 from toolchain.process import CommandError
 from toolchain.publish import images as delivery
@@ -379,7 +380,16 @@ def test_a_full_disk_has_its_own_code(wrapped: bool, capsys: pytest.CaptureFixtu
     with pytest.raises(typer.Exit) as caught:
         handled(verb)()
     assert caught.value.exit_code == 9
-    assert "the disk is full" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "the disk is full" in said
+    assert "/some/file" in said
+    assert ("cannot store a blob" in said) == wrapped
+
+
+def test_a_full_disk_names_the_file_that_was_written(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as caught, NewFile(tmp_path / "out"):
+        raise OSError(errno.ENOSPC, "No space left on device")  # as `write` tells it
+    assert caught.value.filename == str(tmp_path / "out")
 
 
 def test_a_full_disk_is_told_by_programs_and_by_the_ledger_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.image import LayerBlob, read_layers
 from toolchain.oci.layer import Blob, Layer, compress
 from toolchain.oci.layout import Layout
+from toolchain.oci.reference import parse
 from toolchain.oci.transport import Body, Traffic
 from toolchain.publish import packing
+from toolchain.publish.images import deliver
 from toolchain.publish.packing import packed_image
 from toolchain.record import Record
 from toolchain.request import Request
@@ -231,3 +234,11 @@ def test_large_layers_are_reported_while_they_are_compressed_and_sent(tmp_path: 
         1 << 20, 2 << 20, whole
     ]  # fmt: skip
     assert seen[2] == ("compressing a layer", whole, whole)
+
+
+def test_a_triton_cache_is_published_as_gzip_alone(llvm: tuple[Request, Built], tmp_path: Path) -> None:
+    request, built = llvm
+    record = replace(read_record(request.cache, built.input_digest), stage="triton-cache")
+    with pytest.raises(ConfigError, match="not published as zstd"):
+        deliver(request.cache, [record], parse(f"oci:{tmp_path}/out"), compression="zstd")
+    assert not (tmp_path / "out").exists()

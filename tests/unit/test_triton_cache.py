@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from toolchain import option_values
 from toolchain.errors import (
     ConfigError,
     ContractError,
+    DigestError,
     KernelError,
     PinError,
     ResourceError,
@@ -31,7 +31,7 @@ from toolchain.errors import (
     UnsupportedError,
 )
 from toolchain.examine.triton_cache import TritonCache, read_cache, require_call, require_hit
-from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, rule_of, with_calls
+from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, rule_of
 from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
@@ -367,12 +367,17 @@ def swap(name: str, old: str, new: str) -> Damage:
     return lambda tree, _: next(tree.rglob(name)).write_text(next(tree.rglob(name)).read_text().replace(old, new))
 
 
+def no_paths(group: Path) -> None:
+    """A group whose paths are a number, of the same size."""
+    group.write_text(f'{{"child_paths":5{" " * (group.stat().st_size - 17)}}}')
+
+
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
         (append("scale.source", " "), "cache-size-bytes is wrong"),
         (lambda _, labels: labels.update({"cache.triton.image/entry-count": "5"}), "entry-count is wrong"),
-        (lambda _, labels: labels.pop("cache.triton.image/entry-count"), "entry-count is wrong"),
+        (lambda _, labels: labels.pop("cache.triton.image/entry-count"), "this image is not a Triton cache"),
         (swap("manifest.json", "gfx942", "gfx950"), "does not list what is in it"),
         (swap("manifest.json", '"dummy_key":"', '"dummy_key":"0'), "does not list what is in it"),
         (swap("delta.json", '"gfx942"', '"gfx940"'), "names other GPUs"),
@@ -382,6 +387,11 @@ def swap(name: str, old: str, new: str) -> Damage:
         (lambda tree, _: (tree / "README").write_text("here"), "holds what MCV does not extract"),
         (lambda tree, _: (tree / "io.triton.cache/link").symlink_to("/etc/passwd"), "does not extract"),
         (lambda tree, _: (tree / "io.triton.manifest/manifest.json").write_text("{"), "cannot be read"),
+        (lambda tree, _: (tree / "io.triton.manifest/manifest.json").write_text('{"triton":5}'), "cannot be read"),
+        (lambda tree, _: no_paths(next(tree.rglob("__grp__delta.json"))), "__grp__delta.json cannot be read"),
+        (lambda _, labels: labels.update({names.CACHE_CALLS: "junk"}), "list of calls cannot be read"),
+        (lambda _, labels: labels.update({names.CACHE_CALLS: "[5]"}), "list of calls cannot be read"),
+        (lambda _, labels: labels.update({names.CACHE_CALLS: '["gfx1151/a"]'}), "list of calls cannot be read"),
     ],
 )
 def test_what_breaks_a_rule_is_named(cache: Cache, tmp_path: Path, damage: Damage, what: str) -> None:
@@ -445,65 +455,12 @@ def test_what_is_not_listed_is_refused(ask: Callable[[], object]) -> None:
         ask()
 
 
-OWN = """
-[[call]]
-direction = "forward"
-dtype = ["bf16"]
-head = [96]
-heads = [[16, 4]]
-batch = [2]
-seq = [512, 2048, 512]
-causal = true
-"""
-
-
-def of_user(text: str, folder: Path, *gpus: str) -> list[Call]:
-    """The calls of a user's file."""
-    (folder / "own.toml").write_text(text)
-    given = option_values.calls(os.fspath(folder / "own.toml"))
-    assert option_values.calls(given) == given, "a record holds it, and `reproduce` gives it"
-    return listed(with_calls(calls_of("flash-attn"), given, gpus), gpus)
-
-
-def test_a_user_s_own_calls_take_the_place_of_the_list(tmp_path: Path) -> None:
-    made_ = of_user(OWN, tmp_path, "gfx90a")
-    shape = "direction=forward,dtype=bf16,head=96,heads=16x4,batch=2,seq={},causal=true"
-    assert [call_.name for call_ in made_] == [f"gfx90a/{shape.format(seq)}" for seq in (512, 2048)]
-    assert {call_.gpu for call_ in of_user(OWN, tmp_path)} == {"gfx942", "gfx1100", "gfx1151"}
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "what"),
-    [
-        ('direction = "forward"\n', "", "call 1 of --calls has no direction"),
-        ('"forward"', '"sideways"', "no such direction: 'sideways'"),
-        ("[96]", '["a"]', 'head = "a" is not possible'),
-        ("[96]", "[true]", "head = true is not possible"),
-        ("[96]", "[]", "head is missing"),
-        ("[96]", "[9.5]", "head = 9.5 is not possible"),
-        ("[96]", "[99999999]", "head = 99999999 is not possible"),
-        ("[512, 2048, 512]", "0", "seq = 0 is not possible"),
-        ("[[16, 4]]", "[16, 4]", "heads = 16 is not possible"),
-        ("[[16, 4]]", "[[16, -4]]", r"heads = \[16, -4\] is not possible"),
-        ('"bf16"', '"fp8"', 'dtype = "fp8" is not possible'),
-        ("true", "1", "causal = 1 is not possible"),
-        ("batch", "size", "batch is missing"),
-        ("batch = [2]", "batch = [2]\nlength = 3", "length is not one of its arguments"),
-        ("[2]", "[2025-01-01]", "a value that no call takes"),
-        ("[[call]]", "[call]", "is not a list of calls"),
-        ("[[call]]", "wheel = 1\n[[call]]", "is not a list of calls"),
-        ("[[call]]", "[[call", "cannot be read"),
-        ("[512, 2048, 512]", str(list(range(1, 10002))), "has 10001 calls"),
-    ],
-)
-def test_a_user_s_calls_that_are_not_possible(tmp_path: Path, old: str, new: str, what: str) -> None:
-    with pytest.raises(ConfigError, match=what) as raised:
-        of_user(OWN.replace(old, new), tmp_path, "gfx942")
-    assert raised.value.fix
-
-
-def test_a_user_s_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        option_values.calls(os.fspath(tmp_path / "none.toml"))
-    with pytest.raises(UnsupportedError, match="gfx1"):
-        of_user(OWN + 'gpus = ["gfx1"]\n', tmp_path)
+def test_a_layer_with_other_bytes_than_its_digest_is_refused(cache: Cache, tmp_path: Path) -> None:
+    layout, manifest = image(tmp_path / "image", cache.tree, cache.labels())
+    _, layer = layout.children(manifest)
+    blob = layout.blob(layer.digest)
+    content = bytearray(blob.read_bytes())
+    content[9] ^= 1  # the system in gzip's header: what it unpacks to stays
+    blob.write_bytes(content)
+    with pytest.raises(DigestError):
+        read_cache(layout, manifest)

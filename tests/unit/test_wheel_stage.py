@@ -128,7 +128,8 @@ def test_a_bundle_brings_torch_and_all_sources(target: str, tmp_path: Path, monk
         digest = put(Store(here.store), content, row.file)
         files.append(replace(row, sha256=digest.removeprefix("sha256:")))
     monkeypatch.setattr("toolchain.sources.pypi.known_files", lambda: tuple(files))
-    (tmp_path / "aiter").mkdir()
+    (tmp_path / "aiter" / "aiter" / "ops" / "triton").mkdir(parents=True)
+    (tmp_path / "aiter" / "aiter" / "ops" / "triton" / "__init__.py").touch()
     (tmp_path / "aiter" / "setup.py").touch()
     sources = TRITON | ({"aiter": str(tmp_path / "aiter")} if target == "aiter" else {})
     request = request_of(cache=here, sources=sources, allow_binary=("triton-wheel",), offline=True)
@@ -242,3 +243,10 @@ def test_prebuilt_files_in_folders_that_are_left_out_are_no_findings(tmp_path: P
         (tmp_path / name).write_bytes(b"\x7fELF" + bytes(60))
     findings = elsewhere(scan(tmp_path), ["hsa"])
     assert sorted(row["path"] for row in Intake(replaced={}).rows(findings)) == ["csrc/b.co", "hsakmt/c.co"]
+
+
+def test_a_folder_without_what_the_recipe_needs_is_refused_by_the_plan(cache: Cache, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    sources = {"triton": "pypi:triton==3.7.1", "flash-attn": f"{tmp_path}/source"}
+    with pytest.raises(SourceError, match=r"flash-attn has no setup\.py"):
+        plan(request_of(cache=cache, base="debian13", sources=sources), "flash-attn")

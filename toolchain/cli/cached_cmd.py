@@ -78,6 +78,9 @@ def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     pairs = [text.partition("=") for text in texts]
     if wrong := [name for name, between, _ in pairs if not name or not between]:
         raise ConfigError(f"{option} {wrong[0]!r} is not NAME=VALUE", fix=f"{option} NAME=VALUE")
+    names = [name for name, _, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"{option} gives {twice[0]} twice", fix="leave one of them out")
     return {name: value for name, _, value in pairs}
 
 

@@ -53,7 +53,10 @@ def _full_disk(failure: Exception) -> ResourceError | None:
     error: BaseException | None = failure
     while error is not None:
         if why := _no_space(error):
-            more = f"\n       {failure.fix}" if isinstance(failure, ToolchainError) and failure.fix else ""
+            more = ""
+            if isinstance(failure, ToolchainError):
+                why = f"{failure.what}: {why}"  # which says where
+                more = "".join(f"\n{line}" for line in failure.fix.splitlines() if ": " in line)
             return ResourceError("the disk is full", why=why, fix=f"free disk space and run it again{more}")
         error = error.__cause__
     return None

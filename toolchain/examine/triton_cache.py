@@ -26,6 +26,7 @@ from toolchain.oci.layout import Layout
 _CACHE, _MANIFEST = "io.triton.cache/", "io.triton.manifest/"
 _KEY = "unknown-triton-key"  # what MCV finds for Triton 3.6 and later; before that, what the image's label says
 _LARGEST = 64 << 20
+_ENTRIES = "cache.triton.image/entry-count"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +47,17 @@ class TritonCache:
 
     @property
     def calls(self) -> list[dict[str, str]]:
-        """The calls that it serves, each with `gpu` among its arguments; empty if the image has no list."""
-        names: list[str] = strict_json.read(self.labels.get(labels.CACHE_CALLS, "[]"))
-        split = (name.partition("/") for name in names)
-        return [{"gpu": gpu, **dict(part.split("=", 1) for part in shape.split(","))} for gpu, _, shape in split]
+        """The calls that it serves, each with `gpu` among its arguments; empty if the image has no list.
+
+        Raises:
+            ContractError: the list cannot be read.
+        """
+        try:
+            names: list[str] = strict_json.read(self.labels.get(labels.CACHE_CALLS, "[]"))
+            split = [name.partition("/") for name in names]
+            return [{"gpu": gpu, **dict(part.split("=", 1) for part in shape.split(","))} for gpu, _, shape in split]
+        except (ValueError, TypeError, AttributeError) as error:
+            raise _broken("its list of calls cannot be read", str(error)) from error
 
     def as_json(self) -> dict[str, Any]:
         """The form of `kernels cached --json`."""
@@ -68,12 +76,21 @@ def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
 
     Raises:
         ContractError: a rule does not hold.
+        DigestError: the layer has other bytes than its name says.
     """
     config, *layers = layout.children(image)
+    image_labels = labels_of(layout.read_json(config))
+    if _ENTRIES not in image_labels:
+        raise ContractError(
+            "this image is not a Triton cache",
+            why=f"it has no label {_ENTRIES}",
+            fix="name an image of `build triton-cache` (`toolchain images`)",
+        )
     if len(layers) != 1 or layers[0].media_type not in (LAYER_GZIP, DOCKER_LAYER_GZIP):
         kinds = ", ".join(layer.media_type for layer in layers)
-        raise _broken("it has not one layer of gzip", kinds)
-    image_labels = labels_of(layout.read_json(config))
+        fix = "publish it without --compression" if kinds.endswith("+zstd") else "build or fetch it again"
+        raise _broken("it has not one layer of gzip", kinds, fix)
+    layout.verify(layers[0].digest)
     files = _files(layout, layers[0])
     cached = {name: content for name, content in files.items() if name.startswith(_CACHE)}
     size = sum(map(len, cached.values()))
@@ -84,7 +101,7 @@ def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
     try:
         summary = strict_json.read(image_labels.get("cache.triton.image/summary", ""))["targets"]
         named = {json.dumps(target, sort_keys=True) for target in summary}
-        manifest = strict_json.read(files[f"{_MANIFEST}manifest.json"])["triton"]
+        manifest = list(strict_json.read(files[f"{_MANIFEST}manifest.json"])["triton"])
     except (ValueError, KeyError, TypeError) as error:
         raise _broken("its summary or its manifest cannot be read", repr(error)) from error
     if named != targets or len(summary) != len(named):
@@ -96,7 +113,9 @@ def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
         raise _broken("its manifest does not list what is in it", _text(odd[0]) if odd else "an entry twice")
     _groups(cached, image_labels.get(labels.CACHE_MOUNT))
     gpus = sorted({str(row["target"]["arch"]) for row in rows})
-    return TritonCache(entries=len(rows), size=size, targets=tuple(gpus), labels=image_labels)
+    cache = TritonCache(entries=len(rows), size=size, targets=tuple(gpus), labels=image_labels)
+    cache.calls  # noqa: B018 - what cannot be read shows here
+    return cache
 
 
 def _files(layout: Layout, layer: Descriptor) -> dict[str, bytes]:
@@ -163,7 +182,7 @@ def _groups(cached: Mapping[str, bytes], mount: str | None) -> None:
             continue
         beside = {str(PurePosixPath(file).name) for file in cached if PurePosixPath(file).parent == path.parent}
         try:
-            children: dict[str, str] = strict_json.read(content)["child_paths"]
+            children: dict[str, str] = dict(strict_json.read(content)["child_paths"])
         except (ValueError, KeyError, TypeError) as error:
             raise _broken(f"{name} cannot be read", repr(error)) from error
         if set(children) != beside - {path.name}:
@@ -183,8 +202,8 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _broken(what: str, why: str) -> ContractError:
-    return ContractError(f"no Triton cache as MCV takes it: {what}", why=why, fix="build or fetch it again")
+def _broken(what: str, why: str, fix: str = "build or fetch it again") -> ContractError:
+    return ContractError(f"no Triton cache as MCV takes it: {what}", why=why, fix=fix)
 
 
 def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:

@@ -135,10 +135,11 @@ def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
             for row in table.call if gpu in row.get("gpus", table.gpus)
         ]  # fmt: skip
         if not axes:
+            named = sorted({name for row in table.call for name in row.get("gpus", table.gpus)})
             raise UnsupportedError(
                 f"no calls of {table.wheel} are listed for {gpu}",
-                why=f"{_FILE.name} has them for {', '.join(table.gpus)}",
-                fix="name another GPU, or calls of your own: `kernels run triton-cache --calls FILE`",
+                why=f"they are for {', '.join(named)}",
+                fix="name one of these GPUs, or list calls for yours: `kernels run triton-cache --calls FILE`",
             )
         more = table.of_gpu.get(gpu, {})
         calls += [
@@ -153,7 +154,7 @@ def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
 
     Args:
         text: JSON, a list of tables as `call` has them.
-        gpus: that were requested; calls that name none are for these.
+        gpus: that were requested; calls that name none are for these, or for those of the table.
 
     Raises:
         ConfigError: an argument that the function does not take, or one of another kind; or too many calls.
@@ -164,13 +165,19 @@ def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
     for number, row in enumerate(strict_json.read(text), start=1):
         axes = {name: value if isinstance(value, list) else [value] for name, value in row.items()}
         for gpu in axes.get("gpus", ()):
+            if not isinstance(gpu, str):
+                raise ConfigError(
+                    f"call {number} of --calls: {json.dumps(gpu)} is not a GPU",
+                    fix=f"gpus = {json.dumps(table.gpus[:1])}",
+                )
             check_gpu(gpu)
         _check(table, {name: values for name, values in axes.items() if name != "gpus"}, f"call {number} of --calls")
         count += math.prod(len(values) for name, values in axes.items() if name != "gpus")
         rows.append(axes)
     if not 0 < count <= _MOST:
         raise ConfigError(f"--calls has {count} calls", why=f"1 to {_MOST} can be made", fix="list others")
-    return replace(table, call=tuple(rows), gpus=tuple(gpus) or table.gpus)
+    named = {gpu for row in rows for gpu in row.get("gpus", table.gpus)}
+    return replace(table, call=tuple(rows), gpus=tuple(gpus) or tuple(sorted(named)))
 
 
 def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None:
@@ -179,7 +186,9 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
     for value in axes.get(selector) or [None]:
         if value not in known:
             raise ConfigError(
-                f"{where} has no {selector}" if value is None else f"{where}: no such {selector}: {value!r}",
+                f"{where} has no {selector}, only {', '.join(axes) or 'nothing'}"
+                if value is None
+                else f"{where}: no such {selector}: {value!r}",
                 why=f"{table.wheel} has {', '.join(known)}",
                 fix=f'{selector} = ["{known[0]}"]',
             )
@@ -198,9 +207,20 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
                 if not any(_alike(given, example) for example in examples):
                     raise ConfigError(
                         f"{where}: {name} = {json.dumps(given)} is not possible",
-                        why=f"{value} knows such as {', '.join(map(json.dumps, examples))}",
+                        why=f"{name} is {_kind(examples)}",
                         fix=f"{name} = {json.dumps(examples[:1])}",
                     )
+
+
+def _kind(examples: Sequence[Any]) -> str:
+    """The values that `_alike` accepts in the place of these, in words."""
+    if isinstance(examples[0], bool):
+        return "true or false"
+    if isinstance(examples[0], int):
+        return f"a whole number from 1 to {_LARGEST}"
+    if isinstance(examples[0], list):
+        return f"a list such as {json.dumps(examples[0])}"
+    return f"one of {', '.join(map(json.dumps, examples))}"
 
 
 def _alike(value: Any, example: Any) -> bool:

@@ -67,14 +67,20 @@ def deliver(
         files: whether archives, wheels and reports go beside the images.
 
     Raises:
-        ConfigError: files are wanted, and none of the stages has any; or two images of one name are for one
-            architecture.
+        ConfigError: files are wanted, and none of the stages has any; a Triton cache that is not compressed as gzip;
+            or two images of one name are for one architecture.
         SourceError: the record of a stage that one of them stands on is gone.
         RegistryError, UnreachableError: it could not be published.
         DigestError, EngineError, ResourceError: a layer cannot be compressed again (`publish.packing`).
     """
     if files:
         require_files([record.stage for record in records])
+    if compression != "gzip" and "triton-cache" in [record.stage for record in records]:
+        raise ConfigError(
+            f"a Triton cache is not published as {compression}",
+            why="MCV, which unpacks it, reads layers of gzip alone",
+            fix="leave --compression out",
+        )
     by_name: dict[str, list[Record]] = {}
     for record in records:
         by_name.setdefault(record.image, []).append(record)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -35,6 +34,7 @@ from toolchain.stages.stage import (
 )
 from toolchain.stages.triton_wheel import SITE as TRITON_SITE
 from toolchain.stages.triton_wheel import unzip
+from toolchain.stages.wheel_archive import open_wheel
 from toolchain.stages.wheels import keep_wheel, wheel_folder, wheel_sources
 
 RECIPE = "containerfiles/wheel"
@@ -71,6 +71,8 @@ class WheelStage:
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         row = self.row
         source = wheel_source(row, request)
+        if source.path is not None and source.path.is_dir():
+            require_needs(row, source.path, source.ref)
         wheels = wheel_sources(tuple(sorted({*_ALWAYS, *row.requires})))
         sources = source_inputs([source, *wheels], request.patches)
         under = {name: dependencies[name].input_digest for name in ("base", "torch", "triton")}
@@ -105,12 +107,7 @@ class WheelStage:
         workspace.require_disk(_DISK)
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
-        if missing := [name for name in row.needs if not (source.path / name).exists()]:
-            raise SourceError(
-                f"the source of {self.name} has no {missing[0]}",
-                why=f"{planned.sources[0].ref} is not what its recipe is for",
-                fix=f"give a whole checkout: --source {self.name}=PATH or URL@COMMIT",
-            )
+        require_needs(row, source.path, planned.sources[0].ref)
         left = [name for name in row.leave_out if (source.path / name).is_dir()]
         beside = [f"{name}/{finding.file}" for name in left for finding in scan(source.path / name)]
         intake, findings = take_in(
@@ -125,10 +122,11 @@ class WheelStage:
         wheels = sorted((out / "wheel").glob("*.whl"))
         if len(wheels) != 1:
             raise BuildError(f"the build of {self.name} left {len(wheels)} wheels", fix="see the log")
-        facts = {**check_content(row, wheels[0]), "wheels": [keep_wheel(wheels[0], workspace.cache)]}
+        content = check_content(row, wheels[0])
         tree = workspace.work() / "tree"
         shutil.rmtree(tree, ignore_errors=True)
         unzip(wheels[0], tree / SITE.lstrip("/"))
+        facts = {**content, "wheels": [keep_wheel(wheels[0], workspace.cache)]}
         return workspace.finish(
             planned,
             tree=tree,
@@ -283,6 +281,20 @@ def wheel_source(row: WheelRow, request: Request) -> Source:
     return request.locate(row.name, request.sources.get(row.name, own))
 
 
+def require_needs(row: WheelRow, tree: Path, ref: str) -> None:
+    """Check that a source has the files that the recipe of its wheel needs.
+
+    Raises:
+        SourceError: one is missing.
+    """
+    if missing := [name for name in row.needs if not (tree / name).exists()]:
+        raise SourceError(
+            f"the source of {row.name} has no {missing[0]}",
+            why=f"{ref} is not what its recipe is for",
+            fix=f"give a whole checkout: --source {row.name}=PATH or URL@COMMIT",
+        )
+
+
 def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
     """Compare a wheel with its row.
 
@@ -290,12 +302,13 @@ def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
         `{"tag", "files", "packages"}`: the tag of its name, how many files it has, and its top folders.
 
     Raises:
+        HostileInputError, SourceError: see `open_wheel`.
         ContractError: it has another tag, a file that must not be inside, a part that the row calls missing, or other
             packages.
     """
     match = re.search(r"-([^-]+-[^-]+-[^-]+)\.whl$", wheel.name)
     tag = match[1] if match else ""
-    with zipfile.ZipFile(wheel) as archive:
+    with open_wheel(wheel) as archive:
         names = archive.namelist()
     tops = sorted({name.partition("/")[0] for name in names if "/" in name and ".dist-info/" not in name})
     wrong = [f"its tag is {tag}, expected was {row.tag}"] if tag != row.tag else []

@@ -16,7 +16,7 @@ LIMIT_BYTES = 4_000_000_000
 _MAX_MEMBERS = 100_000
 _MAX_DIRECTORY = 32 << 20
 _END, _END_BYTES, _LOCATOR_BYTES = b"PK\x05\x06", 22, 20
-_ELSEWHERE = "get the wheel anew"
+_ELSEWHERE = "use another wheel, or another source of it"
 # Of a member, while it is read; opening an archive finds more.
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error)
 

@@ -1,0 +1,102 @@
+"""A user's own calls for a Triton cache: which are taken, and what is said of the others."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from toolchain import option_values
+from toolchain.cli.cached_cmd import _pairs
+from toolchain.errors import ConfigError, UnsupportedError
+from toolchain.kernels.calls import Call, calls_of, listed, with_calls
+
+OWN = """
+[[call]]
+direction = "forward"
+dtype = ["bf16"]
+head = [96]
+heads = [[16, 4]]
+batch = [2]
+seq = [512, 2048, 512]
+causal = true
+"""
+
+
+def of_user(text: str, folder: Path, *gpus: str) -> list[Call]:
+    """The calls of a user's file."""
+    (folder / "own.toml").write_text(text)
+    given = option_values.calls(os.fspath(folder / "own.toml"))
+    assert option_values.calls(given) == given, "a record holds it, and `reproduce` gives it"
+    return listed(with_calls(calls_of("flash-attn"), given, gpus), gpus)
+
+
+def test_a_user_s_own_calls_take_the_place_of_the_list(tmp_path: Path) -> None:
+    made_ = of_user(OWN, tmp_path, "gfx90a")
+    shape = "direction=forward,dtype=bf16,head=96,heads=16x4,batch=2,seq={},causal=true"
+    assert [call_.name for call_ in made_] == [f"gfx90a/{shape.format(seq)}" for seq in (512, 2048)]
+    assert {call_.gpu for call_ in of_user(OWN, tmp_path)} == {"gfx942", "gfx1100", "gfx1151"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ('direction = "forward"\n', "", "call 1 of --calls has no direction, only dtype, head"),
+        ('"forward"', '"sideways"', "no such direction: 'sideways'"),
+        ("[96]", '["a"]', 'head = "a" is not possible'),
+        ("[96]", "[true]", "head = true is not possible"),
+        ("[96]", "[]", "head is missing"),
+        ("[96]", "[9.5]", "(?s)head = 9.5 is not possible.*head is a whole number from 1 to 16777216"),
+        ("batch = [2]", "batch = [2]\ngpus = 5", "5 is not a GPU"),
+        ("batch = [2]", 'batch = [2]\ngpus = [["gfx942"]]', "is not a GPU"),
+        ("[512, 2048, 512]", "[" * 5000, "cannot be read"),
+        ("[96]", "[99999999]", "head = 99999999 is not possible"),
+        ("[512, 2048, 512]", "0", "seq = 0 is not possible"),
+        ("[[16, 4]]", "[16, 4]", "heads = 16 is not possible"),
+        ("[[16, 4]]", "[[16, -4]]", r"heads = \[16, -4\] is not possible"),
+        ('"bf16"', '"fp8"', 'dtype = "fp8" is not possible'),
+        ("true", "1", "causal = 1 is not possible"),
+        ("batch", "size", "batch is missing"),
+        ("batch = [2]", "batch = [2]\nlength = 3", "length is not one of its arguments"),
+        ("[2]", "[2025-01-01]", "a value that no call takes"),
+        ("[[call]]", "[call]", "is not a list of calls"),
+        ("[[call]]", "wheel = 1\n[[call]]", "is not a list of calls"),
+        ("[[call]]", "[[call", "cannot be read"),
+        ("[512, 2048, 512]", str(list(range(1, 10002))), "has 10001 calls"),
+    ],
+)
+def test_a_user_s_calls_that_are_not_possible(tmp_path: Path, old: str, new: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what) as raised:
+        of_user(OWN.replace(old, new), tmp_path, "gfx942")
+    assert raised.value.fix
+
+
+def test_a_user_s_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        option_values.calls(os.fspath(tmp_path / "none.toml"))
+    with pytest.raises(UnsupportedError, match="gfx1"):
+        of_user(OWN + 'gpus = ["gfx1"]\n', tmp_path)
+
+
+def test_calls_with_gpus_of_their_own_need_no_other_option(tmp_path: Path) -> None:
+    text = OWN + 'gpus = ["gfx90a"]\n'
+    assert {call.gpu for call in of_user(text, tmp_path)} == {"gfx90a"}
+    with pytest.raises(UnsupportedError, match=r"(?s)listed for gfx942.*they are for gfx90a"):
+        of_user(text, tmp_path, "gfx942")
+
+
+def test_a_list_is_read_through_a_link_and_not_from_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(OWN)
+    (tmp_path / "link.toml").symlink_to("own.toml")
+    os.mkfifo(tmp_path / "pipe.toml")
+    assert option_values.calls(os.fspath(tmp_path / "link.toml")) == option_values.calls(
+        os.fspath(tmp_path / "own.toml")
+    )
+    with pytest.raises(ConfigError, match="cannot be read"):
+        option_values.calls(os.fspath(tmp_path / "pipe.toml"))
+
+
+def test_a_name_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--call gives direction twice"):
+        _pairs(["direction=forward", "direction=decode"], "--call")
