@@ -173,6 +173,11 @@ def flash() -> Said:
     return said
 
 
+def full_name(stage: Mapping[str, Any]) -> str:
+    """The name of an image that no other has: caches of other calls are called the same."""
+    return f"{stage['image']}.{stage['input_digest'].removeprefix('sha256:')[:12]}"
+
+
 @pytest.mark.timeout(7200)
 @pytest.mark.full  # PyTorch's packages: a hundred megabytes
 def test_flash_attn_is_built_imported_and_reproduced(flash: Said) -> None:
@@ -197,7 +202,7 @@ def test_the_kernels_of_flash_attn_are_compiled_ahead_of_time(flash: Said, tmp_p
     name, wheel = built.json["stages"][-1]["image"], flash.json["stages"][-1]["image"]
     facts = built.json["stages"][-1]["facts"]
     assert [row["kernels"] for row in facts["by_gpu"]] == [44, 44]
-    sent = toolchain("publish", f"oci:{tmp_path}/out", name)
+    sent = toolchain("publish", f"oci:{tmp_path}/out", full_name(built.json["stages"][-1]))
     assert sent.code == 0, sent.err
     cached = ("kernels", "cached", f"oci:{tmp_path}/out:{name}", "--in", wheel, "--env")
     at = ("TRITON_CACHE_DIR=/opt/triton-cache",)
@@ -227,7 +232,7 @@ def test_shards_of_a_cache_are_joined_and_are_what_one_machine_makes(flash: Said
     run = ("kernels", "run", "triton-cache", *calls, "--kernel-store", tmp_path / "store", "--shard")
     merge = ("kernels", "merge", "triton-cache", tmp_path / "store", *calls)
     last = toolchain("plan", "triton-cache", *calls, "--json").json["stages"][-1]
-    name = f"{last['image']}.{last['input_digest'].removeprefix('sha256:')[:12]}"
+    name = full_name(last)
     if last["reused"]:  # by an earlier run of this test
         assert toolchain("cache", "prune", name).code == 0
     assert toolchain(*run, "1/2").code == 0
