@@ -119,14 +119,15 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
         own = request_of(stage, request)
         first = run.first[own.arch[0], stage.name]
         planned = first if stands and first.input_digest else _known(stage, own, planned_below, run.prefetch)
-        built = None if _again(own, planned) else find(request.cache, planned, proved=own.contract)
+        again = _again(own, planned)
+        built = None if again else find(request.cache, planned, proved=own.contract)
         if built is None:
             with in_use(request.cache, make=True), stage_lock(request.cache, planned):
                 # The one we waited for may have made it, and only then a base has a digest to be found by.
                 if planned.input_digest is None or planned.online:
                     planned = stage.plan(own, planned_below)
-                built = None if _again(own, planned) else find(request.cache, planned, proved=own.contract)
-                if built is None and run.reuse is not None and not _again(own, planned):
+                built = None if again else find(request.cache, planned, proved=own.contract)
+                if built is None and run.reuse is not None and not again:
                     from toolchain.build.reuse import take  # noqa: PLC0415 - the registry client and cryptography
 
                     built = take(own, planned, run.reuse)

@@ -38,26 +38,14 @@ class TritonCache:
         size: bytes of all files of the cache.
         targets: GPUs.
         labels: of the image.
+        calls: those that it serves, each with `gpu` among its arguments; empty if the image has no list.
     """
 
     entries: int
     size: int
     targets: tuple[str, ...]
     labels: Mapping[str, str]
-
-    @property
-    def calls(self) -> list[dict[str, str]]:
-        """The calls that it serves, each with `gpu` among its arguments; empty if the image has no list.
-
-        Raises:
-            ContractError: the list cannot be read.
-        """
-        try:
-            names: list[str] = strict_json.read(self.labels.get(labels.CACHE_CALLS, "[]"))
-            split = [name.partition("/") for name in names]
-            return [{"gpu": gpu, **dict(part.split("=", 1) for part in shape.split(","))} for gpu, _, shape in split]
-        except (ValueError, TypeError, AttributeError) as error:
-            raise _broken("its list of calls cannot be read", str(error)) from error
+    calls: Sequence[Mapping[str, str]]
 
     def as_json(self) -> dict[str, Any]:
         """The form of `kernels cached --json`."""
@@ -67,7 +55,7 @@ class TritonCache:
             "gpus": list(self.targets),
             "mount": self.labels.get(labels.CACHE_MOUNT, ""),
             "triton": self.labels.get(labels.CACHE_TRITON, ""),
-            "calls": self.calls,
+            "calls": list(self.calls),
         }
 
 
@@ -113,9 +101,17 @@ def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
         raise _broken("its manifest does not list what is in it", _text(odd[0]) if odd else "an entry twice")
     _groups(cached, image_labels.get(labels.CACHE_MOUNT))
     gpus = sorted({str(row["target"]["arch"]) for row in rows})
-    cache = TritonCache(entries=len(rows), size=size, targets=tuple(gpus), labels=image_labels)
-    cache.calls  # noqa: B018 - what cannot be read shows here
-    return cache
+    calls = _calls(image_labels)
+    return TritonCache(entries=len(rows), size=size, targets=tuple(gpus), labels=image_labels, calls=calls)
+
+
+def _calls(image_labels: Mapping[str, str]) -> list[dict[str, str]]:
+    try:
+        names: list[str] = strict_json.read(image_labels.get(labels.CACHE_CALLS, "[]"))
+        split = [name.partition("/") for name in names]
+        return [{"gpu": gpu, **dict(part.split("=", 1) for part in shape.split(","))} for gpu, _, shape in split]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _broken("its list of calls cannot be read", str(error)) from error
 
 
 def _files(layout: Layout, layer: Descriptor) -> dict[str, bytes]:
