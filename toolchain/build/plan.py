@@ -10,7 +10,7 @@ from typing import Any
 
 from toolchain.build.fetching import fetch_for
 from toolchain.build.record import known_record, used_mark
-from toolchain.build.targets import by_arch, request_of, stages_of
+from toolchain.build.targets import below, by_arch, request_of, stages_of
 from toolchain.build.workspace import within_lock
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import this_machine
@@ -82,11 +82,11 @@ def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
     rows: list[PlanRow] = []
     # An unsupported architecture is reported before anything that another architecture lacks.
     for of_arch, stages in [(of_arch, stages_of(target, of_arch)) for of_arch in by_arch(request)]:
-        dependencies: dict[str, Planned] = {}
+        planned_before: dict[str, Planned] = {}
         for stage in stages:
             own = request_of(stage, of_arch)
-            planned = stage.plan(own, dependencies)
-            dependencies[stage.name] = planned
+            planned = stage.plan(own, below(stage, own, planned_before))
+            planned_before[stage.name] = planned
             elsewhere = request.arch != (this_machine(),)
             built = find(request.cache, planned, proved=proved)
             row = PlanRow(planned, built, own.arch[0] if elsewhere else "", own.patches)

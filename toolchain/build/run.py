@@ -16,7 +16,7 @@ from toolchain.build.fetching import fetch_for
 from toolchain.build.plan import PlanRow, ask_tags, find, plan, tritons, undecided_in
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.record import known_record, record_as_it_is, tell_unread
-from toolchain.build.targets import by_arch, request_of, stages_of
+from toolchain.build.targets import below, by_arch, request_of, stages_of
 from toolchain.build.workspace import BuildWorkspace, within_lock
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import emulator, this_machine
@@ -110,13 +110,14 @@ class _Run:
 
 def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
     stages = stages_of(target, request)
-    planned_below: dict[str, Planned] = {}
-    built_below: dict[str, Built] = {}
+    before: dict[str, Built] = {}
     # A plan is valid as long as the stages below it, and files that only the tool writes, do not change.
     of_user = [*request.patches, *(name for name, spec in request.sources.items() if spec.path is not None)]
     stands = not of_user and request.base.image is None
     for number, stage in enumerate(stages, 1):
         own = request_of(stage, request)
+        built_below = below(stage, own, before)
+        planned_below = {name: built.planned for name, built in built_below.items()}
         first = run.first[own.arch[0], stage.name]
         planned = first if stands and first.input_digest else _known(stage, own, planned_below, run.prefetch)
         again = _again(own, planned)
@@ -144,9 +145,8 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
         # The content of a base that was made after planning is only known now.
         within_lock(request, [built.planned])
         stands = planned is first and built.planned == first
-        planned_below[stage.name] = built.planned
-        built_below[stage.name] = built
-    return list(built_below.values())
+        before[stage.name] = built
+    return list(before.values())
 
 
 def _again(request: Request, planned: Planned) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from toolchain.catalog import stages as catalog
 from toolchain.catalog.architectures import this_machine
@@ -11,6 +13,8 @@ from toolchain.errors import UnsupportedError
 from toolchain.request import Request
 from toolchain.stages.makers import cross_machines, make, stands_on
 from toolchain.stages.stage import Stage
+
+_Value = TypeVar("_Value")
 
 
 def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
@@ -59,6 +63,15 @@ def _add(row: StageRow, request: Request, made: dict[str, Stage]) -> None:
     for name in stands_on(row, request):
         _add(catalog.row(name), request, made)
     made[row.name] = stage
+
+
+def below(stage: Stage, request: Request, stages: Mapping[str, _Value]) -> dict[str, _Value]:
+    """What a stage is handed of the stages before it: those that it stands on, and the base, where it is checked.
+
+    Other stages of the same target are left out, so that a stage is the same whatever it is built for.
+    """
+    names = {"base", *stands_on(catalog.row(stage.name), request)}
+    return {name: value for name, value in stages.items() if name in names}
 
 
 def _in_all(row: StageRow, request: Request) -> bool:

@@ -13,7 +13,6 @@ from toolchain import recipe, strict_json
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.codegen import Codegen
 from toolchain.catalog.components import check_files
-from toolchain.catalog.stages import row
 from toolchain.errors import BuildError, ContractError, UnsupportedError
 from toolchain.filesystem import read_built
 from toolchain.oci.image import read_layers
@@ -128,8 +127,7 @@ def plan_from_source(
         )
     wheels = wheel_sources(details.bindings.projects(TRITON))
     sources = source_inputs([source, *wheels], request.patches)
-    # Of an AOTriton, HIP comes before Triton, and of a wheel PyTorch: Triton is the same without them.
-    under = {name: planned.input_digest for name, planned in dependencies.items() if name in row("triton").on}
+    under = {name: planned.input_digest for name, planned in dependencies.items()}
     inputs: dict[str, Any] | None = None
     if sources is not None and locked(*under.values()):
         inputs = {

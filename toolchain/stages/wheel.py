@@ -186,10 +186,7 @@ class WheelsStage:
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[WheelsDetails]:
         rows = tuple(wheel_row(name) for name in wheel_names(request))
         below = [dependencies[row.name] for row in rows]
-        under = {
-            name: dependency.input_digest for name, dependency in dependencies.items() if name in {"torch", "triton"}
-        }
-        under |= {wheel.name: wheel.input_digest for wheel in below}
+        under = {name: dependencies[name].input_digest for name in ("torch", "triton", *(row.name for row in rows))}
         inputs = {**common_inputs(self.name, request), **under} if locked(*under.values()) else None
         names, triton = "-".join(wheel.name for wheel in below), triton_id(dependencies["triton"])
         return Planned(
