@@ -2,9 +2,9 @@
 
 First line out: what calls.py says of Triton. A task is a JSON line, {"id", "source": the module of the calls, "target":
 GPU, "constexprs": {"calls": the rows, as JSON text}, "options": {"lds": bytes}, "out"}, and an answer goes out: {"id",
-"status": "done"|"failed", "reason", "seconds"} and when done "sha256", "size" and "bitcode". Then `out` is a tar of
-what Triton's cache has of the kernels, and the JSON beside it names them. A reason that begins with "refused: " is
-the wheel's own. TRITON_CACHE_DIR and CALLS_LAUNCHES are those of calls.py.
+"status": "done"|"failed", "reason", "seconds"} and when done "sha256", "size" and "bitcode", else "refused" as calls.py
+says it. Then `out` is a tar of what Triton's cache has of the kernels, and the JSON beside it names them.
+TRITON_CACHE_DIR and CALLS_LAUNCHES are those of calls.py.
 
 A wheel asks once which GPU there is, so calls.py runs for one GPU, and begins anew for another.
 """
@@ -107,8 +107,7 @@ def carried_out(task: dict[str, Any], caller: Caller, about: dict[str, Any]) -> 
     answer = {name: made.get(name) for name in ("id", "status", "reason")}
     answer["seconds"] = made.get("seconds", 0)
     if made["status"] != "done":
-        answer["reason"] = f"refused: {made['reason']}" if made["refused"] else made["reason"]
-        return answer
+        return {**answer, "refused": made["refused"]}
     kernels = list(dict.fromkeys((kernel["name"], kernel["hash"]) for kernel in made["kernels"]))
     out, content = Path(task["out"]), packed([hash_ for _, hash_ in kernels])
     write(out.with_suffix(".json"), json.dumps(metadata(kernels, task["target"], about), sort_keys=True).encode())

@@ -24,7 +24,6 @@ from toolchain.kernels.triton_cache import packed_kernels
 _FILE = FOLDER / "calls.toml"
 _MOST = 10_000  # calls of a user's list
 _LARGEST = 1 << 24  # of an argument: a size, a length, a count
-_REFUSED = "refused: "  # as in containerfiles/triton-cache/worker.py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,19 +75,22 @@ class Outcome:
     """The outcome of a call.
 
     Args:
-        refused: whether the wheel itself raised an error: it does not support this GPU or these arguments.
         kernels: (function, hash in Triton's cache) of all that it launched.
     """
 
     call: Call
     entry: Entry
-    refused: bool
     kernels: tuple[tuple[str, str], ...]
 
     @property
     def done(self) -> bool:
         """Whether its kernels are in the cache."""
         return self.entry.status == DONE
+
+    @property
+    def refused(self) -> bool:
+        """Whether the wheel itself raised an error: it does not support this GPU or these arguments."""
+        return self.entry.refused
 
 
 def as_text(value: Any) -> str:
@@ -291,11 +293,9 @@ def outcome_of(call: Call, entry: Entry, out: Path) -> tuple[Outcome, Mapping[st
         KernelError: the JSON beside the kernels is not what a worker writes.
     """
     if entry.status != DONE:
-        reason = entry.reason.removeprefix(_REFUSED)
-        refused = reason != entry.reason
-        return Outcome(call=call, entry=replace(entry, reason=reason), refused=refused, kernels=()), {}
+        return Outcome(call=call, entry=entry, kernels=()), {}
     kernels, about = packed_kernels(out / entry.out)
-    return Outcome(call=call, entry=entry, refused=False, kernels=kernels), about
+    return Outcome(call=call, entry=entry, kernels=kernels), about
 
 
 def by_gpu(outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:

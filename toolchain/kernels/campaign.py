@@ -367,6 +367,7 @@ def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
         status,
         reason="" if done else reason or "no reason given",
         over_memory=bool(outcome.get("over_memory")),
+        refused=bool(outcome.get("refused")),
         exit_code=outcome.get("exit_code"),
         seconds=float(outcome.get("seconds", 0.0)),
         attempt=int(outcome.get("attempt", 1)),

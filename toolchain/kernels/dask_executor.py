@@ -315,6 +315,7 @@ class DaskExecutor:
             "seconds": float(answer.get("seconds", 0.0)),
             "attempt": int(answer.get("attempt", 1)),
             "over_memory": answer.get("over_memory") is True,
+            "refused": answer.get("refused") is True,
             "exit_code": code if isinstance(code := answer.get("exit_code"), int) else None,
             "origin": origin,
         }

@@ -53,6 +53,7 @@ class Entry:
         status: `done`, `failed` or `timeout`.
         reason: why not, empty when done.
         over_memory: whether it was stopped for its memory.
+        refused: whether what is compiled raised the error itself: it does not support this GPU or these arguments.
         exit_code: of the worker, where that ended; negative for a signal.
         seconds: wall time of the last attempt.
         sha256: 64 hex digits of the object, empty unless done.
@@ -70,6 +71,7 @@ class Entry:
     status: str
     reason: str = ""
     over_memory: bool = False
+    refused: bool = False
     exit_code: int | None = None
     seconds: float = 0.0
     sha256: str = ""
@@ -297,7 +299,7 @@ def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     rows = []
     for entry in sorted(entries, key=lambda entry: (entry.out, entry.id)):
         row = asdict(entry)
-        for name in ("seconds", "attempt", "origin", "over_memory", "exit_code"):
+        for name in ("seconds", "attempt", "origin", "over_memory", "refused", "exit_code"):
             del row[name]
         row["bitcode"] = list(entry.bitcode)
         rows.append(row)

@@ -212,7 +212,7 @@ class KernelWorker:
             file = f"kernel{self._setup.suffix}"
             task = {**replace(rule, out=f"{folder}/{file}").task(tree, seen), "id": f"{rule.id} {folder}"}
             outcome = self._compile(task)
-            told = ("reason", "seconds", "attempt", "over_memory", "exit_code")
+            told = ("reason", "seconds", "attempt", "over_memory", "refused", "exit_code")
             answer = {name: outcome[name] for name in told if name in outcome}
             if outcome["status"] != DONE:
                 wrong = outcome["status"] == FAILED and machine_fault(str(outcome["reason"]), self._setup.out)
