@@ -2,7 +2,7 @@
 
 Triton's stages run from the syntax tree to the code object. For rules of one function, signature and GPU they do the
 same work until one of them reads a launch option: warps, stages or waves per EU. So those options are watched. At the
-first read of one, the process stays where it is, and a child goes on with the value. For the next rule that process
+first read of one, the process stays where it is, and a child continues with the value. For the next rule that process
 makes a new child, with the other value.
 
     worker: reads the rule ── before num_warps ── before num_stages ── before waves_per_eu: object
@@ -53,7 +53,7 @@ class _Child:
         self._lines = link.makefile("r", encoding="utf-8")
 
     def tell(self, rule: Rule) -> None:
-        """Have it go on with another rule."""
+        """Have it continue with another rule."""
         self._link.sendall(json.dumps(rule).encode() + b"\n")
 
     def report(self) -> Report:
@@ -70,7 +70,7 @@ class _Child:
         return report
 
     def end(self) -> None:
-        """Let it end: it does when nobody can tell it anything, and waits for its own child."""
+        """Let it end: it ends when no process can write to it, and waits for its own child."""
         self._close()
         os.waitpid(self.pid, 0)
 
@@ -142,7 +142,7 @@ class Road:
         self._known: set[str] = set()
 
     def read(self, name: str) -> Any:
-        """The value of a launch option; at the first read, in the process that goes on with that value."""
+        """The value of a launch option; at the first read, in the process that continues with that value."""
         if name not in self._known:
             if self._up is not None and is_single():
                 self._stay(self._up, name)
@@ -170,11 +170,11 @@ class Road:
                     try:
                         forked = fork()
                     except OSError:
-                        # No room for a further process: this one goes on itself, and shares nothing more.
+                        # No room for a further process: this one continues itself, and shares nothing more.
                         lines.close()
                         return
                     if isinstance(forked, socket.socket):
-                        # What leads further up must close when the one above ends, so nobody else may hold it.
+                        # What leads further up must close when the one above ends, so no other process may hold it.
                         lines.close()
                         up.close()
                         self._up = forked
@@ -196,7 +196,7 @@ class Road:
                     os._exit(0)
         except DiedError as error:
             die_like(error.status)
-        except BaseException:  # noqa: BLE001 - the one above is gone: nothing may go on in its place
+        except BaseException:  # noqa: BLE001 - the one above is gone: nothing may continue in its place
             os._exit(1)
 
 

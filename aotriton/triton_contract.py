@@ -4,8 +4,8 @@
 
 Compiles a vector addition for each AMD GPU to a code object and for sm_90 to PTX, and prints one JSON object:
 `{"triton", "objects": {GPU: {"bytes", "sha256"}}, "unsupported": [GPU], "ptx": {"bytes"} or {"missing": why}}`. A GPU
-that this Triton or its LLVM says it does not know is no failure. Exit code 1 when another one has no code object, when
-none has one, or when there is no PTX although everything that PTX needs is there.
+that this Triton or its LLVM says it does not know is not a failure. Exit code 1 when another one has no code object,
+when none has one, or when there is no PTX although everything that PTX needs is there.
 
 A Triton from before 2025 links code objects by an `ld.lld` beside it: `TRITON_HIP_LLD_PATH` names it, else PATH. It
 also imports setuptools, by which it would build launchers; none is built here, so an empty module serves.
@@ -32,7 +32,7 @@ SIGNATURE = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "count": "i32", "BLOCK"
 CONSTANTS = {"BLOCK": 1024}
 ALIGNED = (0, 1, 2)
 EM_AMDGPU = 224
-# What LLVM says of a processor that it does not know, and goes on with one without features; and what Triton says.
+# What LLVM says of a processor that it does not know, and continues with one without features; and what Triton says.
 UNSUPPORTED = (b"is not a recognized processor", b"error: unsupported target: '")
 # The PTX of CUDA 12.0, the first that knows sm_90.
 PTX_VERSION = 80
@@ -65,7 +65,7 @@ def kernel_of(function: Any, signature: Mapping[str, str], constants: Mapping[st
 
 
 def is_old(compiler: Any) -> bool:
-    """Whether constants are no part of a kernel's signature yet, as before 2025."""
+    """Whether constants are not part of a kernel's signature yet, as before 2025."""
     return "constexprs" not in inspect.signature(compiler.ASTSource).parameters
 
 
@@ -121,7 +121,7 @@ def code_object(gpu: str, kernel: Any) -> dict[str, Any]:
 
     Raises:
         UnsupportedGpuError: Triton or LLVM says so.
-        ValueError: what came out is no AMDGPU ELF.
+        ValueError: what came out is not an AMDGPU ELF.
     """
     triton = importlib.import_module("triton")
     target = target_of("hip", gpu, 32 if int(gpu[3:-2]) >= 10 else 64)
@@ -167,7 +167,7 @@ def said_on_stderr() -> Iterator[Callable[[], bytes]]:
 
 
 def ptx() -> dict[str, Any]:
-    """Compile for sm_90 and stop before ptxas, which is no part of this image."""
+    """Compile for sm_90 and stop before ptxas, which is not part of this image."""
     nvidia = importlib.import_module("triton.backends.nvidia.compiler")
     folder = Path(str(nvidia.__file__)).parent / "lib"
     if not list(folder.glob("libdevice*.bc")):

@@ -5,7 +5,7 @@ that a kernel module or the compiler prints goes to standard error; standard out
 
 First line out: `{"ready": true, "triton": VERSION, "python": VERSION, "bitcode": {NAME: SHA-256}}`.
 A rule: `{"id", "root", "source", "kernel", "signature": {argument: type}, "constexprs": {argument: value}, "target",
-"num_warps", "num_stages", "waves_per_eu", "options": {...}, "out"}`. Paths are the worker's own. `root` goes on the
+"num_warps", "num_stages", "waves_per_eu", "options": {...}, "out"}`. Paths are the worker's own. `root` is put on the
 module path, `source` is a Python file below it. A type is Triton's (`*fp16`, `i32`, `fp32`), with `:16` or `:8` behind
 it where the argument is known to be divisible, or `constexpr` with a value in `constexprs`; a value `{"dtype": "fp16"}`
 is that Triton type.
@@ -14,9 +14,9 @@ An answer: `{"id", "status": "done"|"failed", "seconds", "reason"}` and when don
 JSON beside it are whole, on disk, under their final names.
 
 
-What makes it cheap can be turned off by name, in the variable KERNEL_WORKER_WITHOUT with commas between: `shared`, what
+What makes it cheap can be turned off by name, in the variable KERNEL_WORKER_WITHOUT, comma-separated: `shared`, what
 rules have in common is done once (see `shared_stages.py`); `direct`, Triton's stages without its cache, which `shared`
-needs; `parses`, no parses for dumps that nobody asked for. None of them changes a byte of an object.
+needs; `parses`, no parses for dumps that were not requested. None of them changes a byte of an object.
 
 `worker.py --list ROOT FILE...` prints the jit functions of the files with their arguments, one JSON line each.
 """

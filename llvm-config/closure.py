@@ -3,8 +3,8 @@
     closure.py BUILD KEEP DROP ROOT...
 
 Reads the CMake packages that configuring wrote below BUILD/lib/cmake: they name every library and what it links.
-KEEP and DROP are globs with commas between them: libraries that match KEEP and not DROP are roots too. What nothing
-reaches is then neither compiled nor installed. Exit code 3 when a ROOT is no library of this tree.
+KEEP and DROP are comma-separated globs: libraries that match KEEP and not DROP are roots too. What nothing
+reaches is then neither compiled nor installed. Exit code 3 when a ROOT is not a library of this tree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 def libraries(build: Path) -> dict[str, set[str]]:
-    """Every library of the tree with the words of its link interface; words that are no library do not matter."""
+    """Every library of the tree with the words of its link interface; other words are ignored."""
     found: dict[str, set[str]] = {}
     for file in sorted((build / "lib" / "cmake").glob("*/*.cmake")):
         text = file.read_text(encoding="utf-8", errors="replace")

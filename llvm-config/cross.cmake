@@ -1,4 +1,4 @@
-# A CMake toolchain file: what lies in /sysroot says for which system, TOOLCHAIN_ARCH for which machine.
+# A CMake toolchain file: the content of /sysroot decides for which system, TOOLCHAIN_ARCH for which machine.
 # clang and lld know every machine; only headers, libc and libstdc++ are the other system's own.
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES TOOLCHAIN_ARCH)
 set(machine_arm64 aarch64)
@@ -32,5 +32,5 @@ endforeach()
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
-# A layer lies outside of the system it is for.
+# A layer is outside of the system it is for.
 set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE BOTH)

@@ -19,7 +19,7 @@ _SET = re.compile(r'set\(([A-Za-z0-9_]+) "[^"]*"\)')
 
 
 def cleaned(text: str, named: re.Pattern[str]) -> tuple[str, list[str]]:
-    """The text without lines that `named` matches, and those of them that are no plain `set(NAME "VALUE")`."""
+    """The text without lines that `named` matches, and those of them that are not a plain `set(NAME "VALUE")`."""
     kept, strange = [], []
     for line in text.splitlines(keepends=True):
         if not named.search(line):

@@ -48,7 +48,7 @@ def without_pch(command: list[str]) -> list[str]:
 
 
 def compiled(command: list[str], directory: str, target: Path) -> tuple[float, bytes] | None:
-    """CPU seconds and the object's bytes; None where it does not compile."""
+    """CPU seconds and the object's bytes; None if it does not compile."""
     command = list(command)
     command[command.index("-o") + 1] = str(target)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -62,7 +62,7 @@ def compiled(command: list[str], directory: str, target: Path) -> tuple[float, b
 def main(build: Path, count: int, seed: int) -> int:
     """Run as a program."""
     entries = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
-    # What only carries a precompiled header is no object of LLVM.
+    # What only carries a precompiled header is not an object of LLVM.
     entries = [entry for entry in entries if PCH in entry["command"] and "/toolchain-pch/" not in entry["output"]]
     entries = [entry for entry in entries if (build / entry["output"]).is_file()]
     entries.sort(key=lambda entry: str(entry["output"]))

@@ -84,7 +84,7 @@ function(_tpch_owner tier target out)
   get_target_property(inlines "${target}" VISIBILITY_INLINES_HIDDEN)
   get_target_property(where "${target}" SOURCE_DIR)
   get_directory_property(flags DIRECTORY "${where}" DEFINITION CMAKE_CXX_FLAGS)
-  # Warnings are no part of what a PCH must agree on.
+  # Warnings are not part of what a PCH must agree on.
   string(REGEX REPLACE "(^| )-W[a-z][^ ]*" "" key_flags "${flags}")
   string(REGEX REPLACE " +" " " key_flags "${key_flags}")
   string(SHA256 key "${options}|${visibility}|${inlines}|${key_flags}")

@@ -1,5 +1,5 @@
-# A CMake toolchain file: this machine's own clang, but an old system's headers, libc and libstdc++, which lie in /sysroot.
-# The system has the same name, so it is no cross build: what is compiled runs here, against this system's newer libc.
+# A CMake toolchain file: this machine's own clang, but an old system's headers, libc and libstdc++, which are in /sysroot.
+# The system has the same name, so it is not a cross build: what is compiled runs here, against this system's newer libc.
 set(CMAKE_SYSROOT /sysroot)
 add_compile_options(-ffile-prefix-map=/sysroot=)
 

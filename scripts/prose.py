@@ -65,14 +65,13 @@ TURNS = {
 _QUOTES_DATA = ("docs/registries.md",)
 # Where turns are looked for besides the documentation.
 _CODE_FILES = ("toolchain/*.py", "scripts/*.py", "tests/*.py", "toolchain/data/*.toml")
-_ROWS = ("aotriton/releases.toml", "llvm-config/floors.toml")
-# Hashed into the isolation in records, or tests of these words: not changed for the sake of a comment. The files of
-# containerfiles/, llvm-config/ and aotriton/ are inputs of stages, and left out for the same reason.
-_UNCHANGED = (
-    *(f"toolchain/engine/{name}.py" for name in ("attack", "launcher", "relay", "view")),
-    "scripts/prose.py",
-    "tests/unit/test_words.py",
+_RECIPES = tuple(
+    f"{folder}/*{kind}"
+    for folder in ("containerfiles", "llvm-config", "aotriton")
+    for kind in (".py", ".sh", ".cmake", ".txt", ".toml")
 )
+# They hold the words themselves.
+_UNCHANGED = ("scripts/prose.py", "tests/unit/test_words.py")
 _END = re.compile(r"(?<=[.?!:;])\s+")
 _CODE = re.compile(r"``.+?``|`[^`]*`|\[([^\]]*)\]\([^)]*\)")
 _WORD = re.compile(r"[A-Za-z0-9][\w'./+-]*")
@@ -188,7 +187,7 @@ def own_files() -> list[Path]:
 
 def files_of_words() -> list[Path]:
     """The files of the rule about words: also scripts, tests and data."""
-    names = _listed("*.md", *_CODE_FILES, *_ROWS, ":!*.LICENSE.md")
+    names = _listed("*.md", *_CODE_FILES, *_RECIPES, ":!*.LICENSE.md")
     return [TOP / name for name in names if name not in _UNCHANGED and not name.startswith(_RECORDS)]
 
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds AOTriton's library in NOIMAGE mode and has upstream's generator plan the kernels. Called by the Containerfile
 # beside it; comes in by environment:
-#   PREFIX           where the library will lie
+#   PREFIX           install prefix of the library
 #   GPUS             as gfx942, with spaces between
 #   SHA1, TREE_SHA1  what the library says it was made of, 40 hex digits each
 #   DROP             files of the source that must not be built in, with `;` between
@@ -86,7 +86,7 @@ if [ -n "${ROCM:-}" ]; then
 fi
 
 echo "@step configure"
-# Without a digest nobody knows whether the tree is of these inputs.
+# Without a digest the inputs of the tree are unknown.
 if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "$INPUT_DIGEST" ]; then
   rm -f /build/toolchain-stamp /build/planned
   rm -rf /build/src /build/runtime /build/runtime-* /build/plan

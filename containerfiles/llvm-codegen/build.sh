@@ -16,7 +16,7 @@ PROJECTS='' GOAL=distribution
 export CMAKE_EXTRA PROJECTS GOAL
 sh /recipe/containerfiles/llvm-portable/build.sh
 
-# What was asked for is what the package says; an older cache or a later list must not have had its way.
+# The package must name the requested targets: an older cache or a later list could have changed them.
 said=$(sed -n 's/^set(LLVM_TARGETS_TO_BUILD "*\([A-Za-z0-9;]*\)"*)$/\1/p' "/out$PREFIX/lib/cmake/llvm/LLVMConfig.cmake")
 if [ "$said" != "$TARGETS" ]; then
   echo "toolchain: this LLVM was configured for the targets '$said', not '$TARGETS'" >&2

@@ -13,6 +13,6 @@ else
   profile=count
 fi
 CMAKE_EXTRA="-DCMAKE_PROJECT_LLVM_INCLUDE=/recipe/llvm-config/profiled-llvm.cmake -DTOOLCHAIN_PROFILE=$profile ${CMAKE_EXTRA:-}"
-# The build's own programs link what counts, and what they run is no kernel.
+# The build's own programs link the counters, and what they run is not a kernel.
 export CMAKE_EXTRA LLVM_PROFILE_FILE=/dev/null
 sh /recipe/containerfiles/llvm-portable/build.sh

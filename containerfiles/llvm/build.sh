@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds LLVM inside the base. Called by the Containerfile beside it; everything comes in by environment:
-#   PREFIX      where the layer will lie, e.g. /usr/lib64/llvm-triton-10dc3a8e
+#   PREFIX      install prefix of the layer, e.g. /usr/lib64/llvm-triton-10dc3a8e
 #   ARCH        amd64, arm64, ppc64le, s390x (llvm-config/targets/). For another machine than this one it is
-#               cross-compiled against /sysroot, where that system's headers and libraries lie
+#               cross-compiled against /sysroot, which has that system's headers and libraries
 #   PROJECTS    LLVM_ENABLE_PROJECTS
 #   COMPONENTS  LLVM_DISTRIBUTION_COMPONENTS
 #   ROOTS       libraries a consumer names, with `;` between them: then only what they reach is built, in place of the
@@ -67,8 +67,8 @@ configure() {
 }
 
 echo "@step configure"
-# Everything that shapes the configuration. A tree of another one is configured anew; its objects come from ccache.
-# The file that names LLVM's version lies elsewhere before LLVM 19; what is missing does not count.
+# Everything that shapes the configuration. A tree of another one is configured from the start; its objects come from ccache.
+# The file that names LLVM's version is elsewhere before LLVM 19; what is missing does not count.
 stamp=$(
   printf '%s\n' "${INPUT_DIGEST:-}" "$PREFIX" "$ARCH" "$PROJECTS" "$COMPONENTS" "${PCH:-ON}" "${CMAKE_EXTRA:-}" \
     "${ROOTS:-}" "${KEEP_LIBRARIES:-}" "${DROP_LIBRARIES:-}" "${NATIVE:-}"
@@ -136,7 +136,7 @@ if [ "$GOAL" = distribution ]; then
   # shellcheck disable=SC2086  # FOLDERS is a list
   if [ -d "/out$PREFIX/lib/cmake" ]; then python3 /recipe/llvm-config/packages.py "/out$PREFIX/lib/cmake" $folders; fi
   # Generated definitions are what the libraries were compiled from; whoever includes them again defines it all twice.
-  # The headers for LLVM's own unit tests are of no use without the libraries for them, which are not here.
+  # The headers for LLVM's own unit tests cannot be used without the libraries for them, which are not here.
   if [ -d "/out$PREFIX/include" ]; then # a part of LLVM has none
     find "/out$PREFIX/include" \( -name '*.cpp.inc' -o -name IntrinsicImpl.inc \) -delete
     rm -rf "/out$PREFIX/include/llvm/Testing"

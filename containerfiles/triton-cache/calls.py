@@ -17,7 +17,7 @@ Each row is a process of its own, forked before any kernel: Triton's key of a ke
 it in the process, of those that share a function with it.
 
 "refused": the wheel's own Python raised it, before any kernel failed: it has no configuration for the GPU or the call.
-A module that cannot be imported is no refusal: a package that the wheel needs is missing.
+A module that cannot be imported is not a refusal: a package that the wheel needs is missing.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def describe(src: Any, path: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A constant as JSON has it; a type or a function is its name."""
+    """A constant as in JSON; a type or a function is its name."""
     value = getattr(value, "value", value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

@@ -61,7 +61,7 @@ def _unified(row: dict[str, Any], kind: torch.dtype, heads: int, of_keys: int, h
 
     queries, length = row["queries"], row["seq"]
     query = torch.zeros(_SEQUENCES * queries, heads, head, dtype=kind)
-    # Keys and values lie beside each other in vLLM's cache.
+    # Keys and values are beside each other in vLLM's cache.
     blocks = -(-length // row["block"])
     keys, values = torch.zeros(blocks, row["block"], of_keys, 2 * head, dtype=kind).split(head, dim=-1)
     scale = torch.ones(1).expand(_SEQUENCES, of_keys)

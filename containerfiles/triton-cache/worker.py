@@ -6,7 +6,7 @@ GPU, "constexprs": {"calls": the rows, as JSON text}, "options": {"lds": bytes},
 says it. Then `out` is a tar of what Triton's cache has of the kernels, and the JSON beside it names them.
 TRITON_CACHE_DIR and CALLS_LAUNCHES are those of calls.py.
 
-A wheel asks once which GPU there is, so calls.py runs for one GPU, and begins anew for another.
+A wheel asks once which GPU there is, so calls.py runs for one GPU, and is started again for another.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds the library with which Triton makes code for a GPU, against the old system in /sysroot. Called by the Containerfile
 # beside it; comes in by environment:
-#   PREFIX     where the LLVM layer lies
+#   PREFIX     install prefix of the LLVM layer
 #   ARCH       amd64, arm64; what is not this machine is cross-compiled
 #   PROJECT    folder of the CMake project in Triton's tree
 #   LIBRARY    the file that it makes

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds Triton's wheels against the old system in /sysroot, on a portable LLVM layer. Called by the Containerfile beside
 # it; comes in by environment:
-#   PREFIX     where the LLVM layer lies
+#   PREFIX     install prefix of the LLVM layer
 #   ARCH       amd64, arm64; what is not this machine is cross-compiled, and run by /emulator/emulator
 #   PYTHONS    versions as `3.11 3.13`: roots below /pythons
 #   DROP       files of the source that must not be built in, with `;` between
@@ -51,7 +51,7 @@ setup= # the folder of setup.py, which prepare_setup finds
 # shellcheck disable=SC1091  # where the container has it
 . /recipe/containerfiles/triton/setup.sh
 echo "@step configure"
-# Without a digest nobody knows whether the tree is of these inputs.
+# Without a digest the inputs of the tree are unknown.
 if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "$INPUT_DIGEST" ]; then
   rm -f /build/toolchain-stamp
   rm -rf /build/src /build/cmake /build/python
@@ -122,7 +122,7 @@ for version in $PYTHONS; do
     echo "toolchain: /pythons has no headers of Python $version" >&2
     exit 42
   fi
-  # Every version's headers lie in one place in turn. The commands stay the same, so ninja compiles again what reads them,
+  # Every version's headers are in one place in turn. The commands stay the same, so ninja compiles again what reads them,
   # and nothing else; the copy's files are new, and ninja goes by that.
   if [ "$(cat /build/python/version 2>/dev/null)" != "$version" ]; then
     rm -rf /build/python

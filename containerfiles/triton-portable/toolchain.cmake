@@ -1,5 +1,5 @@
 # A CMake toolchain file: Triton against the old system in /sysroot, for this machine or TOOLCHAIN_ARCH's, on an LLVM layer
-# that lies outside of that system.
+# that is outside of that system.
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES TOOLCHAIN_ARCH)
 if(TOOLCHAIN_ARCH)
   include(/recipe/llvm-config/cross.cmake)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds Triton's wheel inside base + LLVM layer. Called by the Containerfile beside it; comes in by environment:
-#   PREFIX     where the LLVM layer lies
+#   PREFIX     install prefix of the LLVM layer
 #   PYTHONS    versions as 3.13, with spaces between; empty for the base's own
 #   DROP       files of the source that must not be built in, with `;` between
 #   REPLACE    `file=glob` with `;` between: the file of the source gives way to the base's, named by an absolute glob
@@ -22,7 +22,7 @@ setup= # the folder of setup.py, which prepare_setup finds
 # shellcheck disable=SC1091  # where the container has it
 . /recipe/containerfiles/triton/setup.sh
 echo "@step configure"
-# Without a digest nobody knows whether the tree is of these inputs.
+# Without a digest the inputs of the tree are unknown.
 if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" != "$INPUT_DIGEST" ]; then
   rm -f /build/toolchain-stamp
   rm -rf /build/src /build/cmake-*
@@ -89,7 +89,7 @@ for version in ${PYTHONS:-$own}; do
     esac
   done
   wheel=$(echo "/build/dist-$version"/*.whl)
-  # The platform tag is what auditwheel finds in the symbols, which is no better than the base's C library.
+  # The platform tag is what auditwheel finds in the symbols, which is limited by the base's C library.
   "$venv/bin/python" -m auditwheel show "$wheel" >"/build/auditwheel-$version.txt"
   tee -a /out/auditwheel.txt <"/build/auditwheel-$version.txt"
   tag=$(sed -n 's/.*platform tag: "\([a-z0-9_]*\)".*/\1/p' "/build/auditwheel-$version.txt" | tail -n 1)

@@ -65,7 +65,7 @@ print(f"cmake.{sysconfig.get_platform()}-{sys.implementation.name}-{sysconfig.ge
   fi
   rm -f /build/tools/cmake
   if ! knows TRITON_APPEND_CMAKE_ARGS; then
-    # Configuring is the one call whose first word is no option.
+    # Configuring is the one call whose first word is not an option.
     real=$(command -v cmake)
     # shellcheck disable=SC2016  # for the program that is written
     printf '#!/bin/sh\ncase ${1:-} in -*) ;; *) eval "set -- \\"\\$@\\" $TRITON_APPEND_CMAKE_ARGS" ;; esac\nexec %s "$@"\n' \

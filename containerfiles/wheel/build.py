@@ -1,7 +1,7 @@
 """Builds the wheel that /row/row.json names from /src/project, inside base, PyTorch and Triton. Called by the
 Containerfile beside it.
 
-Reads /wheels, where what the build imports lies, and /recipe. Writes /out: wheel/, and result.json with
+Reads /wheels, which has what the build imports, and /recipe. Writes /out: wheel/, and result.json with
 
     torch      version
     triton     files and digest of the Triton, which are the same before and after

@@ -7,7 +7,7 @@
 #   LLD        ON: it links through lld's libraries           (default OFF)
 #   FILECHECK  ON: its wheel holds FileCheck                  (default ON)
 #   CLANG      ON: it compiles device code by clang++         (default OFF)
-#   DYLIB      allow: a dynamic libLLVM is no failure         (only to try this script on a distribution's LLVM)
+#   DYLIB      allow: a dynamic libLLVM is not a failure      (only to try this script on a distribution's LLVM)
 #   FORBIDDEN  folders no file may name, joined by :          (default /build:/src/llvm:/sysroot, where build.sh builds)
 #   PART       tablegen, mlir-tblgen, support: the layer is this part alone, and only what that can do is checked; codegen: it is an
 #              LLVM of one GPU without MLIR
@@ -134,7 +134,7 @@ mlir_tblgen() {
   detail="$tool does not run"
   emulated "$tool" --version || return 1
   if [ "$PART" = tablegen ] || [ "$PART" = mlir-tblgen ]; then
-    # MLIR's own rules are no part of that layer.
+    # MLIR's own rules are not part of that layer.
     detail="it does not print a record"
     prints_record || return 1
     detail="prints a record"
@@ -219,7 +219,7 @@ layouts() {
   grep -q . "$work/layouts-DNDEBUG"
 }
 
-# An LLVM that nobody asked for stands first in CMake's search path and must not be looked into.
+# An unrelated LLVM is first in CMake's search path and must not be looked into.
 configure() {
   for package in MLIR LLVM LLD; do
     folder="$work/other/lib/cmake/$(echo "$package" | tr '[:upper:]' '[:lower:]')"

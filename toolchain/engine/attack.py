@@ -35,7 +35,7 @@ _HOLDERS = ("/", "/tmp", "/dev", "/run", "/var")
 
 
 class Given(TypedDict):
-    """What the program is told about the machine.
+    """What the program learns about the machine.
 
     Args:
         secrets: files that only the caller may read, by their paths inside and outside.

@@ -51,7 +51,7 @@ class Spec(TypedDict):
 
     Args:
         ids: the first of the caller's ids that become 0, 1, 2 and so on inside, and how many.
-        binds: folders and files to show: where they lie, where inside, and whether inside they may be written to.
+        binds: folders and files to show: where they are, where inside, and whether inside they may be written to.
         environment: all of it.
         network: whether it keeps the caller's network.
         oci: whether it starts an OCI runtime. That needs the machine's /sys, and mounts what it is shown once more with
@@ -133,7 +133,7 @@ def _become(spec: Spec, argv: list[str], tell: int, wait: int) -> NoReturn:
 
 
 def _found(program: str, places: str) -> str:
-    """The path of a program. `os.execvpe` would load a module, and this Python's lie in no folder that is left."""
+    """The path of a program. `os.execvpe` would load a module, and this Python's are in no folder that is left."""
     for place in places.split(":") if "/" not in program else ():
         if os.access(f"{place}/{program}", os.X_OK):
             return f"{place}/{program}"

@@ -125,7 +125,7 @@ def _profiles() -> dict[str, str]:
 
 
 def _written(folder: Path, files: Mapping[str, str]) -> dict[str, Path]:
-    """Where each of these files lies, by its path inside; one that is there is what it was made as."""
+    """Where each of these files is, by its path inside; one that is there is what it was made as."""
     there = {}
     for inside, text in files.items():
         path = folder / f"{sha256_bytes(text.encode())[7:19]}-{Path(inside).name}"

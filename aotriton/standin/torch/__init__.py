@@ -2,7 +2,7 @@
 
 Kernel modules written for PyTorch import torch beside their Triton functions, for the host code around them. Compiling
 the Triton functions needs none of that host code, so a 900 MB package need not be in the image. This module answers
-every attribute and every `import torch.…` with an inert object. It lies in a folder of its own, which the kernel worker
+every attribute and every `import torch.…` with an inert object. It is in a folder of its own, which the kernel worker
 alone puts on the module path, and nothing made from it reaches a code object.
 """
 

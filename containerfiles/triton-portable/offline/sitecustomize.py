@@ -1,7 +1,7 @@
 """Stops a build that reaches out, and notes what it wanted: every Python of the build loads this by PYTHONPATH.
 
-There is no network in the container either. But a build that could not fetch something may go on with what it has, or
-end with a message about something else. Every Python that Triton supports runs this.
+There is no network in the container either. But a build that could not fetch something may continue with what it has,
+or end with a message about something else. Every Python that Triton supports runs this.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from typing import Any, NoReturn
 
 _PROGRAMS = {"curl", "wget", "aria2c"}
-# Not `submodule`: old setup.py asks for its backends that way, and goes on where the tree is no repository.
+# Not `submodule`: old setup.py asks for its backends that way, and continues where the tree is not a repository.
 _FETCHING = {"clone", "fetch", "pull", "ls-remote"}
 _LOCAL = {"127.0.0.1", "::1", "localhost", None, ""}
 
@@ -21,7 +21,7 @@ def _refuse(what: str) -> NoReturn:
     if note:
         with open(note, "a", encoding="utf-8") as stream:  # noqa: PTH123 - loaded by every call of Python
             stream.write(what.replace("\n", " ") + "\n")
-    raise ConnectionRefusedError(f"toolchain: this build takes in nothing by itself, and wanted {what}")
+    raise ConnectionRefusedError(f"toolchain: this build downloads nothing itself, and tried {what}")
 
 
 def _program(arguments: Any) -> None:
