@@ -130,8 +130,9 @@ def failure(error: ToolchainError, *, as_json: bool) -> None:
     err().print(_announced("error", f"{error.title}: {error.what}", ""), style="bold red", markup=False)
     if error.why:
         err().print(plain_lines(f"  why: {error.why}"), markup=False)
-    if error.fix:
-        err().print(plain_lines(f"  do:  {error.fix}"), markup=False)
+    if error.to_do:
+        # Behind the label.
+        err().print(plain_lines("  do:  " + error.to_do.replace("\n", "\n       ")), markup=False)
     if as_json:
         error_data(error.as_json())
 

@@ -12,6 +12,9 @@ class ToolchainError(Exception):
         what: what happened, one sentence.
         why: the cause as far as it is known.
         fix: what the user can do; where it is not given, `advice` of the class.
+
+    Attributes:
+        further: lines behind the fix that help with any failure at that place: a log, commands.
     """
 
     code: ClassVar[int] = 1
@@ -24,18 +27,24 @@ class ToolchainError(Exception):
         self.what = what
         self.why = why
         self.fix = fix or self.advice
+        self.further: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [self.what]
         if self.why:
             lines.append(f"why: {self.why}")
-        if self.fix:
-            lines.append(f"do:  {self.fix}")
+        if self.to_do:
+            lines.append(f"do:  {self.to_do}")
         return "\n".join(lines)
+
+    @property
+    def to_do(self) -> str:
+        """The fix and what is further, a line each."""
+        return "\n".join(filter(None, (self.fix, *self.further)))
 
     def as_json(self) -> dict[str, object]:
         """The error as `--json` prints it."""
-        return {"error": self.title, "exit_code": self.code, "what": self.what, "why": self.why, "fix": self.fix}
+        return {"error": self.title, "exit_code": self.code, "what": self.what, "why": self.why, "fix": self.to_do}
 
 
 class ConfigError(ToolchainError):

@@ -396,7 +396,9 @@ def test_a_full_disk_is_told_by_programs_and_by_the_ledger_too(capsys: pytest.Ca
     def builds() -> None:
         tail = ["[3/9] x.cpp", "fatal error: error in backend: IO failure: No space left on device", "ninja: stopped"]
         inner = CommandError(["buildah"], 1, tail)
-        raise errors.BuildError("building llvm failed", fix="full log: /a/log") from inner
+        error = errors.BuildError("building llvm failed")
+        error.further = ("full log: /a/log",)
+        raise error from inner
 
     def notes() -> None:
         with contextlib.closing(sqlite3.connect(":memory:")) as db:

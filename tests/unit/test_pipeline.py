@@ -399,5 +399,5 @@ def test_a_program_that_fails_is_a_build_that_failed(run: Callable[..., list[Bui
 
     with pytest.raises(BuildError, match="tar exited with 2") as caught:
         run(Fake("llvm", lambda: planned("llvm"), work))
-    assert "full log:" in caught.value.fix
+    assert "full log:" in caught.value.to_do
     assert "run: tar" not in caught.value.fix, "in a container that is gone"

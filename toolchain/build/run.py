@@ -260,15 +260,18 @@ def _build_stage(
             built = stage.build(planned, dependencies, workspace)
     except ToolchainError as error:
         # Do not advise a command inside a container that no longer exists.
-        advice = "" if isinstance(error, CommandError) else error.fix
+        failure = (
+            BuildError(error.what, why=error.why, fix="read the end of the log")
+            if isinstance(error, CommandError)
+            else error
+        )
         command = " ".join(run.command) or f"toolchain build {stage.name}"
-        looked = isinstance(error, (CommandError, BuildError)) and planned.engine
-        look = f"look around: toolchain shell {stage.name}, with the options of this build" if looked else ""
-        fix = "\n       ".join(part for part in (advice, f"full log: {log}", look, f"run again: {command}") if part)
-        if isinstance(error, CommandError):
-            raise BuildError(error.what, why=error.why, fix=fix) from error
-        error.fix = fix
-        raise
+        looked = isinstance(failure, BuildError) and planned.engine
+        look = [f"look around: toolchain shell {stage.name}, with the options of this build"] if looked else []
+        failure.further = (f"full log: {log}", *look, f"run again: {command}")
+        if failure is error:
+            raise
+        raise failure from error
     console.note(f"{stage.name}: done in {console.duration(time.monotonic() - started)}")
     return built
 

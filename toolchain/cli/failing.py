@@ -53,11 +53,10 @@ def _full_disk(failure: Exception) -> ResourceError | None:
     error: BaseException | None = failure
     while error is not None:
         if why := _no_space(error):
-            more = ""
+            full = ResourceError("the disk is full", why=why, fix="free disk space and run it again")
             if isinstance(failure, ToolchainError):
-                why = f"{failure.what}: {why}"  # which says where
-                more = "".join(f"\n{line}" for line in failure.fix.splitlines() if ": " in line)
-            return ResourceError("the disk is full", why=why, fix=f"free disk space and run it again{more}")
+                full.why, full.further = f"{failure.what}: {why}", failure.further  # they say where
+            return full
         error = error.__cause__
     return None
 
