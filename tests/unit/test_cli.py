@@ -91,6 +91,7 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
         (("build", "llvm", "--only", "everything"), 7, "everything"),
         (("kernels", "run", "--limit", "0"), 2, "limit"),
         (("build", "all", "--no-such-flag"), 2, "no-such-flag"),
+        (("plan", "llvm", "--gpu", "gfx942", "--gpu", "gfx1100"), 2, "--gpu is given 2 times"),
         (("build", "base", "--archive", "out"), 3, "--archive is for"),
         (("build", "llvm", "--archive", "/dev/null"), 3, "nothing can be written"),
         (("publish",), 3, "no destination"),

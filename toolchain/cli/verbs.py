@@ -113,12 +113,20 @@ VERBS = (
 )
 
 
+_UsageError: Any = typer.BadParameter.__base__  # Typer gives it no name of its own
+
+
 class _Command(TyperCommand):
     """A verb that is loaded."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Like Typer's, with the readers of `values`."""
+        """Like Typer's, with the readers of `values`. A repeated option that would lose a value is refused."""
         take_as_given(self.get_params(ctx))
+        given = self.make_parser(ctx).parse_args(list(args))[2]
+        for option in given:
+            once = option.param_type_name == "option" and not (option.multiple or getattr(option, "is_flag", False))
+            if once and (times := given.count(option)) > 1:
+                raise _UsageError(f"{max(option.opts, key=len)} is given {times} times; use it once", ctx=ctx)
         rest = super().parse_args(ctx, args)
         for parameter in self.get_params(ctx):
             _check_variable(ctx, parameter)
@@ -175,9 +183,6 @@ def _in_namespace(verb: Callable[P, R]) -> Callable[P, R]:
         return verb(*args, **kwargs)
 
     return wrapper
-
-
-_UsageError: Any = typer.BadParameter.__base__  # Typer gives it no name of its own
 
 
 class Group(TyperGroup):
