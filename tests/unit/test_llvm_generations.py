@@ -104,6 +104,15 @@ def test_lld_is_refused_where_the_llvm_cannot_install_it_by_itself() -> None:
     check_generation(needs, 21, where="it")
 
 
+def test_the_llvm_of_a_given_triton_is_the_same_whatever_is_built_above_it(request_: Request, tmp_path: Path) -> None:
+    llvm, triton = small_llvm(tmp_path / "llvm", version="21.1.8"), tmp_path / "triton"
+    triton.mkdir()
+    alone = replace(request_, sources=specs({"triton": str(triton)}))
+    below = replace(alone, aotriton="0.10b")  # whose own Triton is 3.4
+    assert plan(alone, llvm).input_digest == plan(below, llvm).input_digest is not None
+    assert llvm_needs(replace(below, sources=specs({"llvm": str(llvm)})), 21).serves != llvm_needs(below, 21).serves
+
+
 def test_a_checkout_of_triton_adds_to_what_its_llvm_serves(request_: Request, tmp_path: Path) -> None:
     triton = tmp_path / "triton"
     triton.mkdir()

@@ -331,7 +331,7 @@ def _require(tree: Path, needs: LlvmRequirements) -> None:
 
 
 def triton_of(request: Request) -> str | None:
-    """The Triton whose needs are used: the requested version, or the commit of an AOTriton release or `--source`.
+    """The Triton whose needs are used: the requested version, or the commit of `--source`, or of an AOTriton release.
 
     None if the LLVM's own version decides: no Triton is named, or one as a folder, or by a commit that is not on
     record.
@@ -348,16 +348,15 @@ def triton_of(request: Request) -> str | None:
 def _named_triton(request: Request) -> str | None:
     if request.triton:
         return _by_version(request.triton)
-    if request.aotriton:
+    spec = request.sources.get("triton")
+    if spec is None and request.aotriton:
         release = aotriton_release(request.aotriton, allow_unknown="llvm" in request.sources)
-        if "triton" not in request.sources:
-            require_known(release, "triton")
+        require_known(release, "triton")
         return release.triton or None
-    if (spec := request.sources.get("triton")) is not None:
-        if spec.kind == "git":
-            return _by_version(spec.version)
-        if spec.kind == "pypi" and "llvm" not in request.sources:
-            return spec.version or DEFAULT_TRITON
+    if spec is not None and spec.kind == "git":
+        return _by_version(spec.version)
+    if spec is not None and spec.kind == "pypi" and "llvm" not in request.sources:
+        return spec.version or DEFAULT_TRITON
     return None if "llvm" in request.sources else DEFAULT_TRITON
 
 
