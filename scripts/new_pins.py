@@ -21,7 +21,8 @@ from typing import Any
 from toolchain import process
 from toolchain.catalog.components import needs_for
 from toolchain.catalog.pin_files import read_pin
-from toolchain.catalog.releases import (
+from toolchain.catalog.release_data import (
+    REPOSITORY,
     AotritonRelease,
     CodegenPin,
     LlvmPin,
@@ -29,7 +30,7 @@ from toolchain.catalog.releases import (
     is_commit,
     triton_releases,
 )
-from toolchain.errors import PinError, ToolchainError
+from toolchain.errors import ToolchainError
 from toolchain.process import CommandError
 from toolchain.stages.wheel_llvm import TARGETS
 
@@ -240,14 +241,17 @@ def _codegen_pin(target: str, pinned: str, built: str) -> CodegenPin | None:
     """One pin; the repository is that of the next build only where that one builds the same commit."""
     try:
         said, ahead = json.loads(pinned), json.loads(built or "{}")
-        same = isinstance(ahead, dict) and ahead.get("llvm_hash") == said["llvm_hash"]
+        llvm, build = said["llvm_hash"], said["build_number"]
+        same = isinstance(ahead, dict) and ahead.get("llvm_hash") == llvm
         repository = ahead.get("repository", "") if same else ""
-        return CodegenPin(
-            target=target, llvm=said["llvm_hash"], build=said["build_number"], repository=repository,
-            certainty="verified", source="its pin file",
-        )  # fmt: skip
-    except (ValueError, TypeError, KeyError, RecursionError, PinError):
+        named = not repository or REPOSITORY.fullmatch(repository)
+        if not (is_commit(llvm) and type(build) is int and 0 <= build < 10**6 and named):
+            return None
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
+    return CodegenPin(
+        target=target, llvm=llvm, build=build, repository=repository, certainty="verified", source="its pin file"
+    )
 
 
 def _named(pin: CodegenPin) -> str:

@@ -15,7 +15,8 @@ from toolchain.catalog.costs import costs
 from toolchain.catalog.floors import load_floors
 from toolchain.catalog.hip import rocms
 from toolchain.catalog.pythons import load_pythons
-from toolchain.catalog.releases import aotriton_release, aotriton_releases, is_commit, triton_release, triton_releases
+from toolchain.catalog.release_data import aotriton_releases, is_commit, triton_releases
+from toolchain.catalog.releases import aotriton_release, triton_release
 from toolchain.catalog.stages import STAGES
 from toolchain.catalog.tried import Tried, tried
 from toolchain.catalog.wheels import wheel_rows

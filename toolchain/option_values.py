@@ -47,14 +47,14 @@ def known_gpus() -> Iterable[str]:
 
 def known_tritons() -> Iterable[str]:
     """The releases of Triton whose LLVM is on record."""
-    from toolchain.catalog.releases import triton_releases  # noqa: PLC0415
+    from toolchain.catalog.release_data import triton_releases  # noqa: PLC0415
 
     return [row.version for row in triton_releases() if row.version and row.llvm]
 
 
 def known_aotritons() -> Iterable[str]:
     """The releases of AOTriton."""
-    from toolchain.catalog.releases import aotriton_releases  # noqa: PLC0415
+    from toolchain.catalog.release_data import aotriton_releases  # noqa: PLC0415
 
     return [row.name for row in aotriton_releases()]
 

@@ -20,7 +20,7 @@ from toolchain.catalog.aotriton_generations import (
 )
 from toolchain.catalog.costs import costs
 from toolchain.catalog.gpus import known_gpus, parse_gpus
-from toolchain.catalog.releases import AotritonRelease, aotriton_releases
+from toolchain.catalog.release_data import AotritonRelease, aotriton_releases
 from toolchain.errors import ConfigError, SourceError, UnsupportedError
 from toolchain.option_values import without
 from toolchain.stages.aotriton_library import require_aotriton

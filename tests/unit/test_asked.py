@@ -354,7 +354,7 @@ def test_what_is_nearly_a_version_names_no_triton(here: Here, text: str) -> None
     for verb in ("plan", "build"):
         code, _, said = here.call(verb, "llvm", "--triton", text)
         assert code == 4
-        assert "did you mean 3.6.0?" in said
+        assert "names no Triton" in said
 
 
 @pytest.mark.parametrize("path", ["~nobody-at-all/x", "x" * 300, "loop"])

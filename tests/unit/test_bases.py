@@ -15,7 +15,7 @@ from toolchain.build import run as pipeline
 from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import DATA, base_recipe, load_bases
-from toolchain.errors import ConfigError, DigestError, RegistryError, UnsupportedError
+from toolchain.errors import DigestError, RegistryError, UnsupportedError
 from toolchain.oci.check import verify_layout
 from toolchain.oci.layout import Layout
 from toolchain.recipe import root
@@ -26,40 +26,6 @@ from toolchain.stages.stage import common_inputs
 
 NAMES = ["debian13", "debian12", "ubi9", "almalinux8", "manylinux_2_28"]
 BY_IMAGE = ["ubi9", "almalinux8", "manylinux_2_28"]
-DIGEST = "sha256:" + "ab" * 32
-
-DEBIAN = """
-[mine]
-kind = "mmdebstrap"
-suite = "trixie"
-variant = "minbase"
-packages = ["git", "clang"]
-os_release = { id = "debian", version_id = "13" }
-tools = {}
-hip = false
-tested = false
-note = ""
-"""
-IMAGE = f"""
-[mine]
-kind = "containerfile"
-containerfile = "containerfiles/base/ubi9/Containerfile"
-images = {{ amd64 = "example.test/ns/image@{DIGEST}" }}
-tag = "9"
-seen = "2026-01-01"
-os_release = {{ id = "rhel", version_id = "9" }}
-tools = {{}}
-hip = false
-tested = false
-note = ""
-"""
-
-
-def write(folder: Path, text: str) -> Path:
-    """A data file of its own."""
-    path = folder / "bases.toml"
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def test_the_five_bases_are_there() -> None:
@@ -212,47 +178,10 @@ def test_unknown_base_like_none_suggests_none() -> None:
     assert "did you mean" not in raised.value.what
 
 
-def test_without_a_digest_a_base_is_listed_and_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, IMAGE.replace(f"example.test/ns/image@{DIGEST}", ""))
-    assert load_bases(path=path)["mine"].image == ""
-    with pytest.raises(UnsupportedError, match="no image pinned for amd64"):
-        base_recipe("mine", path=path)
-
-
-def test_an_architecture_without_an_image_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, IMAGE)
-    assert base_recipe("mine", path=path).image.endswith(DIGEST)
+def test_an_architecture_without_an_image_is_refused() -> None:
+    assert load_bases("s390x")["ubi9"].image == ""
     with pytest.raises(UnsupportedError, match="no image pinned for s390x"):
-        base_recipe("mine", "s390x", path=path)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (DEBIAN + 'colour = "red"\n', "mine.colour"),
-        (DEBIAN.replace('suite = "trixie"\n', ""), "needs 'suite'"),
-        (DEBIAN.replace('"git"', '"git; rm"'), "not a package name"),
-        (DEBIAN.replace("tested = false", 'tested = "no"'), "bad value for 'mine.tested'"),
-        (DEBIAN + 'tag = "9"\n', "has no 'tag'"),
-        (DEBIAN + '[mine.links.amd64]\n"usr/x" = "y"\n', "not an absolute path"),
-        (DEBIAN + '[mine.links.amd64]\n"/usr/../../x" = "y"\n', "not an absolute path"),
-        (DEBIAN.replace("[mine]", '["a b"]'), "not a name for a base"),
-        (IMAGE.replace("@" + DIGEST, ":9"), "is not REPOSITORY@sha256:DIGEST"),
-        (IMAGE.replace('seen = "2026-01-01"\n', ""), "needs 'seen'"),
-        (IMAGE.replace('"containerfile"\n', '"tarball"\n'), "bad value for 'mine.kind'"),
-        ("mine = 3\n", "bad value for 'mine'"),
-        ("[mine\n", "unusable"),
-    ],
-)
-def test_data_that_does_not_fit_is_refused(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        load_bases(path=write(tmp_path, text))
-    assert says in str(raised.value)
-
-
-def test_missing_data_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unusable"):
-        load_bases(path=tmp_path / "none.toml")
+        base_recipe("ubi9", "s390x")
 
 
 def test_inputs_follow_what_is_installed_and_not_what_is_said() -> None:

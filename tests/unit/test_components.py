@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.catalog import releases as pins
+from toolchain.catalog import release_data as pins
 from toolchain.catalog.components import LlvmRequirements, check_files, features_of, missing_in, needs_for
 from toolchain.errors import ContractError, PinError, UnsupportedError
 

@@ -32,7 +32,7 @@ from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe, load_bases
 from toolchain.catalog.components import needs_for
 from toolchain.engine.progress import Progress
-from toolchain.errors import ConfigError, EngineError, SourceError, UnsupportedError
+from toolchain.errors import EngineError, SourceError, UnsupportedError
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
 from toolchain.process import Result
@@ -207,14 +207,6 @@ def test_a_base_without_packages_to_compile_against_is_refused(request_: Request
 def test_a_local_image_as_base_is_refused(request_: Request) -> None:
     with pytest.raises(UnsupportedError, match="on the local image"):
         plan(replace(request_, arch=("arm64",), base=parse_base("oci:somewhere")), "base")
-
-
-def test_an_image_s_base_names_no_packages_to_unpack(tmp_path: Path) -> None:
-    text = (recipe.root() / "containerfiles/base/bases.toml").read_text(encoding="utf-8")
-    data = tmp_path / "bases.toml"
-    data.write_text(text.replace('[ubi9]\nkind = "containerfile"', '[ubi9]\nkind = "containerfile"\nsysroot = ["a"]'))
-    with pytest.raises(ConfigError):
-        load_bases(path=data)
 
 
 # Parts

@@ -15,7 +15,7 @@ from tests.small_llvm import small_llvm
 from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.components import check_generation, needs_for, newest_triton_on
-from toolchain.catalog.releases import triton_releases
+from toolchain.catalog.release_data import triton_releases
 from toolchain.errors import SourceError, UnsupportedError
 from toolchain.request import Request
 from toolchain.sources.tree import Source

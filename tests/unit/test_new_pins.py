@@ -15,7 +15,7 @@ import pytest
 
 from scripts.new_pins import Finding, findings, gather, main
 from toolchain.catalog.codegen import codegen_of
-from toolchain.catalog.releases import aotriton_releases, triton_releases
+from toolchain.catalog.release_data import aotriton_releases, triton_releases
 
 # Read from AOTriton's repository in November 2026: each ref with its commit, its Triton, and that one's pin file.
 AOTRITON = json.loads((Path(__file__).resolve().parents[1] / "recorded" / "aotriton-refs.json").read_bytes())

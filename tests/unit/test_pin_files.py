@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import tempfile
-import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,7 @@ import pytest
 
 from toolchain.catalog import codegen as rows
 from toolchain.catalog.pin_files import pin_files, read_codegen_pins, read_pin
-from toolchain.data import FOLDER
-from toolchain.errors import ConfigError, DocumentError, PinError, UnsupportedError
+from toolchain.errors import DocumentError, PinError, UnsupportedError
 
 HASH = "10dc3a8e916d73291269e5e2b82dd22681489aa1"
 FORK = "1f126a6dea50d185c0781743a667390037ae88bd"
@@ -406,18 +404,3 @@ def test_a_further_llvm_is_a_further_row(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_malformed_pin_of_a_codegen_llvm(content: object, match: str, tmp_path: Path) -> None:
     with pytest.raises(PinError, match=match):
         read_codegen_pins(codegen(tmp_path, amd_info=content))
-
-
-def test_bad_rules_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (FOLDER / "codegen.toml").read_text()
-    amd = text[text.index("[amd]") :].partition("\n[")[0]
-    twice = text + amd.replace("[amd]", "[other]")
-    for content, match in (
-        (twice, "two rows are of one target"),
-        (text.replace('target = "AMDGPU"\n', ""), "amd.target"),
-        (text.replace('"LICENSE"', '"../LICENSE"'), "leads out"),
-        (text.replace(amd, amd + '\nmore = "x"\n'), "'amd.more'"),
-    ):
-        monkeypatch.setattr(rows, "load", lambda _, content=content: tomllib.loads(content))
-        with pytest.raises(ConfigError, match=match):
-            rows.codegens.__wrapped__()

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.unit.test_pins import FORK, HASH
-from toolchain.catalog import releases as pins
+from toolchain.catalog import release_data as pins
 from toolchain.cli.pins_cmd import pins as verb
 from toolchain.errors import PinError, ToolchainError
 

@@ -20,7 +20,7 @@ from tests.evidence_fixtures import finished_base
 from toolchain import console, doctor
 from toolchain.build import cache_usage
 from toolchain.cache import Cache
-from toolchain.catalog.releases import aotriton_releases, pytorch_rows, triton_releases
+from toolchain.catalog.release_data import aotriton_releases, pytorch_rows, triton_releases
 from toolchain.cli.app import app
 from toolchain.cli.listing import Listing
 

@@ -12,7 +12,7 @@ from toolchain.build.plan import plan
 from toolchain.build.targets import stages_of
 from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
-from toolchain.catalog.releases import aotriton_releases, triton_releases
+from toolchain.catalog.release_data import aotriton_releases, triton_releases
 from toolchain.cli.request import make_request
 from toolchain.errors import BuildError, PinError, SourceError, UnsupportedError
 from toolchain.request import Request

@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING
 
 from toolchain.cache import Cache
 from toolchain.catalog.pin_files import pin_files, read_pin
-from toolchain.catalog.release_data import LlvmPin, TritonRelease
-from toolchain.catalog.releases import (
-    aotriton_release,
-    aotriton_releases,
-    is_commit,
-    is_version,
-    near_version,
-    newest_patch,
-    triton_release,
-    triton_releases,
-)
+from toolchain.catalog.release_data import LlvmPin, TritonRelease, aotriton_releases, is_commit, triton_releases
+from toolchain.catalog.releases import aotriton_release, is_version, newest_patch, triton_release
 from toolchain.catalog.stages import involves
 from toolchain.errors import ConfigError, PinError, UnsupportedError
 from toolchain.sources.pypi import pypi_row
@@ -90,7 +81,7 @@ def settle(choice: Choice, *, lock: Lock | None, folder: Path, cache: Cache) -> 
         raise PinError(
             f"--triton {choice.triton!r} names no Triton",
             why="it is not a Triton version such as 3.7.1, no commit of 40 digits, and nothing of that name is here",
-            fix=f"{near_version(text)}give one of these, or the folder of a checkout",
+            fix="give one of these, or the folder of a checkout",
         )
     _compare(choice, cache)
     # A source that is at this very commit says all that the commit does.

@@ -13,7 +13,7 @@ from typing import Literal
 
 from toolchain import recipe
 from toolchain.catalog.gpus import pack
-from toolchain.catalog.release_data import aotriton_data, numbers
+from toolchain.catalog.release_data import aotriton_releases, numbers
 from toolchain.catalog.releases import check_release_gpus
 from toolchain.data import read_toml, typed_row
 from toolchain.errors import PinError, SourceError, UnsupportedError
@@ -102,7 +102,7 @@ def generation_of(release: str) -> Generation:
 
 def release_of(commit: str) -> str:
     """The name of the release at a commit of AOTriton; empty if none is."""
-    return next((row.name for row in aotriton_data() if commit and row.commit == commit), "")
+    return next((row.name for row in aotriton_releases() if commit and row.commit == commit), "")
 
 
 def databases_of(release: str) -> tuple[Database, ...]:

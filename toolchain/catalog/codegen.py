@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache as memoize
-from pathlib import PurePosixPath
 
 from toolchain.data import FOLDER, load, typed_row
-from toolchain.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Codegen:
     """A table of data/codegen.toml; that file says what each field is."""
 
-    name: str = ""
+    name: str
     target: str
     repositories: tuple[str, ...]
     components: tuple[str, ...]
@@ -51,21 +49,10 @@ def codegens() -> tuple[Codegen, ...]:
     """Every row, in the order of the data.
 
     Raises:
-        ConfigError: the data is damaged, or two rows are of one target.
+        ConfigError: the data is damaged.
     """
-    path = FOLDER / "codegen.toml"
-    rows = []
-    for name, row in load("codegen").items():
-        rows.append(typed_row(Codegen, row | {"name": name} if isinstance(row, dict) else row, name, path))
-    for codegen in rows:
-        paths = [codegen.project, codegen.place, codegen.installed, *codegen.reads]
-        if any(PurePosixPath(text).is_absolute() or ".." in PurePosixPath(text).parts for text in paths):
-            raise ConfigError(
-                f"{path.name}: a path of {codegen.name} leads out of Triton's tree", fix="correct the row"
-            )
-    if len({codegen.target for codegen in rows}) != len(rows):
-        raise ConfigError(f"{path.name}: two rows are of one target", fix="correct the rows")
-    return tuple(rows)
+    rows = load("codegen").items()
+    return tuple(typed_row(Codegen, {**row, "name": name}, name, FOLDER / "codegen.toml") for name, row in rows)
 
 
 def codegen_of(target: str) -> Codegen | None:

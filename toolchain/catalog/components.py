@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import recipe
+from toolchain.catalog.release_data import is_commit
 from toolchain.data import read_toml
 from toolchain.errors import ContractError, PinError, UnsupportedError
 
 _LINE = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.[0-9]{1,4})?(?:\+[A-Za-z0-9.]+)?")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _ORDER = ("filecheck", "lld", "clang")
 _STDDEF = re.compile(r"lib/clang/[^/]+/include/stddef\.h")
 # How Triton's build files ask for a part of LLVM that not every version needs.
@@ -81,7 +81,7 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
         )
     extra: dict[str, Any] = {}
     wanted = version.strip()
-    if _COMMIT.fullmatch(wanted.lower()):
+    if is_commit(wanted.lower()):
         extra = next((row for row in data["commit"] if row["commit"] == wanted.lower()), {})
         if not extra:
             raise UnsupportedError(

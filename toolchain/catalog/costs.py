@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from toolchain.data import load
+from toolchain.data import FOLDER, load, typed_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +62,7 @@ class Cost:
 
 def costs() -> tuple[Cost, ...]:
     """Every row, in the order of the data."""
-    lists = ("minutes", "output", "kernels")
-    return tuple(
-        Cost(**{**row, **{name: tuple(row[name]) for name in lists if name in row}}) for row in load("costs")["cost"]
-    )
+    return tuple(typed_row(Cost, row, row["stage"], FOLDER / "costs.toml") for row in load("costs")["cost"])
 
 
 def cost_of(stage: str, part: str = "") -> Cost | None:
@@ -82,9 +79,6 @@ def ninja_of(stage: str, part: str = "") -> dict[str, float]:
 def _duration(minutes: float) -> str:
     if minutes < 1.5:
         return "1 min"
-    return f"{round(minutes)} min" if minutes < 100 else f"{_halves(minutes / 60)} h"
-
-
-def _halves(hours: float) -> str:
-    whole = math.floor(hours * 2 + 0.5) / 2
-    return f"{whole:g}"
+    if minutes < 100:
+        return f"{round(minutes)} min"
+    return f"{math.floor(minutes / 30 + 0.5) / 2:g} h"

@@ -1,18 +1,15 @@
-"""The old systems that a portable LLVM layer is compiled against: data of llvm-config/floors.toml, checked."""
+"""The old systems that a portable LLVM layer is compiled against: data of llvm-config/floors.toml."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from toolchain.data import read_toml, typed_row
-from toolchain.errors import ConfigError, UnsupportedError
+from toolchain.errors import UnsupportedError
 from toolchain.recipe import root
 
 DATA = "llvm-config/floors.toml"
-_VERSION = re.compile(r"[0-9]+\.[0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,34 +48,25 @@ class Floor:
         return f"glibc-{self.glibc}"
 
 
-def load_floors(path: Path | None = None) -> dict[str, Floor]:
+def load_floors() -> dict[str, Floor]:
     """Every floor of the data by its glibc, in its order.
 
     Raises:
         ConfigError: the data cannot be read, or holds what no floor has.
     """
-    source = path or root() / DATA
-    return {name: _floor(name, row, source) for name, row in read_toml(source).items()}
+    source = root() / DATA
+    rows = read_toml(source).items()
+    return {name: typed_row(Floor, {**row, "glibc": name}, name, source) for name, row in rows}
 
 
-def _floor(name: str, row: Mapping[str, object], source: Path) -> Floor:
-    if not _VERSION.fullmatch(name):
-        raise ConfigError(
-            f"{DATA}: {name!r} is not a version of glibc",
-            why="it becomes part of names",
-            fix="write it as MAJOR.MINOR, such as 2.31",
-        )
-    return typed_row(Floor, {**row, "glibc": name} if isinstance(row, dict) else row, name, source)
-
-
-def floor_of(glibc: str, *, path: Path | None = None) -> Floor:
+def floor_of(glibc: str) -> Floor:
     """The floor of this glibc.
 
     Raises:
         ConfigError: see `load_floors`.
         UnsupportedError: no row knows it, or its row names what this tool cannot unpack.
     """
-    floors = load_floors(path)
+    floors = load_floors()
     floor = floors.get(glibc)
     usable = ", ".join(name for name, floor in floors.items() if floor.packages)
     if floor is None:

@@ -134,14 +134,13 @@ def headers_of(majors: Sequence[str]) -> tuple[Headers, ...]:
     return tuple(row for row in headers() if row.name in wanted)
 
 
-def functions_of(name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The HIP functions that objects with these headers call, by version node."""
-    return tuple((row.node, row.names) for row in _rows("function", Functions) if name in row.headers)
-
-
 def stubs_of(majors: Sequence[str]) -> tuple[Stub, ...]:
     """The libraries to link with for these, HIP's first."""
-    hip = [(rocm_of(major), functions_of(rocm_of(major).headers)) for major in majors]
+    functions = _rows("function", Functions)
+    hip = [
+        (rocm, tuple((row.node, row.names) for row in functions if rocm.headers in row.headers))
+        for rocm in map(rocm_of, majors)
+    ]
     return (
         *(Stub(name=f"rocm{row.major}", soname=row.soname, nodes=nodes) for row, nodes in hip),
         *(Stub(name=row.name, soname=row.soname, nodes=((row.node, row.functions),)) for row in libraries()),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toolchain.data import load
+from toolchain.data import FOLDER, load, typed_row
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """A row of data/occupancy.toml; that file says what each field is."""
 
+    gpus: tuple[str, ...]
     vgprs: int
     granule: int
     counted: int
@@ -21,13 +22,10 @@ class Limits:
     lds_granule: int
 
 
-_KINDS = {
-    gpu: Limits(lds_granule=row["lds-granule"], **{k: v for k, v in row.items() if k not in {"gpus", "lds-granule"}})
-    for row in load("occupancy")["kind"]
-    for gpu in row["gpus"]
-}
+_ROWS = [typed_row(Limits, row, "kind", FOLDER / "occupancy.toml") for row in load("occupancy")["kind"]]
+_BY_GPU = {gpu: row for row in _ROWS for gpu in row.gpus}
 
 
 def limits_of(gpu: str) -> Limits | None:
     """The row of a GPU; None if there is none."""
-    return _KINDS.get(gpu)
+    return _BY_GPU.get(gpu)

@@ -73,23 +73,22 @@ def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
         UnsupportedError: it names one for a part that no rule knows.
         PinError: a pin is malformed, or cannot be read.
     """
+    named: dict[str, list[str]] = {}
+    for file in _in_cmake(checkout):
+        if match := _CODEGEN.fullmatch(file):
+            named.setdefault(match[1], []).append(f"cmake/{file}")
     pins = []
-    for name in sorted({match[1] for file in _in_cmake(checkout) if (match := _CODEGEN.fullmatch(file))}):
-        rule, file = codegen_named(name), checkout / "cmake" / f"{name}-llvm-info.json"
+    for name, files in named.items():
+        rule = codegen_named(name)
         if rule is None:
-            there = [
-                file_name
-                for file_name in _in_cmake(checkout)
-                if (match := _CODEGEN.fullmatch(file_name)) and match[1] == name
-            ]
             raise UnsupportedError(
                 f"this Triton has an LLVM of its own for {name}, which no rule here knows",
-                why=f"{' and '.join(f'cmake/{file_name}' for file_name in there)} in {checkout}; known are "
+                why=f"{' and '.join(files)} in {checkout}; known are "
                 + ", ".join(f"{codegen.name} ({codegen.target})" for codegen in codegens()),
                 fix="use a Triton from before that; what such an LLVM needs is a table in toolchain/data/codegen.toml",
             )
-        if _lies_there(file):  # before there is a pin, what is built for it is not used by this Triton
-            pins.append(_codegen_pin(file, rule))
+        if rule.pin_file in files:  # before there is a pin, what is built for it is not used by this Triton
+            pins.append(_codegen_pin(checkout / rule.pin_file, rule))
     return tuple(sorted(pins, key=lambda pin: pin.target))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from toolchain.data import load
+from toolchain.data import FOLDER, load, typed_row
 from toolchain.errors import PinError, UnsupportedError
 
 _VERSION = re.compile(r"3\.(0|[1-9][0-9]?)")
@@ -38,10 +38,9 @@ class Python:
 
 def load_pythons() -> dict[str, Python]:
     """Every row by its version, in the order of the data."""
-    return {
-        version: Python(version=version, **{**row, "packages": tuple(row["packages"])})
-        for version, row in load("pythons").items()
-    }
+    source = FOLDER / "pythons.toml"
+    rows = load("pythons").items()
+    return {version: typed_row(Python, {**row, "version": version}, version, source) for version, row in rows}
 
 
 def python_of(version: str) -> Python:

@@ -1,4 +1,4 @@
-"""The facts behind `catalog.releases`: rows of Triton, AOTriton and PyTorch releases, read from data and checked."""
+"""The facts behind `catalog.releases`: rows of Triton, AOTriton and PyTorch releases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from toolchain.errors import PinError
 Certainty = Literal["verified", "inferred", "unknown"]
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
-_DATA = FOLDER
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -52,9 +51,6 @@ class CodegenPin:
         build: number of the library's build, which moves with the library's own sources.
         repository: the one that is known to hold the commit; empty if that is only known after a fetch.
         certainty: of commit and build; `source` says where they are from.
-
-    Raises:
-        PinError: commit, build, repository or certainty are malformed.
     """
 
     target: str
@@ -63,21 +59,6 @@ class CodegenPin:
     repository: str = ""
     certainty: Certainty
     source: str
-
-    def __post_init__(self) -> None:
-        problems = [f"{self.llvm!r} is no commit"] * (not is_commit(self.llvm))
-        if type(self.build) is not int or not 0 <= self.build < 10**6:
-            problems.append(f"{self.build!r} is no number of a build")
-        if self.repository and not REPOSITORY.fullmatch(self.repository):
-            problems.append(f"{self.repository!r} is no repository: owner/name")
-        if self.certainty == "unknown" or not self.source:
-            problems.append("certainty is verified or inferred, and source says where it is from")
-        if problems:
-            raise PinError(
-                f"the LLVM for {self.target} of a Triton is malformed",
-                why="; ".join(problems),
-                fix="mend its row in toolchain/data/triton.toml, or the checkout's file below cmake/",
-            )
 
     @property
     def revision(self) -> str:
@@ -112,15 +93,6 @@ class TritonRelease:
     codegen: tuple[CodegenPin, ...] = ()
     note: str = ""
     warnings: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        problems = _problems(self, "commit", "llvm")
-        known = self.commit_certainty != "unknown"
-        if known != bool(self.commit) or (known and not self.commit_source):
-            problems.append("an unknown commit is left out, any other has commit-certainty and commit-source")
-        if len({pin.target for pin in self.codegen}) != len(self.codegen):
-            problems.append("two of its codegen are of one target")
-        _refuse(self.title, problems)
 
     @property
     def ref(self) -> str:
@@ -174,9 +146,6 @@ class AotritonRelease:
     tag_source: str
     note: str = ""
     warnings: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _refuse(self.title, _problems(self, "commit", "triton", "llvm"))
 
     @property
     def title(self) -> str:
@@ -238,37 +207,25 @@ def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
     )
 
 
-def _problems(row: TritonRelease | AotritonRelease, *commits: str) -> list[str]:
-    problems = [f"{name} is not a commit" for name in commits if (text := getattr(row, name)) and not is_commit(text)]
-    if not row.source:
-        problems.append("source is missing")
-    if (row.certainty == "unknown") != (not row.llvm):
-        problems.append("an unknown row has no llvm, any other has one")
-    if row.llvm and not REPOSITORY.fullmatch(row.repository):
-        problems.append("repository is missing or malformed")
-    return problems
-
-
-def _refuse(title: str, problems: list[str]) -> None:
-    if problems:
-        raise PinError(f"the row of {title} is malformed", why="; ".join(problems), fix="correct the row")
-
-
 def numbers(version: str) -> tuple[int, ...]:
     """A version's numbers, to sort by."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
 @lru_cache(maxsize=1)
-def triton_data() -> tuple[tuple[TritonRelease, ...], tuple[int, ...]]:
-    """All rows in the order of versions, commits last; and the first version with LLVMs of their own for GPUs."""
-    path = _DATA / "triton.toml"
+def triton_releases() -> tuple[TritonRelease, ...]:
+    """All rows, in the order of versions, then the commits without a version."""
+    path = FOLDER / "triton.toml"
     content = read_toml(path, error=PinError)
     rows = _rows(TritonRelease, path, content["release"])
     named = {"commit-certainty": "verified", "commit-source": "asked for by its own name"}
     commits = _rows(TritonRelease, path, [named | row for row in content["commit"]])
-    ordered = sorted(rows, key=lambda row: numbers(row.version))
-    return (*ordered, *commits), numbers(content["codegen-from"])
+    return (*sorted(rows, key=lambda row: numbers(row.version)), *commits)
+
+
+def first_with_codegen() -> tuple[int, ...]:
+    """The first version of Triton with LLVMs of their own for GPUs."""
+    return numbers(read_toml(FOLDER / "triton.toml", error=PinError)["codegen-from"])
 
 
 def _rows(kind: type[Row], path: Path, rows: list[dict[str, Any]]) -> tuple[Row, ...]:
@@ -276,14 +233,14 @@ def _rows(kind: type[Row], path: Path, rows: list[dict[str, Any]]) -> tuple[Row,
 
 
 @lru_cache(maxsize=1)
-def aotriton_data() -> tuple[AotritonRelease, ...]:
+def aotriton_releases() -> tuple[AotritonRelease, ...]:
     """All rows, oldest first."""
     path = recipe.root() / "aotriton" / "releases.toml"
     return _rows(AotritonRelease, path, read_toml(path, error=PinError)["release"])
 
 
 @lru_cache(maxsize=1)
-def pytorch_data() -> tuple[PytorchRow, ...]:
+def pytorch_rows() -> tuple[PytorchRow, ...]:
     """All rows, oldest first."""
-    path = _DATA / "pytorch.toml"
+    path = FOLDER / "pytorch.toml"
     return _rows(PytorchRow, path, read_toml(path, error=PinError)["release"])

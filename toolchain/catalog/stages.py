@@ -206,16 +206,16 @@ STAGES: tuple[StageRow, ...] = (
 )
 
 
+_BY_NAME = {stage.name: stage for stage in STAGES}
+
+
 def row(name: str) -> StageRow:
     """The stage of that name.
 
     Raises:
         KeyError: there is none.
     """
-    for stage in STAGES:
-        if stage.name == name:
-            return stage
-    raise KeyError(name)
+    return _BY_NAME[name]
 
 
 def targets() -> tuple[str, ...]:
@@ -243,8 +243,7 @@ def involves(target: str, name: str) -> bool:
     """Whether a target is a stage, or may be built on it, directly or not."""
     if target == ALL:
         return True
-    known = {stage.name: stage for stage in STAGES}
-    return target == name or (target in known and any(involves(lower, name) for lower in known[target].on))
+    return target == name or (target in _BY_NAME and any(involves(lower, name) for lower in _BY_NAME[target].on))
 
 
 def of_packages() -> tuple[str, ...]:

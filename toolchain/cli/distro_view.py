@@ -9,7 +9,7 @@ from typing import Any
 from toolchain import console
 from toolchain.cache import Cache, default_cache
 from toolchain.catalog.components import is_near, needs_for, newest_triton_on
-from toolchain.catalog.releases import triton_releases
+from toolchain.catalog.release_data import triton_releases
 from toolchain.cli.listing import Listing
 from toolchain.errors import UnsupportedError
 from toolchain.sources import distro

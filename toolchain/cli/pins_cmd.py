@@ -11,13 +11,28 @@ import typer
 from rich.text import Text
 
 from toolchain import console
-from toolchain.catalog import releases as facts
 from toolchain.catalog.pin_files import read_codegen_pins, read_pin
-from toolchain.catalog.release_data import CodegenPin
+from toolchain.catalog.release_data import (
+    AotritonRelease,
+    CodegenPin,
+    LlvmPin,
+    PytorchRow,
+    TritonRelease,
+    aotriton_releases,
+    pytorch_rows,
+    triton_releases,
+)
+from toolchain.catalog.releases import (
+    aotriton_for_pytorch,
+    aotriton_release,
+    is_version,
+    newest_patch,
+    triton_release,
+)
 from toolchain.cli.listing import Listing
 from toolchain.cli.options import JsonOpt
 
-_Fact = facts.PytorchRow | facts.AotritonRelease | facts.TritonRelease | facts.LlvmPin | CodegenPin
+_Fact = PytorchRow | AotritonRelease | TritonRelease | LlvmPin | CodegenPin
 _STYLES = {"verified": "green", "inferred": "yellow", "unknown": "red"}
 
 
@@ -60,17 +75,17 @@ def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path
     if path is not None:
         return _read(path)
     if triton is not None:
-        if not facts.is_version(triton) and triton.strip() and os.path.lexists(triton):
+        if not is_version(triton) and triton.strip() and os.path.lexists(triton):
             return _read(Path(triton))
-        row = facts.triton_release(triton)
-        if facts.is_version(triton) and (newest := facts.newest_patch(triton)).version != row.version:
+        row = triton_release(triton)
+        if is_version(triton) and (newest := newest_patch(triton)).version != row.version:
             row = newest
         return {"triton": row, "llvm": row.pin}
     if pytorch is not None:
-        torch = facts.aotriton_for_pytorch(pytorch)
-        release = facts.aotriton_release(torch.aotriton)
+        torch = aotriton_for_pytorch(pytorch)
+        release = aotriton_release(torch.aotriton)
         return {"pytorch": torch, "aotriton": release, "llvm": release.pin}
-    release = facts.aotriton_release(aotriton or "")
+    release = aotriton_release(aotriton or "")
     return {"aotriton": release, "llvm": release.pin}
 
 
@@ -83,7 +98,7 @@ def _read(path: Path) -> dict[str, _Fact]:
 def _row(value: Any) -> dict[str, Any]:
     """A row as JSON; what is unknown is null instead of an empty string."""
     row = {name: None if field == "" else field for name, field in dataclasses.asdict(value).items()}
-    return {**row, "tag": value.tag or None} if isinstance(value, facts.TritonRelease) else row
+    return {**row, "tag": value.tag or None} if isinstance(value, TritonRelease) else row
 
 
 def _sure(certainty: str) -> Text:
@@ -94,9 +109,9 @@ def _all(as_json: bool) -> None:
     if as_json:
         console.data(
             {
-                "triton": [_row(row) for row in facts.triton_releases()],
-                "aotriton": [_row(row) for row in facts.aotriton_releases()],
-                "pytorch": [_row(row) for row in facts.pytorch_rows()],
+                "triton": [_row(row) for row in triton_releases()],
+                "aotriton": [_row(row) for row in aotriton_releases()],
+                "pytorch": [_row(row) for row in pytorch_rows()],
             }
         )
         return
@@ -113,7 +128,7 @@ def _all(as_json: bool) -> None:
                     _sure(row.certainty),
                     row.source,
                 )
-                for row in facts.triton_releases()
+                for row in triton_releases()
             ],
         ),
         Listing(
@@ -129,14 +144,14 @@ def _all(as_json: bool) -> None:
                     row.llvm or "-",
                     _sure(row.certainty),
                 )
-                for row in facts.aotriton_releases()
+                for row in aotriton_releases()
             ],
         ),
         Listing(
             title="PyTorch",
             columns=("pytorch", "aotriton", "certainty", "source"),
             head=("pytorch", "aotriton", "certainty"),
-            rows=[(row.version, row.aotriton, _sure(row.certainty), row.source) for row in facts.pytorch_rows()],
+            rows=[(row.version, row.aotriton, _sure(row.certainty), row.source) for row in pytorch_rows()],
         ),
     )
 

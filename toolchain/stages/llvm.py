@@ -20,15 +20,9 @@ from toolchain.catalog.components import (
 from toolchain.catalog.costs import ninja_of
 from toolchain.catalog.floors import floor_of
 from toolchain.catalog.pin_files import read_pin
+from toolchain.catalog.release_data import LlvmPin, is_commit, triton_releases
 from toolchain.catalog.release_data import require as require_known
-from toolchain.catalog.releases import (
-    LlvmPin,
-    aotriton_release,
-    is_commit,
-    newest_on_one_llvm,
-    triton_release,
-    triton_releases,
-)
+from toolchain.catalog.releases import aotriton_release, newest_on_one_llvm, triton_release
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError, PolicyError, UnsupportedError
 from toolchain.oci import labels

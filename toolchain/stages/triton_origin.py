@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from toolchain.catalog.release_data import require
-from toolchain.catalog.releases import aotriton_release, is_commit, newest_patch
+from toolchain.catalog.release_data import is_commit, require
+from toolchain.catalog.releases import aotriton_release, newest_patch
 from toolchain.errors import PinError
 from toolchain.request import Request
 from toolchain.sources.spec import SourceSpec

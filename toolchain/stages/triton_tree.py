@@ -14,7 +14,8 @@ from toolchain import process
 from toolchain.catalog.codegen import Codegen
 from toolchain.catalog.components import needs_for
 from toolchain.catalog.pin_files import pin_files, read_pin
-from toolchain.catalog.releases import is_commit, newest_patch
+from toolchain.catalog.release_data import is_commit
+from toolchain.catalog.releases import newest_patch
 from toolchain.errors import PinError, SourceError, UnsupportedError
 from toolchain.process import CommandError
 from toolchain.request import Request

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import machine_of, this_machine
-from toolchain.catalog.releases import AotritonRelease, TritonRelease, aotriton_releases, triton_releases
+from toolchain.catalog.release_data import AotritonRelease, TritonRelease, aotriton_releases, triton_releases
 from toolchain.digest import sha256_file
 from toolchain.errors import HostileInputError, SourceError
 from toolchain.locks import in_use

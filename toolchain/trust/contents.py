@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolchain.catalog.releases import is_commit, triton_release, triton_releases
+from toolchain.catalog.release_data import is_commit, triton_releases
+from toolchain.catalog.releases import triton_release
 from toolchain.errors import PinError, UnsupportedError
 from toolchain.oci import labels
 from toolchain.record import Record, RecordedSource
