@@ -1,26 +1,21 @@
-"""docs/json.md: what every verb prints with `--json`, out of docs/json.schema.json.
-
-.venv/bin/python scripts/json_page.py          # writes the page
-.venv/bin/python scripts/json_page.py --check  # checks whether it is up to date
-"""
+"""docs/json.md: what every verb prints with `--json`, out of docs/json.schema.json."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE, SCHEMA = DOCS / "json.md", DOCS / "json.schema.json"
+SCHEMA = DOCS / "json.schema.json"
 _PINNED = ("pinned llvm", "pinned triton", "pinned aotriton", "pinned pytorch")
 _PARTS = ("compiled kernel", "source", "finished image", "evidence", "file", "use", *_PINNED)
 _HEAD = """\
 # What `--json` prints
 
-Made by `scripts/json_page.py` from [json.schema.json](json.schema.json), a JSON Schema (2020-12) with a definition for
-each verb. Tests validate the output of all verbs. Do not edit this page.
+Made by `python -m scripts.site_pages` from [json.schema.json](json.schema.json), a JSON Schema (2020-12) with a
+definition for each verb. Tests validate the output of all verbs. Do not edit this page.
 
 Standard output has exactly one JSON document; human-readable messages go to standard error. `verify`, `doctor`,
 `reproduce`, `cache prune` and `build` also print their result when their exit code is not 0. Other failures, also
@@ -33,9 +28,9 @@ may be missing.
 """
 
 
-def page(schema: Mapping[str, Any]) -> str:
-    """The page for a schema."""
-    shapes = schema["$defs"]
+def page() -> str:
+    """The page for the schema."""
+    shapes = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]
     verbs = [name for name in shapes if name not in {"error", *_PARTS}]
     parts = ["error", *sorted(verbs), *_PARTS]
     return _HEAD + "\n".join(line for name in parts for line in _section(name, shapes[name]))
@@ -93,16 +88,3 @@ def _type(value: Mapping[str, Any]) -> str:
 
 def _meaning(value: Mapping[str, Any]) -> str:
     return str(value.get("description", "")).replace("|", "\\|")
-
-
-def main(words: list[str]) -> None:
-    """Write the page, or compare it."""
-    made = page(json.loads(SCHEMA.read_text(encoding="utf-8")))
-    if words != ["--check"]:
-        PAGE.write_text(made, encoding="utf-8")
-    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != made:
-        sys.exit(f"{PAGE.name} is not what {SCHEMA.name} says: run scripts/json_page.py")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,14 +1,8 @@
-"""docs/options.md: every option, who takes it, where it may be set, and what remembers it.
-
-.venv/bin/python scripts/options_table.py          # writes the page
-.venv/bin/python scripts/options_table.py --check  # checks whether it is up to date
-"""
+"""docs/options.md: every option, who takes it, where it may be set, and what remembers it."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -19,11 +13,10 @@ from toolchain.cli.config_file import OF_VERBS
 from toolchain.cli.verbs import VERBS, LazyCommand
 from toolchain.options import Option
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 _HEAD = """\
 # Options
 
-<!-- Made by `scripts/options_table.py` from the declarations in the code. Do not edit this page. -->
+<!-- Made by `python -m scripts.site_pages` from the declarations in the code. Do not edit this page. -->
 
 Every option of every verb. The command line overrides the environment, the environment overrides `toolchain.toml`, and
 the file overrides the default. The file is `toolchain.toml` in the current folder, or the one in
@@ -98,16 +91,3 @@ def _row(key: tuple[str, str], names: list[str], parameter: Any, option: Option 
         names = [f"`{one}`" for one in names]
     verbs = ", ".join(names)
     return f"| {key[0]} | {text} | {verbs} | {', '.join(ways)} | {recorded} | {kept} |"
-
-
-def main(words: list[str]) -> None:
-    """Write the page, or compare it."""
-    made = page(commands())
-    if words != ["--check"]:
-        PAGE.write_text(made, encoding="utf-8")
-    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != made:
-        sys.exit(f"{PAGE.name} is not what the options are now: run scripts/options_table.py")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts import options_table, site_compatibility, site_pictures, site_reference
+from scripts import json_page, options_table, site_compatibility, site_pictures, site_reference
 
 TOP = Path(__file__).resolve().parents[1]
 DOCS = TOP / "docs"
 MADE: dict[str, Callable[[], str]] = {
     "options.md": lambda: options_table.page(options_table.commands()),
+    "json.md": json_page.page,
     "compatibility.md": site_compatibility.compatibility,
     "costs.md": site_compatibility.what_it_takes,
     "exit-codes.md": site_reference.exit_codes,

@@ -137,8 +137,6 @@ def test_a_damaged_file_hides_no_other_of_its_archive(campaign: Path) -> None:
     kernels = list(kernels_of(files, faults.append))
     assert [kernel.key.rpartition("/")[2] for kernel in kernels] == ["add-3", "add-4"]
     assert [name in fault.what for name, fault in zip(("add-1", "bf16"), faults, strict=True)] == [True, True]
-    with pytest.raises(KernelError):
-        list(kernels_of(files))
 
 
 def test_an_image_is_audited_and_the_result_attached(campaign: Path, tmp_path: Path) -> None:

@@ -119,10 +119,3 @@ def test_every_kind_of_image_is_in_the_schema() -> None:
         if "llvm-part" in one.get("properties", {}).get("kind", {}).get("enum", ())
     ]
     assert listed == list(get_args(Kind))
-
-
-def test_the_page_is_up_to_date() -> None:
-    done = subprocess.run(
-        [sys.executable, TOP / "scripts" / "json_page.py", "--check"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr

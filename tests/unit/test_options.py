@@ -120,11 +120,6 @@ def test_the_table_has_it(wider: typer.Typer) -> None:
     assert "| `--flavour` | What it tastes of. | `build` | command line, environment, file | yes | when set |" in made
 
 
-def test_the_table_in_the_docs_is_up_to_date() -> None:
-    module = table()
-    assert module.PAGE.read_text(encoding="utf-8") == module.page(module.commands()), "run scripts/options_table.py"
-
-
 def test_what_an_import_prints_goes_on_as_it_was_asked(tmp_path: Path) -> None:
     """--keep-going and --kernel-timeout were lost on the way through a lock."""
     asked = make_request(cache=tmp_path, keep_going=True, kernel_timeout=900.0, allow_binary=["ptxas", "libdevice"])

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from toolchain.data import FOLDER, load, typed_row
+from toolchain.data import load
 from toolchain.digest import sha256_json
 from toolchain.errors import UnsupportedError
 
@@ -22,7 +22,7 @@ class Gpu:
     market: tuple[str, ...]
 
 
-_GPUS = {row["name"]: typed_row(Gpu, row, row["name"], FOLDER / "gpus.toml") for row in load("gpus")["gpu"]}
+_GPUS = {row["name"]: Gpu(**{**row, "market": tuple(row["market"])}) for row in load("gpus")["gpu"]}
 
 
 def _key(name: str) -> str:

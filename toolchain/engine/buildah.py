@@ -84,7 +84,7 @@ class Buildah(Storage):
         # Workers start from several threads at once; the first one tries, the others wait for its answer.
         with self._probing:
             if self._mode is None:
-                self._mode = probe(self).mode
+                self._mode = probe(self)
             return self._mode
 
     def ensure_image(self, key: str, layout: Path, digest: str) -> str:

@@ -25,7 +25,6 @@ from toolchain.recipe import Mount
 
 _TIMEOUT = 120.0
 _INSTEAD = "leave --runner away, and buildah runs them"
-_OF_THIS_MACHINE = "name a daemon of this machine (DOCKER_HOST, `docker context`)"
 # Shell alone, see `isolation.SCRIPT`.
 _RIGHTS = (
     'while IFS= read -r line; do case "$line" in CapBnd:*|NoNewPrivs:*|Seccomp:*) echo "@right $line" ;; esac; '
@@ -213,5 +212,5 @@ def _unseen(runner: DockerRunner, why: str) -> EngineError:
     return EngineError(
         f"{runner.program} is refused: its daemon{where} does not see the folders of this machine",
         why=why,
-        fix=f"{_OF_THIS_MACHINE}, or let it share them; {_INSTEAD}",
+        fix=f"name a daemon of this machine (DOCKER_HOST, `docker context`), or let it share them; {_INSTEAD}",
     )

@@ -30,6 +30,36 @@ def cost(label: str) -> float:
     return next(seconds for pattern, seconds in _KINDS if pattern.match(label))
 
 
+class Rate:
+    """Work a second of one run, over its last minutes."""
+
+    def __init__(self) -> None:
+        self._done = 0.0
+        self.first: tuple[float, float] | None = None  # when, and the work done by then
+        self._samples: deque[tuple[float, float]] = deque()
+
+    def add(self, done: float, now: float) -> None:
+        """So much work is done by now, in seconds that only grow."""
+        self._done = done
+        self.first = self.first or (now, done)
+        if not self._samples or now - self._samples[-1][0] >= 1:
+            self._samples.append((now, done))
+        window = max(_WINDOW, (now - self.first[0]) / 2)
+        while len(self._samples) > 2 and now - self._samples[0][0] > window:
+            self._samples.popleft()
+
+    def seconds_for(self, work: float, now: float) -> float | None:
+        """Seconds that further work takes; None while nothing can be said."""
+        if self.first is None:
+            return None
+        since, before = self._samples[0]
+        if self._done == before:  # nothing moved for the whole window: the run's average
+            since, before = self.first
+        if self._done == before or now <= since:
+            return None
+        return work * (now - since) / (self._done - before)
+
+
 class Pace:
     """Follows one run of ninja.
 
@@ -41,8 +71,7 @@ class Pace:
         self._mean = mean
         self._done = 0.0
         self._total = self._left = 0  # steps
-        self._begun: float | None = None
-        self._samples: deque[tuple[float, float]] = deque()  # when, and the cost of what was done by then
+        self._rate = Rate()
 
     def count(self, done: int, total: int, label: str, now: float) -> None:
         """A step has ended.
@@ -54,22 +83,13 @@ class Pace:
         """
         self._done += cost(label)
         self._total = max(self._total, total)
-        if self._begun is None:
-            self._begun = now
         self._left = self._total - done
-        if not self._samples or now - self._samples[-1][0] >= 1:
-            self._samples.append((now, self._done))
-        window = max(_WINDOW, (now - self._begun) / 2)
-        while len(self._samples) > 2 and now - self._samples[0][0] > window:
-            self._samples.popleft()
+        self._rate.add(self._done, now)
 
     def left(self, now: float) -> float | None:
         """Seconds to the end of the run; None before half a minute of it has passed."""
-        if self._begun is None or now - self._begun < _FIRST:
-            return None
-        since, before = self._samples[0]
-        if self._done <= before or now <= since:
+        if self._rate.first is None or now - self._rate.first[0] < _FIRST:
             return None
         # The whole is an average. The steps that are left cost at least what generated files do.
         work = max(self._mean * self._total - self._done, self._left * cost(""))
-        return work * (now - since) / (self._done - before)
+        return self._rate.seconds_for(work, now)

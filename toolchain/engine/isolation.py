@@ -70,12 +70,9 @@ def arguments(verb: Verb, mode: str, *, network: bool = False, plain: bool = Fal
         words += ["--uts", "host", *([] if mode == "chroot" else ["--network", "host"])]
     for name in [name for name in DROPPED if not (network and name == "CAP_SETFCAP")]:
         words += ["--cap-drop", name]
-    # A container that `run` enters has what `from` gave it.
-    return (
-        words
-        if verb == "run"
-        else [*words, "--security-opt", f"seccomp={view.SECCOMP_PLAIN if plain else view.SECCOMP}"]
-    )
+    if verb != "run":  # a container that `run` enters has what `from` gave it
+        words += ["--security-opt", f"seccomp={view.SECCOMP_PLAIN if plain else view.SECCOMP}"]
+    return words
 
 
 def before_first_run(containerfile: str, instructions: Sequence[str]) -> str:
@@ -123,22 +120,6 @@ def _libraries(program: Path) -> list[Path]:
     if result.returncode != 0:
         return []
     return [Path(path) for path in re.findall(r"(?:^|\s)(/\S+)(?= \()", result.stdout)]
-
-
-def require_none(number: int) -> int:
-    """`number` if it is 0.
-
-    Raises:
-        EngineError: a build sees a network.
-    """
-    if number != 0:
-        seen = "the network could not be probed" if number < 0 else f"{number} network interfaces are visible"
-        raise EngineError(
-            "a build without network is not isolated",
-            why=f"inside it, {seen}",
-            fix="the build stops here; try another buildah or kernel, or run it as root",
-        )
-    return number
 
 
 def run_command(
@@ -190,7 +171,11 @@ class NetworkProbe:
         Raises:
             EngineError: it had one, or the probe did not answer in a build that went to its end.
         """
-        if self.number is not None:
-            require_none(self.number)
-        elif self._ran and finished:
-            require_none(-1)
+        number = -1 if self.number is None and self._ran and finished else self.number
+        if number:
+            seen = "the network could not be probed" if number < 0 else f"{number} network interfaces are visible"
+            raise EngineError(
+                "a build without network is not isolated",
+                why=f"inside it, {seen}",
+                fix="the build stops here; try another buildah or kernel, or run it as root",
+            )

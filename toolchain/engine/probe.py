@@ -13,7 +13,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from toolchain import process
@@ -36,48 +35,30 @@ _OUTSIDE = ("a file of the caller's", "another process's root or memory", "the m
             "the kernel's settings")  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Isolation:
-    """The result of the probe on this machine.
-
-    Args:
-        mode: `chroot`, or `oci` (a runtime such as crun) if the user requested it.
-        interfaces: network interfaces besides loopback that a process saw in a container without network; must be 0.
-        buildah: version it was tried with.
-        kernel: release it was tried on.
-        measures: digest of everything that isolates, so that none of it changes unproved.
-        held: what was tried in vain, by its names in `engine.attack`.
-    """
-
-    mode: str
-    interfaces: int
-    buildah: str
-    kernel: str
-    measures: str = ""
-    held: tuple[str, ...] = ()
-
-
-def probe(storage: Storage, *, again: bool = False) -> Isolation:
-    """The isolation of builds, tried once for each buildah, kernel and set of measures.
+def probe(storage: Storage, *, again: bool = False) -> str:
+    """The isolation of builds, tried once for each buildah, kernel and set of measures: no attempt of `attack` works.
 
     Args:
         storage: the engine's storage.
         again: try even if the answer is known.
+
+    Returns:
+        `chroot`, or `oci` (a runtime such as crun) if the user requested it.
 
     Raises:
         EngineError: a container does not start, sees a network, or gets out; the message names how.
     """
     mode = isolation.mode_of_user()
     remembered = storage.cache.engine / "isolation.json"
-    known = (mode, 0, storage.version(), platform.release(), measures(mode))
-    proved = Isolation(*known, held=tuple(attack.ATTEMPTS))
-    if not again and remembered.is_file() and remembered.read_bytes() == canonical(asdict(proved)):
-        return proved
+    tried = {"mode": mode, "buildah": storage.version(), "kernel": platform.release(), "measures": measures(mode)}
+    proved = canonical({**tried, "held": list(attack.ATTEMPTS)})
+    if not again and remembered.is_file() and remembered.read_bytes() == proved:
+        return mode
     remembered.unlink(missing_ok=True)
     with storage.invocation("build") as folder:
         _Trial(storage, mode, folder).run()
-    write_atomically(remembered, canonical(asdict(proved)))
-    return proved
+    write_atomically(remembered, proved)
+    return mode
 
 
 def measures(mode: str) -> str:

@@ -6,7 +6,6 @@ import os
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -17,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from toolchain import console as people
-from toolchain.engine.estimate import Pace
+from toolchain.engine.estimate import Pace, Rate
 
 _STEP = re.compile(r"^@step (\S.*)$")
 # NINJA_STATUS='@ninja %f/%t %r %e@ ': finished, total, running, seconds since ninja's start.
@@ -25,7 +24,6 @@ _NINJA = re.compile(r"^@ninja (\d+)/(\d+) +\d+ +([\d.]+)@ ?(.*)$")
 _COUNT = re.compile(r"^@count (\d+)/(\d+)(?: (.*))?$")
 _BUILDAH = re.compile(r"^(?:\[(\d+)/(\d+)\] )?STEP (\d+)(?:/(\d+))?: (.*)$")
 _PLAIN_EVERY = 60.0
-_WINDOW = 600.0
 
 
 @dataclass
@@ -45,19 +43,13 @@ class _Step:
     run_done: int = 0
     run_total: int = 0
     run_seconds: float = 0.0
-    first: tuple[float, int] | None = None
-    samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=512))
+    rate: Rate = field(default_factory=Rate)
 
     def count(self, done: int, total: int, now: float) -> None:
         # Only newer figures count: lines of parallel jobs may come out of order, and a total may grow.
         self.total = max(self.total, total)
         self.done = min(max(self.done, done), self.total)
-        if self.first is None:
-            self.first = (now, self.done)
-        if not self.samples or now - self.samples[-1][0] >= 1:
-            self.samples.append((now, self.done))
-        while len(self.samples) > 2 and now - self.samples[0][0] > _WINDOW:
-            self.samples.popleft()
+        self.rate.add(self.done, now)
 
     def ninja(self, done: int, total: int, seconds: float, label: str, now: float) -> None:
         if done <= 1 <= self.run_done and self.run_total > 1 and seconds < self.run_seconds:
@@ -80,13 +72,7 @@ class _Step:
             return 0.0
         if self.pace is not None:
             return self.pace.left(now)
-        since, done = self.samples[0]
-        if self.done == done:
-            # Nothing moved for the whole window: the step's own average, without what was done before it began.
-            since, done = self.first or (now, self.done)
-        if self.done == done or now <= since:
-            return None
-        return (now - since) / (self.done - done) * (self.total - self.done)
+        return self.rate.seconds_for(self.total - self.done, now)
 
 
 class Progress:
@@ -140,14 +126,25 @@ class Progress:
     def step(self, name: str) -> None:
         """A step begins, and the one before it ends."""
         with self._lock:
-            self._begin(name, self._clock())
-            self._maybe_say(self._clock())
+            now = self._clock()
+            if self._steps and self._steps[-1].ended is None:
+                if self._steps[-1].name == name:
+                    return
+                self._steps[-1].ended = now
+            # The scripts say `done` last; it is not a step, and what follows is the engine's export.
+            name = "export" if name == "done" else name
+            self._steps.append(_Step(name, now, pace=Pace(self._ninja[name]) if name in self._ninja else None))
+            if self._live is None:
+                self._say(now)
 
     def count(self, done: int, total: int, label: str = "") -> None:
         """So many of the current step's parts are done; `label` names the last."""
         with self._lock:
-            self._count(done, total, label, self._clock())
-            self._maybe_say(self._clock())
+            now = self._clock()
+            step = self._current(now)
+            step.count(done, total, now)
+            step.label = label
+            self._maybe_say(now)
 
     def amount(self, what: str, done: int, total: int) -> None:
         """So many bytes of the current step's work are done, of `total` where that is not 0."""
@@ -156,52 +153,33 @@ class Progress:
             step.amount, step.label = people.share(done, total), what
             self._maybe_say(self._clock())
 
-    def _count(self, done: int, total: int, label: str, now: float) -> None:
-        step = self._current(now)
-        step.count(done, total, now)
-        step.label = label
-
     # -- lines of a container
 
     def line(self, text: str) -> bool:
         """Take one line of the build; whether it was progress, which is not shown."""
         with self._lock:
-            return self._line(text)
-
-    def _line(self, text: str) -> bool:
-        now = self._clock()
-        if match := _NINJA.match(text):
-            done, total, seconds, what = match.groups()
-            step = self._current(now)
-            step.ninja(int(done), int(total), float(seconds), what, now)
-            step.label = what
-        elif match := _COUNT.match(text):
-            self._count(int(match[1]), int(match[2]), match[3] or "", now)
-        elif match := _STEP.match(text):
-            self._begin(match[1].strip(), now)
-        elif match := _BUILDAH.match(text):
-            phase = f"{match[1]}.{match[3]}" if match[1] else match[3]
-            self._buildah = f"{phase} {match[5].split(' ', 1)[0]}"
-        else:
-            return False
-        self._maybe_say(now)
-        return True
+            now = self._clock()
+            if match := _NINJA.match(text):
+                done, total, seconds, what = match.groups()
+                step = self._current(now)
+                step.ninja(int(done), int(total), float(seconds), what, now)
+                step.label = what
+            elif match := _COUNT.match(text):
+                self.count(int(match[1]), int(match[2]), match[3] or "")
+            elif match := _STEP.match(text):
+                self.step(match[1].strip())
+            elif match := _BUILDAH.match(text):
+                phase = f"{match[1]}.{match[3]}" if match[1] else match[3]
+                self._buildah = f"{phase} {match[5].split(' ', 1)[0]}"
+            else:
+                return False
+            self._maybe_say(now)
+            return True
 
     def _current(self, now: float) -> _Step:
         if not self._steps or self._steps[-1].ended is not None:
             self._steps.append(_Step("build", now))
         return self._steps[-1]
-
-    def _begin(self, name: str, now: float) -> None:
-        if self._steps and self._steps[-1].ended is None:
-            if self._steps[-1].name == name:
-                return
-            self._steps[-1].ended = now
-        # The scripts say `done` last; it is not a step, and what follows is the engine's export.
-        name = "export" if name == "done" else name
-        self._steps.append(_Step(name, now, pace=Pace(self._ninja[name]) if name in self._ninja else None))
-        if self._live is None:
-            self._say(now)
 
     # -- figures
 

@@ -54,20 +54,19 @@ def build_tag(folder: Path) -> str:
     return f"localhost/toolchain/{folder.name}"
 
 
-def mount_names(identity: str) -> tuple[str, str]:
-    """The folders that a cache mount with this id may have: buildah 1.28 uses the id, later versions a digest of it."""
-    return identity, hashlib.sha256(identity.encode()).hexdigest()[:16]
-
-
 def ccache_mount(key: str) -> str:
     """The id of the cache mount of the compiler cache with this key."""
     return f"{CCACHE_MOUNT}-{key}"
 
 
 def cache_mounts(cache: Cache, identity: str) -> list[Path]:
-    """The folders of the cache mount with this id that exist; later versions than 1.28 have a parent for each user."""
-    parents = [cache.mounts / "buildah-cache", cache.mounts / "buildah-cache-0"]
-    places = [parent / folder for parent in parents for folder in mount_names(identity)]
+    """The folders of the cache mount with this id that exist.
+
+    buildah 1.28 names a folder by the id; later versions by a digest of it, with a parent for each user.
+    """
+    names = (identity, hashlib.sha256(identity.encode()).hexdigest()[:16])
+    parents = (cache.mounts / "buildah-cache", cache.mounts / "buildah-cache-0")
+    places = [parent / name for parent in parents for name in names]
     return [place for place in places if place.is_dir()]
 
 

@@ -13,7 +13,7 @@ from toolchain.cache import Cache
 from toolchain.catalog.gpus import pack
 from toolchain.errors import ConfigError, KernelError
 from toolchain.examine.kernels import Kernel, kernels_of, key_of
-from toolchain.examine.libraries import Library, read_library
+from toolchain.examine.libraries import Library, newest, read_library
 from toolchain.examine.places import File, opened
 from toolchain.kernels.aotriton_plan import read_packs
 from toolchain.stages.aotriton import PARTIAL
@@ -64,8 +64,7 @@ class Audit:
     @property
     def glibc(self) -> str:
         """The oldest glibc on which all libraries run; empty if none asks."""
-        versions = [library.glibc for library in self.libraries if library.glibc]
-        return max(versions, key=lambda text: [int(part) for part in text.split(".")], default="")
+        return newest(library.glibc for library in self.libraries if library.glibc)
 
     def problems(self, *, allow_empty: bool = False) -> list[str]:
         """The faults, a line for each kind."""

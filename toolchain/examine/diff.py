@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from toolchain.errors import ConfigError
@@ -105,11 +105,6 @@ class Difference:
             for (gpu, kernel), rows in sorted(groups.items())
         ]
 
-    def with_status(self, keys: Collection[str], status: str) -> Difference:
-        """The same with another status for some of its kernels."""
-        rows = [replace(row, status=status) if row.key in keys else row for row in self.rows]
-        return Difference(tuple(sorted(rows, key=_rank)))
-
     def failing(self, condition: str) -> list[Row]:
         """The rows for which one of `CONDITIONS` holds."""
         return [row for row in self.rows if CONDITIONS[condition](row)]
@@ -120,6 +115,11 @@ class Difference:
         return {"counts": self.counts(), "groups": self.groups(), "kernels": listed}
 
 
+def ranked(rows: Iterable[Row]) -> Difference:
+    """The comparison with these rows."""
+    return Difference(tuple(sorted(rows, key=_rank)))
+
+
 def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
     """Compare the kernels of two places.
 
@@ -128,24 +128,16 @@ def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
     Raises:
         ConfigError: they have no kernel in common.
     """
-    for name in (_by_key, _by_launch):
-        before, after = name(a), name(b)
+    for name in (lambda kernel: kernel.key, lambda kernel: kernel.launch or kernel.key):
+        before, after = ({name(kernel): kernel for kernel in kernels} for kernels in (a, b))
         if before.keys() & after.keys():
             rows = [_row(before.get(key), after.get(key)) for key in before.keys() | after.keys()]
-            return Difference(tuple(sorted(rows, key=_rank)))
+            return ranked(rows)
     raise ConfigError(
         "A and B have no kernel in common",
         why=f"A begins with {a[0].key}, B with {b[0].key}",
         fix="compare two campaigns of the same kernels and GPUs",
     )
-
-
-def _by_key(kernels: Sequence[Kernel]) -> dict[str, Kernel]:
-    return {kernel.key: kernel for kernel in kernels}
-
-
-def _by_launch(kernels: Sequence[Kernel]) -> dict[str, Kernel]:
-    return {kernel.launch or kernel.key: kernel for kernel in kernels}
 
 
 def _row(a: Kernel | None, b: Kernel | None) -> Row:

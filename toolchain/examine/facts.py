@@ -89,11 +89,6 @@ class Facts:
         return {**row, **waves}
 
 
-def is_code_object(content: bytes) -> bool:
-    """Whether a file begins as an ELF for AMD's GPUs."""
-    return content[:4] == b"\x7fELF" and len(content) >= 20 and struct.unpack_from("<H", content, 18)[0] == EM_AMDGPU
-
-
 def read_object(content: bytes, where: str, *, shared: int | None = None) -> tuple[Facts, ...]:
     """The kernels of a code object.
 
@@ -105,7 +100,7 @@ def read_object(content: bytes, where: str, *, shared: int | None = None) -> tup
         KernelError: it is damaged, for an unknown GPU, or has no kernel.
     """
     try:
-        if not is_code_object(content):
+        if content[:4] != b"\x7fELF" or content[18:20] != EM_AMDGPU.to_bytes(2, "little"):
             raise ValueError("it is not an ELF file for AMDGPU")
         kernels = tuple(_kernels(content, shared or 0))
         if not kernels:

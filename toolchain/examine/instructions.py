@@ -6,13 +6,14 @@ import io
 import re
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from toolchain.cache import Cache
 from toolchain.emulator.disassembly import Disassembler, disassemble, find_disassembler
 from toolchain.errors import EmulationError, EngineError
-from toolchain.examine.diff import CHANGED, INSTRUCTIONS, Difference, Row
+from toolchain.examine.diff import CHANGED, INSTRUCTIONS, Difference, Row, ranked
 from toolchain.examine.kernels import kernels_in
 
 # An address of data is taken from where the instruction is: its low and its high half are added to that.
@@ -44,7 +45,8 @@ def settle(difference: Difference, places: Sequence[str], cache: Cache) -> tuple
             kernel.sha256: kernel.content for kernel in kernels_in(place, cache, keep=wanted) if kernel.content
         }
     same = {row.key for row in open_ if _are_same(row, contents, tool)}
-    return difference.with_status(same, INSTRUCTIONS), 0
+    rows = (replace(row, status=INSTRUCTIONS) if row.key in same else row for row in difference.rows)
+    return ranked(rows), 0
 
 
 def _may_be_same(row: Row) -> bool:

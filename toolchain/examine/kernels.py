@@ -29,8 +29,8 @@ _CACHE_FOLDER = re.compile(r"[A-Z2-7]{40,64}|[0-9a-f]{64}")
 _RESULT = re.compile(r"(?:.*/)?results/(?:[0-9a-f]{2}/[0-9a-f]{62}|[0-9a-f]{64})")
 _IMAGES = "aotriton.images/"
 _AGAIN = "get it again from whoever made it"
-# Called with damaged files; without it they raise.
-_OnFault = Callable[[KernelError], None] | None
+# Called with the error of a damaged file, which is then skipped.
+_OnFault = Callable[[KernelError], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def kernels_in(what: str, cache: Cache, *, keep: Collection[str] = ()) -> list[K
         KernelError: a code object or a pack is damaged.
     """
     with opened(what, cache) as files:
-        kernels = list(kernels_of(files, keep=keep))
+        kernels = list(kernels_of(files, _refuse, keep=keep))
     if not kernels:
         raise ConfigError(
             f"{what} holds no compiled kernels",
@@ -88,14 +88,15 @@ def kernels_in(what: str, cache: Cache, *, keep: Collection[str] = ()) -> list[K
     return sorted(_numbered(kernels), key=lambda kernel: kernel.key)
 
 
-def kernels_of(files: Iterable[File], on_fault: _OnFault = None, *, keep: Collection[str] = ()) -> Iterator[Kernel]:
+def _refuse(error: KernelError) -> None:
+    raise error
+
+
+def kernels_of(files: Iterable[File], on_fault: _OnFault, *, keep: Collection[str] = ()) -> Iterator[Kernel]:
     """The kernels among files.
 
     Args:
         on_fault: called with the error of a damaged file, which is then skipped.
-
-    Raises:
-        KernelError: a code object or a pack is damaged, and there is no `on_fault`.
     """
     waiting: dict[str, list[Kernel]] = {}
     beside: dict[str, Mapping[str, Any]] = {}
@@ -121,8 +122,6 @@ def _sound(kernels: Iterator[Kernel], on_fault: _OnFault) -> Iterator[Kernel]:
     try:
         yield from kernels
     except KernelError as error:
-        if on_fault is None:
-            raise
         on_fault(error)
 
 

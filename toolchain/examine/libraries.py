@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ def read_library(path: str, content: bytes) -> Library | None:
                 place, size = section["sh_offset"], section["sh_size"]
                 read = amd_targets if section.name == ".hip_fatbin" else nvidia_targets
                 targets |= set(read(memoryview(content)[place : place + size]))
-        glibc = max(versions, key=lambda text: [int(part) for part in text.split(".")], default="")
+        glibc = newest(versions)
     except (ELFError, ValueError, KeyError, AttributeError, struct.error, UnicodeDecodeError):
         return None
     llvms = {revision.revision for revision in revisions([content], path) if revision.kind in INSIDE}
@@ -78,6 +78,11 @@ def read_library(path: str, content: bytes) -> Library | None:
         path=path, soname=soname, needed=tuple(needed), glibc=glibc, targets=tuple(sorted(targets)),
         llvms=tuple(sorted(llvms)),
     )  # fmt: skip
+
+
+def newest(versions: Iterable[str]) -> str:
+    """The highest of some versions of glibc; empty for none."""
+    return max(versions, key=lambda text: [int(part) for part in text.split(".")], default="")
 
 
 def amd_targets(section: memoryview) -> Iterator[str]:

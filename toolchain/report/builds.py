@@ -21,7 +21,7 @@ from toolchain.oci.compressed import unpacked
 from toolchain.oci.layout import Layout
 from toolchain.record import Record
 from toolchain.report.content import Cell, Column, Kind, Picture, Report, Section, Table, Tone
-from toolchain.report.kernels import campaign_figures, campaign_section, kernels_figures, kernels_section
+from toolchain.report.kernels import Figures, campaign_part, kernels_part
 from toolchain.report.ninja import Step, steps_of
 
 _ALONE = 64 << 10  # bytes of a file that has a row of its own
@@ -73,12 +73,12 @@ def _kept_log(cache: Cache, record: Record) -> bytes:
     return b""
 
 
-def _kernels(cache: Cache, record: Record) -> tuple[Sequence[tuple[str, str, Tone]], Section]:
+def _kernels(cache: Cache, record: Record) -> tuple[Figures, Section]:
     there: list[Kernel] = kernels_in(full_name(record), cache)
     ledger = cache.kept(_work(record), LEDGER)
     if ledger.is_file() and (entries := entries_of(ledger)):
-        return campaign_figures(entries, there), campaign_section(entries, there)
-    return kernels_figures(there), kernels_section(there)
+        return campaign_part(entries, there)
+    return kernels_part(there)
 
 
 def _times(records: Iterable[Record]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from toolchain import console
 from toolchain.examine.facts import Facts
@@ -24,6 +25,7 @@ FACTS = {
     "scratch": ("Scratch", Kind.NUMBER, "bytes of scratch memory of a lane"),
     "code": ("Code", Kind.BYTES, "bytes of instructions"),
 }
+Figures: TypeAlias = "list[tuple[str, str, Tone]]"
 _LONGEST = 4000  # characters of a reason
 _COLUMNS = (
     Column("kernel", "Kernel", Kind.CHOICE),
@@ -45,7 +47,7 @@ _PICTURES: tuple[Picture, ...] = (
 )
 
 
-def campaign_report(title: str, entries: Sequence[Entry], kernels: Sequence[Kernel] = ()) -> Report:
+def campaign_report(title: str, entries: Sequence[Entry], kernels: Sequence[Kernel]) -> Report:
     """The page of a campaign.
 
     Args:
@@ -53,17 +55,17 @@ def campaign_report(title: str, entries: Sequence[Entry], kernels: Sequence[Kern
         entries: of its ledger.
         kernels: its code objects; an entry's is found by its digest.
     """
-    return Report(
-        kind="campaign",
-        title=title,
-        subject=_gpus(entry.target for entry in entries),
-        figures=campaign_figures(entries, kernels),
-        sections=[campaign_section(entries, kernels)],
-    )
+    figures, section = campaign_part(entries, kernels)
+    subject = _gpus(entry.target for entry in entries)
+    return Report(kind="campaign", title=title, subject=subject, figures=figures, sections=[section])
 
 
-def campaign_figures(entries: Sequence[Entry], kernels: Sequence[Kernel]) -> list[tuple[str, str, Tone]]:
-    """Figures: kernels, those without an object, and times."""
+def campaign_part(entries: Sequence[Entry], kernels: Sequence[Kernel]) -> tuple[Figures, Section]:
+    """Figures of a campaign, and its section with a row for each entry."""
+    return _campaign_figures(entries, kernels), _campaign_section(entries, kernels)
+
+
+def _campaign_figures(entries: Sequence[Entry], kernels: Sequence[Kernel]) -> Figures:
     done = sum(entry.status == DONE for entry in entries)
     late = sum(entry.status == TIMEOUT for entry in entries)
     failed = len(entries) - done - late
@@ -81,12 +83,11 @@ def campaign_figures(entries: Sequence[Entry], kernels: Sequence[Kernel]) -> lis
     return rows + _spilling(kernels)
 
 
-def campaign_section(entries: Sequence[Entry], kernels: Sequence[Kernel]) -> Section:
-    """A row for each entry."""
+def _campaign_section(entries: Sequence[Entry], kernels: Sequence[Kernel]) -> Section:
     by_digest = {kernel.sha256: kernel.facts for kernel in kernels}
     rows: list[list[Cell]] = [
         [
-            entry.kernel, entry.target, entry.status, entry.seconds, *facts_cells(by_digest.get(entry.sha256)),
+            entry.kernel, entry.target, entry.status, entry.seconds, *_facts_cells(by_digest.get(entry.sha256)),
             entry.size or None, *_reason(entry.reason), entry.out,
         ]
         for entry in sorted(entries, key=lambda entry: (entry.status == DONE, entry.out))
@@ -97,39 +98,29 @@ def campaign_section(entries: Sequence[Entry], kernels: Sequence[Kernel]) -> Sec
 
 def kernels_report(what: str, kernels: Sequence[Kernel]) -> Report:
     """The page of the kernels of a place; how they were made is unknown."""
-    return Report(
-        kind="kernels",
-        title=what,
-        subject=_gpus(kernel.gpu for kernel in kernels),
-        figures=kernels_figures(kernels),
-        sections=[kernels_section(kernels)],
-    )
+    figures, section = kernels_part(kernels)
+    subject = _gpus(kernel.gpu for kernel in kernels)
+    return Report(kind="kernels", title=what, subject=subject, figures=figures, sections=[section])
 
 
-def kernels_figures(kernels: Sequence[Kernel]) -> list[tuple[str, str, Tone]]:
-    """Figures: kernels, empty ones, and those that spill."""
+def kernels_part(kernels: Sequence[Kernel]) -> tuple[Figures, Section]:
+    """Figures of the kernels of a place, and a section with a row for each."""
     empty = sum(kernel.facts is None for kernel in kernels)
-    rows = [("kernels", f"{len(kernels):,}", Tone.PLAIN)]
-    rows += [("empty (known bad)", f"{empty:,}", Tone.BAD)] if empty else []
-    return rows + _spilling(kernels)
-
-
-def kernels_section(kernels: Sequence[Kernel]) -> Section:
-    """A row for each kernel of a place."""
+    figures = [("kernels", f"{len(kernels):,}", Tone.PLAIN)]
+    figures += [("empty (known bad)", f"{empty:,}", Tone.BAD)] if empty else []
     rows: list[list[Cell]] = [
         [
-            kernel.family, kernel.gpu, "empty" if kernel.facts is None else DONE, None, *facts_cells(kernel.facts),
+            kernel.family, kernel.gpu, "empty" if kernel.facts is None else DONE, None, *_facts_cells(kernel.facts),
             None, "", "", kernel.key,
         ]
         for kernel in kernels
     ]  # fmt: skip
     pictures = [{**picture, "of": "vgpr"} if picture["kind"] == "spread" else picture for picture in _PICTURES]
     table = Table(columns=_COLUMNS, rows=rows, sort="waves", pictures=pictures)
-    return Section(title="Kernels", table=table, note=_note(known=True))
+    return figures + _spilling(kernels), Section(title="Kernels", table=table, note=_note(known=True))
 
 
-def facts_cells(facts: Facts | None) -> list[Cell]:
-    """The values of `FACTS`."""
+def _facts_cells(facts: Facts | None) -> list[Cell]:
     if facts is None:
         return [None] * len(FACTS)
     there = facts.occupancy
@@ -142,7 +133,7 @@ def _reason(text: str) -> tuple[str, str]:
     return first[:_LONGEST], text[:_LONGEST] if text != first else ""
 
 
-def _spilling(kernels: Sequence[Kernel]) -> list[tuple[str, str, Tone]]:
+def _spilling(kernels: Sequence[Kernel]) -> Figures:
     known = [kernel.facts for kernel in kernels if kernel.facts is not None and kernel.facts.vgpr is not None]
     if not known:
         return []
