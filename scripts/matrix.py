@@ -33,7 +33,6 @@ sys.path.insert(0, str(TOP))
 RESULTS = TOP / "scripts" / "matrix.json"
 PAGE = TOP / "docs" / "measurements" / "generations.md"
 TRIED = TOP / "toolchain" / "data" / "tried.toml"
-SITE = TOP / "mkdocs.yml"
 _MARK = "\n# Written by scripts/matrix.py, to the end of this file.\n"
 _SECTION = "Generations of LLVM and Triton"
 _FLOOR = "2.31"
@@ -238,10 +237,6 @@ def write(_: argparse.Namespace) -> None:
     PAGE.write_text(page(results), encoding="utf-8")
     by_hand = TRIED.read_text(encoding="utf-8").partition(_MARK)[0].rstrip("\n") + "\n"
     TRIED.write_text(by_hand + _MARK + rows(results, tomllib.loads(by_hand)["tried"]), encoding="utf-8")
-    site = SITE.read_text(encoding="utf-8")
-    if (line := f"          - Generations: measurements/{PAGE.name}\n") not in site:
-        before, entry, after = site.partition("          - Triton: measurements/triton.md\n")
-        SITE.write_text(before + line + entry + after, encoding="utf-8")
 
 
 def main(words: Sequence[str]) -> None:

@@ -28,6 +28,7 @@ from toolchain.catalog.release_data import (
     LlvmPin,
     aotriton_releases,
     is_commit,
+    numbers,
     triton_releases,
 )
 from toolchain.errors import ToolchainError
@@ -115,12 +116,12 @@ def gather(triton: str, aotriton: str) -> dict[str, Any]:
         one, other = Repository(triton, Path(folder) / "triton"), Repository(aotriton, Path(folder) / "aotriton")
         tritons = []
         for ref, commit in one.refs(re.compile(f"{_TRITON_TAG.pattern}|{_TRITON_BRANCH.pattern}")).items():
-            if _oldest_triton() <= _numbers(ref) or ref.endswith("main"):
+            if _oldest_triton() <= numbers(ref) or ref.endswith("main"):
                 one.fetch(commit)
                 tritons.append({"ref": ref, "commit": commit, "files": one.pins(commit)})
         rows = []
         for ref, commit in other.refs(_AOTRITON_REF).items():
-            if _oldest_aotriton() <= _numbers(ref) or ref.endswith("main"):
+            if _oldest_aotriton() <= numbers(ref) or ref.endswith("main"):
                 other.fetch(commit)
                 carried = other.submodule(commit, "third_party/triton")
                 rows.append({"ref": ref, "commit": commit, "triton": carried, "files": _carried(one, carried)})
@@ -297,16 +298,12 @@ def _build(pin: LlvmPin | None, version: str, files: Mapping[str, str]) -> dict[
     return {"source": f"llvm=https://github.com/{pin.repository}@{pin.commit}", "triton": version}
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text))
-
-
 def _oldest_triton() -> tuple[int, ...]:
-    return min(_numbers(row.version)[:2] for row in triton_releases() if row.version)
+    return min(numbers(row.version)[:2] for row in triton_releases() if row.version)
 
 
 def _oldest_aotriton() -> tuple[int, ...]:
-    return min(_numbers(row.name) for row in aotriton_releases())
+    return min(numbers(row.name) for row in aotriton_releases())
 
 
 def main(argv: Sequence[str]) -> int:

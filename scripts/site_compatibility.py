@@ -15,7 +15,7 @@ from toolchain.catalog.costs import costs
 from toolchain.catalog.floors import load_floors
 from toolchain.catalog.hip import rocms
 from toolchain.catalog.pythons import load_pythons
-from toolchain.catalog.release_data import aotriton_releases, is_commit, triton_releases
+from toolchain.catalog.release_data import aotriton_releases, is_commit, numbers, triton_releases
 from toolchain.catalog.releases import aotriton_release, triton_release
 from toolchain.catalog.stages import STAGES
 from toolchain.catalog.tried import Tried, tried
@@ -134,7 +134,7 @@ def compatibility() -> str:
 
 
 def _line(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    return numbers(version)[:2]
 
 
 def _wheel(version: str, python: str) -> str:
