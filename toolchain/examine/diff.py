@@ -128,8 +128,8 @@ def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
     Raises:
         ConfigError: they have no kernel in common.
     """
-    for name in (lambda kernel: kernel.key, lambda kernel: kernel.launch or kernel.key):
-        before, after = ({name(kernel): kernel for kernel in kernels} for kernels in (a, b))
+    for by_launch in (False, True):
+        before, after = _named(a, by_launch=by_launch), _named(b, by_launch=by_launch)
         if before.keys() & after.keys():
             rows = [_row(before.get(key), after.get(key)) for key in before.keys() | after.keys()]
             return ranked(rows)
@@ -138,6 +138,10 @@ def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
         why=f"A begins with {a[0].key}, B with {b[0].key}",
         fix="compare two campaigns of the same kernels and GPUs",
     )
+
+
+def _named(kernels: Sequence[Kernel], *, by_launch: bool) -> dict[str, Kernel]:
+    return {(by_launch and kernel.launch) or kernel.key: kernel for kernel in kernels}
 
 
 def _row(a: Kernel | None, b: Kernel | None) -> Row:
