@@ -13,7 +13,7 @@ from toolchain.trust import attest, policy
 from toolchain.trust.keyless import Identity
 from toolchain.trust.keys import PublicKey
 from toolchain.trust.policy import Policy
-from toolchain.trust.statements import Evidence, about, signed_by
+from toolchain.trust.statements import Evidence, about, named_subjects, signed_by
 
 
 def named_files(value: Mapping[str, Any], manifest: Descriptor) -> tuple[PlainFile, ...]:
@@ -53,13 +53,11 @@ def signed_files(
     chosen: Mapping[str, Any] | None = None
     problem: UntrustedError | None = None
     for statement in about(statements, {manifest.digest}, {attest.PREDICATE}, "provenance"):
-        covered = left & _named(statement)
+        covered = left & named_subjects(statement)
         if not covered and chosen is not None:
             continue
         try:
-            policy.first("provenance", policy.check_provenance(statement, demands, label=None))
-            policy.first("source-repo", policy.check_sources(statement, demands))
-            policy.first("age", policy.check_age(statement, demands, now))
+            policy.check_build_facts(statement, demands, now, label=None)
             policy.require_policy(statement, demands)
         except UntrustedError as error:  # one good one is enough, whatever else was signed
             problem = problem or error
@@ -70,19 +68,5 @@ def signed_files(
         names = ", ".join(sorted(name for name, _ in left)) or "nothing"
         raise problem or UntrustedError(f"provenance: what is signed does not name {names}, or names other bytes")
     checks["provenance"] = f"it names each of {len(files)} files by name and digest, and agrees with itself"
-    if demands.source_repos:
-        checks["source-repo"] = f"every source comes from {' or '.join(demands.source_repos)}"
-    if demands.max_age is not None:
-        checks["age"] = f"built within {demands.max_age:g} days"
-    if held := policy.kept(demands):
-        checks["policy"] = held
+    checks |= policy.facts_that_held(demands) | policy.policy_that_held(demands)
     return chosen
-
-
-def _named(statement: Mapping[str, Any]) -> set[tuple[str, str]]:
-    named = set()
-    for subject in statement["subject"]:
-        digest = subject.get("digest") if isinstance(subject, dict) else None
-        if isinstance(digest, dict) and isinstance(digest.get("sha256"), str):
-            named.add((str(subject.get("name")), f"sha256:{digest['sha256']}"))
-    return named

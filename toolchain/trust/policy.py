@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from toolchain.catalog.stages import of_packages
@@ -20,8 +21,6 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 # Clocks differ; a later time is forged or from a broken clock.
 _SLACK = timedelta(hours=1)
 _DAY = 86400.0
-
-
 POLICIES = ("source-only", "isolated", "fresh")
 
 
@@ -72,13 +71,12 @@ def make_policy(
     names = [] if name is None else [part.strip() for part in name.split(",")]
     if unknown := [part for part in names if part not in POLICIES]:
         raise ConfigError(f"no such policy: {unknown[0]!r}", fix=f"one of {', '.join(POLICIES)}, comma-separated")
-    repos = tuple(normal_repository(repo) for repo in source_repos)
     return Policy(
         source_only="source-only" in names,
         isolated="isolated" in names,
         fresh="fresh" in names,
         allow=tuple(allow),
-        source_repos=repos,
+        source_repos=tuple(normal_repository(repo) for repo in source_repos),
         max_age=max_age,
         image=image,
     )
@@ -113,40 +111,58 @@ def _same(repository: str, wanted: Sequence[str]) -> bool:
         return False
 
 
-# What is looked at, in order. Each gives the first thing that is wrong, or nothing.
+@contextlib.contextmanager
+def _reading(check: str) -> Iterator[None]:
+    """Turn what a malformed statement raises into the error of a check."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UntrustedError(f"{check}: the statement is malformed", why=repr(error)) from error
 
-Check = Literal["provenance", "source-repo", "age", "policy"]
 
-
-def check_provenance(statement: Mapping[str, Any], demands: Policy, *, label: str | None) -> Iterator[str]:
-    """Whether a provenance is this tool's and agrees with itself and with the image.
+def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: datetime, *, label: str | None) -> None:
+    """Check a provenance by itself, its sources and its age.
 
     Args:
         statement: whose subject is right and whose signature was checked.
-        demands: which inputs and which image it must be about.
         label: the image's `toolchain.input-digest`; None if the image has none.
+
+    Raises:
+        UntrustedError: the first thing that is wrong.
     """
+    _check_provenance(statement, demands, label)
+    _check_sources(statement, demands)
+    _check_age(statement, demands, now)
+
+
+@_reading("provenance")
+def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str | None) -> None:
+    """Whether a provenance is this tool's and agrees with itself and with the image."""
     definition = statement["predicate"]["buildDefinition"]
     if definition["buildType"] != attest.BUILD_TYPE:
-        yield f"it is of another kind of build: {definition['buildType']}"
+        raise UntrustedError(f"provenance: it is of another kind of build: {definition['buildType']}")
     inner = definition["internalParameters"]
-    if sha256_json(inner["inputs"]) != inner["inputDigest"]:
-        yield "input digest mismatch: its inputs have another digest than it names"
-    if label is not None and inner["inputDigest"] != label:
-        yield f"it is about the inputs {inner['inputDigest']}, the image was labelled with {label}"
-    if demands.input_digest is not None and inner["inputDigest"] != demands.input_digest:
-        yield f"it is about the inputs {inner['inputDigest']}, wanted is what is made from {demands.input_digest}"
+    inputs = inner["inputDigest"]
+    if sha256_json(inner["inputs"]) != inputs:
+        raise UntrustedError("provenance: input digest mismatch: its inputs have another digest than it names")
+    if label is not None and inputs != label:
+        raise UntrustedError(f"provenance: it is about the inputs {inputs}, the image was labelled with {label}")
+    if demands.input_digest is not None and inputs != demands.input_digest:
+        raise UntrustedError(
+            f"provenance: it is about the inputs {inputs}, wanted is what is made from {demands.input_digest}"
+        )
     if demands.image is not None and inner["image"] != demands.image:
-        yield f"it is about {inner['image']}, not about {demands.image}"
+        raise UntrustedError(f"provenance: it is about {inner['image']}, not about {demands.image}")
     if not any(row["annotations"]["role"] == "source" for row in definition["resolvedDependencies"]) and (
         inner["stage"] not in of_packages()  # they are packages, which the SBOM lists
     ):
-        yield "it names no source"
+        raise UntrustedError("provenance: it names no source")
 
 
-def check_sources(statement: Mapping[str, Any], policy: Policy) -> Iterator[str]:
-    """The sources of the image itself that come from none of the repositories that are demanded."""
-    if not policy.source_repos:
+@_reading("source-repo")
+def _check_sources(statement: Mapping[str, Any], demands: Policy) -> None:
+    """Whether each source of the image itself comes from one of the repositories that are demanded."""
+    if not demands.source_repos:
         return
     definition = statement["predicate"]["buildDefinition"]
     stage = definition["internalParameters"]["stage"]
@@ -156,91 +172,84 @@ def check_sources(statement: Mapping[str, Any], policy: Policy) -> Iterator[str]
         if (row["annotations"]["role"], row["annotations"]["stage"]) == ("source", stage)
     ]
     if not rows:
-        yield "the image has no source of its own"
+        raise UntrustedError("source-repo: the image has no source of its own")
+    wanted = " or ".join(demands.source_repos)
     for row in rows:
         repository = str(row["annotations"]["repository"])
-        if not _same(repository, policy.source_repos):
-            yield f"the source {row['name']} comes from {repository}, not from {' or '.join(policy.source_repos)}"
+        if not _same(repository, demands.source_repos):
+            raise UntrustedError(f"source-repo: the source {row['name']} comes from {repository}, not from {wanted}")
 
 
-def check_age(statement: Mapping[str, Any], policy: Policy, now: datetime) -> Iterator[str]:
-    """Whether the build is too old, or from the future."""
+@_reading("age")
+def _check_age(statement: Mapping[str, Any], demands: Policy, now: datetime) -> None:
+    """Whether the build is not too old, nor from the future."""
     text = str(statement["predicate"]["runDetails"]["metadata"]["finishedOn"])
     finished = datetime.strptime(text, _TIME).replace(tzinfo=UTC)
     if finished > now + _SLACK:
-        yield f"the build ended at {text}, which is in the future"
-    if policy.max_age is not None and (now - finished).total_seconds() > policy.max_age * _DAY:
-        yield f"the build ended at {text}, longer ago than {policy.max_age:g} days"
+        raise UntrustedError(f"age: the build ended at {text}, which is in the future")
+    if demands.max_age is not None and (now - finished).total_seconds() > demands.max_age * _DAY:
+        raise UntrustedError(f"age: the build ended at {text}, longer ago than {demands.max_age:g} days")
 
 
-def check_binaries(statement: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[str]:
-    """Whether provenance and SBOM name the same prebuilt things."""
+@_reading("policy")
+def check_binaries(statement: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+    """Whether provenance and SBOM name the same prebuilt things.
+
+    Raises:
+        UntrustedError: they do not.
+    """
     named, listed = _binaries(statement), sbom.binaries_in(document)
     if named != listed:
-        yield f"provenance and SBOM disagree about prebuilt things: {', '.join(named)} and {', '.join(listed)}"
+        raise UntrustedError(
+            f"policy: provenance and SBOM disagree about prebuilt things: {', '.join(named)} and {', '.join(listed)}"
+        )
 
 
-def require_policy(statement: Mapping[str, Any], policy: Policy) -> None:
+@_reading("policy")
+def require_policy(statement: Mapping[str, Any], demands: Policy) -> None:
     """Check an image against a policy.
 
     Raises:
         UntrustedError: it is not met; where an option would lift the refusal, `fix` names it.
     """
-    try:
-        first("policy", check_allowed(statement, policy))
-    except UntrustedError as error:
-        error.fix = remedy(statement, policy)
-        raise
-    try:
-        first("policy", check_build(statement, policy))
-    except UntrustedError as error:
-        error.fix = "have it built again as the policy demands (with --fresh for `fresh`), or demand less"
-        raise
-
-
-def kept(policy: Policy) -> str:
-    """The demands of a policy that was met, for display; empty if none was demanded."""
-    held = (
-        (policy.source_only, "nothing prebuilt but what was allowed"),
-        (policy.isolated, "built in a proved isolation"),
-        (policy.fresh, "built without a compiler cache"),
-    )
-    return "; ".join(text for demanded, text in held if demanded)
-
-
-def check_build(statement: Mapping[str, Any], policy: Policy) -> Iterator[str]:
-    """Whether the build was isolated, and without a compiler cache, as far as that is demanded."""
     inner = statement["predicate"]["buildDefinition"]["internalParameters"]
-    if policy.isolated and str(inner["isolation"]) == "none":
-        yield "no isolation of the build was proved"
-    if policy.fresh and str(inner["compilerCache"]) != "none":
-        yield f"it was built with the compiler cache {inner['compilerCache']}, and not with `fresh`"
-
-
-def check_allowed(statement: Mapping[str, Any], policy: Policy) -> Iterator[str]:
-    """The prebuilt things that a provenance names and the policy does not allow."""
-    if policy.source_only:
-        names = [name for name in _binaries(statement) if name not in policy.allow]
-        if names:
-            yield f"it was made with the prebuilt {', '.join(names)}, which is not allowed"
+    names = [name for name in _binaries(statement) if name not in demands.allow] if demands.source_only else []
+    if names:
+        raise UntrustedError(
+            f"policy: it was made with the prebuilt {', '.join(names)}, which is not allowed",
+            fix=f"if you accept them: {' '.join(f'--allow-binary {name}' for name in names)}",
+        )
+    again = "have it built again as the policy demands (with --fresh for `fresh`), or demand less"
+    if demands.isolated and str(inner["isolation"]) == "none":
+        raise UntrustedError("policy: no isolation of the build was proved", fix=again)
+    if demands.fresh and str(inner["compilerCache"]) != "none":
+        why = f"it was built with the compiler cache {inner['compilerCache']}, and not with `fresh`"
+        raise UntrustedError(f"policy: {why}", fix=again)
 
 
 def _binaries(statement: Mapping[str, Any]) -> list[str]:
     return sorted(statement["predicate"]["buildDefinition"]["internalParameters"]["binaries"])
 
 
-def first(check: Check, problems: Iterator[str]) -> None:
-    """Raise for the first problem.
+def facts_that_held(demands: Policy) -> dict[str, str]:
+    """The demands on sources and age that were met, by the name of the check, for display."""
+    checks = {}
+    if demands.source_repos:
+        checks["source-repo"] = f"every source comes from {' or '.join(demands.source_repos)}"
+    if demands.max_age is not None:
+        checks["age"] = f"built within {demands.max_age:g} days"
+    return checks
 
-    Raises:
-        UntrustedError: there is one, or what was looked at is malformed.
-    """
-    try:
-        problem = next(problems, None)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UntrustedError(f"{check}: the statement is malformed", why=repr(error)) from error
-    if problem is not None:
-        raise UntrustedError(f"{check}: {problem}")
+
+def policy_that_held(demands: Policy) -> dict[str, str]:
+    """The policy that was met, likewise; empty if none was demanded."""
+    held = (
+        (demands.source_only, "nothing prebuilt but what was allowed"),
+        (demands.isolated, "built in a proved isolation"),
+        (demands.fresh, "built without a compiler cache"),
+    )
+    text = "; ".join(text for demanded, text in held if demanded)
+    return {"policy": text} if text else {}
 
 
 def summary(statement: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,12 +267,6 @@ def summary(statement: Mapping[str, Any]) -> dict[str, Any]:
         **of_provenance(statement).as_json(),
         "command": invocation(statement),
     }
-
-
-def remedy(statement: Mapping[str, Any], policy: Policy) -> str:
-    """The option that would lift the refusal of an otherwise trusted image; empty if there is none."""
-    names = [name for name in _binaries(statement) if name not in policy.allow] if policy.source_only else []
-    return f"if you accept them: {' '.join(f'--allow-binary {name}' for name in names)}" if names else ""
 
 
 def named(statement: Mapping[str, Any]) -> str:

@@ -184,11 +184,16 @@ def opened(envelope: dsse.Envelope) -> dict[str, Any]:
         raise UntrustedError("signature: an envelope holds no in-toto statement", why=repr(error)) from error
 
 
-def subjects_of(statement: Mapping[str, Any]) -> set[str]:
-    """The digests that a statement is about."""
-    digests = set()
+def named_subjects(statement: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Name and digest of each thing that a statement is about."""
+    named = set()
     for subject in statement["subject"]:
         digest = subject.get("digest") if isinstance(subject, dict) else None
         if isinstance(digest, dict) and isinstance(digest.get("sha256"), str):
-            digests.add(f"sha256:{digest['sha256']}")
-    return digests
+            named.add((str(subject.get("name")), f"sha256:{digest['sha256']}"))
+    return named
+
+
+def subjects_of(statement: Mapping[str, Any]) -> set[str]:
+    """The digests that a statement is about."""
+    return {digest for _, digest in named_subjects(statement)}

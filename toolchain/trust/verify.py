@@ -35,8 +35,6 @@ class Verdict:
     """The result of a verification.
 
     Args:
-        verdict: `trusted`: a key was given and everything holds. `intact`: the bytes are those that the digests name
-            and nothing contradicts them, but no signature was checked. `untrusted`: something is wrong.
         problems: what is wrong; of several the first.
         checks: the checks that passed, in order, each with a text for display.
         fix: what would make it right, where that is in the caller's hands; not in `as_json`.
@@ -46,11 +44,19 @@ class Verdict:
 
     ref: str
     digest: str
-    verdict: Literal["trusted", "intact", "untrusted"] = "intact"
     problems: list[str] = field(default_factory=list)
     checks: dict[str, str] = field(default_factory=dict)
     provenance: Mapping[str, Any] | None = None
     fix: str = ""
+
+    @property
+    def verdict(self) -> Literal["trusted", "intact", "untrusted"]:
+        """`trusted`: a key was given and everything holds. `intact`: the bytes are those that the digests name and
+        nothing contradicts them, but no signature was checked. `untrusted`: something is wrong.
+        """
+        if self.problems:
+            return "untrusted"
+        return "intact" if self.provenance is None else "trusted"
 
     def as_json(self) -> dict[str, Any]:
         """A row of `verify --json`."""
@@ -96,10 +102,9 @@ def verify(
     except DigestError as error:
         verdict.problems = [f"digests: {error.what}"]
     if verdict.problems:
-        verdict.verdict = "untrusted"
         return verdict
     verdict.checks["digests"] = "every blob and every unpacked layer has the digest that names it"
-    now = now or datetime.now(UTC)
+    demands, now = demands or Policy(), now or datetime.now(UTC)
     try:
         if top.media_type in media.IMAGES and are_files(value := layout.read_json(top)):
             files = named_files(value, top)
@@ -107,11 +112,9 @@ def verify(
                 raise UntrustedError("rebuilders: these are files, and images are rebuilt", fix="name the image")
             if key is not None:
                 evidence = gather(place, [top.digest], layout)
-                demands = demands or Policy()
                 verdict.provenance = signed_files(
                     key, files, top, evidence, demands=demands, now=now, checks=verdict.checks
                 )
-            verdict.verdict = "intact" if key is None else "trusted"
             return verdict
         images = _images(layout, top)
         if floor := _one_floor(layout, images):
@@ -122,16 +125,13 @@ def verify(
             if key is None:
                 look.unsigned()
             else:
-                verdict.provenance = look.signed(key, demands or Policy(), now)
+                verdict.provenance = look.signed(key, demands, now)
             if rebuilders is not None:
                 look.rebuilt(rebuilders)
     except UntrustedError as error:
-        verdict.verdict = "untrusted"
         verdict.problems = [error.what + (f" ({error.why})" if error.why else "")]
         verdict.fix = error.fix
         verdict.provenance = None
-        return verdict
-    verdict.verdict = "intact" if key is None else "trusted"
     return verdict
 
 
@@ -215,27 +215,18 @@ class _Image:
         """With a key only what it signed is used; the provenance that was trusted."""
         statements = signed_by(key, self._found, self._image.digest, self._checks)
         made = about(statements, self._needed, {attest.PREDICATE}, "provenance")
-        chosen = one_of(made, lambda statement: self._provenance(statement, demands, now))
+        chosen = one_of(made, lambda statement: policy.check_build_facts(statement, demands, now, label=self._label))
         self._checks["provenance"] = "it is about this image and agrees with itself and the image's label"
-        if demands.source_repos:
-            self._checks["source-repo"] = f"every source comes from {' or '.join(demands.source_repos)}"
-        if demands.max_age is not None:
-            self._checks["age"] = f"built within {demands.max_age:g} days"
+        self._checks |= policy.facts_that_held(demands)
         listed = about(statements, self._needed, {sbom.PREDICATE}, "sbom")
         document = one_of([statement["predicate"] for statement in listed], self._compare)
         self._checks["sbom"] = f"{len(document['files'])} files are as the signed SBOM lists them"
-        policy.first("policy", policy.check_binaries(chosen, document))
+        policy.check_binaries(chosen, document)
         policy.require_policy(chosen, demands)
-        if held := policy.kept(demands):
-            self._checks["policy"] = held
+        self._checks |= policy.policy_that_held(demands)
         if numbers_checked := numbers.result(statements, self._needed):
             self._checks["numbers"] = numbers_checked
         return chosen
-
-    def _provenance(self, statement: dict[str, Any], demands: Policy, now: datetime) -> None:
-        policy.first("provenance", policy.check_provenance(statement, demands, label=self._label))
-        policy.first("source-repo", policy.check_sources(statement, demands))
-        policy.first("age", policy.check_age(statement, demands, now))
 
     def _compare(self, document: Mapping[str, Any]) -> None:
         manifest, diff_id = sbom.described(document)
