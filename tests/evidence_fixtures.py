@@ -142,14 +142,13 @@ def small_image(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     (tree / "usr/lib64/thing/link").symlink_to("bin/tool")
-    layer = write_layer(tree, work / f"{tree.name}.tar", epoch=EPOCH)
+    layer = write_layer(tree, work / f"{tree.name}.tar")
     blob = compress(layer, work / f"{tree.name}.blob", how)
     spec = ImageSpec(
         arch=arch,
         layers=(add_layer(layout, blob, created_by="test"),),
         labels={"toolchain.input-digest": label, **({PARTIAL: partial} if partial else {})} if label else {},
-        annotations=standard_annotations(epoch=EPOCH, title="thing"),
-        epoch=EPOCH,
+        annotations=standard_annotations("thing"),
     )
     return write_image(layout, spec)
 

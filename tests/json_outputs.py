@@ -54,9 +54,9 @@ def _cached(folder: Path) -> Path:
     entries = [Entry(metadata=metadata, size=sum(path.stat().st_size for path in entry.iterdir()))]
     write_manifest(entries, folder / "tree", "unknown-triton-key")
     layout = Layout(folder / "layout").ensure()
-    layer = compress(write_layer(folder / "tree", folder / "layer.tar", epoch=0), folder / "blob", "gzip")
+    layer = compress(write_layer(folder / "tree", folder / "layer.tar"), folder / "blob", "gzip")
     said = {**labels(entries), CACHE_MOUNT: "/opt/cache", CACHE_CALLS: json.dumps(["gfx942/direction=forward,seq=8"])}
-    spec = ImageSpec(arch="amd64", layers=(add_layer(layout, layer),), labels=said, epoch=0)
+    spec = ImageSpec(arch="amd64", layers=(add_layer(layout, layer),), labels=said)
     layout.tag(write_image(layout, spec), "cache")
     return layout.root
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.digest import EPOCH
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, standard_annotations, write_image, write_index
 from toolchain.oci.layer import Compression, compress, write_layer
@@ -101,14 +100,13 @@ def small_index(
         (prefix / "data").write_bytes(random.Random(f"{seed} {arch}").randbytes(size))
         (prefix / "link").unlink(missing_ok=True)
         (prefix / "link").symlink_to("data")
-        layer = write_layer(tree, work / f"{arch}-{seed}.tar", epoch=EPOCH)
+        layer = write_layer(tree, work / f"{arch}-{seed}.tar")
         blob = compress(layer, work / f"{arch}-{seed}.blob", how, 1)
         spec = ImageSpec(
             arch=arch,
             layers=(add_layer(layout, blob, created_by="test"),),
             labels={"name": "thing"},
-            annotations=standard_annotations(epoch=EPOCH, title="thing"),
-            epoch=EPOCH,
+            annotations=standard_annotations("thing"),
         )
         manifests.append(write_image(layout, spec))
-    return write_index(layout, manifests, standard_annotations(epoch=EPOCH, title="thing"))
+    return write_index(layout, manifests, standard_annotations("thing"))

@@ -24,7 +24,6 @@ from toolchain.cache import Cache
 from toolchain.catalog import bases
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.base_ref import parse_base
-from toolchain.digest import EPOCH
 from toolchain.engine.buildah import Buildah
 from toolchain.errors import DigestError, RegistryError, ToolchainError, UnreachableError, UnsupportedError
 from toolchain.oci import descriptor as media
@@ -65,9 +64,9 @@ class Shelf:
 
 
 def write(layout: Layout, tree: Path, work: Path, arch: str) -> Descriptor:
-    blob = compress(write_layer(tree, work / f"{arch}.tar", epoch=EPOCH), work / f"{arch}.blob", "gzip", 1)
+    blob = compress(write_layer(tree, work / f"{arch}.tar"), work / f"{arch}.blob", "gzip", 1)
     layers = (add_layer(layout, blob, created_by="test"),)
-    return write_image(layout, ImageSpec(arch=arch, layers=layers, labels={}, annotations={}, epoch=EPOCH))
+    return write_image(layout, ImageSpec(arch=arch, layers=layers, labels={}, annotations={}))
 
 
 def in_docker_words(layout: Layout, index: Descriptor) -> Descriptor:

@@ -16,7 +16,7 @@ from toolchain.build import run as pipeline
 from toolchain.build.record import records
 from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
-from toolchain.digest import EPOCH, sha256_bytes
+from toolchain.digest import sha256_bytes
 from toolchain.engine.buildah import Buildah
 from toolchain.errors import UnsupportedError
 from toolchain.oci.image import ImageSpec, LayerBlob, read_layers, write_image
@@ -37,7 +37,7 @@ def without(layout: Layout, manifest: str, work: Path, *paths: str) -> str:
             tar.addfile(tarfile.TarInfo(str(Path(path).with_name(f".wh.{Path(path).name}"))))
     top = LayerBlob(layout.put_file(raw), sha256_bytes(raw.read_bytes()))
     lower = read_layers(layout, layout.resolve(manifest))
-    return write_image(layout, ImageSpec(arch="amd64", layers=(*lower, top), epoch=EPOCH)).digest
+    return write_image(layout, ImageSpec(arch="amd64", layers=(*lower, top))).digest
 
 
 @pytest.fixture
@@ -108,6 +108,6 @@ def test_a_base_without_a_shell(base: Based, own: tuple[Layout, str], tmp_path: 
     with tarfile.open(raw, "w") as tar:
         tar.addfile(tarfile.TarInfo("file"))
     top = LayerBlob(layout.put_file(raw), sha256_bytes(raw.read_bytes()))
-    empty = write_image(layout, ImageSpec(arch="amd64", layers=(top,), epoch=EPOCH)).digest
+    empty = write_image(layout, ImageSpec(arch="amd64", layers=(top,))).digest
     with pytest.raises(UnsupportedError, match="does not run a shell"):
         ownbase.check(asked(base, layout, empty), stages("llvm"))

@@ -18,7 +18,6 @@ import pytest
 
 from tests.integration.conftest import Said, toolchain
 from tests.small_llvm import support_llvm
-from toolchain.digest import EPOCH
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, standard_annotations, write_image, write_index
 from toolchain.oci.layer import Layer, compress
@@ -160,10 +159,8 @@ def tampered(first: First, scratch: Path) -> tuple[int, str]:
     digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
     blob = compress(Layer(digest, len(raw), plain), scratch.with_suffix(".blob"), "gzip")
     labels = layout.read_json(layout.children(manifest)[0])["config"]["Labels"]
-    spec = ImageSpec(arch="amd64", layers=(add_layer(layout, blob),), labels=labels, epoch=EPOCH)
-    layout.tag(
-        write_index(layout, [write_image(layout, spec)], standard_annotations(epoch=EPOCH, title="")), "tampered"
-    )
+    spec = ImageSpec(arch="amd64", layers=(add_layer(layout, blob),), labels=labels)
+    layout.tag(write_index(layout, [write_image(layout, spec)], standard_annotations("")), "tampered")
     return offset, member
 
 

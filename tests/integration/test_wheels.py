@@ -41,8 +41,8 @@ def image(engine: Buildah, folder: Path, key: str, files: Mapping[str, str]) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     layout = Layout(folder / "images").ensure()
-    layer = compress(write_layer(folder / key, folder / f"{key}.tar", epoch=0), folder / f"{key}.blob", "none")
-    manifest = write_image(layout, ImageSpec(arch="amd64", layers=(add_layer(layout, layer),), epoch=0))
+    layer = compress(write_layer(folder / key, folder / f"{key}.tar"), folder / f"{key}.blob", "none")
+    manifest = write_image(layout, ImageSpec(arch="amd64", layers=(add_layer(layout, layer),)))
     return engine.ensure_image(f"wheels-{key}", layout.root, manifest.digest)
 
 

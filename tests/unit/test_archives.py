@@ -14,7 +14,7 @@ from tests.evidence_fixtures import record
 from toolchain.build.record import write_record
 from toolchain.cache import Cache
 from toolchain.catalog.gpus import known_gpus
-from toolchain.digest import EPOCH, sha256_file
+from toolchain.digest import sha256_file
 from toolchain.errors import ConfigError, SourceError
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer, write_tar_gz
@@ -42,9 +42,9 @@ def built(request: Request, name: str, image: str, files: Mapping[str, str], fac
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_text(text)
     layout = Layout(request.cache.images).ensure()
-    blob = compress(write_layer(tree, request.cache.root / "raw.tar", epoch=EPOCH), request.cache.root / "blob")
+    blob = compress(write_layer(tree, request.cache.root / "raw.tar"), request.cache.root / "blob")
     layer = add_layer(layout, blob)
-    manifest = write_image(layout, ImageSpec(arch="amd64", layers=(layer,), epoch=EPOCH))
+    manifest = write_image(layout, ImageSpec(arch="amd64", layers=(layer,)))
     base = record(stage="base", image="toolchain-base-debian13", inputs={"base": "debian13"})
     write_record(request.cache, base)
     return record(

@@ -85,8 +85,8 @@ def test_an_llvm_that_somebody_else_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mount", ["/opt/triton-cache", "/opt/a b", "opt/x"])
 def test_a_triton_cache_goes_where_its_label_says(tmp_path: Path, mount: str) -> None:
     layout = Layout(tmp_path / "layout").ensure()
-    layer = compress(write_layer(_tree(tmp_path, CACHE), tmp_path / "layer.tar", epoch=0), tmp_path / "blob", "gzip")
-    spec = ImageSpec(arch="amd64", layers=(add_layer(layout, layer),), labels={CACHE_MOUNT: mount}, epoch=0)
+    layer = compress(write_layer(_tree(tmp_path, CACHE), tmp_path / "layer.tar"), tmp_path / "blob", "gzip")
+    spec = ImageSpec(arch="amd64", layers=(add_layer(layout, layer),), labels={CACHE_MOUNT: mount})
     index = write_index(layout, [write_image(layout, spec)])
     host, _, repository = REF.partition("/")
     found = use_of(layout, index, RegistryRef(host, repository, tag="latest"))

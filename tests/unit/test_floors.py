@@ -22,7 +22,6 @@ from toolchain.bundle.importer import import_bundle
 from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import floor_of, load_floors
-from toolchain.digest import EPOCH
 from toolchain.errors import LockedError, UnsupportedError
 from toolchain.lock import file as lockfile
 from toolchain.oci.descriptor import Descriptor
@@ -196,7 +195,7 @@ def an_index(folder: Path, *floors: str) -> tuple[Layout, Descriptor]:
     images = []
     for arch, floor in zip(("amd64", "arm64"), floors, strict=False):
         labels = {"toolchain.glibc": floor} if floor else {}
-        images.append(write_image(layout, ImageSpec(arch=arch, layers=(), labels=labels, epoch=EPOCH)))
+        images.append(write_image(layout, ImageSpec(arch=arch, layers=(), labels=labels)))
     return layout, write_index(layout, images, {})
 
 

@@ -54,14 +54,13 @@ def test_same_tree_made_otherwise_is_the_same_layer(tmp_path: Path) -> None:
         os.umask(old)
     for path in two.rglob("*"):
         os.utime(path, (1, 1), follow_symlinks=False)
-    first = write_layer(one, tmp_path / "1.tar", epoch=EPOCH)
-    second = write_layer(two, tmp_path / "2.tar", epoch=EPOCH)
+    first = write_layer(one, tmp_path / "1.tar")
+    second = write_layer(two, tmp_path / "2.tar")
     assert first.diff_id == second.diff_id
     assert first.diff_id == sha256_file(first.path)
     assert first.size == first.path.stat().st_size
-    assert write_layer(one, tmp_path / "3.tar", epoch=EPOCH + 1).diff_id != first.diff_id
     (one / NAMES[0]).write_text("changed")
-    assert write_layer(one, tmp_path / "4.tar", epoch=EPOCH).diff_id != first.diff_id
+    assert write_layer(one, tmp_path / "4.tar").diff_id != first.diff_id
 
 
 def test_the_bytes_of_a_layer_stay_as_they_were_released(tmp_path: Path) -> None:
@@ -69,13 +68,13 @@ def test_the_bytes_of_a_layer_stay_as_they_were_released(tmp_path: Path) -> None
     fill(tmp_path / "t", NAMES)
     (tmp_path / "t" / "usr" / "link").symlink_to("lib64/ünïcode")
     os.link(tmp_path / "t" / NAMES[0], tmp_path / "t" / "usr" / "hard")
-    layer = write_layer(tmp_path / "t", tmp_path / "t.tar", epoch=EPOCH)
+    layer = write_layer(tmp_path / "t", tmp_path / "t.tar")
     assert layer.diff_id == "sha256:78f8bc04d43b842990f41b6755606f0adf6c6557e0039790a1d0787891232569"
 
 
 def test_members_are_sorted_owned_by_root_and_parents_come_first(tmp_path: Path) -> None:
     fill(tmp_path / "t", NAMES)
-    write_layer(tmp_path / "t", tmp_path / "t.tar", epoch=EPOCH)
+    write_layer(tmp_path / "t", tmp_path / "t.tar")
     with tarfile.open(tmp_path / "t.tar") as got:
         members = got.getmembers()
         names = [member.name for member in members]
@@ -98,7 +97,7 @@ def test_hard_links_point_to_the_first_name(tmp_path: Path) -> None:
     fill(tree, ["b/file"])
     os.link(tree / "b" / "file", tree / "b" / "again")
     os.link(tree / "b" / "file", tree / "zz")
-    write_layer(tree, tmp_path / "t.tar", epoch=EPOCH)
+    write_layer(tree, tmp_path / "t.tar")
     with tarfile.open(tmp_path / "t.tar") as got:
         assert got.getmember("b/again").isfile()
         assert [got.getmember(name).linkname for name in ("b/file", "zz")] == ["b/again", "b/again"]
@@ -111,7 +110,7 @@ def test_links_stay_as_they_are_and_are_not_followed(tmp_path: Path) -> None:
     (tree / "real" / "file").write_text("x")
     (tree / "dir").symlink_to("real")
     (tree / "out").symlink_to("/etc/" + "x" * 150)
-    write_layer(tree, tmp_path / "t.tar", epoch=EPOCH)
+    write_layer(tree, tmp_path / "t.tar")
     with tarfile.open(tmp_path / "t.tar") as got:
         assert got.getnames() == ["dir", "out", "real", "real/file"]
         assert got.getmember("dir").linkname == "real"
@@ -124,7 +123,7 @@ def test_names_of_every_length_around_the_limits_of_tar(tmp_path: Path, length: 
     (tree / ("d" * length)).mkdir(parents=True)
     (tree / ("f" * length)).write_text("x")
     (tree / "link").symlink_to("l" * length)
-    write_layer(tree, tmp_path / "t.tar", epoch=EPOCH)
+    write_layer(tree, tmp_path / "t.tar")
     with tarfile.open(tmp_path / "t.tar") as got:
         assert got.getnames() == ["d" * length, "f" * length, "link"]
         assert got.getmember("link").linkname == "l" * length
@@ -135,14 +134,14 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     tree.mkdir()
     name = os.fsdecode(b"\xff\xfe-" + b"l" * 110)
     (tree / name).write_text("x")
-    write_layer(tree, tmp_path / "t.tar", epoch=EPOCH)
+    write_layer(tree, tmp_path / "t.tar")
     with tarfile.open(tmp_path / "t.tar", errors="surrogateescape") as got:
         assert got.getnames() == [name]
 
 
 def test_what_is_excluded_is_left_out_with_all_below(tmp_path: Path) -> None:
     fill(tmp_path / "t", ["a/x", "a/y.pyc", "b/c/d", "b/e"])
-    write_tar_gz(tmp_path / "t", tmp_path / "t.tar.gz", top="t", epoch=EPOCH, exclude=["b/c", "*.pyc"])
+    write_tar_gz(tmp_path / "t", tmp_path / "t.tar.gz", top="t", exclude=["b/c", "*.pyc"])
     with tarfile.open(tmp_path / "t.tar.gz") as got:
         assert got.getnames() == ["t", "t/a", "t/a/x", "t/b", "t/b/e"]
 
@@ -151,12 +150,12 @@ def test_a_layer_of_ours_refuses_pipes_and_drops_setuid(tmp_path: Path) -> None:
     tree = tmp_path / "t"
     fill(tree, ["x"])
     (tree / "x").chmod(0o4755)
-    write_layer(tree, tmp_path / "t.tar", epoch=EPOCH)
+    write_layer(tree, tmp_path / "t.tar")
     with tarfile.open(tmp_path / "t.tar") as got:
         assert got.getmember("x").mode == 0o755
     os.mkfifo(tree / "pipe")
     with pytest.raises(HostileInputError, match="pipe"):
-        write_layer(tree, tmp_path / "u.tar", epoch=EPOCH)
+        write_layer(tree, tmp_path / "u.tar")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t", "t.tar"]
 
 
@@ -168,7 +167,7 @@ def test_a_base_keeps_modes_owners_and_pipes(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         os.chown(tree / "bin" / "su", 7, 3_000_000)
         (tree / "bin" / "su").chmod(0o4750)
-    write_layer(tree, tmp_path / "t.tar", epoch=EPOCH, normalise=False)
+    write_layer(tree, tmp_path / "t.tar", normalise=False)
     with tarfile.open(tmp_path / "t.tar") as got:
         assert got.getmember("bin/su").mode == 0o4750
         assert got.getmember("pipe").isfifo()
@@ -182,14 +181,14 @@ def test_owners_of_a_user_namespace_are_those_of_the_image(tmp_path: Path) -> No
     fill(tree, ["bin/ping", "home/file"])
     for path, number in ((tree / "bin", 0), (tree / "bin/ping", 0), (tree / "home", 1000), (tree / "home/file", 1000)):
         os.chown(path, 500_000 + number, 500_000 + number)
-    write_layer(tree, tmp_path / "t.tar", epoch=EPOCH, normalise=False, first_id=500_000)
+    write_layer(tree, tmp_path / "t.tar", normalise=False, first_id=500_000)
     with tarfile.open(tmp_path / "t.tar") as got:
         assert {member.name: (member.uid, member.gid) for member in got} == {
             "bin": (0, 0), "bin/ping": (0, 0), "home": (1000, 1000), "home/file": (1000, 1000),
         }  # fmt: skip
     os.chown(tree / "home/file", 499_999, 500_000)
     with pytest.raises(HostileInputError):
-        write_layer(tree, tmp_path / "t.tar", epoch=EPOCH, normalise=False, first_id=500_000)
+        write_layer(tree, tmp_path / "t.tar", normalise=False, first_id=500_000)
 
 
 def test_capabilities_of_a_user_namespace_are_plain_ones() -> None:
@@ -200,7 +199,7 @@ def test_capabilities_of_a_user_namespace_are_plain_ones() -> None:
 
 def test_a_tree_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="not a folder"):
-        write_layer(tmp_path / "none", tmp_path / "out.tar", epoch=EPOCH)
+        write_layer(tmp_path / "none", tmp_path / "out.tar")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -257,7 +256,7 @@ def test_normalise_tar_keeps_what_counts(tmp_path: Path) -> None:
         (entry("./lib", tarfile.SYMTYPE, link="./usr/lib"), b""),
     ]
     write_foreign(tmp_path / "in.tar", infos)
-    layer = normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar", epoch=EPOCH)
+    layer = normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar")
     with tarfile.open(layer.path) as got:
         assert got.getnames() == ["bin/ping", "bin/ping6", "dev/null", "lib"]
         read = got.getmember("bin/ping")
@@ -271,25 +270,25 @@ def test_normalise_tar_keeps_what_counts(tmp_path: Path) -> None:
     for info, _ in infos:
         info.uname = info.gname = "else"
     write_foreign(tmp_path / "in2.tar", infos)
-    assert normalise_tar(tmp_path / "in2.tar", tmp_path / "out2.tar", epoch=EPOCH).diff_id == layer.diff_id
+    assert normalise_tar(tmp_path / "in2.tar", tmp_path / "out2.tar").diff_id == layer.diff_id
 
 
 @pytest.mark.parametrize("name", ["../etc/passwd", "/etc/passwd", "a/../../b"])
 def test_normalise_tar_refuses_names_outside(tmp_path: Path, name: str) -> None:
     write_foreign(tmp_path / "in.tar", [(entry(name), b"x")])
     with pytest.raises(HostileInputError, match="leaves the root"):
-        normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar", epoch=EPOCH)
+        normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar")
     assert not (tmp_path / "out.tar").exists()
 
 
 def test_normalise_tar_refuses_what_is_no_tar_or_ends_early(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("x" * 2000)
     with pytest.raises(SourceError, match="not a whole tar"):
-        normalise_tar(tmp_path / "text", tmp_path / "out.tar", epoch=EPOCH)
+        normalise_tar(tmp_path / "text", tmp_path / "out.tar")
     write_foreign(tmp_path / "in.tar", [(entry("big"), b"x" * 100_000)])
     os.truncate(tmp_path / "in.tar", 50_000)
     with pytest.raises((SourceError, BuildError)):
-        normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar", epoch=EPOCH)
+        normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar")
     assert not (tmp_path / "out.tar").exists()
 
 
@@ -319,7 +318,7 @@ def test_compress_says_what_it_wrote(tmp_path: Path, how: str, monkeypatch: pyte
     tree = tmp_path / "t"
     fill(tree, NAMES)
     (tree / "big").write_bytes(random.Random(1).randbytes(100_000) * 4)
-    layer = write_layer(tree, tmp_path / "t.tar", epoch=EPOCH)
+    layer = write_layer(tree, tmp_path / "t.tar")
     blob = compress(layer, tmp_path / "blob one", how)  # type: ignore[arg-type]
     assert (blob.digest, blob.size) == (sha256_file(blob.path), blob.path.stat().st_size)
     assert blob.diff_id == layer.diff_id
@@ -350,8 +349,8 @@ def test_archive_has_one_top_folder_and_is_deterministic(tmp_path: Path) -> None
     tree = tmp_path / "t"
     fill(tree, ["bin/x", "lib/y"])
     os.link(tree / "bin" / "x", tree / "zz")
-    made = write_tar_gz(tree, tmp_path / "a.tar.gz", top="llvm-10dc3a8e-debian-x64", epoch=EPOCH)
-    again = write_tar_gz(tree, tmp_path / "b.tar.gz", top="llvm-10dc3a8e-debian-x64", epoch=EPOCH)
+    made = write_tar_gz(tree, tmp_path / "a.tar.gz", top="llvm-10dc3a8e-debian-x64")
+    again = write_tar_gz(tree, tmp_path / "b.tar.gz", top="llvm-10dc3a8e-debian-x64")
     assert made == again == sha256_file(tmp_path / "a.tar.gz")
     with tarfile.open(tmp_path / "a.tar.gz", "r:gz") as got:
         top = "llvm-10dc3a8e-debian-x64"
@@ -359,7 +358,7 @@ def test_archive_has_one_top_folder_and_is_deterministic(tmp_path: Path) -> None
         assert got.getmember(f"{top}/zz").linkname == f"{top}/bin/x"
     for bad in ("", "..", "a/b"):
         with pytest.raises(ConfigError):
-            write_tar_gz(tree, tmp_path / "c.tar.gz", top=bad, epoch=EPOCH)
+            write_tar_gz(tree, tmp_path / "c.tar.gz", top=bad)
 
 
 def test_apts_own_folders_are_root_s_whoever_made_the_base(tmp_path: Path) -> None:
@@ -372,7 +371,7 @@ def test_apts_own_folders_are_root_s_whoever_made_the_base(tmp_path: Path) -> No
                 info.type, info.uid = tarfile.DIRTYPE, owner if "partial" in name else 7
                 info.gid = info.uid
                 made.addfile(info)
-        layer = normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar", epoch=EPOCH)
+        layer = normalise_tar(tmp_path / "in.tar", tmp_path / "out.tar")
         with tarfile.open(layer.path) as got:
             assert [member.uid for member in got] == [0, 0, 7]
         found.add(layer.diff_id)

@@ -181,7 +181,7 @@ OURS = "aotriton-6e00ef3e0000"
 def packed(folder: Path, name: str, tree: Path) -> Path:
     """An archive as `build aotriton --archive` writes them."""
     folder.mkdir(exist_ok=True)
-    write_tar_gz(tree, folder / name, top="aotriton", epoch=0)
+    write_tar_gz(tree, folder / name, top="aotriton")
     return folder / name
 
 

@@ -166,9 +166,9 @@ def image(folder: Path, tree: Path, labels: Mapping[str, str], *, packed: str = 
     """An image of one layer, in a layout of its own."""
     shutil.rmtree(folder, ignore_errors=True)
     layout = Layout(folder / "layout").ensure()
-    layer = write_layer(tree, folder / "layer.tar", epoch=0)
+    layer = write_layer(tree, folder / "layer.tar")
     blob = compress(layer, folder / "blob", packed)  # type: ignore[arg-type]
-    spec = ImageSpec(arch="amd64", layers=(add_layer(layout, blob),), labels=labels, epoch=0)
+    spec = ImageSpec(arch="amd64", layers=(add_layer(layout, blob),), labels=labels)
     manifest = write_image(layout, spec)
     layout.tag(manifest, "cache")
     return layout, manifest

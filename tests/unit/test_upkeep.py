@@ -23,7 +23,7 @@ from toolchain.build.record import image_tag, used_mark, write_record
 from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.request import make_request
-from toolchain.digest import EPOCH, sha256_bytes
+from toolchain.digest import sha256_bytes
 from toolchain.engine.storage import SCRATCH
 from toolchain.errors import ConfigError, LockHeldError
 from toolchain.locks import alone, in_use
@@ -56,9 +56,9 @@ def add_image(cache: Cache, name: str, digest: str, content: str) -> str:
     tree.mkdir(parents=True)
     (tree / "file").write_text(content)
     layout = Layout(cache.images).ensure()
-    blob = compress(write_layer(tree, cache.root / "made" / "raw.tar", epoch=EPOCH), cache.root / "made" / "blob")
+    blob = compress(write_layer(tree, cache.root / "made" / "raw.tar"), cache.root / "made" / "blob")
     layer = add_layer(layout, blob)
-    manifest = write_image(layout, ImageSpec(arch="amd64", layers=(layer,), epoch=EPOCH))
+    manifest = write_image(layout, ImageSpec(arch="amd64", layers=(layer,)))
     layout.tag(manifest, image_tag(name, digest))
     write_record(cache, record(image=name, input_digest=digest, manifest=manifest.digest, inputs={}))
     for path in (cache.images / "blobs" / "sha256").iterdir():

@@ -114,7 +114,7 @@ def test_a_triton_that_was_published_names_results_as_the_one_that_was_built(tmp
     for blob in (content, gzip.compress(content, mtime=0)):
         media = LAYER if blob == content else LAYER_GZIP
         layer = LayerBlob(layout.put_bytes(blob, media), sha256_bytes(content))
-        manifest = write_image(layout, ImageSpec(arch="amd64", layers=(layer,), epoch=0)).digest
+        manifest = write_image(layout, ImageSpec(arch="amd64", layers=(layer,))).digest
         built = Built(
             planned=Planned(name="triton", image="x", inputs={}),
             input_digest="",

@@ -14,7 +14,6 @@ from toolchain.build.plan import PlanRow, plan
 from toolchain.build.record import image_tag, read_record, write_record
 from toolchain.build.run import build
 from toolchain.cache import Cache
-from toolchain.digest import EPOCH
 from toolchain.engine.storage import Storage, discard, remove_tree, sweep_discarded
 from toolchain.errors import DigestError, SourceError, UnsupportedError
 from toolchain.locks import held
@@ -132,7 +131,7 @@ def require_whole(layout: Layout, image: Descriptor, name: str) -> None:
 def _own_layer(record: Record, layout: Layout) -> dict[str, Any]:
     layer, manifest = record.layers[-1], layout.resolve(record.manifest).plain
     config = layout.read_json(layout.children(manifest)[0])
-    annotations = standard_annotations(epoch=EPOCH, title=record.image)
+    annotations = standard_annotations(record.image)
     return {
         "image": record.image,
         "input_digest": record.input_digest,

@@ -18,7 +18,7 @@ from toolchain.build.prefetch import Prefetch
 from toolchain.build.record import image_tag, new_record, recorded_source, stages_below, write_record
 from toolchain.cache import LEDGER, NINJA_LOG, Cache
 from toolchain.catalog.architectures import this_machine
-from toolchain.digest import EPOCH, write_atomically
+from toolchain.digest import write_atomically
 from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
 from toolchain.oci.labels import INPUT_DIGEST
 from toolchain.oci.layer import Compression, compressor_id, normalise_tar, write_layer
@@ -207,12 +207,12 @@ class BuildWorkspace:
         self.step("layer")
         raw = self.work() / "layer.tar"
         if tar is not None:
-            layer = normalise_tar(tar, raw, epoch=EPOCH)
+            layer = normalise_tar(tar, raw)
         else:
             assert tree is not None  # noqa: S101 - one of the two
             # A tree with owners was made by the engine, whose root has a different id.
             first = 0 if normalise else self.engine.first_id
-            layer = write_layer(tree, raw, epoch=EPOCH, normalise=normalise, first_id=first)
+            layer = write_layer(tree, raw, normalise=normalise, first_id=first)
         below = [read_layers(layout, layout.resolve(part.manifest)) for part in (under, *beside) if part is not None]
         lower = tuple({layer.diff_id: layer for layers in below for layer in layers}.values())
         labels = {**(labels or {}), **self._contents(planned).labels(), INPUT_DIGEST: str(planned.input_digest)}
@@ -286,10 +286,9 @@ class BuildWorkspace:
             arch=arch,
             layers=layers,
             labels=labels,
-            annotations=standard_annotations(epoch=EPOCH, title=planned.image),
+            annotations=standard_annotations(planned.image),
             entrypoint=tuple(entrypoint),
             environment=environment or {},
-            epoch=EPOCH,
         )
         return write_image(layout, spec).digest
 

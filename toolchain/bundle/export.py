@@ -15,7 +15,7 @@ from toolchain.build.locking import lock_of, locked_source, resolve, safe_name
 from toolchain.build.plan import PlanRow, plan, settled
 from toolchain.build.record import read_record
 from toolchain.catalog.architectures import this_machine
-from toolchain.digest import EPOCH, canonical
+from toolchain.digest import canonical
 from toolchain.errors import HostileInputError, SourceError
 from toolchain.lock import file as lockfile
 from toolchain.lock.file import Lock, LockedBase
@@ -210,7 +210,7 @@ class _Packer:
         if file is not None:
             self.file("file", source.name, title or safe_name(file.name), file, got.digest)
         else:
-            layer = write_layer(got.path, self.work / "tree.tar", epoch=EPOCH)
+            layer = write_layer(got.path, self.work / "tree.tar")
             packed = compress(layer, self.work / "tree.tar.gz", "gzip")
             self.file("tree", source.name, f"{source.name}.tar.gz", packed.path, packed.digest)
             layer.path.unlink()
@@ -265,6 +265,6 @@ class _Packer:
             "config": config.as_json(),
             # Two entries of one kind and content are listed twice only when they belong to different owners.
             "layers": [entry.descriptor().as_json() for entry in dict.fromkeys(self.sorted())],
-            "annotations": standard_annotations(epoch=EPOCH, title=f"toolchain bundle: {target}"),
+            "annotations": standard_annotations(f"toolchain bundle: {target}"),
         }
         return replace(self.layout.put_json(value, media.MANIFEST), artifact_type=TYPE)

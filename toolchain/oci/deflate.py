@@ -26,10 +26,7 @@ _HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03"
 
 
 def _deflate(block: bytes, before: bytes, level: int, last: bool) -> bytes:
-    if before:
-        worker = zlib.compressobj(level, zlib.DEFLATED, -15, MEMORY, zlib.Z_DEFAULT_STRATEGY, before)
-    else:
-        worker = zlib.compressobj(level, zlib.DEFLATED, -15, MEMORY, zlib.Z_DEFAULT_STRATEGY)
+    worker = zlib.compressobj(level, zlib.DEFLATED, -15, MEMORY, zlib.Z_DEFAULT_STRATEGY, before)
     return worker.compress(block) + worker.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
 
 

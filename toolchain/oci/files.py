@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain.digest import EPOCH
 from toolchain.errors import HostileInputError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
@@ -63,7 +62,6 @@ def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, t
 
     Args:
         subject: the image index that they belong to; it need not be in `layout`.
-        title: of the whole.
 
     Raises:
         RegistryError: two of them have one name, or a file cannot be stored.
@@ -80,7 +78,7 @@ def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, t
             raise RegistryError(f"two files are called {path.name}", fix="publish the architectures one by one")
         blob = layout.put_file(path, move=True, media_type=file_media_type(path.name))
         layers[path.name] = blob.annotated({TITLE: path.name})
-    notes = standard_annotations(epoch=EPOCH, title=title)
+    notes = standard_annotations(title)
     value = {
         **oras.oci.NewManifest(),
         "artifactType": TYPE,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from toolchain.digest import EPOCH
 from toolchain.errors import RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, Platform
@@ -35,7 +36,6 @@ class ImageSpec:
         annotations: of the manifest.
         entrypoint: what a container of it runs, with the words that it is given behind; empty if nothing.
         environment: variables that a container of it starts with.
-        epoch: seconds since 1970, the image's only date.
     """
 
     arch: str
@@ -44,22 +44,16 @@ class ImageSpec:
     annotations: Mapping[str, str] = field(default_factory=dict)
     entrypoint: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    epoch: int
-
-    @property
-    def platform(self) -> Platform:
-        """The platform."""
-        return Platform("linux", self.arch)
 
 
-def timestamp(epoch: float) -> str:
-    """RFC 3339 in UTC."""
-    return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def timestamp(seconds: float) -> str:
+    """RFC 3339 in UTC, of seconds since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def standard_annotations(*, epoch: int, title: str) -> dict[str, str]:
+def standard_annotations(title: str) -> dict[str, str]:
     """`org.opencontainers.image.*` for manifests and indexes."""
-    return {CREATED: timestamp(epoch), TITLE: title}
+    return {CREATED: timestamp(EPOCH), TITLE: title}
 
 
 def add_layer(layout: Layout, blob: Blob, *, created_by: str = "", move: bool = False) -> LayerBlob:
@@ -129,7 +123,8 @@ def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
     for layer in spec.layers:
         layout.blob(layer.descriptor.digest)
     history = [layer.created_by or "toolchain" for layer in spec.layers]
-    created = timestamp(spec.epoch)
+    platform = Platform("linux", spec.arch)
+    created = timestamp(EPOCH)
     run: dict[str, Any] = {"Labels": dict(spec.labels)} if spec.labels else {}
     if spec.entrypoint:
         run["Entrypoint"] = list(spec.entrypoint)
@@ -137,7 +132,7 @@ def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
         run["Env"] = [f"{name}={value}" for name, value in sorted(spec.environment.items())]
     config = layout.put_json(
         {
-            **spec.platform.as_json(),
+            **platform.as_json(),
             "created": created,
             "config": run,
             "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in spec.layers]},
@@ -153,7 +148,7 @@ def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
     }
     if spec.annotations:
         manifest["annotations"] = dict(spec.annotations)
-    return replace(layout.put_json(manifest, media.MANIFEST), platform=spec.platform)
+    return replace(layout.put_json(manifest, media.MANIFEST), platform=platform)
 
 
 def write_index(

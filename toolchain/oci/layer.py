@@ -11,15 +11,15 @@ import stat
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, assert_never
+from typing import Literal
 
 from toolchain import process
 from toolchain.amounts import tell
-from toolchain.digest import CHUNK
+from toolchain.digest import CHUNK, EPOCH
 from toolchain.errors import ConfigError, HostileInputError, SourceError
 from toolchain.filesystem import NewFile
 from toolchain.oci import descriptor as media
@@ -79,17 +79,14 @@ class HashedFile(NewFile):
             super().__exit__(kind, value, at)
 
 
-def write_layer(tree: Path, out: Path, *, epoch: int, normalise: bool = True, first_id: int = 0) -> Layer:
+def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int = 0) -> Layer:
     """Write the content of `tree` as a layer whose root is `tree` itself.
 
-    Members are sorted by the bytes of their path and carry one time; hard links point to their first name. The parents
-    of everything (`usr`, `usr/lib64`) are members too, as directories: over a base where one of them is a symbolic link
-    (a merged `/lib64`, say), engines would replace the link by the directory, so put content below real directories.
+    Members are sorted by the bytes of their path, all of the time `EPOCH`; hard links point to their first name. The
+    parents of everything (`usr`, `usr/lib64`) are members too, as directories: over a base where one of them is a
+    symbolic link (a merged `/lib64`, say), engines would replace the link, so put content below real directories.
 
     Args:
-        tree: the folder.
-        out: the tar.
-        epoch: seconds since 1970, for every member.
         normalise: owner 0:0, modes 0755 and 0644, no attributes, nothing but files, links and directories. Without it
             (a base's root file system) owners, modes, file capabilities and device nodes stay; sockets are left out.
         first_id: the id that is 0 in the layer, where `tree` was written in a user namespace; the next is 1, and so on.
@@ -99,11 +96,11 @@ def write_layer(tree: Path, out: Path, *, epoch: int, normalise: bool = True, fi
         BuildError: a file changed while it was read.
     """
     with HashedFile(out) as sink:
-        _write_tree(tree, sink, epoch=epoch, normalise=normalise, first_id=first_id)
+        _write_tree(tree, sink, normalise=normalise, first_id=first_id)
     return Layer(sink.digest, sink.size, out)
 
 
-def write_tar_gz(tree: Path, out: Path, *, top: str, epoch: int, exclude: Sequence[str] = ()) -> str:
+def write_tar_gz(tree: Path, out: Path, *, top: str, exclude: Sequence[str] = ()) -> str:
     """Write the content of `tree` as a .tar.gz for use without containers, all of it below the folder `top`.
 
     Deterministic like a layer: sorted, owner 0, modes 0755 and 0644, one time, the same bytes for any number of cores.
@@ -121,7 +118,7 @@ def write_tar_gz(tree: Path, out: Path, *, top: str, epoch: int, exclude: Sequen
     if not top or "/" in top or top in {".", ".."}:
         raise ConfigError(f"{top!r} cannot be the top folder of an archive", fix="give one plain name")
     with HashedFile(out) as sink, GzipSink(sink) as packer:
-        _write_tree(tree, packer, epoch=epoch, exclude=exclude, prefix=os.fsencode(top))
+        _write_tree(tree, packer, exclude=exclude, prefix=os.fsencode(top))
     return sink.digest
 
 
@@ -129,7 +126,6 @@ def _write_tree(
     tree: Path,
     sink: tar.Sink,
     *,
-    epoch: int,
     normalise: bool = True,
     exclude: Sequence[str] = (),
     prefix: bytes = b"",
@@ -141,21 +137,18 @@ def _write_tree(
     first: dict[tuple[int, int], bytes] = {}
     root = os.fsencode(tree)
     if prefix:
-        sink.write(tar.Member(name=prefix, kind=tar.DIRECTORY, mode=0o755, mtime=epoch).header())
+        sink.write(tar.Member(name=prefix, kind=tar.DIRECTORY, mode=0o755, mtime=EPOCH).header())
     for name in sorted(_names(root, b"", tuple(os.fsencode(pattern) for pattern in exclude))):
         path = os.path.join(root, name)  # noqa: PTH118 - bytes paths: names need not be UTF-8
         status = os.lstat(path)
         full = prefix + b"/" + name if prefix else name
-        member = _member(path, full, status, epoch=epoch, normalise=normalise, first_id=first_id)
+        member = _member(path, full, status, normalise=normalise, first_id=first_id)
         if member is None:
             continue
         if member.kind == tar.REGULAR and status.st_nlink > 1:
             earlier = first.setdefault((status.st_dev, status.st_ino), member.name)
             if earlier != member.name:
-                member = tar.Member(
-                    name=member.name, kind=tar.HARDLINK, mode=member.mode, mtime=epoch,
-                    uid=member.uid, gid=member.gid, link=earlier,
-                )  # fmt: skip
+                member = replace(member, kind=tar.HARDLINK, link=earlier, xattrs={})
         sink.write(member.header())
         if member.kind == tar.REGULAR and member.size:
             with open(path, "rb", buffering=0) as source:  # noqa: PTH123 - bytes path
@@ -174,9 +167,7 @@ def _names(root: bytes, below: bytes, exclude: tuple[bytes, ...]) -> Iterator[by
                 yield from _names(root, name, exclude)
 
 
-def _member(
-    path: bytes, name: bytes, status: os.stat_result, *, epoch: int, normalise: bool, first_id: int
-) -> tar.Member | None:
+def _member(path: bytes, name: bytes, status: os.stat_result, *, normalise: bool, first_id: int) -> tar.Member | None:
     mode = stat.S_IMODE(status.st_mode)
     kind = {
         stat.S_IFREG: tar.REGULAR,
@@ -194,12 +185,10 @@ def _member(
                 f"{os.fsdecode(path)} is neither file, link nor folder", fix="remove it or exclude it from the layer"
             )
         plain = 0o777 if kind == tar.SYMLINK else 0o755 if kind == tar.DIRECTORY or mode & 0o100 else 0o644
-        return tar.Member(name=name, kind=kind, mode=plain, mtime=epoch, size=size, link=link)
+        return tar.Member(name=name, kind=kind, mode=plain, mtime=EPOCH, size=size, link=link)
     if kind is None:
         return None
-    device = (0, 0)
-    if kind in {tar.CHARACTER, tar.BLOCK_DEVICE}:
-        device = (os.major(status.st_rdev), os.minor(status.st_rdev))
+    of_device = kind in {tar.CHARACTER, tar.BLOCK_DEVICE}
     xattrs = {}
     if kind == tar.REGULAR:
         with contextlib.suppress(OSError):
@@ -208,8 +197,8 @@ def _member(
     if min(uid, gid) < 0:
         raise HostileInputError(f"{os.fsdecode(path)} has an owner outside its image", fix="make the tree again")
     return tar.Member(
-        name=name, kind=kind, mode=0o777 if kind == tar.SYMLINK else mode, mtime=epoch, uid=uid, gid=gid, size=size,
-        link=link, device=device, xattrs=xattrs,
+        name=name, kind=kind, mode=0o777 if kind == tar.SYMLINK else mode, mtime=EPOCH, uid=uid, gid=gid, size=size,
+        link=link, device=(os.major(status.st_rdev), os.minor(status.st_rdev)) if of_device else (0, 0), xattrs=xattrs,
     )  # fmt: skip
 
 
@@ -239,10 +228,10 @@ _KINDS = {
 _APTS_OWN = {b"var/cache/apt/archives/partial", b"var/lib/apt/lists/partial"}
 
 
-def normalise_tar(tar_in: Path, out: Path, *, epoch: int) -> Layer:
+def normalise_tar(tar_in: Path, out: Path) -> Layer:
     """Rewrite a root file system's tar as a layer, in one pass and in the order it has.
 
-    Times after `epoch` become `epoch`, owner names and all attributes but file capabilities go, a leading `./` goes.
+    Times after `EPOCH` become `EPOCH`, owner names and all attributes but file capabilities go, a leading `./` goes.
     Owners, modes, links and device nodes stay; two folders of apt's become root's.
 
     Raises:
@@ -252,14 +241,14 @@ def normalise_tar(tar_in: Path, out: Path, *, epoch: int) -> Layer:
     try:
         with tarfile.open(tar_in, "r:", encoding="utf-8", errors="surrogateescape") as source, HashedFile(out) as sink:
             for info in source:
-                _rewrite(source, info, sink, epoch)
+                _rewrite(source, info, sink)
             sink.write(tar.END)
     except tarfile.TarError as error:
         raise SourceError(f"{tar_in} is not a whole tar", why=str(error), fix="make it again") from error
     return Layer(sink.digest, sink.size, out)
 
 
-def _rewrite(source: tarfile.TarFile, info: tarfile.TarInfo, sink: HashedFile, epoch: int) -> None:
+def _rewrite(source: tarfile.TarFile, info: tarfile.TarInfo, sink: HashedFile) -> None:
     name = _inside(info.name)
     if name == b"":
         return
@@ -269,7 +258,7 @@ def _rewrite(source: tarfile.TarFile, info: tarfile.TarInfo, sink: HashedFile, e
         name=name,
         kind=kind,
         mode=info.mode,
-        mtime=min(int(info.mtime), epoch),
+        mtime=min(int(info.mtime), EPOCH),
         uid=0 if name in _APTS_OWN else info.uid,
         gid=0 if name in _APTS_OWN else info.gid,
         size=info.size if kind == tar.REGULAR else 0,
@@ -300,41 +289,32 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
     """Write `layer` as the blob that is stored and sent; the same bytes for any number of cores.
 
     Args:
-        layer: the tar.
         out: the blob. With `none` nothing is written and the blob is the tar.
-        how: compression.
         level: 9 for gzip and 19 for zstd unless given.
 
     Raises:
         EngineError: the zstd program is missing.
     """
     used = LEVELS[how] if level is None else level
-    match how:
-        case "none":
-            return Blob(layer.diff_id, layer.size, MEDIA_TYPES[how], layer.path, layer.diff_id)
-        case "gzip":
-            with (
-                layer.path.open("rb", buffering=0) as source,
-                HashedFile(out) as sink,
-                GzipSink(sink, used) as packer,
-            ):
+    if how == "none":
+        return Blob(layer.diff_id, layer.size, MEDIA_TYPES[how], layer.path, layer.diff_id)
+    with HashedFile(out) as sink:
+        if how == "gzip":
+            with layer.path.open("rb", buffering=0) as source, GzipSink(sink, used) as packer:
                 while piece := source.read(CHUNK):
                     packer.write(piece)
                     if layer.size > CHUNK:
                         tell("compressing a layer", source.tell(), layer.size)
-            return Blob(sink.digest, sink.size, MEDIA_TYPES[how], out, layer.diff_id)
-        case "zstd":
+        else:
             # With -T the input is cut into jobs, alike for any number of threads; only --single-thread differs.
             threads = f"-T{len(os.sched_getaffinity(0))}"
             words: list[str | Path] = ["zstd", "-q", "-c", f"-{used}", threads, "--", layer.path.absolute()]
-            with HashedFile(out) as sink, process.output(words) as packed:
+            with process.output(words) as packed:
                 while piece := packed.read(CHUNK):
                     sink.write(piece)
                     if layer.size > CHUNK:
                         tell("compressing a layer", sink.size, 0)
-            return Blob(sink.digest, sink.size, MEDIA_TYPES[how], out, layer.diff_id)
-        case _:
-            assert_never(how)
+    return Blob(sink.digest, sink.size, MEDIA_TYPES[how], out, layer.diff_id)
 
 
 def compressor_id(how: Compression) -> str:
@@ -343,15 +323,10 @@ def compressor_id(how: Compression) -> str:
     Raises:
         EngineError: the zstd program is missing.
     """
-    match how:
-        case "none":
-            return "none"
-        case "gzip":
-            return f"gzip/zlib-{zlib.ZLIB_RUNTIME_VERSION}/{LEVELS[how]}"
-        case "zstd":
-            return f"zstd/zstd-{_zstd_version()}/{LEVELS[how]}"
-        case _:
-            assert_never(how)
+    if how == "none":
+        return "none"
+    library = f"zlib-{zlib.ZLIB_RUNTIME_VERSION}" if how == "gzip" else f"zstd-{_zstd_version()}"
+    return f"{how}/{library}/{LEVELS[how]}"
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from toolchain.catalog.gpus import pack as pack_of
 from toolchain.catalog.gpus import short_list
 from toolchain.catalog.stages import STAGES, involves
 from toolchain.catalog.wheels import wheel_rows
-from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json, write_atomically
+from toolchain.digest import FORMAT, sha256_file, sha256_json, write_atomically
 from toolchain.errors import ConfigError, HostileInputError, SourceError
 from toolchain.filesystem import NewFile
 from toolchain.oci.files import is_plain_name
@@ -150,7 +150,7 @@ def _write_prefix(cache: Cache, record: Record, out: Path) -> list[Path]:
     """Write the content of a stage's prefix as an archive, with one top folder of the file's name."""
     with _tree(cache, record) as tree:
         prefix = tree / str(record.facts["prefix"]).lstrip("/")
-        write_tar_gz(prefix, out, top=out.name.removesuffix(".tar.gz"), epoch=EPOCH)
+        write_tar_gz(prefix, out, top=out.name.removesuffix(".tar.gz"))
     return [out]
 
 
@@ -211,7 +211,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     with _tree(cache, record) as tree:
         prefix = tree / str(facts["prefix"]).lstrip("/")
         for below, name in runtimes.items():
-            write_tar_gz(prefix / below, folder / name, top="aotriton", epoch=EPOCH, exclude=("lib/aotriton.images",))
+            write_tar_gz(prefix / below, folder / name, top="aotriton", exclude=("lib/aotriton.images",))
             written.append(folder / name)
         for pack in facts["packs"]:
             lacks = pack in facts.get("lacking", {})
@@ -226,7 +226,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
                 for path in sorted((prefix / "lib/aotriton.images").iterdir())
                 if path.name != pack
             )
-            write_tar_gz(prefix, out, top="aotriton", epoch=EPOCH, exclude=(*_all_but_images(prefix), *others))
+            write_tar_gz(prefix, out, top="aotriton", exclude=(*_all_but_images(prefix), *others))
             written.append(out)
     return written
 

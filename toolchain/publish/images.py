@@ -10,7 +10,7 @@ from typing import Any
 from toolchain.build.images import Publication, note_publication, note_use
 from toolchain.build.reuse import input_tag
 from toolchain.cache import Cache
-from toolchain.digest import EPOCH, sha256_json
+from toolchain.digest import sha256_json
 from toolchain.errors import ConfigError
 from toolchain.oci.files import tag_of
 from toolchain.oci.image import standard_annotations, write_index
@@ -126,7 +126,7 @@ def _deliver(
     layout = Layout(cache.images).ensure()
     records = [image.record for image in images]
     packed = [packed_image(cache, record, compression) for record in records]
-    index = write_index(layout, [sent.manifest for sent in packed], standard_annotations(epoch=EPOCH, title=name))
+    index = write_index(layout, [sent.manifest for sent in packed], standard_annotations(name))
     tags = _tags(records, compression)
     refs = tuple(dest.image(name, tag) for tag in tags)
     made = [replace(image, compressors=sent.compressors) for image, sent in zip(images, packed, strict=True)]
