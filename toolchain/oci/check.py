@@ -12,7 +12,7 @@ from toolchain.digest import CHUNK
 from toolchain.errors import ToolchainError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.compressed import DAMAGED, FREE, PLAIN, RATIO, BombError, unpacked
-from toolchain.oci.descriptor import Descriptor, Platform
+from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, platform_of
 from toolchain.oci.layout import Layout
 
@@ -41,9 +41,8 @@ class _Check:
         if depth > media.DEEPEST:
             yield f"{item.digest} is below more than {media.DEEPEST} indexes"
             return
-        blob = self._blob(item)
-        if blob is not None:
-            yield blob
+        if problem := self._blob(item):
+            yield problem
             return
         if item.media_type not in media.MANIFESTS or (item.digest, item.media_type) in self._visited:
             return
@@ -65,9 +64,10 @@ class _Check:
         if not bad and children[0].media_type != media.EMPTY:
             yield from self._layers(item, children[0], children[1:])
 
-    def _blob(self, item: Descriptor) -> str | None:
+    def _blob(self, item: Descriptor) -> str:
+        """What is wrong with a blob; empty if nothing is."""
         if item.digest in self._hashed:
-            return None
+            return ""
         if not self._layout.has(item.digest):
             return f"{item.digest} is missing"
         path = self._layout.blob(item.digest)
@@ -76,7 +76,7 @@ class _Check:
         if (actual := self._layout.digest_of(item.digest)) != item.digest:
             return f"{item.digest} holds other bytes: {actual}"
         self._hashed.add(item.digest)
-        return None
+        return ""
 
     def _platform(self, image: Descriptor) -> Iterator[str]:
         if image.platform is None or image.media_type not in media.IMAGES or image.digest not in self._hashed:
@@ -85,7 +85,7 @@ class _Check:
             config = self._layout.children(image)[0]
             if config.media_type == media.EMPTY or not self._layout.has(config.digest):
                 return
-            configured: Platform = platform_of(self._layout.read_json(config))
+            configured = platform_of(self._layout.read_json(config))
             if configured != image.platform:
                 yield f"{image.digest} is listed for {image.platform}, its config says {configured}"
 
@@ -99,23 +99,19 @@ class _Check:
             yield f"{item.digest} has {len(layers)} layers, its config {len(expected)} diff_ids"
             return
         for layer, diff_id in zip(layers, expected, strict=True):
-            actual = self._diff_id(layer)
-            if actual != diff_id:
+            if layer.digest not in self._diff_ids:
+                self._diff_ids[layer.digest] = self._diff_id(self._layout.blob(layer.digest), layer)
+            if (actual := self._diff_ids[layer.digest]) != diff_id:
                 yield f"{layer.digest} unpacks to {actual}, {diff_id} expected"
 
-    def _diff_id(self, layer: Descriptor) -> str:
-        if layer.digest not in self._diff_ids:
-            path = self._layout.blob(layer.digest)
-            diff_id = layer.digest if layer.media_type in PLAIN else self._unpacked_digest(path, layer.media_type)
-            self._diff_ids[layer.digest] = diff_id
-        return self._diff_ids[layer.digest]
-
-    def _unpacked_digest(self, path: Path, media_type: str) -> str:
+    def _diff_id(self, path: Path, layer: Descriptor) -> str:
         """`sha256:<hex>` of the tar in a layer, or why it cannot be read."""
+        if layer.media_type in PLAIN:
+            return layer.digest
         sha256 = hashlib.sha256()
         self._left += RATIO * path.stat().st_size
         try:
-            with unpacked(path, media_type) as stream:
+            with unpacked(path, layer.media_type) as stream:
                 while piece := stream.read(CHUNK):
                     self._left -= len(piece)
                     if self._left < 0:
@@ -124,7 +120,7 @@ class _Check:
         except BombError as error:
             return f"nothing ({error.what})"
         except UntrustedError:
-            return f"nothing known ({media_type})"
+            return f"nothing known ({layer.media_type})"
         except process.CommandError as error:
             return f"nothing (not zstd: {error.tail[-1] if error.tail else ''})"
         except DAMAGED as error:

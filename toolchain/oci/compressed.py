@@ -28,11 +28,6 @@ class BombError(UntrustedError):
     """More comes out of a layer than out of any real one of its size."""
 
 
-def most_unpacked(packed: int) -> int:
-    """The maximum unpacked size of `packed` compressed bytes."""
-    return min(LARGEST, FREE + RATIO * packed)
-
-
 class Readable(Protocol):
     """A stream that a layer is read from."""
 
@@ -71,11 +66,11 @@ class _Gunzipped:
 
 
 class _Bounded:
-    """A stream that ends in an error where more comes than may."""
+    """A stream that ends in an error where more comes than a layer's file may unpack to."""
 
-    def __init__(self, stream: Readable, name: str, most: int) -> None:
-        self._stream, self._name, self._most = stream, name, most
-        self._left = most
+    def __init__(self, stream: Readable, path: Path) -> None:
+        self._stream, self._name = stream, path.name
+        self._most = self._left = min(LARGEST, FREE + RATIO * path.stat().st_size)
 
     def read(self, count: int, /) -> bytes:
         """The next bytes.
@@ -93,7 +88,7 @@ class _Bounded:
 
 @contextlib.contextmanager
 def unpacked(path: Path, media_type: str) -> Iterator[Readable]:
-    """The tar in a layer's file. Reading raises BombError where it unpacks to more than `most_unpacked` of its size.
+    """The tar in a layer's file. Reading raises BombError where it unpacks to more than its size allows.
 
     Raises:
         UntrustedError: a kind of layer that is not known here.
@@ -101,10 +96,10 @@ def unpacked(path: Path, media_type: str) -> Iterator[Readable]:
     """
     if media_type in _GZIP:
         with path.open("rb", buffering=0) as stream:
-            yield _Bounded(_Gunzipped(stream), path.name, most_unpacked(path.stat().st_size))
+            yield _Bounded(_Gunzipped(stream), path)
     elif media_type == media.LAYER_ZSTD:
         with output(["zstd", "-dcq", "--", path.absolute()]) as stream:
-            yield _Bounded(stream, path.name, most_unpacked(path.stat().st_size))
+            yield _Bounded(stream, path)
     elif media_type in PLAIN:
         with path.open("rb") as stream:
             yield stream

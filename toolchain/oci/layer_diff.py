@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from toolchain.oci.layer_files import LayerFile, layer_files, read_member
 # Of a larger file only its digests are compared; the first difference is then not looked for.
 _LIMIT = 256 << 20
 _AROUND = 16
+_PIECE = 1 << 16
 _ARCHIVE = b"!<arch>\n"
 _HEADER = 60
 _DIFFOSCOPE_LINES = 40
@@ -88,28 +88,19 @@ def _differing(first: Blob, second: Blob, file: LayerFile, other_file: LayerFile
     a = read_member(first.path, first.media_type, file.path, limit=_LIMIT) or b""
     b = read_member(second.path, second.media_type, other_file.path, limit=_LIMIT) or b""
     offset = first_difference(a, b)
-    return FileDifference(
-        file.path,
-        what,
-        offset,
-        a[offset : offset + _AROUND].hex(),
-        b[offset : offset + _AROUND].hex(),
-        member_at(a, offset),
-    )
+    first_bytes, second_bytes = (content[offset : offset + _AROUND].hex() for content in (a, b))
+    return FileDifference(file.path, what, offset, first_bytes, second_bytes, member_at(a, offset))
 
 
 def first_difference(a: bytes, b: bytes) -> int:
     """The offset of the first byte in which two contents differ; the length of the shorter one if it is a prefix."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while high - low > 1:  # [0, low) is the same; a difference is below high
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
+    end = min(len(a), len(b))
+    for start in range(0, end, _PIECE):
+        if a[start : start + _PIECE] != b[start : start + _PIECE]:
+            for offset in range(start, min(start + _PIECE, end)):
+                if a[offset] != b[offset]:
+                    return offset
+    return end
 
 
 def member_at(archive: bytes, offset: int) -> str:
@@ -148,6 +139,7 @@ def explain(first: Blob, second: Blob, path: str) -> list[str]:
             file.parent.mkdir()
             file.write_bytes(read_member(blob.path, blob.media_type, path, limit=_LIMIT) or b"")
             files.append(file)
-        argv: Sequence[str | Path] = [program, "--no-progress", "--text", "-", "--", *files]
-        done = process.run(argv, capture=True, check=False, timeout=600)
+        done = process.run(
+            [program, "--no-progress", "--text", "-", "--", *files], capture=True, check=False, timeout=600
+        )
     return done.stdout.splitlines()[:_DIFFOSCOPE_LINES]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache as memoize
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import IO, Any, Literal, Self, cast
 
 from toolchain import tar_headers
 from toolchain.digest import CHUNK
@@ -18,8 +19,6 @@ from toolchain.tar_headers import CheckedHeader
 
 _DAMAGED = (tarfile.TarError, OSError, ValueError, RecursionError, *DAMAGED)
 _GLANCE_LIMIT = 64 << 20
-# What is kept of a layer's files: a name, or ends of names; bytes that a file may have; and where its content goes.
-_Keep = tuple[str | tuple[str, ...], int, list[bytes]]
 _HEADER_LIMIT = 1 << 20  # long names and attributes are read whole into memory
 _LONG = frozenset({tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK})
 # What every reader of tars takes for the same. Of the rest (global headers, sparse files, kinds that only some know)
@@ -94,7 +93,19 @@ def layer_files(path: Path, media_type: str) -> list[LayerFile]:
             an unusual way, a file below a link, a kind of member that not all know.
         EngineError: a zstd layer, and the zstd program is missing.
     """
-    return sorted(_readable(path, media_type, None), key=lambda file: file.path)
+    files: dict[str, LayerFile] = {}
+    with _readable(path):
+        for name, member, tar in _walk(path, media_type):
+            if member.issym():
+                text = member.linkname.encode("utf-8", "surrogateescape")
+                sha1 = hashlib.sha1(text, usedforsecurity=False).hexdigest()
+                sha256 = hashlib.sha256(text).hexdigest()
+                files[name] = LayerFile(name, "link", len(text), sha1, sha256, shown(member.linkname))
+            elif member.islnk():
+                files[name] = replace(files[_linked(member)], path=name)
+            else:
+                files[name] = _digested(tar, member, name)
+    return sorted(files.values(), key=lambda file: file.path)
 
 
 def layer_paths(path: Path, media_type: str) -> Iterator[str]:
@@ -103,40 +114,37 @@ def layer_paths(path: Path, media_type: str) -> Iterator[str]:
     Raises:
         UntrustedError, EngineError: as `layer_files`.
     """
-    yield from (file.path for file in _readable(path, media_type, ("", 0, [])))
+    with _readable(path):
+        for name, _, _ in _walk(path, media_type):
+            yield name
 
 
-def _readable(path: Path, media_type: str, keep: _Keep | None) -> Iterator[LayerFile]:
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        yield from _walk(path, media_type, keep)
+        yield
     except _DAMAGED as error:
         raise UntrustedError("a layer cannot be read", why=f"{path.name}: {error}", fix="fetch it again") from error
 
 
 def read_member(path: Path, media_type: str, name: str, *, limit: int = 64 << 20) -> bytes | None:
     """The content of one regular file of a layer, None if it has none of that name or more than `limit` bytes."""
-    kept: list[bytes] = []
-    for file in _walk(path, media_type, (name, limit, kept)):
-        if file.path == name:
-            return kept[0] if kept else None
+    for found, member, tar in _walk(path, media_type):
+        if found == name:
+            return _content(tar, member).read() if member.isreg() and member.size <= limit else None
     return None
 
 
 def read_members(path: Path, media_type: str, suffixes: tuple[str, ...], *, limit: int) -> Iterator[tuple[str, bytes]]:
     """The regular files of a layer whose names have one of some ends: path and content. Larger ones are left out."""
-    kept: list[bytes] = []
-    for file in _walk(path, media_type, (suffixes, limit, kept)):
-        if kept:
-            yield file.path, kept.pop()
+    for name, member, tar in _walk(path, media_type):
+        if member.isreg() and name.endswith(suffixes) and member.size <= limit:
+            yield name, _content(tar, member).read()
 
 
 @memoize(maxsize=8)
 def glance(path: Path, media_type: str, name: str) -> bytes | None:
-    """Like `read_member`, for a layer that was made here: only this file is checked, and only once.
-
-    Args:
-        path: of a blob, which never changes.
-    """
+    """Like `read_member`, for a blob that was made here and never changes: only this file is checked, and only once."""
     how: Any = "r:" if media_type in PLAIN else "r|"  # over what is not packed it can jump
     with (
         unpacked(path, media_type) as plain,
@@ -144,14 +152,14 @@ def glance(path: Path, media_type: str, name: str) -> bytes | None:
     ):
         for member in tar:
             if member.isreg() and member.size <= _GLANCE_LIMIT and _name(member) == name:
-                content = tar.extractfile(member)
-                return content.read() if content is not None else None
+                return _content(tar, member).read()
     return None
 
 
-def _walk(path: Path, media_type: str, keep: _Keep | None) -> Iterator[LayerFile]:
+def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
+    """The files and links of a layer, checked: path, header, and the tar in which its content comes next."""
     tar_headers.require()
-    known: dict[str, LayerFile] = {}
+    known: set[str] = set()
     folders: dict[str, bool] = {}
     with (
         unpacked(path, media_type) as plain,
@@ -163,20 +171,11 @@ def _walk(path: Path, media_type: str, keep: _Keep | None) -> Iterator[LayerFile
             if name in folders:
                 raise UntrustedError(f"a layer holds {name} twice", why=path.name)
             folders[name] = member.isdir()
-            if member.issym():
-                text = member.linkname.encode("utf-8", "surrogateescape")
-                file = LayerFile(name, "link", len(text), _sha1(text), _sha256(text), shown(member.linkname))
-            elif member.islnk():
-                first = known.get(shown(member.linkname.removeprefix("./")))
-                if first is None:
-                    raise UntrustedError(f"a hard link in a layer leads nowhere: {name}")
-                file = LayerFile(name, first.kind, first.size, first.sha1, first.sha256, first.target)
-            elif member.isreg():
-                file = _read(tar, member, name, keep)
-            else:
-                continue
-            known[name] = file
-            yield file
+            if member.islnk() and _linked(member) not in known:
+                raise UntrustedError(f"a hard link in a layer leads nowhere: {name}")
+            if member.isreg() or member.issym() or member.islnk():
+                known.add(name)
+                yield name, member, tar
         while stream.read(CHUNK):  # so that the decompressor checks its own sums
             pass
         if stream.last > tar.offset:
@@ -204,15 +203,19 @@ def _require_folders(folders: Mapping[str, bool]) -> None:
             above = above.rpartition("/")[0]
 
 
-def _read(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, keep: _Keep | None) -> LayerFile:
+def _linked(member: tarfile.TarInfo) -> str:
+    """The path of the file that a hard link is."""
+    return shown(member.linkname.removeprefix("./"))
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
     content = tar.extractfile(member)
     assert content is not None  # noqa: S101 - a regular file has content
-    if keep is not None:  # of files that are looked for; no digest is needed
-        wanted, limit, kept = keep
-        fits = name == wanted if isinstance(wanted, str) else name.endswith(wanted)
-        if fits and member.size <= limit:
-            kept.append(content.read())
-        return LayerFile(name, "file", member.size, "", "")
+    return content
+
+
+def _digested(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> LayerFile:
+    content = _content(tar, member)
     sha1, sha256 = hashlib.sha1(usedforsecurity=False), hashlib.sha256()
     left = member.size
     while left:
@@ -228,11 +231,3 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, keep: _Keep 
 def shown(name: str) -> str:
     """A name as JSON can hold it: bytes that are not UTF-8 become `\\xNN`."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def _sha1(text: bytes) -> str:
-    return hashlib.sha1(text, usedforsecurity=False).hexdigest()
-
-
-def _sha256(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()
