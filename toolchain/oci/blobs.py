@@ -28,9 +28,6 @@ class Blobs:
         self.root = root
         self._blobs = root / "blobs" / "sha256"
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.root)!r})"
-
     def _folder(self) -> Path:
         for folder in (self._blobs.parent, self._blobs):
             if folder.is_symlink() and not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(self.root)):
@@ -117,10 +114,8 @@ class Blobs:
         """Store a file.
 
         Args:
-            path: the file.
             digest: what it must have. If that is here, and whole, the file is not read.
             move: take the file away where it was.
-            media_type: for the descriptor.
 
         Raises:
             DigestError: it has another digest; nothing is stored.

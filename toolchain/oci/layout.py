@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ _MARKER = {"imageLayoutVersion": None}
 _MARKER_LIMIT = 64 << 10
 _CONTAINERD_NAME = "io.containerd.image.name"
 _WRITERS = "`toolchain publish oci:DIR`, `buildah push` or `skopeo copy`"
+_EMPTY = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": []}
 _STALE = 24 * 3600
 _NAME = re.compile(r"[A-Za-z0-9]+(?:[-._:@/+]+[A-Za-z0-9]+)*")
 
@@ -48,7 +50,7 @@ class Layout(Blobs):
                 if not os.path.lexists(marker):
                     write_atomically(marker, b'{"imageLayoutVersion":"1.0.0"}', check=True)
                 if not os.path.lexists(self._index):
-                    write_atomically(self._index, canonical(_empty_index()), check=True)
+                    write_atomically(self._index, canonical(_EMPTY), check=True)
         except OSError as error:
             raise RegistryError(
                 f"{self.root} cannot be an OCI layout", why=str(error), fix="name another folder"
@@ -57,12 +59,7 @@ class Layout(Blobs):
         return self
 
     def _require_version(self) -> None:
-        """Refuse a layout of an unknown version, as other programs do.
-
-        Raises:
-            RegistryError: it is of another version, or cannot be read.
-            DocumentError: it is ambiguous JSON.
-        """
+        """Refuse a layout of an unknown version, as other programs do."""
         content = self._small("oci-layout", _MARKER_LIMIT)
         version = parse_object(content, str(self.root / "oci-layout"), keys=_MARKER).get("imageLayoutVersion")
         if version != "1.0.0":
@@ -91,19 +88,16 @@ class Layout(Blobs):
     def _lock(self) -> Iterator[None]:
         from filelock import FileLock  # noqa: PLC0415 - who only reads takes no lock
 
-        lock = FileLock(self.root / ".index.lock")
         try:
-            lock.acquire()
+            held = FileLock(self.root / ".index.lock").acquire()
         except OSError as error:
             raise RegistryError(
                 f"{self.root} cannot be changed",
                 why=f".index.lock: {error.strerror}",
                 fix="check its rights, and remove that file if it is a link",
             ) from error
-        try:
+        with held:
             yield
-        finally:
-            lock.release()
 
     def _no_index(self, why: str) -> RegistryError:
         return RegistryError(f"{self._index} is not an index", why=why, fix="publish to another folder")
@@ -143,14 +137,11 @@ class Layout(Blobs):
         Raises:
             RegistryError: as `make` does.
         """
-
-        def change(entries: list[Any]) -> list[Any]:
+        with self._changing() as entries:
             now = next((Descriptor.from_json(old) for old in entries if _ref_name(old) == name), None)
             made = make(_untagged(now) if now is not None else None)
-            entry = made.annotated({media.REF_NAME: name}).as_json()
-            return [old for old in entries if _ref_name(old) != name] + [entry]
-
-        self._change(change)
+            entries[:] = [old for old in entries if _ref_name(old) != name]
+            entries.append(made.annotated({media.REF_NAME: name}).as_json())
 
     def add(self, descriptor: Descriptor) -> None:
         """List `descriptor` without a name: an artifact that is found by its subject. Twice is once.
@@ -159,13 +150,9 @@ class Layout(Blobs):
             RegistryError: the blob is missing.
         """
         self.blob(descriptor.digest)
-        entry = _untagged(descriptor).as_json()
-
-        def change(entries: list[Any]) -> list[Any]:
-            there = any(old.get("digest") == descriptor.digest and not _ref_name(old) for old in entries)
-            return entries if there else [*entries, entry]
-
-        self._change(change)
+        with self._changing() as entries:
+            if not any(old.get("digest") == descriptor.digest and not _ref_name(old) for old in entries):
+                entries.append(_untagged(descriptor).as_json())
 
     def roots(self) -> tuple[Descriptor, ...]:
         """All entries of index.json, with and without a name."""
@@ -173,15 +160,17 @@ class Layout(Blobs):
 
     def untag(self, name: str) -> None:
         """Forget `name`; its blobs stay until `gc`."""
-        self._change(lambda entries: [old for old in entries if _ref_name(old) != name])
+        with self._changing() as entries:
+            entries[:] = [old for old in entries if _ref_name(old) != name]
 
-    def _change(self, change: Any) -> None:
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[list[Any]]:
+        """The entries of index.json, to be changed in place; they are written at the end of the block."""
         with self._lock():
             content = self._entries()
             before = canonical(content)
-            content["manifests"] = sorted(
-                change(content["manifests"]), key=lambda entry: (_ref_name(entry), str(entry.get("digest")))
-            )
+            yield content["manifests"]
+            content["manifests"].sort(key=lambda entry: (_ref_name(entry), str(entry.get("digest"))))
             if canonical(content) != before:
                 write_atomically(self._index, canonical(content), check=True)
                 # `gc` is only called for caches. What cannot be removed does not matter to the name.
@@ -329,10 +318,6 @@ class Layout(Blobs):
         return freed
 
 
-def _empty_index() -> dict[str, Any]:
-    return {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": []}
-
-
 def _annotation(entry: Mapping[str, Any], key: str) -> str:
     return str((entry.get("annotations") or {}).get(key, ""))
 
@@ -352,6 +337,4 @@ def _require_same(root: Path, name: str, descriptor: Descriptor, again: Descript
 
 def _untagged(descriptor: Descriptor) -> Descriptor:
     rest = {key: text for key, text in descriptor.annotations.items() if key != media.REF_NAME}
-    return Descriptor(
-        descriptor.media_type, descriptor.digest, descriptor.size, descriptor.platform, rest, descriptor.artifact_type
-    )
+    return replace(descriptor, annotations=rest)
