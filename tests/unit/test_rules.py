@@ -59,8 +59,8 @@ def test_a_word_that_is_none_is_refused() -> None:
     row = {"name": "x", "upload": "piecemeal", "source": ["https://x"]}
     with pytest.raises(RegistryError, match="upload"):
         typed_row(Rules, row, "registry.0", Path("registries.toml"), error=RegistryError)
-    with pytest.raises(RegistryError, match="no source"):
-        Rules(name="x")
+    with pytest.raises(RegistryError, match="source"):
+        typed_row(Rules, {"name": "x"}, "registry.0", Path("registries.toml"), error=RegistryError)
 
 
 def test_the_table_in_the_documentation_is_that_of_the_data() -> None:

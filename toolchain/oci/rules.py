@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -24,11 +24,10 @@ class Rules:
     """One kind of registry. Texts are for display; what is not known is `unknown`.
 
     Args:
-        name: what people call it.
         hosts: patterns of its hosts, without a port; empty if it is self-hosted under any name.
         location: what the address of an upload contains there and nowhere else; empty without such a mark.
         upload: the way a blob goes: in one piece, or in chunks.
-        chunk: bytes of a chunk.
+        chunk: bytes of one.
         position: `range`: its answers say how much arrived; `sent`: they do not, so accepted chunks are added up.
         last: what ends an upload in chunks: an `empty` request, or the last `piece`.
         layer_limit, manifest_limit: bytes it takes at most; 0 where it is not known.
@@ -38,9 +37,6 @@ class Rules:
         tags, auth, mount, referrers, zstd, note: for display.
         tried: whether uploads have gone to a real one, to an imitation, or not at all.
         source: addresses that document it.
-
-    Raises:
-        RegistryError: no source.
     """
 
     name: str
@@ -63,11 +59,7 @@ class Rules:
     zstd: str = "unknown"
     note: str = ""
     tried: Tried = "nothing"
-    source: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.source:
-            raise RegistryError(f"{self.name}: no source is given", fix="name a source")
+    source: tuple[str, ...]
 
 
 # Any registry takes a blob in one piece.
@@ -118,17 +110,11 @@ def check_sizes(rules: Rules, items: Iterable[Descriptor]) -> None:
         RegistryError: one is larger than it takes.
     """
     for item in items:
-        kind, limit = ("manifest", rules.manifest_limit)
-        if item.media_type not in media.MANIFESTS:
-            kind, limit = "layer", rules.layer_limit
+        is_manifest = item.media_type in media.MANIFESTS
+        kind, limit = ("manifest", rules.manifest_limit) if is_manifest else ("layer", rules.layer_limit)
         if 0 < limit < item.size:
             raise RegistryError(
                 f"{rules.name} takes no {kind} as large as {item.digest}",
                 why=f"{item.size} bytes; its limit is {limit}",
                 fix="publish to another registry, or to oci:DIR",
             )
-
-
-def sources(rows: Sequence[Rules]) -> tuple[str, ...]:
-    """Every source once, in order."""
-    return tuple(dict.fromkeys(source for row in rows for source in row.source))
