@@ -40,6 +40,7 @@ from toolchain.trust import attest, dsse
 from toolchain.trust.image_facts import ImageFacts, Package
 from toolchain.trust.keys import Signer
 from toolchain.trust.policy import Policy
+from toolchain.trust.sbom import PREDICATE as SBOM
 from toolchain.trust.verify import Verdict
 
 LLVM = "https://github.com/llvm/llvm-project"
@@ -186,6 +187,10 @@ class Stand:
         """A true provenance, to be changed at will."""
         return copy.deepcopy(dict(attest.provenance(self.image_facts, self.subjects())))
 
+    def sbom_statement(self, document: Mapping[str, Any] | None = None) -> attest.Statement:
+        """The statement of a true SBOM, or of another one."""
+        return attest.statement(self.subjects(), SBOM, document or self.sbom())
+
     def attach(self, content: bytes, media_type: str = dsse.MEDIA_TYPE, *, to: Descriptor | None = None) -> Descriptor:
         """Attach some bytes to the image."""
         blob = self.layout.put_bytes(content, media_type)
@@ -199,7 +204,7 @@ class Stand:
 
     def say_all(self, *, sbom: Mapping[str, Any] | None = None, provenance: Any = None) -> None:
         """Attach both statements, true where nothing else is given."""
-        self.say(attest.sbom_statement(sbom or self.sbom(), self.subjects()))
+        self.say(self.sbom_statement(sbom))
         self.say(provenance or self.provenance())
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.layout import Layout
-from toolchain.oci.place import LayoutPlace, Place, RepositoryPlace, open_place
-from toolchain.oci.publish import Published
+from toolchain.oci.layout_place import LayoutPlace
+from toolchain.oci.place import Attached, Place, Published
+from toolchain.oci.places import open_place
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target
-from toolchain.oci.referrers import Attached
 from toolchain.oci.registry import Registry
+from toolchain.oci.repository_place import RepositoryPlace
 from toolchain.oci.tagged import Tagged
 from toolchain.publish import attestations
 from toolchain.publish.attestations import AttachedEvidence
@@ -41,7 +42,7 @@ def publish(
 ) -> Published:
     """`Place.put`."""
     with at(ref, registry) as place:
-        return place.put(layout, item, tags)
+        return place.put(layout, item, list(dict.fromkeys([*([ref.tag] if ref.tag else []), *tags])))
 
 
 def fetch_image(

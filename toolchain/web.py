@@ -45,6 +45,20 @@ def header_number(value: str | None) -> int | None:
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
+def whole_body(response: requests.Response, most: int) -> bytes | None:
+    """The body of an answer, None if it has more than `most` bytes.
+
+    Raises:
+        requests.RequestException: the connection broke.
+    """
+    received = bytearray()
+    for piece in response.iter_content(1 << 20):
+        received += piece
+        if len(received) > most:
+            return None
+    return bytes(received)
+
+
 def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Session:
     """A session that retries GET and HEAD when a server is busy or a connection fails.
 

@@ -108,7 +108,7 @@ def test_published_pulled_and_verified(home: Home) -> None:
     assert "is signed by the key" in home.call("verify", home.ref, "--public-key", f"{home.stranger}.pub", code=17)
     assert json.loads(home.call("inspect", home.ref, "--json"))["images"][0]["files"] == files["files"]
     # Beside the image, which is what it was.
-    image = RegistryRef(*home.place.split("/", 1)).child(IMAGE)
+    image = RegistryRef(*home.place.split("/", 1)).image(IMAGE).at()
     assert TYPE in {one.artifact_type for one in referrers(image, row["digest"])}
     assert home.call("verify", f"{home.place}/{IMAGE}", "--public-key", f"{home.key}.pub").endswith(
         f"\ttrusted\t{IMAGE}\n"
@@ -131,7 +131,7 @@ def test_damage_and_strangers(home: Home, registry_host: str) -> None:
     layout = Layout(home.folder / "evil").ensure()
     evil = home.folder / "llvm-22.1.8-debian13-x64.tar.gz"
     evil.write_bytes(b"not it")
-    image = RegistryRef(*home.place.split("/", 1)).child(IMAGE)
+    image = RegistryRef(*home.place.split("/", 1)).image(IMAGE).at()
     subject = layout.put_bytes(b"{}", "application/vnd.oci.image.index.v1+json")
     publish(layout, write_files(layout, subject, [evil], title="x"), image.at(tag="files"))
     assert "nothing signed is attached" in home.call("verify", home.ref, "--public-key", f"{home.key}.pub", code=17)

@@ -12,9 +12,9 @@ from tests.fault_proxy import Fault, FaultProxy, fault_proxy
 from tests.unit.test_kernel_store import KERNELS, Machine, rules_of
 from toolchain.errors import ToolchainError
 from toolchain.kernels.oci_store import OciStore
-from toolchain.oci.place import RepositoryPlace
 from toolchain.oci.reference import RegistryRef
 from toolchain.oci.registry import Registry
+from toolchain.oci.repository_place import RepositoryPlace
 
 pytestmark = pytest.mark.registry
 _NUMBERS = itertools.count()

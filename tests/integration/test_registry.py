@@ -45,7 +45,7 @@ def test_an_index_goes_there_and_comes_back(
     first = publish(layout, index, dest, ["0123456789ab"])
     # The index is sent once by digest and once for each tag.
     assert first.pushed_bytes == total + 2 * index.size
-    assert (first.digest, first.tags, first.blobs) == (index.digest, ("latest", "0123456789ab"), 7)
+    assert (first.digest, first.tags) == (index.digest, ("latest", "0123456789ab"))
     assert first.ref == f"{registry_host}/{repository}@{index.digest}"
     second = publish(layout, index, dest, ["0123456789ab"])
     assert second.pushed_bytes == 0

@@ -22,8 +22,9 @@ from toolchain.cache import Cache
 from toolchain.digest import sha256_json
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
+from toolchain.oci.place import Attached
 from toolchain.oci.reference import LayoutRef, RegistryRef
-from toolchain.oci.referrers import Attached, fallback_tag, write_artifact
+from toolchain.oci.referrers import fallback_tag, write_artifact
 from toolchain.oci.registry import Registry
 from toolchain.trust.keys import new_key
 

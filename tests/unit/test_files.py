@@ -21,7 +21,7 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import TYPE, PlainFile, file_media_type, is_plain_name, read_files, tag_of, write_files
 from toolchain.oci.labels import TITLE
 from toolchain.oci.layout import Layout
-from toolchain.oci.publish import resolve
+from toolchain.oci.layout_place import resolve
 from toolchain.oci.reference import LayoutRef
 from toolchain.publish.artifacts import DeliveredFiles, bring_wheels, deliver_files, require_files
 from toolchain.publish.attestations import attach_to_files

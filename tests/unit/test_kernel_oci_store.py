@@ -12,7 +12,7 @@ from toolchain.kernels import oci_store
 from toolchain.kernels.oci_store import OciStore
 from toolchain.kernels.store import Addition, Result
 from toolchain.oci.layout import Layout
-from toolchain.oci.place import LayoutPlace
+from toolchain.oci.layout_place import LayoutPlace
 from toolchain.oci.reference import LayoutRef
 
 

@@ -23,7 +23,7 @@ from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.errors import ConfigError, UnreachableError, UntrustedError
 from toolchain.oci.layout import Layout
-from toolchain.trust import attest, keyless
+from toolchain.trust import keyless
 from toolchain.trust.keyless import Identity, Keyless
 from toolchain.trust.policy import Policy
 from toolchain.trust.verify import Verdict
@@ -135,7 +135,7 @@ def _flip(text: str) -> str:
     ids=lambda path: ".".join(str(part) for part in path),
 )
 def test_a_changed_bundle(place: Place, path: tuple[str | int, ...]) -> None:
-    statement = attest.sbom_statement(place.stand.sbom(), place.stand.subjects())
+    statement = place.stand.sbom_statement()
     content = Keyless(place.config).sign(statement)
     assert json.loads(place.identity.opened(content).payload) == statement
     value = json.loads(content)
@@ -177,7 +177,7 @@ def test_no_identity(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_token_that_ends_is_asked_for_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     signer = Keyless(place.config)
     monkeypatch.setattr(signer._token, "_exp", 1)
-    statement = attest.sbom_statement(place.stand.sbom(), place.stand.subjects())
+    statement = place.stand.sbom_statement()
     assert signer.sign(statement)
     monkeypatch.setattr(signer._token, "_exp", 1)
     monkeypatch.delenv(keyless.TOKEN)
@@ -198,13 +198,13 @@ def test_a_sigstore_that_does_not_sign(place: Place, path: str, status: int, err
     place.server.statuses[path] = status
     signer = Keyless(place.config)
     with pytest.raises(error, match="does not sign") as caught:
-        signer.sign(attest.sbom_statement(place.stand.sbom(), place.stand.subjects()))
+        signer.sign(place.stand.sbom_statement())
     assert str(signer._token) not in str(caught.value) + repr(signer)
     assert caught.value.__cause__ is None, "the library's error holds the request, token included"
 
 
 def test_nobody_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    signer, statement = Keyless(place.config), attest.sbom_statement(place.stand.sbom(), place.stand.subjects())
+    signer, statement = Keyless(place.config), place.stand.sbom_statement()
     monkeypatch.setattr(keyless, "PATIENCE", 0.5)
     place.server.statuses["/api/v1"] = -1
     with pytest.raises(UnreachableError, match="stopped answering"):

@@ -17,9 +17,8 @@ from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
+from toolchain.oci.layout_place import LayoutPlace, resolve
 from toolchain.oci.manifest import parse_object
-from toolchain.oci.place import LayoutPlace
-from toolchain.oci.publish import resolve
 from toolchain.oci.reference import LayoutRef
 
 
@@ -287,7 +286,7 @@ def test_publish_to_a_layout_and_back(layout: Layout, tmp_path: Path) -> None:
     dest = LayoutRef(tmp_path / "dest dir")
     first = publish(layout, index, dest, ["latest", "abc"])
     total = sum(item.size for item in layout.walk(index))
-    assert (first.pushed_bytes, first.skipped_bytes, first.blobs) == (total, 0, 7)
+    assert (first.pushed_bytes, first.skipped_bytes) == (total, 0)
     assert first.ref == f"oci:{tmp_path / 'dest dir'}@{index.digest}"
     second = publish(layout, index, dest, ["latest"])
     assert (second.pushed_bytes, second.skipped_bytes) == (0, total)
@@ -345,11 +344,9 @@ def test_json_that_is_nested_too_deep() -> None:
         parse_object(b'{"a":' + b"[" * 500_000, "it")
 
 
-def test_publish_does_not_take_what_is_damaged_or_no_index(layout: Layout, tmp_path: Path) -> None:
+def test_publish_does_not_take_what_is_damaged(layout: Layout, tmp_path: Path) -> None:
     index = small_index(layout, tmp_path)
     image = layout.children(index)[1]
-    with pytest.raises(RegistryError, match="not an image index"):
-        publish(layout, image, LayoutRef(tmp_path / "dest"))
     layer = layout.children(image)[1]
     path = layout.blob(layer.digest)
     path.write_bytes(b"x" * layer.size)

@@ -88,7 +88,7 @@ def test_the_name_as_it_is_asked_for_counts_first(home: Path) -> None:
 def test_an_identity_token_under_another_name(home: Path) -> None:
     entry = {"auth": base64.b64encode(b"0000:").decode(), "identitytoken": "somebody"}
     written(home / ".docker" / "config.json", {"auths": {"https://Reg.example/": entry}})
-    assert auth.identity_of(auth.credentials("reg.example")) == "somebody"
+    assert auth.user_and_password(auth.credentials("reg.example")) == (auth.IDENTITY, "somebody")
 
 
 def test_a_helper_under_another_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_the_own_helper_of_a_registry_is_asked_before_the_store(home: Path, monk
 def test_an_identity_token_out_of_a_helper(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper(home, monkeypatch, 'echo \'{"Username": "<token>", "Secret": "somebody"}\'')
     written(home / ".docker" / "config.json", {"credsStore": "test"})
-    assert auth.identity_of(auth.credentials("reg.example")) == "somebody"
+    assert auth.user_and_password(auth.credentials("reg.example")) == (auth.IDENTITY, "somebody")
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from toolchain.errors import DigestError, RegistryError, ToolchainError, Unreach
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
-from toolchain.oci.referrers import referrers_in_repository
+from toolchain.oci.reference import RegistryRef
 from toolchain.oci.registry import Registry
+from toolchain.oci.repository_place import RepositoryPlace
 
 CONTENT = b"0123456789" * 100
 BLOB = Descriptor(media.LAYER, f"sha256:{hashlib.sha256(CONTENT).hexdigest()}", len(CONTENT))
@@ -153,10 +154,11 @@ def test_a_redirect_to_what_is_no_address(odd: Odd, registry: Registry, tmp_path
 def test_a_further_page_that_is_nowhere(odd: Odd, registry: Registry, link: str) -> None:
     page = json.dumps({"schemaVersion": 2, "manifests": []}).encode()
     odd.said = [Said("GET .*/referrers/", 200, {"Content-Type": media.INDEX, "Link": link}, page, times=1)]
+    place = RepositoryPlace(RegistryRef(odd.host, "ns/name"), registry)
     if BAD in link:
-        assert "redirects to an address" in told(lambda: referrers_in_repository(registry, "ns/name", BLOB.digest))
+        assert "redirects to an address" in told(lambda: place.referrers(BLOB.digest))
     else:
-        assert referrers_in_repository(registry, "ns/name", BLOB.digest) == ()
+        assert place.referrers(BLOB.digest) == ()
 
 
 # Numbers

@@ -14,7 +14,7 @@ from toolchain.cli.app import app
 from toolchain.errors import ConfigError, UntrustedError
 from toolchain.oci.image import diff_ids_of
 from toolchain.oci.layout import Layout
-from toolchain.oci.place import open_place
+from toolchain.oci.places import open_place
 from toolchain.publish.attestations import attach_statement
 from toolchain.trust import attest
 from toolchain.trust.keys import Signer

@@ -92,21 +92,12 @@ def test_they_print_as_they_are_read() -> None:
     assert parse(str(LayoutRef(Path("/a"), "t"))) == LayoutRef(Path("/a"), "t")
 
 
-def test_a_name_below_a_namespace() -> None:
-    place = parse("h.io/ns")
-    assert isinstance(place, RegistryRef)
-    assert str(place.child("llvm").at(tag="latest")) == "h.io/ns/llvm:latest"
-    with pytest.raises(ConfigError):
-        place.child("Bad Name")
-
-
 def test_where_an_image_of_several_lies() -> None:
     folder, namespace = parse("oci:/some where:t"), parse("h.example/ns:t")
     assert str(folder.image("llvm")) == "oci:/some where:llvm"
     assert str(folder.image("llvm", "0123")) == "oci:/some where:llvm.0123"
     assert str(namespace.image("llvm")) == "h.example/ns/llvm:latest"
     assert str(namespace.image("llvm", "0123")) == "h.example/ns/llvm:0123"
-    assert (folder.default_tag("bundle-llvm"), namespace.default_tag("bundle-llvm")) == ("bundle-llvm", "latest")
     with pytest.raises(ConfigError):
         namespace.image("No Name")
 

@@ -20,7 +20,7 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
-from toolchain.oci.publish import resolve
+from toolchain.oci.layout_place import resolve
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.oci.registry import Registry
 from toolchain.oci.tagged import Tagged, about_tag

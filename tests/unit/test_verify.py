@@ -35,7 +35,7 @@ from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import RegistryRef
 from toolchain.oci.registry import Registry
-from toolchain.trust import attest, dsse, policy, sbom
+from toolchain.trust import dsse, policy, sbom
 from toolchain.trust.policy import Policy, make_policy, normal_repository
 
 
@@ -88,7 +88,7 @@ def test_a_changed_payload(stand: Stand) -> None:
 
 
 def test_one_of_the_two_is_missing(stand: Stand) -> None:
-    stand.say(attest.sbom_statement(stand.sbom(), stand.subjects()))
+    stand.say(stand.sbom_statement())
     assert wrong(look(stand)) == "provenance: none is signed by this key"
 
 
@@ -103,7 +103,7 @@ def test_evidence_of_another_image(stand: Stand, tmp_path: Path) -> None:
     changed = small_image(other.layout, other.work, files={TOOL: b"other"}, label=other.image_facts.record.input_digest)
     other.manifest, other.index = changed, write_index(other.layout, [changed])
     stand.say(other.provenance())
-    stand.say(attest.sbom_statement(other.sbom(), other.subjects()))
+    stand.say(other.sbom_statement())
     assert wrong(look(stand)).startswith("provenance: what is signed is about other images, not about sha256:")
 
 

@@ -32,7 +32,7 @@ from toolchain.oci.reference import RegistryRef
 from toolchain.oci.referrers import fallback_tag, write_artifact
 from toolchain.oci.registry import Registry
 from toolchain.oci.tagged import Tagged
-from toolchain.trust import attest, cosign, dsse, keyless, sbom
+from toolchain.trust import cosign, dsse, keyless, sbom
 from toolchain.trust.keys import Signer
 
 
@@ -49,7 +49,7 @@ def test_what_others_attach_does_no_harm(stand: Stand) -> None:
     stand.attach(b"anything", "text/plain")
     stand.say(stand.provenance(), stranger)
     stand.say_all(sbom=lie(stand, drop_file))  # an old mistake of our own
-    stand.say(attest.sbom_statement(stand.sbom(), stand.subjects()))
+    stand.say(stand.sbom_statement())
     assert look(stand).verdict == "trusted"
     assert look(stand, None).verdict == "intact"
 
@@ -132,7 +132,7 @@ def test_indexes_without_an_end(stand: Stand, tmp_path: Path) -> None:
 
 def test_damaged_evidence_counts_as_none(stand: Stand) -> None:
     stand.say(stand.provenance())
-    blob = stand.attach(dsse.sign(attest.sbom_statement(stand.sbom(), stand.subjects()), stand.signer).as_bytes())
+    blob = stand.attach(dsse.sign(stand.sbom_statement(), stand.signer).as_bytes())
     path = stand.layout.blob(blob.digest)
     content = bytearray(path.read_bytes())
     content[100] ^= 1
@@ -172,7 +172,7 @@ def _tagged(stand: Stand, signer: Signer, digest: str, *envelopes: dsse.Envelope
 
 
 def _truths(stand: Stand, signer: Signer) -> list[dsse.Envelope]:
-    said = (attest.sbom_statement(stand.sbom(), stand.subjects()), stand.provenance())
+    said = (stand.sbom_statement(), stand.provenance())
     return [dsse.sign(one, signer) for one in said]
 
 

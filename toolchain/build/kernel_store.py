@@ -15,7 +15,7 @@ from toolchain.kernels.oci_store import OciStore
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import FolderStore, KernelStore
-from toolchain.oci.place import open_place
+from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
 from toolchain.option_values import is_store_folder
 from toolchain.request import Request

@@ -15,7 +15,7 @@ from toolchain.errors import ConfigError, UnsupportedError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.image import diff_ids_of, labels_of
 from toolchain.oci.labels import INPUT_DIGEST
-from toolchain.oci.place import open_place
+from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
 from toolchain.options import Option
 from toolchain.record import Record

@@ -25,7 +25,8 @@ from toolchain.errors import (
 )
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.layout import Layout
-from toolchain.oci.place import Place, open_place
+from toolchain.oci.place import Place
+from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target, parse
 from toolchain.record import Record, TakenFrom
 from toolchain.request import Request

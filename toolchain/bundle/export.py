@@ -25,8 +25,8 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import standard_annotations
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
-from toolchain.oci.place import open_place
-from toolchain.oci.publish import Published
+from toolchain.oci.place import Published
+from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
 from toolchain.request import Request
 from toolchain.sources.store import Store
@@ -140,7 +140,7 @@ def export(request: Request, target: str, dest: Target) -> Exported:
             raise SourceError("a base was made again while it was packed", fix="run the command again")
         packer.content("lock", "toolchain", lockfile.DEFAULT, lockfile.render(lock))
         manifest = packer.manifest(target)
-        tag = dest.tag or dest.default_tag(f"bundle-{target}")
+        tag = dest.tag or ("latest" if dest.remote else f"bundle-{target}")  # a repository is the bundle's name
         with open_place(dest) as place:
             done = place.put(packer.layout, manifest, (tag,))
     return Exported(done, lock, tuple(packer.sorted()))

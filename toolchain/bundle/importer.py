@@ -35,7 +35,8 @@ from toolchain.oci.blobs import MANIFEST_LIMIT
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import CONFIG_KEYS, children_of, parse_object
-from toolchain.oci.place import Place, open_place
+from toolchain.oci.place import Place
+from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
 from toolchain.record import KEYS, Record
 from toolchain.request import DEFAULT_GLIBC, build_command

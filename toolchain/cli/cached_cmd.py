@@ -90,7 +90,7 @@ def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Des
     from toolchain.build.images import one_image  # noqa: PLC0415 - brings cryptography in
     from toolchain.oci import descriptor as media  # noqa: PLC0415
     from toolchain.oci.layout import Layout  # noqa: PLC0415
-    from toolchain.oci.place import open_place  # noqa: PLC0415
+    from toolchain.oci.places import open_place  # noqa: PLC0415
     from toolchain.oci.reference import parse  # noqa: PLC0415
 
     if is_image_name(text):

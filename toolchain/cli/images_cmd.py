@@ -100,7 +100,7 @@ def inspect(
 
         inspect_wheel(image, use=use, json_=json_)
         return
-    from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
+    from toolchain.oci.places import open_place  # noqa: PLC0415 - the registry client
 
     with tempfile.TemporaryDirectory(prefix="toolchain-inspect-") as scratch:
         if is_image_name(image):

@@ -110,7 +110,7 @@ def reproduce_image(
 
 def _attested(original: Any, document: Mapping[str, Any], key: Path) -> dict[str, Any]:
     """Sign the result and attach it to the image."""
-    from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
+    from toolchain.oci.places import open_place  # noqa: PLC0415 - the registry client
     from toolchain.oci.reference import parse  # noqa: PLC0415
     from toolchain.publish.attestations import attach_statement  # noqa: PLC0415 - cryptography
     from toolchain.trust.keys import load_signer  # noqa: PLC0415

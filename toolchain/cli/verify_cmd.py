@@ -87,7 +87,7 @@ def verify(
     json_: o.JsonOpt = False,
 ) -> None:
     """Verify an image: bytes, signature, provenance, SBOM and policy. Stops at the first failure."""
-    from toolchain.oci.place import open_place  # noqa: PLC0415 - the registry client
+    from toolchain.oci.places import open_place  # noqa: PLC0415 - the registry client
     from toolchain.trust import verify as trust  # noqa: PLC0415 - cryptography
     from toolchain.trust.contents import of_provenance  # noqa: PLC0415
     from toolchain.trust.keyless import Identity, require  # noqa: PLC0415

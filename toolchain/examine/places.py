@@ -22,7 +22,7 @@ from toolchain.oci.compressed import DAMAGED, unpacked
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import are_files, read_files
 from toolchain.oci.layout import Layout
-from toolchain.oci.place import open_place
+from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
 from toolchain.sources.unpack import decompressed
 from toolchain.stages.wheel_archive import open_wheel

@@ -11,7 +11,7 @@ from toolchain import __version__
 from toolchain.cache import Cache
 from toolchain.digest import canonical, sha256_bytes, sha256_file
 from toolchain.examine.places import images_of, opened
-from toolchain.oci.place import open_place
+from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
 from toolchain.publish.attestations import AttachedEvidence, attach_statement
 from toolchain.trust import attest, dsse

@@ -16,11 +16,11 @@ from urllib.parse import urljoin, urlsplit
 import requests
 
 from toolchain import strict_json
-from toolchain.digest import CHUNK
 from toolchain.errors import DocumentError, RegistryError, UnreachableError
 from toolchain.oci.credential_helper import ask_helper
 from toolchain.oci.manifest import parse_object
 from toolchain.strict_json import Keys
+from toolchain.web import whole_body
 
 HUB = "docker.io"
 IDENTITY = "<token>"
@@ -108,19 +108,13 @@ def _login_files() -> dict[str, Any]:
     return logins
 
 
-def identity_of(login: str | None) -> str:
-    """The identity token in a login, as credential helpers write it: its user is `<token>`. Empty without one."""
-    user, word = _word_of(login)
-    return word if user == IDENTITY else ""
-
-
-def _word_of(login: str | None) -> tuple[str, str]:
-    """User and password of a login; both empty if it is malformed."""
+def user_and_password(login: str | None) -> tuple[str, str]:
+    """Both of a login, empty if it is malformed. The user of an identity token is `IDENTITY`, as helpers write it."""
     try:
-        user, _, word = base64.b64decode(login or "", validate=True).decode().partition(":")
+        user, _, password = base64.b64decode(login or "", validate=True).decode().partition(":")
     except ValueError:  # no base64, no ASCII, no UTF-8
         return "", ""
-    return user, word
+    return user, password
 
 
 @dataclass(frozen=True)
@@ -133,8 +127,6 @@ class Authorizer:
     """The Authorization header of one registry, renewed before it runs out and when the registry asks.
 
     Args:
-        host: registry.
-        session: for token requests.
         secure: whether the registry is reached by https.
         login: what `credentials` gives.
         timeout: connect and read, seconds.
@@ -147,12 +139,13 @@ class Authorizer:
         self._session = session
         self._secure = secure
         self._login = login
-        self._identity = identity_of(login)
+        user, password = user_and_password(login)
+        self._identity = password if user == IDENTITY else ""
         self._timeout = timeout
         self._basic = ""
         self._service: tuple[str, str] | None = None  # realm and name of who gives tokens
         self._tokens: dict[tuple[str, ...], _Token] = {}
-        self._secrets: set[str] = {login or "", self._identity, _word_of(login)[1]}
+        self._secrets: set[str] = {login or "", password}
 
     def header(self, scopes: Sequence[str]) -> dict[str, str]:
         """The header for a request that needs `scopes` (`repository:NAME:ACTIONS`); empty until the registry has asked.
@@ -198,10 +191,10 @@ class Authorizer:
         try:
             realm = urljoin(f"{scheme}://{self._host}/", text)
             place = urlsplit(realm)
+            if place.scheme not in {"http", "https"} or not place.hostname:
+                raise ValueError
         except ValueError:
             raise self.refused("it names no place to get a token from") from None
-        if place.scheme not in {"http", "https"} or not place.hostname:
-            raise self.refused("it names no place to get a token from")
         if self._secure and place.scheme == "http":
             raise self.refused("it wants the login sent without encryption")
         return realm
@@ -224,7 +217,7 @@ class Authorizer:
         try:
             with self._token_request(scopes) as got:
                 status = got.status_code
-                content = self._content(got) if status == 200 else b""
+                content = whole_body(got, _ANSWER) if status == 200 else b""
         except ValueError:  # also what requests raises for such
             raise self.refused("the token service is at what is no address, or sends us there") from None
         except requests.RequestException as error:
@@ -235,18 +228,12 @@ class Authorizer:
             raise self.refused("the token service refuses the login" if self._login else "it wants a login")
         if status != 200:
             raise self.refused(f"the token service answers {status} and no token")
+        if content is None:
+            raise self.refused(f"the token service answers more than {_ANSWER} bytes")
         try:
             return parse_object(content, "the answer", keys=_TOKEN)
         except (RegistryError, DocumentError):
             raise self.refused("the token service answers something else than JSON") from None
-
-    def _content(self, got: requests.Response) -> bytes:
-        content = b""
-        for piece in got.iter_content(CHUNK):
-            content += piece
-            if len(content) > _ANSWER:
-                raise self.refused(f"the token service answers more than {_ANSWER} bytes")
-        return content
 
     def _token_request(self, scopes: tuple[str, ...]) -> requests.Response:
         assert self._service is not None  # noqa: S101 - there was a challenge

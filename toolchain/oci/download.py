@@ -20,14 +20,7 @@ _PART = re.compile(r"bytes ([0-9]+)-[0-9]+/([0-9]+|\*)")
 
 
 class Download:
-    """The download of one blob; `run` once.
-
-    Args:
-        registry: where from.
-        repository: there.
-        blob: digest and size (bytes).
-        sink: an empty file for it.
-    """
+    """The download of one blob into an empty file; `run` once."""
 
     def __init__(self, registry: Transport, repository: str, blob: Descriptor, sink: IO[bytes]) -> None:
         self._registry = registry

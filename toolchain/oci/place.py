@@ -1,50 +1,65 @@
-"""Places of images: a layout folder or a repository of a registry, opened once for all operations."""
+"""Places of images: what a layout folder (`layout_place`) and a repository (`repository_place`) can do alike."""
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from toolchain.errors import ConfigError, DigestError, RegistryError
+from toolchain.errors import DigestError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import children_of, parse_object
-from toolchain.oci.publish import (
-    Published,
-    put_in_layout,
-    put_in_repository,
-    require_publishable,
-    require_shallow,
-    resolve,
-)
-from toolchain.oci.reference import LayoutRef, RegistryRef, Target
-from toolchain.oci.referrers import (
-    Attached,
-    attach_to_layout,
-    attach_to_repository,
-    referrers_in_layout,
-    referrers_in_repository,
-)
-from toolchain.oci.registry import Registry
-from toolchain.oci.tagged import Tagged, add_to_layout, add_to_repository
+from toolchain.oci.reference import Target
+from toolchain.oci.tagged import Tagged
 
 
 @dataclass(frozen=True)
 class NamedImage:
-    """An image or index in a place, with its name for messages.
+    """An image or index in a place, and the reference that names it alone.
 
     Args:
-        name: its tag in a folder that was named as a whole, else the reference.
-        ref: that names it alone.
+        name: for messages: its tag in a folder that was named as a whole, else the reference.
     """
 
     name: str
     ref: Target
     image: Descriptor
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published image index.
+
+    Args:
+        ref: by digest; `oci:DIR@sha256:…` or `REGISTRY/NAME@sha256:…`.
+        digest: of the index.
+        tags: that point to it.
+        pushed_bytes: that were sent or written for this.
+        skipped_bytes: that were there already.
+    """
+
+    ref: str
+    digest: str
+    tags: tuple[str, ...]
+    pushed_bytes: int
+    skipped_bytes: int
+
+
+@dataclass(frozen=True)
+class Attached:
+    """The result of `Place.attach`.
+
+    Args:
+        how: `api`, `tag` (the fallback) or `layout`; `none` when there was nothing to do.
+        pushed_bytes: that were sent or written for it.
+    """
+
+    how: Literal["api", "tag", "layout", "none"]
+    pushed_bytes: int
 
 
 class Place(ABC):
@@ -93,24 +108,18 @@ class Place(ABC):
     def tags(self) -> tuple[str, ...]:
         """All tags, sorted; empty if nothing has been put yet."""
 
-    def put(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str] = ()) -> Published:
+    @abstractmethod
+    def put(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> Published:
         """Bring an image index, or an artifact, with all it names here. What is here already is not sent again.
 
         Args:
-            layout: where it is.
-            descriptor: the index, or the manifest of an artifact (with its artifact type).
-            tags: names that shall point to it, besides the tag in `ref`.
+            tags: names that shall point to it.
 
         Raises:
             ConfigError: the place can have no such name or tag.
-            RegistryError: neither index nor artifact, or something is missing or too large.
+            RegistryError: something is missing or too large.
             DigestError: what is read back, or what is in the layout, has another digest.
         """
-        require_publishable(descriptor)
-        return self._put(layout, descriptor, tuple(dict.fromkeys([*([self.ref.tag] if self.ref.tag else []), *tags])))
-
-    @abstractmethod
-    def _put(self, layout: Layout, descriptor: Descriptor, tags: tuple[str, ...]) -> Published: ...
 
     @abstractmethod
     def referrers(self, subject: str) -> tuple[Descriptor, ...]:
@@ -125,8 +134,7 @@ class Place(ABC):
         """Bring artifacts of one subject, which is here, and have them listed. What is listed is not sent again.
 
         Args:
-            layout: where they are (see `referrers.write_artifact`).
-            artifacts: their manifests.
+            artifacts: their manifests, in `layout`.
 
         Raises:
             RegistryError: they are of several subjects or of none, or other publishers keep replacing the list.
@@ -146,14 +154,6 @@ class Place(ABC):
         Raises:
             RegistryError: an image has this tag, or other publishers keep replacing the list.
         """
-
-    @abstractmethod
-    def name_of(self, image: str) -> str:
-        """The name of `image` in a signature."""
-
-    @abstractmethod
-    def tagged(self, tag: str) -> Place:
-        """The same folder or repository, reached the same way, with another tag in `ref`."""
 
     def find(self, platform: Platform | None = None) -> tuple[Descriptor, bytes]:
         """The image or index that `ref` names, or of an index its one image for `platform`, with its bytes.
@@ -212,111 +212,46 @@ class Place(ABC):
         layout.put_bytes(content, item.media_type)
 
 
-class LayoutPlace(Place):
-    """A layout folder. It is made when something is put there."""
+def children_first(
+    layout: Layout, descriptor: Descriptor, seen: set[str] | None = None, depth: int = 0
+) -> Iterator[Descriptor]:
+    """`descriptor` and everything below it, each digest once, what is below first.
 
-    def __init__(self, ref: LayoutRef) -> None:
-        self.ref: LayoutRef = ref
-        self._layout = Layout(ref.path)
-
-    def manifest(self, reference: str = "") -> tuple[Descriptor, bytes]:
-        image = self._layout.resolve(reference) if reference else resolve(self.ref)
-        return image, self._layout.read(image)
-
-    def blob(self, blob: Descriptor, into: Layout) -> Path:
-        path = self._layout.blob(blob.digest)
-        if (size := path.stat().st_size) != blob.size:
-            raise DigestError(
-                f"{blob.digest} is not whole", why=f"{size} of {blob.size} bytes", fix="fetch or build it again"
-            )
-        into.put_file(path, digest=blob.digest)
-        return into.blob(blob.digest)
-
-    def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:  # noqa: ARG002 - they are at hand
-        if name := self.ref.tag or self.ref.digest:
-            return self._layout, (NamedImage(str(self.ref), self.ref, self._layout.resolve(name)),)
-        images = self._layout.images()
-        if not images:
-            raise ConfigError(f"{self.ref} holds no image", fix="publish one there first")
-        return self._layout, tuple(NamedImage(tag, self.ref.at(tag=tag), image) for tag, image in images.items())
-
-    def require_one_reading(self) -> None:
-        self._layout.require_one_reading()
-
-    def tags(self) -> tuple[str, ...]:
-        return tuple(self._layout.refs()) if self._layout.root.exists() else ()
-
-    def _put(self, layout: Layout, descriptor: Descriptor, tags: tuple[str, ...]) -> Published:
-        return put_in_layout(layout, descriptor, self.ref, tags)
-
-    def referrers(self, subject: str) -> tuple[Descriptor, ...]:
-        return referrers_in_layout(self._layout, subject)
-
-    def attach(self, layout: Layout, artifacts: Sequence[Descriptor]) -> Attached:
-        return attach_to_layout(layout, artifacts, self._layout.ensure())
-
-    def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:
-        return add_to_layout(layout, additions, self._layout.ensure())
-
-    def name_of(self, image: str) -> str:
-        """The image's own name: a folder's path means nothing elsewhere."""
-        return image
-
-    def tagged(self, tag: str) -> LayoutPlace:
-        return LayoutPlace(self.ref.at(tag=tag))
+    Raises:
+        RegistryError: something is missing, or below too many indexes.
+    """
+    require_shallow(descriptor, depth)
+    seen = set() if seen is None else seen
+    if descriptor.digest in seen:
+        return
+    seen.add(descriptor.digest)
+    for child in layout.children(descriptor):
+        yield from children_first(layout, child, seen, depth + 1)
+    yield descriptor
 
 
-class RepositoryPlace(Place):
-    """A repository, reached by an open connection to its registry."""
+def require_shallow(item: Descriptor, depth: int) -> None:
+    """Refuse indexes that are nested deeper than any image needs.
 
-    def __init__(self, ref: RegistryRef, registry: Registry) -> None:
-        self.ref: RegistryRef = ref
-        self._registry = registry
-
-    def manifest(self, reference: str = "") -> tuple[Descriptor, bytes]:
-        return self._registry.get_manifest(
-            self.ref.repository, reference or self.ref.digest or self.ref.tag or "latest"
+    Raises:
+        RegistryError: it does.
+    """
+    if depth > media.DEEPEST:
+        raise RegistryError(
+            f"{item.digest} is below more than {media.DEEPEST} indexes", fix="name an image that is less deep"
         )
 
-    def blob(self, blob: Descriptor, into: Layout) -> Path:
-        self._registry.pull_blob(self.ref.repository, blob, into)
-        return into.blob(blob.digest)
 
-    def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:
-        layout = Layout(scratch / "layout").ensure()
-        return layout, (NamedImage(str(self.ref), self.ref, self.fetch(layout)),)
-
-    def tags(self) -> tuple[str, ...]:
-        return self._registry.tags(self.ref.repository)
-
-    def _put(self, layout: Layout, descriptor: Descriptor, tags: tuple[str, ...]) -> Published:
-        return put_in_repository(layout, descriptor, self.ref, tags, registry=self._registry)
-
-    def referrers(self, subject: str) -> tuple[Descriptor, ...]:
-        return referrers_in_repository(self._registry, self.ref.repository, subject)
-
-    def attach(self, layout: Layout, artifacts: Sequence[Descriptor]) -> Attached:
-        return attach_to_repository(layout, artifacts, self._registry, self.ref.repository)
-
-    def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:
-        return add_to_repository(layout, additions, self._registry, self.ref.repository)
-
-    def name_of(self, image: str) -> str:  # noqa: ARG002
-        """The repository, with its registry."""
-        return str(self.ref.at())
-
-    def tagged(self, tag: str) -> RepositoryPlace:
-        return RepositoryPlace(self.ref.at(tag=tag), self._registry)
-
-
-@contextlib.contextmanager
-def open_place(ref: Target) -> Iterator[Place]:
-    """The place of a reference, until the end of the `with`. A registry is not asked before it has to be."""
-    if isinstance(ref, LayoutRef):
-        yield LayoutPlace(ref)
-        return
-    with Registry(ref.host) as registry:
-        yield RepositoryPlace(ref, registry)
+def with_size(layout: Layout, item: Descriptor) -> Path:
+    """The file of a blob, which must be as large as its descriptor says."""
+    path = layout.blob(item.digest)
+    if path.stat().st_size != item.size:
+        raise DigestError(
+            f"{item.digest} has the wrong size in {layout.root}",
+            why=f"expected {item.size} bytes",
+            fix="fetch or build it again",
+        )
+    return path
 
 
 def _choose(images: Sequence[Descriptor], platform: Platform, ref: str) -> Descriptor:

@@ -33,10 +33,6 @@ class LayoutRef:
         """The same place, another image."""
         return replace(self, tag=tag, digest=digest)
 
-    def default_tag(self, name: str) -> str:
-        """The tag of something called `name` that was given none: in a folder the name itself."""
-        return name
-
     def image(self, name: str, tag: str = "") -> LayoutRef:
         """The reference of the image `name` in a folder of several images: its name is a part of the tag."""
         return self.at(tag=f"{name}.{tag}" if tag else name)
@@ -44,7 +40,7 @@ class LayoutRef:
 
 @dataclass(frozen=True)
 class RegistryRef:
-    """An image in a registry, or with `child` the namespace for several."""
+    """An image in a registry, or the namespace of several."""
 
     host: str
     repository: str
@@ -60,25 +56,13 @@ class RegistryRef:
         """The same repository, another image."""
         return replace(self, tag=tag, digest=digest)
 
-    def default_tag(self, name: str) -> str:  # noqa: ARG002 - a repository is the thing's name
-        """The tag of something called `name` that was given none."""
-        return "latest"
-
     def image(self, name: str, tag: str = "") -> RegistryRef:
         """The reference of the image `name` in this namespace: a repository of its own.
 
         Raises:
             ConfigError: not a name.
         """
-        return self.child(name).at(tag=tag or "latest")
-
-    def child(self, name: str) -> RegistryRef:
-        """The repository `name` below this one.
-
-        Raises:
-            ConfigError: not a name.
-        """
-        return RegistryRef(self.host, _repository(f"{self.repository}/{name}", f"{self}/{name}"))
+        return RegistryRef(self.host, _repository(f"{self.repository}/{name}", f"{self}/{name}"), tag or "latest")
 
 
 Target: TypeAlias = LayoutRef | RegistryRef
@@ -91,13 +75,10 @@ def _suffix(tag: str | None, digest: str | None) -> str:
 def _repository(text: str, whole: str) -> str:
     for part in text.split("/"):
         if not _COMPONENT.fullmatch(part):
-            raise ConfigError(
-                f"{whole!r} is not a reference",
-                why=f"{part!r} cannot be part of a repository's name",
-                fix=f"write it in lower case: {whole.lower()}"
-                if _COMPONENT.fullmatch(part.lower())
-                else "use lower-case letters, digits and single . _ - between them",
-            )
+            fix = "use lower-case letters, digits and single . _ - between them"
+            if _COMPONENT.fullmatch(part.lower()):
+                fix = f"write it in lower case: {whole.lower()}"
+            raise _no_reference(whole, f"{part!r} cannot be part of a repository's name", fix)
     if len(text) > 255:
         raise ConfigError(
             f"{whole[:60]!r}… is too long",
@@ -121,13 +102,13 @@ def check_tag(tag: str) -> None:
         )
 
 
+def _no_reference(text: str, why: str, fix: str) -> ConfigError:
+    return ConfigError(f"{text!r} is not a reference", why=why, fix=fix)
+
+
 def _digest(text: str, whole: str) -> str:
     if not _DIGEST.fullmatch(text):
-        raise ConfigError(
-            f"{whole!r} is not a reference",
-            why=f"{text!r} is not a digest",
-            fix="give sha256: and 64 hexadecimal digits",
-        )
+        raise _no_reference(whole, f"{text!r} is not a digest", "give sha256: and 64 hexadecimal digits")
     return text
 
 
@@ -144,16 +125,14 @@ def parse(text: str) -> Target:
         return _layout(text)
     for scheme in ("docker://", "https://", "http://", "oci-archive:", "docker-archive:", "docker-daemon:", "dir:"):
         if text.startswith(scheme):
-            raise ConfigError(f"{text!r} is not a reference", why=f"{scheme} is not known here", fix=f"use {_FORMS}")
+            raise _no_reference(text, f"{scheme} is not known here", f"use {_FORMS}")
     host, slash, rest = text.partition("/")
     if not slash or not ("." in host or ":" in host or host == "localhost") or not _is_host(host):
-        raise ConfigError(
-            f"{text!r} is not a reference", why="it does not begin with a registry's host", fix=f"use {_FORMS}"
-        )
+        raise _no_reference(text, "it does not begin with a registry's host", f"use {_FORMS}")
     name, at, digest = rest.partition("@")
     name, colon, tag = name.partition(":")
     if colon and not TAG.fullmatch(tag):
-        raise ConfigError(f"{text!r} is not a reference", why=f"{tag!r} is not a tag", fix="use letters, digits, . _ -")
+        raise _no_reference(text, f"{tag!r} is not a tag", "use letters, digits, . _ -")
     return RegistryRef(
         host, _repository(name.removesuffix("/"), text), tag if colon else None, _digest(digest, text) if at else None
     )
@@ -176,12 +155,10 @@ def _layout(text: str) -> LayoutRef:
     tag: str | None = None
     if colon and "/" not in tail:
         if not TAG.fullmatch(tail):
-            raise ConfigError(
-                f"{text!r} is not a reference",
-                why=f"{tail!r} is not a tag",
-                fix="end a folder that has a colon in its name with a slash",
+            raise _no_reference(
+                text, f"{tail!r} is not a tag", "end a folder that has a colon in its name with a slash"
             )
         place, tag = head, tail
     if not place or "\0" in place:
-        raise ConfigError(f"{text!r} is not a reference", why="it names no folder", fix="use oci:DIR or oci:DIR:TAG")
+        raise _no_reference(text, "it names no folder", "use oci:DIR or oci:DIR:TAG")
     return LayoutRef(Path(place), tag, digest)

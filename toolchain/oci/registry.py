@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator, Set
 from pathlib import Path
+from typing import Any
 
 import requests
 from urllib3.exceptions import HTTPError
@@ -13,16 +15,20 @@ from toolchain.digest import sha256_bytes
 from toolchain.errors import DigestError, RegistryError, ResourceError
 from toolchain.oci import descriptor as media
 from toolchain.oci.blobs import MANIFEST_LIMIT
-from toolchain.oci.descriptor import Descriptor, check_digest
+from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.download import Download
 from toolchain.oci.layout import Layout
-from toolchain.oci.manifest import media_type_of, parse_object
+from toolchain.oci.manifest import MANIFEST_KEYS, media_type_of, parse_object
 from toolchain.oci.transport import Transport
 from toolchain.oci.upload import Upload
 from toolchain.strict_json import Keys
-from toolchain.web import TryAgainError, header_number
+from toolchain.web import TRANSIENT, TryAgainError, whole_body
 
 _ACCEPT = ", ".join([media.INDEX, media.MANIFEST, media.DOCKER_INDEX, media.DOCKER_MANIFEST])
+# To a manifest that is right these may pass too: docker-registry answers 400 DIGEST_INVALID, and others that a blob is
+# unknown, while another publisher writes the same blob's link. A registry that means it is asked a few times only.
+_UNSETTLED = frozenset({400, 404})
+_UNSETTLED_TRIES = 3
 _TAGS: Keys = {"name": None, "tags": None}
 _TAGS_A_PAGE, _PAGES = 1000, 1000
 
@@ -32,25 +38,8 @@ class Registry(Transport):
 
     # Blobs
 
-    def blob_size(self, repository: str, digest: str) -> int | None:
-        """The size of a blob that is there, 0 where the registry does not say it; None without the blob."""
-        with (
-            self.translated(),
-            self.request("HEAD", f"/v2/{repository}/blobs/{check_digest(digest)}", repository) as got,
-        ):
-            if got.status_code == 404:
-                return None
-            if got.status_code != 200:
-                raise self.failed(got, f"{self.host} cannot say whether it has {digest}")
-            return header_number(got.headers.get("Content-Length")) or 0
-
     def push_blob(self, repository: str, blob: Descriptor, path: Path) -> int:
         """Bring a blob there; continues where a broken upload stopped, if the registry can.
-
-        Args:
-            repository: where.
-            blob: digest and size (bytes).
-            path: its file.
 
         Returns:
             The blob's size if it was sent, 0 if it was there.
@@ -60,7 +49,7 @@ class Registry(Transport):
             UnreachableError: no answer.
         """
         with self.translated():
-            return Upload(self, repository, blob, path, lambda: self.blob_size(repository, blob.digest)).run()
+            return Upload(self, repository, blob, path).run()
 
     def pull_blob(self, repository: str, blob: Descriptor, layout: Layout) -> int:
         """Bring a blob into `layout`, where it appears only once its digest is right.
@@ -111,29 +100,64 @@ class Registry(Transport):
             RegistryError: the list is refused, malformed, or has no end.
             UnreachableError: no answer.
         """
-        path: str | None = f"/v2/{repository}/tags/list?n={_TAGS_A_PAGE}"
         names: set[str] = set()
-        for _ in range(_PAGES):
-            if path is None:
-                return tuple(sorted(names))
-            with self.translated(), self.request("GET", path, repository) as got:
-                if got.status_code == 404:
-                    return ()
-                if got.status_code != 200:
-                    raise self.failed(got, f"{self.host} does not list the tags of {repository}")
-                value = parse_object(self.content(got, "the list of tags"), "the list of tags", keys=_TAGS).get("tags")
-                further = re.search(r'<([^<>]+)>;\s*rel="?next', got.headers.get("Link", ""))
+        path = f"/v2/{repository}/tags/list?n={_TAGS_A_PAGE}"
+        for page in self.pages(path, repository, "tags", none=frozenset({404}), keys=_TAGS, most=_PAGES):
+            value = page.get("tags")
             if not isinstance(value, list | None) or not all(isinstance(tag, str) for tag in value or ()):
                 raise RegistryError(
                     f"{self.host} lists the tags of {repository} in no form that is known",
                     fix="is it an OCI registry? try: skopeo list-tags",
                 )
             names.update(value or ())
-            path = further[1] if further else None
+        return tuple(sorted(names))
+
+    def pages(
+        self,
+        path: str,
+        repository: str,
+        name: str,
+        *,
+        none: Set[int],
+        most: int,
+        kind: str = "",
+        keys: Keys = MANIFEST_KEYS,
+    ) -> Iterator[dict[str, Any]]:
+        """The pages of a list that the registry keeps; none where it keeps no such list.
+
+        Args:
+            name: what it lists.
+            none: statuses that say that there is no such list.
+            most: pages that are read.
+            kind: media type; another one says the same.
+            keys: of a page, see `strict_json.read`.
+
+        Raises:
+            RegistryError: it is refused, is no JSON object, or has no end.
+            UnreachableError: no answer.
+        """
+        for number in range(most):
+            with self.translated(), self.request("GET", path, repository, headers={"Accept": kind or "*/*"}) as got:
+                known = not kind or got.headers.get("Content-Type", "").partition(";")[0].strip() == kind
+                if number == 0 and (got.status_code in none or (got.status_code == 200 and not known)):
+                    return
+                if got.status_code != 200 or not known:
+                    raise self.failed(got, f"{self.host} does not list the {name} of {repository}")
+                content = whole_body(got, MANIFEST_LIMIT)
+            if content is None:
+                raise RegistryError(
+                    f"the list of {name} of {self.host} is too long",
+                    why=f"over {MANIFEST_LIMIT} bytes",
+                    fix="check the name; if it is right, ask who runs the registry",
+                )
+            page = parse_object(content, f"the list of {name}", keys=keys)
+            yield page
+            further = re.search(r'<([^<>]+)>;\s*rel="?next', got.headers.get("Link", ""))
+            if further is None:
+                return
+            path = further[1]
         raise RegistryError(
-            f"{self.host} lists tags without an end",
-            why=f"more than {_PAGES} pages",
-            fix="look at the registry: `skopeo list-tags`",
+            f"{self.host} lists {name} without an end", why=f"more than {most} pages", fix="ask who runs the registry"
         )
 
     def manifest_digest(self, repository: str, reference: str) -> str | None:
@@ -221,8 +245,8 @@ class Registry(Transport):
                 if got.status_code in {200, 201, 202} and stored == digest:
                     return got.headers.get("OCI-Subject", "")
                 problem = self.failed(got, f"{self.host} does not take {repository}:{reference}")
-                if not self.may_pass(got.status_code, failures):
-                    raise problem
-                raise TryAgainError(problem, got.headers.get("Retry-After"))
+                if got.status_code in TRANSIENT or (got.status_code in _UNSETTLED and failures < _UNSETTLED_TRIES):
+                    raise TryAgainError(problem, got.headers.get("Retry-After"))
+                raise problem
         except requests.RequestException as error:
             raise TryAgainError(self.unreachable(error)) from None

@@ -24,7 +24,6 @@ LOG = logging.getLogger(__name__)
 CALM = (0.1, 0.3, 0.6)
 _ROUNDS = 20
 
-
 Value = dict[str, Any]
 
 
@@ -49,64 +48,46 @@ class SharedTag:
         """The content to write; None if all of ours is there."""
         return self.change(self.read())
 
-    def add(self) -> bool:
-        """Write what is missing, once; whether anything was. Another publisher may replace it at once: see `keep`."""
-        value = self.missing()
-        if value is not None:
-            self._put_once(canonical(value), self.registry.retries())
-        return value is not None
+    def add(self, retries: Retries) -> bool:
+        """Write what is missing; whether anything was.
 
-    def keep(self, *, wrote: bool = False) -> None:
-        """Read, add, write, read back; again when another publisher's list replaced ours.
-
-        Args:
-            wrote: whether it has been written before (`add`).
-
-        Raises:
-            RegistryError: it is refused, or others keep replacing it.
-            UnreachableError: no answer.
+        After a failure that may pass it only waits: sent again as it is, the content might be stale by then.
         """
-        waited, retries = False, self.registry.retries()
-        calm = rounds = 0
-        while rounds <= _ROUNDS:
-            value = self.missing()
-            if value is None:
-                if not wrote or calm == len(CALM):
-                    return
-                time.sleep(CALM[calm])
-                calm += 1
-            elif wrote and not waited:
-                LOG.info("%s: another publisher replaced %s; adding again", self.registry.host, self.tag)
-                rounds, calm, waited = rounds + 1, 0, True
-                # Not in step with the other; and what was read before the wait would be stale, so it is read again.
-                time.sleep(random.uniform(0.0, 0.1 * 2 ** min(rounds, 4)))  # noqa: S311 - no secret
-            else:
-                self._put_once(canonical(value), retries)
-                wrote, waited, calm = True, False, 0
-        raise RegistryError(
-            f"{self.repository}:{self.tag} keeps changing",
-            why=f"in {_ROUNDS} rounds others kept replacing it",
-            fix="publish again when no other publisher is at this image",
-        )
-
-    def _put_once(self, content: bytes, retries: Retries) -> None:
-        """Write it. After a failure that may pass it only waits: sent again as it is, it might be stale by then."""
+        value = self.missing()
+        if value is None:
+            return False
         try:
-            self.registry.put_once(self.repository, self.tag, content, self.media_type, failures=retries.failures)
+            self.registry.put_once(
+                self.repository, self.tag, canonical(value), self.media_type, failures=retries.failures
+            )
         except TryAgainError as failure:
             retries.failed(failure)
+        return True
 
 
-def keep_all(tags: Sequence[SharedTag]) -> None:
-    """Like `keep` for each, with one wait for all of them.
+def add_to_all(tags: Sequence[SharedTag]) -> None:
+    """Write to each tag what it lacks, and read all back until they stay; what others replace is added again.
 
     Raises:
-        RegistryError, UnreachableError: as `SharedTag.keep`.
+        RegistryError: it is refused, or others keep replacing it.
+        UnreachableError: no answer.
     """
-    written = [tag for tag in tags if tag.add()]
-    for wait in CALM if written else ():
-        time.sleep(wait)
-        for tag in tuple(written):
-            if tag.missing() is not None:
-                written.remove(tag)
-                tag.keep(wrote=True)
+    retries = {tag.tag: tag.registry.retries() for tag in tags}
+    for attempt in range(_ROUNDS + 1):
+        written = [tag for tag in tags if tag.add(retries[tag.tag])]
+        tags = []
+        for wait in CALM if written else ():
+            time.sleep(wait)
+            tags += [tag for tag in written if tag.missing() is not None]
+            written = [tag for tag in written if tag not in tags]
+        if not tags:
+            return
+        for tag in tags:
+            LOG.info("%s: another publisher replaced %s; adding again", tag.registry.host, tag.tag)
+        # Not in step with the other; and what was read before the wait would be stale, so it is read again.
+        time.sleep(random.uniform(0.0, 0.1 * 2 ** min(attempt + 1, 4)))  # noqa: S311 - no secret
+    raise RegistryError(
+        f"{tags[0].repository}:{tags[0].tag} keeps changing",
+        why=f"in {_ROUNDS} rounds others kept replacing it",
+        fix="publish again when no other publisher is at this image",
+    )

@@ -11,15 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from toolchain.digest import canonical, sha256_bytes
-from toolchain.errors import DigestError, RegistryError
+from toolchain.errors import RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.referrers import readable
-from toolchain.oci.registry import Registry
-from toolchain.oci.shared_tag import SharedTag, keep_all
 
 LOG = logging.getLogger(__name__)
 Kind = Literal["sig", "att"]
@@ -65,18 +62,6 @@ class Tagged:
         return [layer for layer in self.layers if not any(self.same(layer, present) for present in there)]
 
 
-def add_to_layout(layout: Layout, additions: Sequence[Tagged], there: Layout) -> int:
-    """`Place.attach_layers` for a folder."""
-    return sum(_to_layout(layout, entry, there) for entry in additions)
-
-
-def add_to_repository(layout: Layout, additions: Sequence[Tagged], registry: Registry, repository: str) -> int:
-    """`Place.attach_layers` for a repository."""
-    before = registry.traffic.sent
-    keep_all([_shared(layout, entry, registry, repository) for entry in additions])
-    return registry.traffic.sent - before
-
-
 def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
     """The manifest under such a tag.
 
@@ -92,7 +77,7 @@ def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
     return value
 
 
-def _with(value: Mapping[str, Any] | None, missing: Sequence[Descriptor], layout: Layout) -> dict[str, Any]:
+def manifest_with(value: Mapping[str, Any] | None, missing: Sequence[Descriptor], layout: Layout) -> dict[str, Any]:
     """A manifest with the layers of `value` and further ones; its config is put into `layout`.
 
     Nothing else of `value` stays: otherwise we would publish the subject, artifact type and annotations of whoever
@@ -113,52 +98,3 @@ def _with(value: Mapping[str, Any] | None, missing: Sequence[Descriptor], layout
         "config": layout.put_json(config, media.CONFIG).as_json(),
         "layers": layers,
     }
-
-
-def _to_layout(layout: Layout, addition: Tagged, there: Layout) -> int:
-    pushed = 0
-
-    def change(now: Descriptor | None) -> Descriptor:
-        nonlocal pushed
-        value = _read_again(there, now, addition.tag)
-        missing = addition.missing(value)
-        for layer in addition.layers:  # what decayed there is replaced too
-            if not there.holds(layer.digest):
-                there.put_file(layout.blob(layer.digest), digest=layer.digest)
-                pushed += layer.size
-        if now is not None and value is not None and not missing:
-            return now
-        made = _with(value, missing, layout)
-        config, content = layout.read(Descriptor.from_json(made["config"])), canonical(made)
-        pushed += sum(len(blob) for blob in (config, content) if not there.holds(sha256_bytes(blob)))
-        there.put_bytes(config, media.CONFIG)
-        return there.put_bytes(content, media.MANIFEST)
-
-    there.retag(addition.tag, change)
-    return pushed
-
-
-def _read_again(there: Layout, now: Descriptor | None, tag: str) -> dict[str, Any] | None:
-    try:
-        return read_layers_under(there.read(now), tag) if now is not None else None
-    except DigestError as error:
-        LOG.warning("%s: what lay under %s is written anew: %s", there.root, tag, error.what)
-        return None
-
-
-def _shared(layout: Layout, addition: Tagged, registry: Registry, repository: str) -> SharedTag:
-    def read() -> dict[str, Any] | None:
-        if registry.manifest_digest(repository, addition.tag) is None:
-            return None
-        return read_layers_under(registry.get_manifest(repository, addition.tag)[1], f"{repository}:{addition.tag}")
-
-    def change(value: dict[str, Any] | None) -> dict[str, Any] | None:
-        missing = addition.missing(value)
-        if not missing:
-            return None
-        made = _with(value, missing, layout)
-        for blob in (*missing, Descriptor.from_json(made["config"])):
-            registry.push_blob(repository, blob, layout.blob(blob.digest))
-        return made
-
-    return SharedTag(registry, repository, addition.tag, media.MANIFEST, read, change)

@@ -20,7 +20,7 @@ from toolchain.digest import CHUNK
 from toolchain.errors import RegistryError, ToolchainError, UnreachableError
 from toolchain.oci import auth
 from toolchain.oci.advice import advice
-from toolchain.oci.blobs import MANIFEST_LIMIT
+from toolchain.oci.descriptor import check_digest
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.rules import for_host
 from toolchain.oci.ways import Habits
@@ -28,10 +28,6 @@ from toolchain.pace import Pace
 
 LOG = logging.getLogger(__name__)
 _WORDS = 16 << 10  # bytes of an unexpected answer
-# To a manifest that is right these may pass too: docker-registry answers 400 DIGEST_INVALID, and others that a blob is
-# unknown, while another publisher writes the same blob's link. A registry that means it is asked a few times only.
-_UNSETTLED = frozenset({400, 404})
-_UNSETTLED_TRIES = 3
 QUESTION = 60.0  # seconds without a byte after which a read is retried
 
 
@@ -56,18 +52,13 @@ class Traffic:
 
 
 class Body:
-    """A part of a file as the body of a request, read while it is sent.
-
-    Args:
-        host: that it is sent to.
-    """
+    """A part of a file as the body of a request to `host`, read while it is sent."""
 
     def __init__(self, stream: IO[bytes], start: int, end: int, traffic: Traffic, host: str) -> None:
         self._stream = stream
         self._pace = Pace(host)
         self._given, self._last = 0.0, 0  # when the last piece went out, on the monotonic clock, and its bytes
-        self._left = end - start
-        self._size = end - start
+        self._size = self._left = end - start
         self._traffic = traffic
         self._what, self._whole = f"sending to {host}", stream.seek(0, os.SEEK_END)
         stream.seek(start)
@@ -101,8 +92,7 @@ class Transport:
     """The connection to one registry. A context manager; not for several threads at a time.
 
     Args:
-        host: name or address, with a port if need be.
-        insecure: use http. None: on loopback only.
+        host: name or address, with a port if need be; one of this machine's loopback is reached by http.
         chunk: bytes of one PATCH; smaller blobs go in one PUT. None: as the rules and the answers of the registry say.
         attempts: how often a failed request is retried, and an upload restarted.
         backoff: seconds of the first wait; each further one is twice as long, at most 30.
@@ -115,7 +105,6 @@ class Transport:
         self,
         host: str,
         *,
-        insecure: bool | None = None,
         chunk: int | None = None,
         attempts: int = 5,
         backoff: float = 0.5,
@@ -124,7 +113,6 @@ class Transport:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         loopback = web.is_loopback(urlsplit(f"//{host}").hostname)
-        plain = loopback if insecure is None else insecure
         self.host = host
         self.chunk = chunk
         self.rules = for_host(host)
@@ -135,14 +123,14 @@ class Transport:
         self._pause = pause
         self._timeout = timeout
         named = auth.registry_name(host)  # in lower case, as addresses in answers are compared with it
-        self._base = f"{'http' if plain else 'https'}://{'registry-1.docker.io' if named == auth.HUB else named}"
+        self._base = f"{'http' if loopback else 'https'}://{'registry-1.docker.io' if named == auth.HUB else named}"
         self._session = web.session(attempts, backoff, netrc=False)
         # A proxy of the environment cannot reach this machine's loopback.
         self._session.trust_env = not loopback
         logging.getLogger("urllib3.connectionpool").addFilter(_QUIET)
         logging.getLogger("urllib3.util.retry").addFilter(_QUIET)
         known = login if login is not None else auth.credentials(host)
-        self._auth = auth.Authorizer(host, self._session, secure=not plain, login=known, timeout=timeout)
+        self._auth = auth.Authorizer(host, self._session, secure=not loopback, login=known, timeout=timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -182,18 +170,14 @@ class Transport:
         actions: str = "pull",
         body: Callable[[], Body | bytes] | None = None,
         headers: Mapping[str, str] | None = None,
-        params: Mapping[str, str] | None = None,
     ) -> Iterator[requests.Response]:
         """One answer, its body not yet read; a challenge is met once. GET and HEAD are tried again, others are not.
 
         Args:
-            method: verb.
             path: of the registry, or an address that it named.
-            repository: that this is about.
-            actions: what has to be allowed there.
+            actions: what has to be allowed in the repository.
             body: makes the body, once for each time that it is sent.
             headers: besides those for access.
-            params: of the query.
 
         Raises:
             RegistryError: no access, or an answer that leads nowhere.
@@ -202,17 +186,14 @@ class Transport:
         url = self.url(path)
         scopes = (f"repository:{repository}:{actions}",)
         for last in (False, True):
-            sent = dict(headers or {})
             # The registry may send us to a store elsewhere, which must not see our token.
-            if urlsplit(url).netloc == urlsplit(self._base).netloc:
-                sent.update(self._auth.header(scopes))
+            access = self._auth.header(scopes) if self._is_own(url) else {}
             try:
                 response = self._session.request(
                     method,
                     url,
                     data=body() if body else None,
-                    headers=sent,
-                    params=dict(params or {}),
+                    headers={**(headers or {}), **access},
                     stream=True,
                     timeout=self._patience(method),
                     allow_redirects=method in {"GET", "HEAD"},
@@ -222,18 +203,29 @@ class Transport:
             except ValueError as error:  # also what requests raises for a redirect to what is not an address
                 raise self._unreadable(error) from None
             with response:
-                history = getattr(response.raw, "retries", None)
-                if history is not None:
-                    self.traffic.repeated += len(history.history)
+                if response.raw.retries is not None:
+                    self.traffic.repeated += len(response.raw.retries.history)
                 # Only the registry itself may say where our login is to be sent.
-                own = urlsplit(response.url).netloc == urlsplit(self._base).netloc
-                if response.status_code == 401 and own and not last:
+                if response.status_code == 401 and self._is_own(response.url) and not last:
                     self._auth.answer(response, scopes)
                     continue
                 if response.status_code in {401, 403}:
                     raise self.failed(response, f"{self.host} refuses {method} in {repository}")
                 yield response
                 return
+
+    def blob_size(self, repository: str, digest: str) -> int | None:
+        """The size of a blob that is there, 0 where the registry does not say it; None without the blob."""
+        path = f"/v2/{repository}/blobs/{check_digest(digest)}"
+        with self.translated(), self.request("HEAD", path, repository) as got:
+            if got.status_code == 404:
+                return None
+            if got.status_code != 200:
+                raise self.failed(got, f"{self.host} cannot say whether it has {digest}")
+            return web.header_number(got.headers.get("Content-Length")) or 0
+
+    def _is_own(self, url: str) -> bool:
+        return urlsplit(url).netloc == urlsplit(self._base).netloc
 
     def _patience(self, method: str) -> tuple[float, float]:
         """A registry may process an upload for minutes; one that does not answer a read hangs."""
@@ -262,28 +254,6 @@ class Transport:
             why=f"HTTP {response.status_code} {text}".rstrip(),
             fix=advice(self.host, response.status_code, code, sending=sending),
         )
-
-    def may_pass(self, status: int, failures: int) -> bool:
-        """Whether a manifest that was refused with `status`, after `failures` before it, is worth another attempt."""
-        return status in web.TRANSIENT or (status in _UNSETTLED and failures < _UNSETTLED_TRIES)
-
-    def content(self, response: requests.Response, name: str) -> bytes:
-        """A list of the registry's own, whole.
-
-        Raises:
-            RegistryError: longer than any is.
-            requests.RequestException: the connection broke.
-        """
-        received = bytearray()
-        for piece in response.iter_content(CHUNK):
-            received += piece
-            if len(received) > MANIFEST_LIMIT:
-                raise RegistryError(
-                    f"{name} of {self.host} is too long",
-                    why=f"over {MANIFEST_LIMIT} bytes",
-                    fix="check the name; if it is right, ask who runs the registry",
-                )
-        return bytes(received)
 
     def _unreadable(self, error: ValueError) -> RegistryError:
         return RegistryError(

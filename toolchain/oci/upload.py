@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn
 from urllib.parse import quote
@@ -20,11 +20,10 @@ from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, RegistryError, ToolchainError
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.transport import Body, Transport
-from toolchain.oci.ways import NO_CHUNKS, NO_WHOLE, NOT_THE_WAY, Way, choose
+from toolchain.oci.ways import NO_CHUNKS, NO_WHOLE, NOT_THE_WAY, choose
 from toolchain.web import TRANSIENT, TryAgainError, header_number
 
 LOG = logging.getLogger(__name__)
-_ACTIONS = "pull,push"
 _TAKEN = frozenset({200, 201, 202, 204})
 # A blob that the registry calls wrong, though its file is right, is sent again this often.
 _WRONG_TRIES = 2
@@ -42,31 +41,22 @@ class _RefusedError(Exception):
 
 
 class Upload:
-    """The upload of one blob; `run` once.
+    """The upload of one blob from its file; `run` once."""
 
-    Args:
-        registry: where to.
-        repository: there.
-        blob: digest and size (bytes).
-        path: its file.
-        there: says the size of the blob in the repository, None without it.
-    """
-
-    def __init__(
-        self, registry: Transport, repository: str, blob: Descriptor, path: Path, there: Callable[[], int | None]
-    ) -> None:
-        self._size_there = there
+    def __init__(self, registry: Transport, repository: str, blob: Descriptor, path: Path) -> None:
         self._registry = registry
         self._repository = repository
         self._blob = blob
         self._path = path
         self._location = ""
         self._offset = 0
-        self._way = Way(None)
+        self._habits = registry.habits
+        self._chunk: int | None = None  # bytes of a chunk; None for one piece
         self._accepted = False  # a chunk of this upload
         self._failed = self._anew = False  # whether the last attempt failed, and what was sent is to be forgotten
         self._restarts = self._wrong = self._breaks = 0
         self._retries = registry.retries()
+        self._request = partial(registry.request, repository=repository, actions="pull,push")
 
     def run(self) -> int:
         """Bring the blob there (see `Registry.push_blob`)."""
@@ -96,8 +86,8 @@ class Upload:
         try:
             if not self._location:
                 self._start()
-            if self._way.chunk is not None:
-                self._send_chunks(stream, self._way.chunk)
+            if self._chunk is not None:
+                self._send_chunks(stream, self._chunk)
             self._finish(stream)
         except _RefusedError as refusal:
             self._take_another_way(refusal)
@@ -111,7 +101,7 @@ class Upload:
         raise failure from None
 
     def _there(self) -> bool:
-        size = self._size_there()
+        size = self._registry.blob_size(self._repository, self._blob.digest)
         if size is not None and size not in {0, self._blob.size}:
             raise RegistryError(
                 f"{self._registry.host} has {self._blob.digest} with another size",
@@ -122,75 +112,60 @@ class Upload:
 
     def _start(self) -> None:
         path = f"/v2/{self._repository}/blobs/uploads/"
-        with self._registry.request("POST", path, self._repository, actions=_ACTIONS, body=lambda: b"") as got:
+        with self._request("POST", path, body=lambda: b"") as got:
             if got.status_code != 202 or "Location" not in got.headers:
                 raise self._problem(got, "does not begin an upload")
-            self._begun(got)
-
-    def _begun(self, got: requests.Response) -> None:
-        self._location = self._registry.url(got.headers["Location"])
-        self._offset, self._accepted = 0, False
-        self._way = choose(
-            self._registry.rules,
-            self._registry.habits,
-            got,
-            self._blob.size,
-            wished=self._registry.chunk,
-            broken=max(0, self._breaks - _BREAKS + 1),
-        )
+            self._location = self._registry.url(got.headers["Location"])
+            self._offset, self._accepted = 0, False
+            rules, wished = self._registry.rules, self._registry.chunk
+            broken = max(0, self._breaks - _BREAKS + 1)
+            self._chunk = choose(rules, self._habits, got, self._blob.size, wished=wished, broken=broken)
 
     def _send_chunks(self, stream: IO[bytes], chunk: int) -> None:
         """Send all chunks, except the last if it ends the upload."""
         while self._offset < self._blob.size:
             start, end = self._offset, min(self._offset + chunk, self._blob.size)
-            if end == self._blob.size and self._way.piece:
+            if end == self._blob.size and self._habits.piece:
                 return
-            with self._registry.request(
-                "PATCH",
-                self._location,
-                self._repository,
-                actions=_ACTIONS,
-                headers=_part(start, end),
-                body=lambda start=start, end=end: Body(stream, start, end, self._registry.traffic, self._registry.host),  # type: ignore[misc]
-            ) as got:
+            body = partial(self._body, stream, start, end)
+            with self._request("PATCH", self._location, headers=_part(start, end), body=body) as got:
                 if got.status_code not in _TAKEN:
                     refusals = frozenset() if self._accepted else NO_CHUNKS
                     raise self._problem(got, "breaks off an upload", refusals)
                 self._location = self._registry.url(got.headers.get("Location", self._location))
                 self._offset = self._position(got, start, end)
                 if self._offset <= start:
-                    raise TryAgainError(self._problem_with(f"keeps {self._offset} of {end} bytes"))
+                    problem = RegistryError(
+                        f"{self._registry.host} keeps {self._offset} of {end} bytes of an upload to {self._repository}",
+                        fix="try again; if it stays, ask who runs the registry",
+                    )
+                    raise TryAgainError(problem)
                 self._accepted = True
                 # Bytes sent a second time are not progress: a registry that keeps losing them must not loop for ever.
                 self._retries.reached(self._offset)
 
+    def _body(self, stream: IO[bytes], start: int, end: int) -> Body | bytes:
+        return Body(stream, start, end, self._registry.traffic, self._registry.host) if start < end else b""
+
     def _position(self, got: requests.Response, start: int, end: int) -> int:
         """The position of the upload after an accepted chunk."""
         reached = _reached(got.headers.get("Range"), end)
-        if reached > end or self._way.sent or self._registry.habits.sent:
+        if reached > end or self._habits.sent:
             return end
         if 0 < reached <= start:
             # The answer is about an earlier chunk, or this one alone: accepted chunks are added up instead.
             LOG.info("%s says %d of %d bytes; going by what was sent", self._registry.host, reached, end)
-            self._registry.habits.sent = True
+            self._habits.sent = True
             return end
         return reached
 
     def _finish(self, stream: IO[bytes]) -> None:
         joint = "&" if "?" in self._location else "?"
-        whole, size = self._way.chunk is None, self._blob.size
+        whole, size = self._chunk is None, self._blob.size
         start = 0 if whole else self._offset
         headers = {"Content-Type": "application/octet-stream"} if whole or start == size else _part(start, size)
-        with self._registry.request(
-            "PUT",
-            f"{self._location}{joint}digest={quote(self._blob.digest, safe='')}",
-            self._repository,
-            actions=_ACTIONS,
-            headers=headers,
-            body=lambda: (
-                Body(stream, start, size, self._registry.traffic, self._registry.host) if start < size else b""
-            ),
-        ) as got:
+        url = f"{self._location}{joint}digest={quote(self._blob.digest, safe='')}"
+        with self._request("PUT", url, headers=headers, body=partial(self._body, stream, start, size)) as got:
             if got.status_code not in _TAKEN:
                 self._learn_from_the_end(got.status_code, empty=start == size)
                 refusals = NO_WHOLE if whole and size else frozenset()
@@ -198,8 +173,8 @@ class Upload:
 
     def _learn_from_the_end(self, status: int, *, empty: bool) -> None:
         """After a failure at the end: with wrong positions the upload must end with the last piece, or be one piece."""
-        habits = self._registry.habits
-        if not habits.sent or self._way.chunk is None:
+        habits = self._habits
+        if not habits.sent or self._chunk is None:
             return
         if empty and status in TRANSIENT:
             habits.piece = True
@@ -227,14 +202,8 @@ class Upload:
             return TryAgainError(problem)
         return problem
 
-    def _problem_with(self, what: str) -> RegistryError:
-        return RegistryError(
-            f"{self._registry.host} {what} of an upload to {self._repository}",
-            fix="try again; if it stays, ask who runs the registry",
-        )
-
     def _take_another_way(self, refusal: _RefusedError) -> None:
-        chunk, habits = self._way.chunk, self._registry.habits
+        chunk, habits = self._chunk, self._habits
         if not habits.refuse(chunk, refusal.status, self._blob.size):
             raise refusal.problem from None
         LOG.info(
@@ -255,15 +224,15 @@ class Upload:
 
     def _ask(self) -> bool:
         """Ask how much of the blob arrived; whether the upload can continue from there."""
-        if self._way.chunk is None and self._registry.habits.chunks is not None:
+        if self._chunk is None and self._habits.chunks is not None:
             return False
         with (
             contextlib.suppress(requests.RequestException, RegistryError),
-            self._registry.request("GET", self._location, self._repository, actions=_ACTIONS) as got,
+            self._request("GET", self._location) as got,
         ):
             if got.status_code == 204:
                 self._location = self._registry.url(got.headers.get("Location", self._location))
-                if not (self._way.sent or self._registry.habits.sent):
+                if not self._habits.sent:
                     self._offset = min(_reached(got.headers.get("Range"), 0), self._blob.size)
                 LOG.info("%s has %d of %d bytes", self._registry.host, self._offset, self._blob.size)
                 return self._goes_on()
@@ -272,11 +241,10 @@ class Upload:
     def _goes_on(self) -> bool:
         """A blob in one piece that broke off can continue in chunks, once something of it has arrived."""
         if self._offset == 0:
-            return self._way.chunk is not None and self._breaks < _BREAKS
-        if self._way.chunk is not None:
-            return True
-        rest = max(self._blob.size - self._offset, 1)
-        self._way = Way(min(self._registry.chunk or self._registry.rules.chunk, rest))
+            return self._chunk is not None and self._breaks < _BREAKS
+        if self._chunk is None:
+            rest = max(self._blob.size - self._offset, 1)
+            self._chunk = min(self._registry.chunk or self._registry.rules.chunk, rest)
         return True
 
 

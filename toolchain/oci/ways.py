@@ -42,8 +42,7 @@ class Habits:
 
         Args:
             chunk: bytes of a chunk, None for one piece.
-            status: of the answer.
-            size: of the blob.
+            size: of the blob, bytes.
 
         Returns:
             Whether another way is left.
@@ -67,42 +66,24 @@ def below(size: int) -> int:
     return 1 << max(size - 1, 1).bit_length() - 1
 
 
-@dataclass(frozen=True)
-class Way:
-    """The way of one upload.
-
-    Args:
-        chunk: bytes of a chunk, None for one piece.
-        sent, piece: as in `Habits`.
-    """
-
-    chunk: int | None
-    sent: bool = False
-    piece: bool = False
-
-
 def choose(
     rules: Rules, habits: Habits, begun: requests.Response, size: int, *, wished: int | None, broken: int
-) -> Way:
-    """The way for a blob of `size` bytes.
+) -> int | None:
+    """The bytes of a chunk for a blob of `size` bytes; None for one piece.
 
     Args:
-        rules: of the host.
-        habits: what is known since.
+        habits: take note of how an upload ends there.
         begun: the answer that began the upload.
-        size: bytes.
         wished: bytes of a chunk that the caller wants.
         broken: how often connections have broken before anything was taken, above what happens anywhere.
     """
     if rules is UNKNOWN:
         rules = for_location(begun.headers.get("Location", ""))
+    habits.sent |= rules.position == "sent"
+    habits.piece |= rules.last == "piece"
     if habits.whole is not None:
-        chunk = None if habits.whole == 413 and size <= habits.chunk else habits.chunk
-    elif habits.chunks is not None:
-        chunk = None
-    else:
-        chunk = _chunk(rules, begun, size, wished or 0, broken=broken)
-    return Way(chunk, habits.sent or rules.position == "sent", habits.piece or rules.last == "piece")
+        return None if habits.whole == 413 and size <= habits.chunk else habits.chunk
+    return None if habits.chunks is not None else _chunk(rules, begun, size, wished or 0, broken=broken)
 
 
 def _chunk(rules: Rules, begun: requests.Response, size: int, wished: int, *, broken: int) -> int | None:

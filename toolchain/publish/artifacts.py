@@ -17,7 +17,8 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import PlainFile, read_files, tag_of, write_files
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import parse_object
-from toolchain.oci.place import Place, open_place
+from toolchain.oci.place import Place
+from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
 from toolchain.publish.attestations import AttachedEvidence, attach_to_files
 from toolchain.publish.files import FORMS, write_archives
@@ -100,8 +101,7 @@ def deliver_files(
         names = [[path.name for path in of_one] for of_one in paths]
         manifest = write_files(layout, index, [path for of_one in paths for path in of_one], title=f"{image}: files")
         files = read_files(layout.read_json(manifest), manifest)
-        tags = [str(ref.tag) for ref in refs]
-        done = place.tagged(tags[0]).put(layout, manifest, tags)
+        done = place.put(layout, manifest, [str(ref.tag) for ref in refs])
         listed = place.attach(layout, [manifest])
         by_build = [
             (facts, [file for file in files if file.name in of_one]) for facts, of_one in zip(made, names, strict=True)

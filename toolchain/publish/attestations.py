@@ -182,7 +182,7 @@ def attach_evidence(
     """
     document = bill(image_facts, layout, manifest)
     about = attest.subjects(image_facts.record.image, [manifest.digest, index.digest])
-    statements = [attest.sbom_statement(document, about), attest.provenance(image_facts, about)]
+    statements = [attest.statement(about, sbom.PREDICATE, document), attest.provenance(image_facts, about)]
     kinds: tuple[str, ...] = ("sbom",) if signer is None else ("sbom", "provenance")
     if signer is not None and (checked := image_facts.record.facts.get("numbers")):
         statements.append(numbers.statement(about, checked))
@@ -258,7 +258,7 @@ def _sign(
         if signer.bundles:  # never a provenance without the SBOM: who finds a bundle looks at nothing else
             contents += [_bundled(kind, envelope, signer.public) for kind, envelope in envelopes]
         done = _attach(contents, subjects, place, scratch, kinds)
-        name = place.name_of(image)
+        name = str(place.ref.at()) if place.ref.remote else image  # a folder's path means nothing elsewhere
         tagged = [entry for subject in subjects for entry in _tagged(own, signer, name, signed, subject.digest)]
         pushed = place.attach_layers(own, tagged)
     tags = tuple(entry.tag for entry in tagged)

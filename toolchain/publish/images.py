@@ -15,7 +15,7 @@ from toolchain.errors import ConfigError
 from toolchain.oci.files import tag_of
 from toolchain.oci.image import standard_annotations, write_index
 from toolchain.oci.layout import Layout
-from toolchain.oci.place import open_place
+from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
 from toolchain.publish.artifacts import DeliveredFiles, deliver_files, require_files
 from toolchain.publish.attestations import AttachedEvidence, attach_evidence, collect

@@ -284,7 +284,7 @@ def local_image(request: Request) -> LocalImage:
         RegistryError: there is none of this name or digest, or several and no name; the names are listed.
         UnsupportedError: it is for another machine, or no local image is named.
     """
-    from toolchain.oci.publish import resolve  # noqa: PLC0415 - the registry client, and most bases are recipes
+    from toolchain.oci.layout_place import resolve  # noqa: PLC0415 - the registry client, and most bases are recipes
 
     if request.base.image is None:
         raise UnsupportedError(f"{request.base} is not a local image", fix="name one: --base oci:DIR")

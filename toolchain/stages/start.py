@@ -42,7 +42,7 @@ def _whole(layout: Layout, manifest: Descriptor) -> bool:
 
 
 def _pull(recipe: BaseRecipe, ref: Target, layout: Layout) -> Descriptor:
-    from toolchain.oci.place import open_place  # noqa: PLC0415 - the HTTP library, and most bases are here
+    from toolchain.oci.places import open_place  # noqa: PLC0415 - the HTTP library, and most bases are here
 
     try:
         with open_place(ref) as place:

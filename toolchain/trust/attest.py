@@ -78,11 +78,6 @@ def statement(subject: Sequence[Resource], kind: str, predicate: Mapping[str, An
     return {"_type": STATEMENT, "subject": list(subject), "predicateType": kind, "predicate": dict(predicate)}
 
 
-def sbom_statement(document: Mapping[str, Any], subject: Sequence[Resource]) -> Statement:
-    """The statement that an image holds what a bill of materials lists."""
-    return statement(subject, sbom.PREDICATE, document)
-
-
 def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statement:
     """The statement of how an image was made."""
     record = image_facts.record

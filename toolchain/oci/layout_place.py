@@ -1,0 +1,147 @@
+"""A layout folder as a place of images. An artifact about an image is an entry of its index.json without a name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from toolchain.errors import ConfigError, DigestError, DocumentError, RegistryError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.files import TYPE as FILES
+from toolchain.oci.layout import Layout
+from toolchain.oci.place import Attached, NamedImage, Place, Published, children_first, with_size
+from toolchain.oci.reference import LayoutRef
+from toolchain.oci.referrers import shared_subject, subject_of
+from toolchain.oci.tagged import Tagged, manifest_with, read_layers_under
+
+LOG = logging.getLogger(__name__)
+
+
+class LayoutPlace(Place):
+    """A layout folder. It is made when something is put there."""
+
+    def __init__(self, ref: LayoutRef) -> None:
+        self.ref: LayoutRef = ref
+        self._layout = Layout(ref.path)
+
+    def manifest(self, reference: str = "") -> tuple[Descriptor, bytes]:
+        image = self._layout.resolve(reference) if reference else resolve(self.ref)
+        return image, self._layout.read(image)
+
+    def blob(self, blob: Descriptor, into: Layout) -> Path:
+        into.put_file(with_size(self._layout, blob), digest=blob.digest)
+        return into.blob(blob.digest)
+
+    def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:  # noqa: ARG002 - they are at hand
+        if name := self.ref.tag or self.ref.digest:
+            return self._layout, (NamedImage(str(self.ref), self.ref, self._layout.resolve(name)),)
+        images = self._layout.images()
+        if not images:
+            raise ConfigError(f"{self.ref} holds no image", fix="publish one there first")
+        return self._layout, tuple(NamedImage(tag, self.ref.at(tag=tag), image) for tag, image in images.items())
+
+    def require_one_reading(self) -> None:
+        self._layout.require_one_reading()
+
+    def tags(self) -> tuple[str, ...]:
+        return tuple(self._layout.refs()) if self._layout.root.exists() else ()
+
+    def _copy(self, layout: Layout, blob: Descriptor) -> int:
+        """Bring a blob here from `layout`; the bytes that were written."""
+        path = layout.blob(blob.digest)
+        if self._layout.holds(blob.digest):
+            return 0
+        self._layout.put_file(path, digest=blob.digest)
+        return blob.size
+
+    def put(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> Published:
+        there = self._layout.ensure()
+        same = there.root.resolve() == layout.root.resolve()
+        pushed = 0
+        items = tuple(children_first(layout, descriptor))
+        for item in items:
+            pushed += 0 if same else self._copy(layout, item)
+            with_size(there, item)
+        for tag in tags:
+            there.tag(descriptor, tag)
+        if there.read(descriptor) != layout.read(descriptor):
+            raise DigestError(f"{self.ref} does not hold what was published", fix="publish again")
+        ref, skipped = str(self.ref.at(digest=descriptor.digest)), sum(item.size for item in items) - pushed
+        return Published(ref, descriptor.digest, tuple(tags), pushed, skipped)
+
+    def referrers(self, subject: str) -> tuple[Descriptor, ...]:
+        artifacts = []
+        for entry in self._layout.roots():
+            if entry.media_type in media.IMAGES and self._layout.has(entry.digest):
+                try:
+                    value = self._layout.read_json(entry)
+                except (RegistryError, DigestError, DocumentError) as error:
+                    LOG.warning("%s in %s is left out: %s", entry.digest, self._layout.root, error.what)
+                    continue
+                if subject_of(value) == subject:
+                    artifacts.append(replace(entry, artifact_type=str(value.get("artifactType") or "")))
+        return tuple(dict.fromkeys(artifacts))
+
+    def attach(self, layout: Layout, artifacts: Sequence[Descriptor]) -> Attached:
+        there = self._layout.ensure()
+        there.blob(shared_subject(layout, artifacts))
+        pushed = 0
+        for artifact in artifacts:
+            pushed += sum(self._copy(layout, item) for item in (*layout.children(artifact), artifact))
+            there.add(artifact)
+        return Attached("layout", pushed)
+
+    def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:
+        self._layout.ensure()
+        return sum(self._add_layers(layout, addition) for addition in additions)
+
+    def _add_layers(self, layout: Layout, addition: Tagged) -> int:
+        pushed = 0
+
+        def change(now: Descriptor | None) -> Descriptor:
+            nonlocal pushed
+            value = self._read_again(now, addition.tag)
+            pushed += sum(self._copy(layout, layer) for layer in addition.layers)  # what decayed there is replaced too
+            missing = addition.missing(value)
+            if now is not None and value is not None and not missing:
+                return now
+            made = layout.put_json(manifest_with(value, missing, layout), media.MANIFEST)
+            pushed += self._copy(layout, layout.children(made)[0]) + self._copy(layout, made)
+            return made
+
+        self._layout.retag(addition.tag, change)
+        return pushed
+
+    def _read_again(self, now: Descriptor | None, tag: str) -> dict[str, Any] | None:
+        try:
+            return read_layers_under(self._layout.read(now), tag) if now is not None else None
+        except DigestError as error:
+            LOG.warning("%s: what lay under %s is written anew: %s", self._layout.root, tag, error.what)
+            return None
+
+
+def resolve(ref: LayoutRef) -> Descriptor:
+    """The image that a layout reference names; without tag and digest the one that is there.
+
+    Raises:
+        RegistryError: none, or several and no tag.
+    """
+    there = Layout(ref.path)
+    if ref.digest or ref.tag:
+        return there.resolve(ref.digest or ref.tag or "")
+    refs = there.images()
+    # Other tools leave an image without a name. An artifact without a name is a statement about an image. The files of
+    # an image have names of their own, and a reference to the folder does not mean them.
+    named = [image for image in refs.values() if image.artifact_type != FILES] or refs.values()
+    digests = {image.digest for image in named} or {root.digest for root in there.roots() if not root.artifact_type}
+    if len(digests) != 1:
+        raise RegistryError(
+            f"{ref} holds {'several images' if digests else 'no image'}",
+            why=f"images there: {', '.join(refs or sorted(digests)) or 'none'}",
+            fix=f"name one: {ref}{':TAG' if refs else '@DIGEST'}" if digests else "build or fetch one",
+        )
+    return there.resolve(next(iter(digests)))

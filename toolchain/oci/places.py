@@ -1,0 +1,22 @@
+"""References, opened as places."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from toolchain.oci.layout_place import LayoutPlace
+from toolchain.oci.place import Place
+from toolchain.oci.reference import LayoutRef, Target
+from toolchain.oci.registry import Registry
+from toolchain.oci.repository_place import RepositoryPlace
+
+
+@contextlib.contextmanager
+def open_place(ref: Target) -> Iterator[Place]:
+    """The place of a reference, until the end of the `with`. A registry is not asked before it has to be."""
+    if isinstance(ref, LayoutRef):
+        yield LayoutPlace(ref)
+        return
+    with Registry(ref.host) as registry:
+        yield RepositoryPlace(ref, registry)

@@ -1,0 +1,200 @@
+"""A repository of a registry as a place of images. What is put is read back, and the index goes last.
+
+A registry with the referrers API keeps the list of artifacts about an image itself. For one without it the list is an
+index under a tag (`referrers.fallback_tag`) that its publishers keep: see `shared_tag`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from toolchain.errors import DigestError, RegistryError
+from toolchain.oci import descriptor as media
+from toolchain.oci import rules
+from toolchain.oci.descriptor import Descriptor, check_digest
+from toolchain.oci.layout import Layout
+from toolchain.oci.manifest import parse_object
+from toolchain.oci.place import Attached, NamedImage, Place, Published, children_first, with_size
+from toolchain.oci.reference import RegistryRef, check_tag
+from toolchain.oci.referrers import fallback_tag, readable, shared_subject
+from toolchain.oci.registry import Registry
+from toolchain.oci.shared_tag import CALM, SharedTag, add_to_all
+from toolchain.oci.tagged import Tagged, manifest_with, read_layers_under
+
+# What registries without the referrers API answer.
+_NO_API = frozenset({400, 404, 405, 406, 501})
+_PAGES = 100
+
+
+class RepositoryPlace(Place):
+    """A repository, reached by an open connection to its registry."""
+
+    def __init__(self, ref: RegistryRef, registry: Registry) -> None:
+        self.ref: RegistryRef = ref
+        self._registry = registry
+
+    def manifest(self, reference: str = "") -> tuple[Descriptor, bytes]:
+        return self._registry.get_manifest(
+            self.ref.repository, reference or self.ref.digest or self.ref.tag or "latest"
+        )
+
+    def blob(self, blob: Descriptor, into: Layout) -> Path:
+        self._registry.pull_blob(self.ref.repository, blob, into)
+        return into.blob(blob.digest)
+
+    def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:
+        layout = Layout(scratch / "layout").ensure()
+        return layout, (NamedImage(str(self.ref), self.ref, self.fetch(layout)),)
+
+    def tags(self) -> tuple[str, ...]:
+        return self._registry.tags(self.ref.repository)
+
+    def put(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> Published:
+        registry, repository = self._registry, self.ref.repository
+        before = registry.traffic.sent
+        skipped = 0
+        items = tuple(children_first(layout, descriptor))
+        # What the registry is known to refuse is an error now, not after an hour of uploading.
+        rules.check_repository(registry.rules, registry.host, repository)
+        rules.check_sizes(registry.rules, items)
+        for tag in tags:
+            check_tag(tag)
+        for item in items:
+            if item.media_type in media.MANIFESTS:
+                skipped += 0 if self._put_manifest(layout, item, item.digest) else item.size
+            elif not registry.push_blob(repository, item, with_size(layout, item)):
+                skipped += item.size
+            elif registry.blob_size(repository, item.digest) is None:
+                raise RegistryError(f"{registry.host} took {item.digest} but does not have it", fix="publish again")
+        for tag in tags:
+            self._put_manifest(layout, descriptor, tag)
+        ref, pushed = str(self.ref.at(digest=descriptor.digest)), registry.traffic.sent - before
+        return Published(ref, descriptor.digest, tuple(tags), pushed, skipped)
+
+    def _put_manifest(self, layout: Layout, manifest: Descriptor, reference: str) -> bool:
+        """Bring a manifest there under a digest or a tag, and read it back; whether it was sent."""
+        content, repository = layout.read(manifest), self.ref.repository
+        missing = self._registry.manifest_digest(repository, reference) != manifest.digest
+        if missing:
+            self._registry.put_manifest(repository, reference, content, manifest.media_type)
+        if self._registry.get_manifest(repository, reference)[1] != content:
+            raise DigestError(
+                f"{self.ref.at()}: {reference} is not what was published",
+                why="the registry holds other bytes, or another publisher wrote at the same time",
+                fix="publish again",
+            )
+        return missing
+
+    def referrers(self, subject: str) -> tuple[Descriptor, ...]:
+        return tuple(dict.fromkeys(readable(self._listed(subject))))
+
+    def _listed(self, subject: str) -> list[Any]:
+        if (known := self._by_api(subject)) is not None:
+            return known
+        index = self._read_tag(subject)
+        return index["manifests"] if index else []
+
+    def attach(self, layout: Layout, artifacts: Sequence[Descriptor]) -> Attached:
+        registry, repository = self._registry, self.ref.repository
+        subject = shared_subject(layout, artifacts)
+        before = registry.traffic.sent
+        known = _digests(self._listed(subject))
+        missing = [artifact for artifact in artifacts if artifact.digest not in known]
+        if not missing:
+            return Attached("none", 0)
+        by_api = True
+        for artifact in missing:
+            for blob in layout.children(artifact):
+                registry.push_blob(repository, blob, layout.blob(blob.digest))
+            content = layout.read(artifact)
+            listed_for = registry.put_manifest(repository, artifact.digest, content, media.MANIFEST)
+            by_api = by_api and listed_for == subject
+            if registry.get_manifest(repository, artifact.digest)[1] != content:
+                raise DigestError(f"{registry.host} does not hold the artifact that was published", fix="publish again")
+        # A registry may know the header and yet not list; then what was published would not be found.
+        by_api = by_api and self._listed_by_api(subject, missing)
+        if not by_api:
+            self._add_to_tag(subject, missing)
+        return Attached("api" if by_api else "tag", registry.traffic.sent - before)
+
+    def _listed_by_api(self, subject: str, artifacts: Sequence[Descriptor]) -> bool:
+        for wait in (0.0, *CALM):
+            time.sleep(wait)
+            entries = self._by_api(subject)
+            if entries is None:
+                return False
+            if {artifact.digest for artifact in artifacts} <= _digests(entries):
+                return True
+        return False
+
+    def _by_api(self, subject: str) -> list[Any] | None:
+        """The list that the registry keeps; None if it does not know the API."""
+        path = f"/v2/{self.ref.repository}/referrers/{check_digest(subject)}"
+        pages = self._registry.pages(
+            path, self.ref.repository, "referrers", none=_NO_API, kind=media.INDEX, most=_PAGES
+        )
+        lists = [_entries(page, f"the list of referrers of {self._registry.host}") for page in pages]
+        return [entry for entries in lists for entry in entries] if lists else None
+
+    def _read_tag(self, subject: str) -> dict[str, Any] | None:
+        tag, repository = fallback_tag(subject), self.ref.repository
+        if self._registry.manifest_digest(repository, tag) is None:
+            return None
+        index = parse_object(self._registry.get_manifest(repository, tag)[1], f"{repository}:{tag}")
+        _entries(index, f"{repository}:{tag}")  # else an unrelated image has this name, and must not be overwritten
+        return index
+
+    def _add_to_tag(self, subject: str, artifacts: Sequence[Descriptor]) -> None:
+        """List artifacts in the index under the fallback tag."""
+
+        def with_them(index: dict[str, Any] | None) -> dict[str, Any] | None:
+            entries = list((index or {}).get("manifests", ()))
+            known = _digests(entries)
+            missing = [artifact.as_json() for artifact in artifacts if artifact.digest not in known]
+            if not missing:
+                return None
+            return {**(index or {}), "schemaVersion": 2, "mediaType": media.INDEX, "manifests": entries + missing}
+
+        tag, read = fallback_tag(subject), partial(self._read_tag, subject)
+        add_to_all([SharedTag(self._registry, self.ref.repository, tag, media.INDEX, read, with_them)])
+
+    def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:
+        before = self._registry.traffic.sent
+        add_to_all([self._shared(layout, addition) for addition in additions])
+        return self._registry.traffic.sent - before
+
+    def _shared(self, layout: Layout, addition: Tagged) -> SharedTag:
+        registry, repository, tag = self._registry, self.ref.repository, addition.tag
+
+        def read() -> dict[str, Any] | None:
+            if registry.manifest_digest(repository, tag) is None:
+                return None
+            return read_layers_under(registry.get_manifest(repository, tag)[1], f"{repository}:{tag}")
+
+        def change(value: dict[str, Any] | None) -> dict[str, Any] | None:
+            missing = addition.missing(value)
+            if not missing:
+                return None
+            made = manifest_with(value, missing, layout)
+            for blob in (*missing, Descriptor.from_json(made["config"])):
+                registry.push_blob(repository, blob, layout.blob(blob.digest))
+            return made
+
+        return SharedTag(registry, repository, tag, media.MANIFEST, read, change)
+
+
+def _digests(entries: Sequence[Any]) -> set[str]:
+    return {str(entry.get("digest")) for entry in entries if isinstance(entry, dict)}
+
+
+def _entries(index: Mapping[str, Any], name: str) -> list[Any]:
+    entries = index.get("manifests")
+    if not isinstance(entries, list):
+        raise RegistryError(
+            f"{name} is not an index", why="it has no list of manifests", fix="ask who runs the registry"
+        )
+    return entries
