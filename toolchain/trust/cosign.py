@@ -7,7 +7,6 @@ what `verify` believes.
 from __future__ import annotations
 
 import base64
-from typing import Any
 
 from toolchain.digest import canonical
 from toolchain.oci import descriptor as media
@@ -70,18 +69,12 @@ def bundle(envelope: dsse.Envelope, key: PublicKey) -> bytes:
 
     No key id goes with the signature: readers expect one of another form there, and pass over what has ours.
     """
-    signatures = [{"sig": base64.b64encode(signature).decode()} for _, signature in envelope.signatures]
+    wrapped = envelope.as_json()
+    for signature in wrapped["signatures"]:
+        del signature["keyid"]
     hint = base64.b64encode(bytes.fromhex(key.id.removeprefix("sha256:"))).decode()
-    value: dict[str, Any] = {
-        "mediaType": keyless.MEDIA_TYPE,
-        "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
-        "dsseEnvelope": {
-            "payload": base64.b64encode(envelope.payload).decode(),
-            "payloadType": envelope.payload_type,
-            "signatures": signatures,
-        },
-    }
-    return canonical(value)
+    material = {"publicKey": {"hint": hint}, "tlogEntries": []}
+    return canonical({"mediaType": keyless.MEDIA_TYPE, "verificationMaterial": material, "dsseEnvelope": wrapped})
 
 
 def bundle_notes(predicate: str) -> dict[str, str]:

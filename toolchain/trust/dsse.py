@@ -31,17 +31,15 @@ class Envelope:
     payload: bytes
     signatures: tuple[tuple[str, bytes], ...]
 
+    def as_json(self) -> dict[str, Any]:
+        """The envelope as JSON has it."""
+        signatures = [{"keyid": key, "sig": base64.b64encode(sig).decode()} for key, sig in self.signatures]
+        payload = base64.b64encode(self.payload).decode()
+        return {"payload": payload, "payloadType": self.payload_type, "signatures": signatures}
+
     def as_bytes(self) -> bytes:
         """The envelope as it is stored."""
-        return canonical(
-            {
-                "payload": base64.b64encode(self.payload).decode(),
-                "payloadType": self.payload_type,
-                "signatures": [
-                    {"keyid": key, "sig": base64.b64encode(signature).decode()} for key, signature in self.signatures
-                ],
-            }
-        )
+        return canonical(self.as_json())
 
     def only(self, key: PublicKey) -> Envelope:
         """The same with the signatures by `key` alone, and its id at them."""

@@ -16,12 +16,7 @@ PREDICATE = "urn:toolchain:numbers:v1"
 
 
 def statement(about: Sequence[attest.Resource], numbers: Mapping[str, Any]) -> attest.Statement:
-    """The statement: the kernels that were checked, those that were skipped and why, those that are wrong.
-
-    Args:
-        about: the image.
-        numbers: as its record says.
-    """
+    """The statement: the kernels that were checked, those that were skipped and why, those that are wrong."""
     return attest.statement(about, PREDICATE, {"numbers": dict(numbers), "tool": __version__})
 
 

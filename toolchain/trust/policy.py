@@ -121,10 +121,9 @@ def _reading(check: str) -> Iterator[None]:
 
 
 def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: datetime, *, label: str | None) -> None:
-    """Check a provenance by itself, its sources and its age.
+    """Check a provenance by itself, its sources and its age; its subject and signature have been checked.
 
     Args:
-        statement: whose subject is right and whose signature was checked.
         label: the image's `toolchain.input-digest`; None if the image has none.
 
     Raises:

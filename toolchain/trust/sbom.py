@@ -50,13 +50,11 @@ _SYSTEMS = {"almalinux": "alma"}
 
 
 def sbom(image_facts: ImageFacts, *, manifest: str, diff_id: str, files: Sequence[LayerFile]) -> dict[str, Any]:
-    """The document for one image.
+    """The document for the image whose manifest has the digest `manifest`.
 
     Args:
-        image_facts: what is known of it.
-        manifest: digest of its manifest.
         diff_id: of its own top layer.
-        files: of that layer (see `files.layer_files`).
+        files: of that layer (see `layer_files.layer_files`).
     """
     record = image_facts.record
     packages = [_image(image_facts, manifest, diff_id, files)]
@@ -95,39 +93,26 @@ def _image(image_facts: ImageFacts, manifest: str, diff_id: str, files: Sequence
         comment += f"; partial: {record.partial}"
     if glibc := record.inputs.get("glibc"):
         comment += f"; links with glibc {glibc} and later"
-    return {
-        "SPDXID": IMAGE,
-        "name": record.image,
-        "versionInfo": _hex(record.input_digest)[:12],
-        "primaryPackagePurpose": "CONTAINER",
-        "downloadLocation": _NOTHING,
-        "filesAnalyzed": True,
-        "packageVerificationCode": {"packageVerificationCodeValue": code},
-        "checksums": [{"algorithm": "SHA256", "checksumValue": _hex(manifest)}],
-        "sourceInfo": f"{_LAYER}{diff_id}",
-        "comment": comment,
-        "licenseConcluded": _NOTHING,
-        "licenseDeclared": _NOTHING,
-        "copyrightText": _NOTHING,
-        "externalRefs": [_purl(purl("oci", record.image, version=manifest, arch=record.arch))],
-    }
+    return _package(
+        IMAGE, record.image, _hex(record.input_digest)[:12], "CONTAINER",
+        purl("oci", record.image, version=manifest, arch=record.arch),
+        filesAnalyzed=True, packageVerificationCode={"packageVerificationCodeValue": code},
+        checksums=_sha256(_hex(manifest)), sourceInfo=f"{_LAYER}{diff_id}", comment=comment,
+    )  # fmt: skip
 
 
 def _file(file: LayerFile) -> dict[str, Any]:
-    size = f"{file.size} bytes"
+    comment = f"{file.size} bytes"
+    if file.kind == "link":
+        comment = f"symbolic link; the checksums are those of its target: {file.target}"
     return {
         # From the name, which SPDX allows in no id.
         "SPDXID": f"SPDXRef-File-{_hex(sha256_bytes(file.path.encode()))[:32]}",
         "fileName": f"./{file.path}",
-        "checksums": [
-            {"algorithm": "SHA1", "checksumValue": file.sha1},
-            {"algorithm": "SHA256", "checksumValue": file.sha256},
-        ],
+        "checksums": [{"algorithm": "SHA1", "checksumValue": file.sha1}, *_sha256(file.sha256)],
         "licenseConcluded": _NOTHING,
         "copyrightText": _NOTHING,
-        "comment": f"symbolic link; the checksums are those of its target: {file.target}"
-        if file.kind == "link"
-        else size,
+        "comment": comment,
     }
 
 
@@ -161,7 +146,7 @@ def _sources(image_facts: ImageFacts) -> Iterator[_Related]:
             purpose = "LIBRARY" if is_tool(row) or is_library(row) else "SOURCE"
             package = _package(
                 spdx_id, row.name, source.version, purpose, source.purl,
-                checksums=[{"algorithm": "SHA256", "checksumValue": source.sha256}] if source.sha256 else [],
+                checksums=_sha256(source.sha256),
                 sourceInfo=f"{row.ref} from {row.repository}; digest {row.digest}",
                 downloadLocation=source.location, licenseDeclared=row.license,
             )  # fmt: skip
@@ -174,11 +159,8 @@ def _sources(image_facts: ImageFacts) -> Iterator[_Related]:
             for number, patch in enumerate(row.patches, 1):
                 patch_id = f"{spdx_id}-Patch-{number}"
                 url = purl("generic", patch.name, version="", checksum=patch.digest)
-                sums = [{"algorithm": "SHA256", "checksumValue": _hex(patch.digest)}]
-                yield (
-                    _package(patch_id, patch.name, "", "SOURCE", url, checksums=sums),
-                    [(patch_id, "PATCH_FOR", spdx_id)],
-                )
+                package = _package(patch_id, patch.name, "", "SOURCE", url, checksums=_sha256(_hex(patch.digest)))
+                yield package, [(patch_id, "PATCH_FOR", spdx_id)]
 
 
 def _binaries(image_facts: ImageFacts) -> Iterator[_Related]:
@@ -189,7 +171,7 @@ def _binaries(image_facts: ImageFacts) -> Iterator[_Related]:
         spdx_id = f"{_BINARY}{_id(name)}"
         package = _package(
             spdx_id, name, known.version, "LIBRARY", known.purl,
-            checksums=[{"algorithm": "SHA256", "checksumValue": known.sha256}] if known.sha256 else [],
+            checksums=_sha256(known.sha256),
             comment=f"prebuilt, not built here; let in by name: --allow-binary {name}",
             licenseDeclared=row.license if row else None,
         )  # fmt: skip
@@ -198,13 +180,11 @@ def _binaries(image_facts: ImageFacts) -> Iterator[_Related]:
     for file, record in image_facts.prebuilt_files():
         path = str(file["path"])
         spdx_id = f"SPDXRef-Prebuilt-{_id(record.stage)}-{_id(path)}"
-        sums = [{"algorithm": "SHA256", "checksumValue": _hex(file["sha256"])}]
+        sums = _sha256(_hex(file["sha256"]))
         url = purl("generic", path.rpartition("/")[2], version="", checksum=str(file["sha256"]))
         why = f"{file['what']} in a source of {record.image}; {file['fate']}"
-        yield (
-            _package(spdx_id, path, "", "FILE", url, checksums=sums, comment=why),
-            [(spdx_id, "BUILD_DEPENDENCY_OF", IMAGE)],
-        )
+        package = _package(spdx_id, path, "", "FILE", url, checksums=sums, comment=why)
+        yield package, [(spdx_id, "BUILD_DEPENDENCY_OF", IMAGE)]
 
 
 def _inside(image_facts: ImageFacts) -> set[str]:
@@ -232,7 +212,7 @@ def _base(image_facts: ImageFacts) -> Iterator[_Related]:
         )
         package = _package(
             spdx_id, installed.name, installed.version, "LIBRARY", installed.purl(image_facts.base_name),
-            checksums=[{"algorithm": "SHA256", "checksumValue": installed.sha256}] if installed.sha256 else [],
+            checksums=_sha256(installed.sha256),
             comment="prebuilt by the distribution",
             sourceInfo=f"{_BUILT_FROM}{installed.source}" if installed.source else "",
         )  # fmt: skip
@@ -257,6 +237,10 @@ def _declare(packages: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
             package["licenseDeclared"] = own
             extracted[own] = {"licenseId": own, "extractedText": declared, "name": declared.splitlines()[0][:80]}
     return [extracted[name] for name in sorted(extracted)]
+
+
+def _sha256(value: str) -> list[dict[str, str]]:
+    return [{"algorithm": "SHA256", "checksumValue": value}] if value else []
 
 
 def _purl(text: str) -> dict[str, str]:

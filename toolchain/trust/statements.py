@@ -45,11 +45,7 @@ class Evidence:
 
 
 def gather(place: Place, subjects: Sequence[str], scratch: Layout) -> list[Evidence]:
-    """Gather the known attachments of the given digests. Broken ones are left out and logged.
-
-    Args:
-        scratch: a layout that takes the blobs.
-    """
+    """Gather the known attachments of the given digests, by `scratch`. Broken ones are left out and logged."""
     evidence: dict[str, Evidence] = {}
     left, room = _MOST_ARTIFACTS, _MOST_BYTES
     for subject in subjects:
@@ -139,13 +135,13 @@ def signed_by(
     return statements
 
 
-def about(statements: Sequence[dict[str, Any]], needed: Set[str], kinds: Set[str], name: str) -> list[dict[str, Any]]:
-    """The statements of some kinds whose subjects have all required digests.
+def about(statements: Sequence[dict[str, Any]], needed: Set[str], kind: str, name: str) -> list[dict[str, Any]]:
+    """The statements of a kind whose subjects have all required digests.
 
     Raises:
         UntrustedError: there is none; `name` stands before the words.
     """
-    of_kind = [statement for statement in statements if statement["predicateType"] in kinds]
+    of_kind = [statement for statement in statements if statement["predicateType"] == kind]
     if not of_kind:
         raise UntrustedError(f"{name}: none is signed by this key")
     matching = [statement for statement in of_kind if needed <= subjects_of(statement)]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from toolchain.errors import DigestError, DocumentError, RegistryError, UntrustedError
+from toolchain.errors import DigestError, DocumentError, HostileInputError, RegistryError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
-from toolchain.oci.files import are_files
+from toolchain.oci.files import PlainFile, are_files, read_files
 from toolchain.oci.image import diff_ids_of, labels_of
 from toolchain.oci.labels import GLIBC, INPUT_DIGEST
 from toolchain.oci.layer_files import LayerFile, layer_files
@@ -20,12 +20,11 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.place import Place
 from toolchain.trust import attest, numbers, policy, rebuilt, sbom
-from toolchain.trust.files import named_files, signed_files
 from toolchain.trust.keyless import Identity
 from toolchain.trust.keys import PublicKey
 from toolchain.trust.policy import Policy
 from toolchain.trust.rebuilt import Rebuilders
-from toolchain.trust.statements import Evidence, about, gather, one_of, opened, signed_by
+from toolchain.trust.statements import Evidence, about, gather, named_subjects, one_of, opened, signed_by
 
 LOG = logging.getLogger(__name__)
 
@@ -80,15 +79,12 @@ def verify(
     rebuilders: Rebuilders | None = None,
     now: datetime | None = None,
 ) -> Verdict:
-    """Look at an image or index whose blobs are in `layout`.
+    """Look at the image or index `top`, whose blobs are in `layout`, with the evidence that is in `place`.
 
     Args:
-        place: where it came from and where evidence is.
-        layout: where its blobs are.
-        top: image or index.
         key: the key or identity that must have signed; without one nothing is authenticated.
         demands: further conditions; they count only with a key.
-        rebuilders: whose rebuilding is requested.
+        rebuilders: who must have rebuilt it.
         now: instead of the present time.
 
     Raises:
@@ -107,12 +103,15 @@ def verify(
     demands, now = demands or Policy(), now or datetime.now(UTC)
     try:
         if top.media_type in media.IMAGES and are_files(value := layout.read_json(top)):
-            files = named_files(value, top)
+            try:
+                files = read_files(value, top)
+            except (HostileInputError, RegistryError) as error:
+                raise UntrustedError(f"names: {error.what}", why=error.why) from error
             if rebuilders is not None:
                 raise UntrustedError("rebuilders: these are files, and images are rebuilt", fix="name the image")
             if key is not None:
                 evidence = gather(place, [top.digest], layout)
-                verdict.provenance = signed_files(
+                verdict.provenance = _signed_files(
                     key, files, top, evidence, demands=demands, now=now, checks=verdict.checks
                 )
             return verdict
@@ -133,6 +132,44 @@ def verify(
         verdict.fix = error.fix
         verdict.provenance = None
     return verdict
+
+
+def _signed_files(
+    key: PublicKey | Identity,
+    files: Sequence[PlainFile],
+    manifest: Descriptor,
+    evidence: Sequence[Evidence],
+    *,
+    demands: Policy,
+    now: datetime,
+    checks: dict[str, str],
+) -> Mapping[str, Any]:
+    """Check that provenances by `key` name each file of an artifact, by name and digest; the last that was needed.
+
+    Files of several architectures come from several builds, each with a provenance of its own.
+    """
+    statements = signed_by(key, evidence, manifest.digest, checks)
+    left = {(file.name, file.blob.digest) for file in files}
+    chosen: Mapping[str, Any] | None = None
+    problem: UntrustedError | None = None
+    for statement in about(statements, {manifest.digest}, attest.PREDICATE, "provenance"):
+        covered = left & named_subjects(statement)
+        if not covered and chosen is not None:
+            continue
+        try:
+            policy.check_build_facts(statement, demands, now, label=None)
+            policy.require_policy(statement, demands)
+        except UntrustedError as error:  # one good one is enough, whatever else was signed
+            problem = problem or error
+            continue
+        left -= covered
+        chosen = statement
+    if left or chosen is None:
+        names = ", ".join(sorted(name for name, _ in left)) or "nothing"
+        raise problem or UntrustedError(f"provenance: what is signed does not name {names}, or names other bytes")
+    checks["provenance"] = f"it names each of {len(files)} files by name and digest, and agrees with itself"
+    checks |= policy.facts_that_held(demands) | policy.policy_that_held(demands)
+    return chosen
 
 
 def _images(layout: Layout, top: Descriptor) -> list[Descriptor]:
@@ -214,11 +251,11 @@ class _Image:
     def signed(self, key: PublicKey | Identity, demands: Policy, now: datetime) -> Mapping[str, Any]:
         """With a key only what it signed is used; the provenance that was trusted."""
         statements = signed_by(key, self._found, self._image.digest, self._checks)
-        made = about(statements, self._needed, {attest.PREDICATE}, "provenance")
+        made = about(statements, self._needed, attest.PREDICATE, "provenance")
         chosen = one_of(made, lambda statement: policy.check_build_facts(statement, demands, now, label=self._label))
         self._checks["provenance"] = "it is about this image and agrees with itself and the image's label"
         self._checks |= policy.facts_that_held(demands)
-        listed = about(statements, self._needed, {sbom.PREDICATE}, "sbom")
+        listed = about(statements, self._needed, sbom.PREDICATE, "sbom")
         document = one_of([statement["predicate"] for statement in listed], self._compare)
         self._checks["sbom"] = f"{len(document['files'])} files are as the signed SBOM lists them"
         policy.check_binaries(chosen, document)
