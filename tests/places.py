@@ -12,6 +12,7 @@ from toolchain.oci.layout_place import LayoutPlace
 from toolchain.oci.place import Attached, Place, Published
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import LayoutRef, RegistryRef, Target
+from toolchain.oci.referrers import subject_of
 from toolchain.oci.registry import Registry
 from toolchain.oci.repository_place import RepositoryPlace
 from toolchain.oci.tagged import Tagged
@@ -64,7 +65,7 @@ def attach(
 ) -> Attached:
     """`Place.attach`."""
     with at(ref, registry) as place:
-        return place.attach(layout, artifacts)
+        return place.attach(layout, str(subject_of(layout.read_json(artifacts[0]))), artifacts)
 
 
 def attach_layers(layout: Layout, said: Sequence[Tagged], ref: Target, *, registry: Registry | None = None) -> int:

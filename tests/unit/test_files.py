@@ -321,7 +321,7 @@ def test_two_architectures_in_one_artifact(shop: Shop, tmp_path: Path) -> None:
     for path, _ in made:
         path.write_text(path.name.split("-")[1].removesuffix(".tar.gz"))
     assert write_files(layout, shop.stand.index, [path for path, _ in reversed(made)], title="x") == first
-    shop.place.attach(layout, [first])
+    shop.place.attach(layout, shop.stand.index.digest, [first])
     files = read_files(layout.read_json(first), first)
     by_build = [(shop.stand.image_facts, [one]) for one in files]
     done = attach_to_files(by_build, first, shop.place, signer=shop.stand.signer, scratch=tmp_path / "scratch")

@@ -15,7 +15,7 @@ from toolchain.oci.files import TYPE as FILES
 from toolchain.oci.layout import Layout
 from toolchain.oci.place import Attached, NamedImage, Place, Published, children_first, with_size
 from toolchain.oci.reference import LayoutRef
-from toolchain.oci.referrers import shared_subject, subject_of
+from toolchain.oci.referrers import subject_of
 from toolchain.oci.tagged import Tagged, manifest_with, read_layers_under
 
 LOG = logging.getLogger(__name__)
@@ -86,9 +86,9 @@ class LayoutPlace(Place):
                     artifacts.append(replace(entry, artifact_type=str(value.get("artifactType") or "")))
         return tuple(dict.fromkeys(artifacts))
 
-    def attach(self, layout: Layout, artifacts: Sequence[Descriptor]) -> Attached:
+    def attach(self, layout: Layout, subject: str, artifacts: Sequence[Descriptor]) -> Attached:
         there = self._layout.ensure()
-        there.blob(shared_subject(layout, artifacts))
+        there.blob(subject)
         pushed = 0
         for artifact in artifacts:
             pushed += sum(self._copy(layout, item) for item in (*layout.children(artifact), artifact))

@@ -130,14 +130,14 @@ class Place(ABC):
         """
 
     @abstractmethod
-    def attach(self, layout: Layout, artifacts: Sequence[Descriptor]) -> Attached:
-        """Bring artifacts of one subject, which is here, and have them listed. What is listed is not sent again.
+    def attach(self, layout: Layout, subject: str, artifacts: Sequence[Descriptor]) -> Attached:
+        """Bring artifacts about a digest, which is here, and have them listed. What is listed is not sent again.
 
         Args:
             artifacts: their manifests, in `layout`.
 
         Raises:
-            RegistryError: they are of several subjects or of none, or other publishers keep replacing the list.
+            RegistryError: the subject is not here, or other publishers keep replacing the list.
             DigestError: what is read back is not what was written.
         """
 

@@ -63,20 +63,3 @@ def readable(entries: Sequence[Any]) -> Iterator[Descriptor]:
             yield Descriptor.from_json(entry)
         except RegistryError as error:
             LOG.warning("an entry in the list of referrers is left out: %s (%s)", error.what, error.why)
-
-
-def shared_subject(layout: Layout, artifacts: Sequence[Descriptor]) -> str:
-    """The digest that all of the artifacts are about.
-
-    Raises:
-        RegistryError: they are of several subjects or of none.
-    """
-    subjects = {subject_of(layout.read_json(artifact)) for artifact in artifacts}
-    subject = next(iter(subjects), None)
-    if subject is None or len(subjects) != 1:
-        raise RegistryError(
-            "artifacts of one image are attached at a time",
-            why=f"{len(subjects)} subjects",
-            fix="attach to each image by itself",
-        )
-    return subject

@@ -20,7 +20,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.place import Attached, NamedImage, Place, Published, children_first, with_size
 from toolchain.oci.reference import RegistryRef, check_tag
-from toolchain.oci.referrers import fallback_tag, readable, shared_subject
+from toolchain.oci.referrers import fallback_tag, readable
 from toolchain.oci.registry import Registry
 from toolchain.oci.shared_tag import CALM, SharedTag, add_to_all
 from toolchain.oci.tagged import Tagged, manifest_with, read_layers_under
@@ -98,9 +98,8 @@ class RepositoryPlace(Place):
         index = self._read_tag(subject)
         return index["manifests"] if index else []
 
-    def attach(self, layout: Layout, artifacts: Sequence[Descriptor]) -> Attached:
+    def attach(self, layout: Layout, subject: str, artifacts: Sequence[Descriptor]) -> Attached:
         registry, repository = self._registry, self.ref.repository
-        subject = shared_subject(layout, artifacts)
         before = registry.traffic.sent
         known = _digests(self._listed(subject))
         missing = [artifact for artifact in artifacts if artifact.digest not in known]

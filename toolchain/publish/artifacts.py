@@ -102,7 +102,7 @@ def deliver_files(
         manifest = write_files(layout, index, [path for of_one in paths for path in of_one], title=f"{image}: files")
         files = read_files(layout.read_json(manifest), manifest)
         done = place.put(layout, manifest, [str(ref.tag) for ref in refs])
-        listed = place.attach(layout, [manifest])
+        listed = place.attach(layout, index.digest, [manifest])
         by_build = [
             (facts, [file for file in files if file.name in of_one]) for facts, of_one in zip(made, names, strict=True)
         ]

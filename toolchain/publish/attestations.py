@@ -299,7 +299,7 @@ def _attach(
                 write_artifact(own, subject, blob, artifact_type=entry.kind, annotations={**_ANNOTATED, **entry.notes})
                 for blob, entry in zip(blobs, contents, strict=True)
             ]
-            done = place.attach(own, artifacts)
+            done = place.attach(own, subject.digest, artifacts)
             pushed += done.pushed_bytes
             how = done.how if done.how != "none" else how
     return AttachedEvidence(kinds, "", how, pushed)
