@@ -36,21 +36,26 @@ def left(pace: Pace, now: float) -> float:
     return seconds
 
 
-def test_a_whole_llvm_was_told_within_half_of_what_it_took() -> None:
+@pytest.mark.parametrize("before", [0, 1961], ids=["whole", "continued"])
+def test_an_llvm_was_told_within_half_of_what_it_took(before: int) -> None:
     row, now = cost_of("llvm", "distribution"), 0.0
     assert row is not None
     progress = Progress("llvm", console=Console(file=io.StringIO()), clock=lambda: now)
     progress.weigh({}, ninja={"compile": row.step})
     progress.line("@step compile")
     lines = gzip.decompress(RECORDED.read_bytes()).decode().splitlines()
-    seconds = [float(re.split(" +|@", line)[4]) for line in lines]
+    steps = [
+        (float(seconds), label) for _, _, _, seconds, label in (re.split(" +|@ ", row, maxsplit=4) for row in lines)
+    ]
+    begun = steps[before - 1][0] if before else 0.0
+    steps = [(seconds - begun, label) for seconds, label in steps[before:]]
     ratios = []
-    for now, line in zip(seconds, lines, strict=True):
-        progress.line(line)
+    for done, (now, label) in enumerate(steps, 1):
+        progress.line(f"@ninja {done}/{len(steps)} 2 {now}@ {label}")
         estimate = progress.estimate()
-        if now >= seconds[-1] / 5 and estimate is not None:
-            ratios.append((now + estimate) / seconds[-1])
-    assert len(ratios) > 2000
+        if now >= steps[-1][0] / 5 and estimate is not None:
+            ratios.append((now + estimate) / steps[-1][0])
+    assert len(ratios) > 1000
     assert 1 / 1.5 < min(ratios) <= max(ratios) < 1.5
 
 
@@ -99,10 +104,12 @@ def test_what_a_compiler_cache_gave_is_forgotten_with_its_window() -> None:
     assert left(pace, now) == pytest.approx(600 * 2, rel=0.1)
 
 
-def test_more_dear_steps_than_the_mean_leave_at_least_generated_files() -> None:
+def test_dearer_steps_than_the_mean_count_the_more_the_further_a_build_is() -> None:
     pace = Pace(1.0)
     now = run(pace, 0.0, range(1, 101), 200, 1.0)
-    assert left(pace, now) == pytest.approx(100 * 0.2 / 4.5, rel=0.1)
+    assert left(pace, now) == pytest.approx(100 * (1.0 + 4.5) / 2 / 4.5, rel=0.1)
+    now = run(pace, now, range(101, 191), 200, 1.0)
+    assert left(pace, now) == pytest.approx(10, rel=0.1)
 
 
 def test_a_step_that_hangs_makes_the_estimate_grow() -> None:
