@@ -25,7 +25,7 @@ from toolchain.record import RecordedSource
 from toolchain.trust import attest, dsse, keys
 from toolchain.trust.contents import of_provenance, of_records
 from toolchain.trust.image_facts import ImageFacts
-from toolchain.trust.invocation import invocation
+from toolchain.trust.invocation import request_command
 from toolchain.trust.keys import PublicKey, Signer, load_public, load_signer, new_key
 
 SUBJECT = attest.subjects("thing", [f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"])
@@ -339,7 +339,7 @@ def test_the_request_names_the_sources_of_the_stages_below() -> None:
         "base": f"oci:DIR@{BASE.manifest}",
         "sources": {"triton": "pypi:triton==3.7.1", "flash-attn": f"stored:mine@sha256:{'2' * 64}"},
     }
-    command = invocation(attest.provenance(facts, SUBJECT))
+    command = request_command(attest.asked_for(facts))
     assert "--source triton=pypi:triton==3.7.1" in command
     inside = of_provenance(attest.provenance(facts, SUBJECT))
     assert inside == of_records(kernels, [BASE, triton])

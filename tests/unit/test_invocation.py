@@ -12,11 +12,7 @@ from toolchain.build.record import asked_for
 from toolchain.cache import Cache
 from toolchain.request import DEFAULT_GLIBC, Request
 from toolchain.stages.sysroot import SysrootStage
-from toolchain.trust.invocation import invocation
-
-
-def told(parameters: Any) -> str:
-    return invocation({"predicate": {"buildDefinition": {"externalParameters": parameters}}})
+from toolchain.trust.invocation import request_command
 
 
 def asked(tmp_path: Path, **options: Any) -> dict[str, Any]:
@@ -42,19 +38,22 @@ def asked(tmp_path: Path, **options: Any) -> dict[str, Any]:
 def test_what_was_asked_for_is_said(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     if "sources" in options:
         options = {**options, "sources": specs(options["sources"])}
-    assert told(asked(tmp_path, **options)) == f"toolchain build llvm{words}"
+    assert request_command(asked(tmp_path, **options)) == f"toolchain build llvm{words}"
 
 
 def test_options_of_campaigns_are_said_as_their_verb_or_the_environment_takes_them() -> None:
     limited = {"keep_going": True, "limit": 3, "select": "attn fwd*", "shard": [1, 16]}
     told_of = " --select 'attn fwd*' --limit 3 --keep-going --shard 1/16"
-    assert told({"stage": "kernels", **limited}) == f"toolchain kernels run kernels{told_of}"
+    assert request_command({"stage": "kernels", **limited}) == f"toolchain kernels run kernels{told_of}"
     variables = "'TOOLCHAIN_SELECT=attn fwd*' TOOLCHAIN_LIMIT=3 TOOLCHAIN_KEEP_GOING=1 TOOLCHAIN_SHARD=1/16"
-    assert told({"stage": "all", **limited, "triton": "3.6.0"}) == f"env {variables} toolchain build all --triton 3.6.0"
+    assert (
+        request_command({"stage": "all", **limited, "triton": "3.6.0"})
+        == f"env {variables} toolchain build all --triton 3.6.0"
+    )
 
 
 def test_a_glibc_is_said_as_the_environment_takes_it(tmp_path: Path) -> None:
-    words = told(asked(tmp_path, glibc="2.28", contract=False))
+    words = request_command(asked(tmp_path, glibc="2.28", contract=False))
     assert words == "env TOOLCHAIN_GLIBC=2.28 toolchain build llvm --no-contract"
 
 
@@ -63,16 +62,16 @@ def test_a_source_is_named_as_the_record_has_it() -> None:
     words = (
         "toolchain build llvm --base oci: --source llvm=distro:llvm-toolchain-22=22.1.8 --source profile=local:x.tar.gz"
     )
-    assert told({"stage": "llvm", "base": "oci:", "sources": sources}) == words
+    assert request_command({"stage": "llvm", "base": "oci:", "sources": sources}) == words
 
 
 @pytest.mark.parametrize("value", [None, [], "x", {}, {"stage": 1}], ids=repr)
 def test_of_another_form(value: Any) -> None:
-    assert told(value) == ""
+    assert request_command(value) == ""
 
 
 def test_a_stranger_paints_nothing() -> None:
-    assert told({"stage": "llvm\x1b[2J; rm -rf x", "triton": "a\nb"}).isprintable()
-    assert told({"stage": "llvm\u202e"}) == ""
-    assert told({"stage": "llvm", "triton": "x" * 10**6}) == ""
-    assert told({"stage": "llvm; rm -rf x"}) == "toolchain build 'llvm; rm -rf x'"
+    assert request_command({"stage": "llvm\x1b[2J; rm -rf x", "triton": "a\nb"}).isprintable()
+    assert request_command({"stage": "llvm\u202e"}) == ""
+    assert request_command({"stage": "llvm", "triton": "x" * 10**6}) == ""
+    assert request_command({"stage": "llvm; rm -rf x"}) == "toolchain build 'llvm; rm -rf x'"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,11 +19,12 @@ import requests
 
 from toolchain import strict_json
 from toolchain.errors import DocumentError, RegistryError, UnreachableError
-from toolchain.oci.credential_helper import ask_helper
 from toolchain.oci.manifest import parse_object
+from toolchain.process import run
 from toolchain.strict_json import Keys
 from toolchain.web import whole_body
 
+LOG = logging.getLogger(__name__)
 HUB = "docker.io"
 IDENTITY = "<token>"
 # How long a token lasts that does not say so, by the token specification; and what no token service means.
@@ -32,6 +35,9 @@ _NAMED = re.compile(r"(?:https?://)?([^/]+)(?:/(?:v[12]/?)?)?", re.IGNORECASE)
 _ANSWER = 1 << 20  # bytes of a token service's answer
 _LOGINS: Keys = dict.fromkeys(("auths", "credHelpers", "credsStore"))
 _TOKEN: Keys = dict.fromkeys(("token", "access_token", "expires_in", "issued_at", "refresh_token"))
+_HELPER_ANSWER: Keys = dict.fromkeys(("Username", "Secret", "ServerURL"))
+_HELPER_NONE = "credentials not found"  # as docker's own helpers say it, on standard output
+_HELPER_SECONDS = 120.0  # the user may have to type a passphrase
 _SENDABLE = re.compile(r"[\x21-\x7e]+")  # what a header can hold
 _PARAMETER = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s,"]+))')
 
@@ -77,9 +83,44 @@ def _login(logins: dict[str, Any], name: str) -> str:
         if login := entry.get("auth"):
             return str(login)
     for helper in filter(None, (logins["credHelpers"].get(name), logins["credsStore"])):
-        if login := ask_helper(str(helper), name):
+        if login := _ask_helper(str(helper), name):
             return login
     return ""
+
+
+def _ask_helper(name: str, key: str) -> str | None:
+    """The login that one of docker's credential helpers keeps under `key`, as the text that follows `Basic`.
+
+    Returns:
+        None if it keeps none. Where it is missing or fails, a warning says so: what follows is anonymous.
+
+    Raises:
+        RegistryError: it answers something else than a login.
+    """
+    program = f"docker-credential-{name}"
+    if shutil.which(program) is None:
+        LOG.warning("%s, which the login file of docker names, is not installed: going on without a login", program)
+        return None
+    # Helpers of clouds and keyrings find what they need in the environment. Nothing that they print may be shown.
+    done = run(
+        [program, "get"], stdin=key, env=os.environ, capture=True, check=False, timeout=_HELPER_SECONDS, helpers=True
+    )
+    if done.returncode != 0:
+        if _HELPER_NONE not in done.stdout:
+            LOG.warning("%s fails for %s (exit code %d): going on without its login", program, key, done.returncode)
+        return None
+    try:
+        answer = strict_json.read(done.stdout, program, keys=_HELPER_ANSWER)
+        user, secret = answer["Username"], answer["Secret"]
+        if not isinstance(user, str) or not isinstance(secret, str):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise RegistryError(
+            f"{program} answers without a login",
+            why="a credential helper gives JSON with Username and Secret",
+            fix=f"see what it says: printf %s {key} | {program} get",
+        ) from None
+    return base64.b64encode(f"{user}:{secret}".encode()).decode() if secret else None
 
 
 def registry_name(text: str) -> str:

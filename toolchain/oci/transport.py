@@ -19,7 +19,6 @@ from toolchain.amounts import tell
 from toolchain.digest import CHUNK
 from toolchain.errors import RegistryError, ToolchainError, UnreachableError
 from toolchain.oci import auth
-from toolchain.oci.advice import advice
 from toolchain.oci.descriptor import check_digest
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.rules import for_host
@@ -28,6 +27,9 @@ from toolchain.pace import Pace
 
 LOG = logging.getLogger(__name__)
 _WORDS = 16 << 10  # bytes of an unexpected answer
+# What registries call a thing that was there a moment ago, or that another publisher is about to bring.
+_GONE = frozenset({"BLOB_UPLOAD_UNKNOWN", "MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_INVALID", "DIGEST_INVALID"})
+_PAGE = "docs/registries.md"
 QUESTION = 60.0  # seconds without a byte after which a read is retried
 
 
@@ -252,7 +254,7 @@ class Transport:
         return RegistryError(
             what,
             why=f"HTTP {response.status_code} {text}".rstrip(),
-            fix=advice(self.host, response.status_code, code, sending=sending),
+            fix=_advice(self.host, response.status_code, code, sending=sending),
         )
 
     def _unreadable(self, error: ValueError) -> RegistryError:
@@ -296,3 +298,41 @@ def _root(error: BaseException) -> BaseException:
             break
         error = inner
     return error
+
+
+def _advice(host: str, status: int, code: str, *, sending: bool) -> str:
+    """The remedy for an unexpected answer.
+
+    Args:
+        code: what the registry calls it, e.g. `NAME_UNKNOWN`; empty if it does not say.
+        sending: whether something was to be brought there, rather than read.
+    """
+    login = auth.login_command(host)
+    known = (
+        (
+            status in {401, 403} or code in {"DENIED", "UNAUTHORIZED"},
+            f"log in{' as somebody who may push there' if sending else ''}: {login}",
+        ),
+        (
+            status == 429 or code == "TOOMANYREQUESTS",
+            f"wait, then try again; with a login the limit may be higher: {login}",
+        ),
+        (
+            status == 413,
+            "raise the limit of the registry, or of the server in front of it (in nginx client_max_body_size); see "
+            + _PAGE,
+        ),
+        (
+            code in _GONE or status in web.TRANSIENT or status >= 500,
+            "try again; if it stays, ask who runs the registry",
+        ),
+        (status == 404 and code == "BLOB_UNKNOWN", "the image there is not whole: publish it again, or ask who did"),
+        (
+            status == 404 or code == "NAME_UNKNOWN",
+            f"create the repository or project there, or log in as somebody who may push to it: {login}"
+            if sending
+            else f"check the name and the tag; what is private there needs a login: {login}",
+        ),
+        (True, f"ask who runs the registry: it would answer the same again ({_PAGE} says how it is asked)"),
+    )
+    return next(text for fits, text in known if fits)

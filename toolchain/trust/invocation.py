@@ -12,17 +12,12 @@ from toolchain.request import DEFAULT_GLIBC, build_command, options
 _LONGEST = 4000
 
 
-def invocation(statement: Mapping[str, Any]) -> str:
-    """The command that an image was built with; empty if its provenance has another form or no end.
+def request_command(request: Any) -> str:
+    """The command for the request in a provenance; empty if it has another form or no end.
 
     A checkout is named by its tree in the store and a patch by its file name, since paths are the other machine's.
     Options that a plain call has anyway are left out.
     """
-    return request_command(statement["predicate"]["buildDefinition"].get("externalParameters"))
-
-
-def request_command(request: Any) -> str:
-    """The command for a request as in provenances; empty if it has another form or no end."""
     if not isinstance(request, Mapping) or not isinstance(request.get("stage"), str):
         return ""
     try:

@@ -15,7 +15,7 @@ from toolchain.digest import sha256_json
 from toolchain.errors import ConfigError, UntrustedError
 from toolchain.trust import attest, sbom
 from toolchain.trust.contents import of_provenance
-from toolchain.trust.invocation import invocation
+from toolchain.trust.invocation import request_command
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 # Clocks differ; a later time is forged or from a broken clock.
@@ -264,7 +264,7 @@ def summary(statement: Mapping[str, Any]) -> dict[str, Any]:
         "isolation": str(inner.get("isolation", "")),
         "compiler_cache": str(inner.get("compilerCache", "")),
         **of_provenance(statement).as_json(),
-        "command": invocation(statement),
+        "command": request_command(request),
     }
 
 
