@@ -90,8 +90,8 @@ class Pace:
         """Seconds to the end of the run; None before half a minute of it has passed."""
         if self._rate.first is None or now - self._rate.first[0] < _FIRST:
             return None
-        # The whole is an average of a build from the start. A continued one may have the costly steps left, so that what
-        # it did so far counts the more, the further it is.
+        # The whole is an average of a build from the start. A continued one may have the costly steps left, so what it
+        # did so far has the more weight, the further it is.
         share = 1 - self._left / self._total
         mean = self._mean * (1 - share) + self._done / (self._total - self._left) * share
         work = max(self._mean * self._total - self._done, self._left * mean)
