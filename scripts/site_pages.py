@@ -19,7 +19,6 @@ MADE: dict[str, Callable[[], str]] = {
     "json.md": json_page.page,
     "compatibility.md": site_compatibility.compatibility,
     "costs.md": site_compatibility.what_it_takes,
-    "exit-codes.md": site_reference.exit_codes,
     "reference/verbs.md": site_reference.verbs,
     "reference/configuration.md": site_reference.configuration,
     "reference/names.md": site_reference.names,

@@ -1,22 +1,18 @@
-"""The pages of reference that are made from the code: verbs, configuration, exit codes, names, prebuilt things, GPUs."""
+"""The pages of reference that are made from the code: verbs, configuration, names, prebuilt things, GPUs."""
 
 from __future__ import annotations
 
-import inspect
-import re
 import textwrap
 from pathlib import Path
 from typing import Any
 
 from scripts.options_table import commands
 from scripts.site_compatibility import MADE, table
-from toolchain import errors
 from toolchain.catalog.gpus import known_gpus, parse_gpus
 from toolchain.catalog.stages import STAGES
 from toolchain.cli.config_file import render
 from toolchain.cli.verbs import GROUPS, VERBS
 from toolchain.data import load
-from toolchain.errors import ToolchainError
 from toolchain.oci import labels
 from toolchain.stages.prebuilt import known_files
 
@@ -95,40 +91,6 @@ def configuration() -> str:
         ("`TOOLCHAIN_KEY` is the private key of `publish`. `TOOLCHAIN_PUBLIC_KEY` is the key that `verify` and"
         " `build --reuse-from` accept.\n"),
     ])  # fmt: skip
-
-
-def exit_codes() -> str:
-    """Every exit code with what helps."""
-    rows = [
-        ["0", "success", "", ""],
-        ["1", "a bug", "an unexpected error", "Please report it, with the traceback."],
-        ["2", "usage", "an unknown verb or option, a value out of range", "`toolchain VERB --help`"],
-    ]
-    classes = [one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, ToolchainError)]
-    for one in sorted((one for one in classes if one is not ToolchainError), key=lambda one: one.code):
-        meaning = _one_line((one.__doc__ or "").strip()).rstrip(".")
-        rows.append([str(one.code), one.title, meaning[0].lower() + meaning[1:], _linked(one.remedy)])
-    rows += [
-        ["129", "hung up", "SIGHUP: the terminal was closed", "Run it again: it continues."],
-        ["130", "interrupted", "Ctrl-C", "Run it again: it continues."],
-        ["143", "terminated", "SIGTERM", "Run it again: it continues."],
-    ]
-    return "\n".join([
-        "# Exit codes\n",
-        MADE,
-        "Every error says what happened, why, and what to do; the class of the error decides the code.\n",
-        table(["code", "name", "meaning", "remedy"], rows),
-        ("`verify` exits with 0 for an image that is trusted (with `--public-key` or `--identity`) or intact (without). It exits with"
-        " 17 for one that is not, and with 18 when the registry does not answer. Other codes say nothing about the image.\n"),
-        ("With `build --reuse-from WHERE` a stage that cannot be reused is built, and a note gives the reason. With `--reuse-only`"
-        " the build fails instead. The code is 13 for a missing image, 17 for one that does not verify, and 18 for a registry that"
-        " does not answer. It is 8 for layers that this machine cannot unpack, and 5 for an unknown input digest.\n"),
-        "`kernels run --keep-going` exits with 12 if kernels are marked as known bad, although the image is made.\n",
-    ])  # fmt: skip
-
-
-def _linked(text: str) -> str:
-    return re.sub(r"docs/([a-z-]+)\.md", r"[\1](\1.md)", text)
 
 
 _OF_LABELS = {

@@ -19,7 +19,6 @@ class ToolchainError(Exception):
 
     code: ClassVar[int] = 1
     title: ClassVar[str] = "Error"
-    remedy: ClassVar[str] = ""  # what usually helps; docs/exit-codes.md shows it
     advice: ClassVar[str] = ""  # what to do about any error of a class, where that is always the same
 
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
@@ -52,10 +51,6 @@ class ConfigError(ToolchainError):
 
     code = 3
     title = "Configuration"
-    remedy = (
-        "Correct the option or key in the message. docs/options.md lists all of them, `toolchain VERB "
-        "--help` those of one verb."
-    )
 
 
 class PinError(ToolchainError):
@@ -63,10 +58,6 @@ class PinError(ToolchainError):
 
     code = 4
     title = "Pin"
-    remedy = (
-        "`toolchain pins` lists the known pins. Name an LLVM: `--source llvm=URL@COMMIT`, or a checkout: "
-        "`--triton FOLDER`."
-    )
 
 
 class SourceError(ToolchainError):
@@ -74,7 +65,6 @@ class SourceError(ToolchainError):
 
     code = 5
     title = "Source"
-    remedy = "Check the path, the commit or the network. `toolchain fetch STAGE` only fetches the sources."
 
 
 class DigestError(ToolchainError):
@@ -82,10 +72,6 @@ class DigestError(ToolchainError):
 
     code = 6
     title = "Digest"
-    remedy = (
-        "Try again: a mirror or proxy sent other bytes. If the error persists, do not use them, and inform "
-        "the server's operator."
-    )
 
 
 class UnsupportedError(ToolchainError):
@@ -93,9 +79,6 @@ class UnsupportedError(ToolchainError):
 
     code = 7
     title = "Unsupported"
-    remedy = (
-        "The message lists the supported values. docs/compatibility.md lists tested, refused and untried combinations."
-    )
 
 
 class EngineError(ToolchainError):
@@ -103,7 +86,6 @@ class EngineError(ToolchainError):
 
     code = 8
     title = "Engine"
-    remedy = "`toolchain doctor` shows what is missing, with the command that installs it."
 
 
 class ResourceError(ToolchainError):
@@ -111,10 +93,6 @@ class ResourceError(ToolchainError):
 
     code = 9
     title = "Resources"
-    remedy = (
-        "Free disk (`toolchain cache prune`, with `--unfinished` also unfinished work), use another folder "
-        "(`--cache`), or fewer `--jobs`. Then run it again: it continues."
-    )
 
 
 class BuildError(ToolchainError):
@@ -122,7 +100,6 @@ class BuildError(ToolchainError):
 
     code = 10
     title = "Build"
-    remedy = "Read the end of the log that the message names, in `logs/` of the cache. Then run it again: it continues."
 
 
 class ContractError(ToolchainError):
@@ -130,9 +107,6 @@ class ContractError(ToolchainError):
 
     code = 11
     title = "Contract"
-    remedy = (
-        "The message names the missing library, tool or symbol. Report it for a tested release; correct your own tree."
-    )
 
 
 class KernelError(ToolchainError):
@@ -140,10 +114,6 @@ class KernelError(ToolchainError):
 
     code = 12
     title = "Kernels"
-    remedy = (
-        "The message lists the kernels. `kernels run --keep-going` continues without them, `--kernel-timeout "
-        "SECONDS` gives them more time."
-    )
 
 
 class RegistryError(ToolchainError):
@@ -151,10 +121,6 @@ class RegistryError(ToolchainError):
 
     code = 13
     title = "Registry"
-    remedy = (
-        "docs/registries.md explains the answers. Most often a login is missing: `skopeo login --authfile "
-        "~/.docker/config.json HOST`."
-    )
 
 
 class LockHeldError(ToolchainError):
@@ -162,10 +128,6 @@ class LockHeldError(ToolchainError):
 
     code = 14
     title = "Lock"
-    remedy = (
-        "Wait for the process in the message. `TOOLCHAIN_LOCK_TIMEOUT` is the time to wait in seconds: by "
-        "default a day; 0 does not wait."
-    )
 
 
 class PolicyError(ToolchainError):
@@ -173,7 +135,6 @@ class PolicyError(ToolchainError):
 
     code = 15
     title = "Policy"
-    remedy = "Decide on each name: `--allow-binary NAME` accepts it, `--drop-binary NAME` removes it."
 
 
 class PatchError(ToolchainError):
@@ -181,7 +142,6 @@ class PatchError(ToolchainError):
 
     code = 16
     title = "Patch"
-    remedy = "Make the patch again, against exactly the source in the plan."
 
 
 class UntrustedError(ToolchainError):
@@ -190,10 +150,6 @@ class UntrustedError(ToolchainError):
     code = 17
     title = "Untrusted"
     advice = "do not use it; check that the key is the publisher's, then ask the publisher"
-    remedy = (
-        "Do not use the image. Check that the key is the publisher's, and ask the publisher. docs/trust.md "
-        "lists the checks."
-    )
 
 
 class UnreachableError(ToolchainError):
@@ -201,10 +157,6 @@ class UnreachableError(ToolchainError):
 
     code = 18
     title = "Unreachable"
-    remedy = (
-        "Check the network, use a mirror (`TOOLCHAIN_MIRROR`), or a bundle and `--offline`. This says "
-        "nothing about an image."
-    )
 
 
 class HostileInputError(ToolchainError):
@@ -213,7 +165,6 @@ class HostileInputError(ToolchainError):
     code = 19
     title = "Hostile input"
     advice = "do not use it; get it again from its maker"
-    remedy = "Do not use that file. Get it from another place, by its digest."
 
 
 class NotReproducedError(ToolchainError):
@@ -221,10 +172,6 @@ class NotReproducedError(ToolchainError):
 
     code = 20
     title = "Not reproduced"
-    remedy = (
-        "The message lists the files that differ. Build with the options of the first build; if they still "
-        "differ, report it with both files."
-    )
 
 
 class LockedError(ToolchainError):
@@ -232,7 +179,6 @@ class LockedError(ToolchainError):
 
     code = 21
     title = "Not locked"
-    remedy = "Compare with `toolchain lock STAGE --check`. For intended changes run `toolchain lock STAGE` again."
 
 
 class DocumentError(ToolchainError, ValueError):
@@ -241,7 +187,6 @@ class DocumentError(ToolchainError, ValueError):
     code = 22
     title = "Document"
     advice = "do not use it; ask its author"
-    remedy = "Do not use what the document describes. Ask its author: JSON libraries write no such documents."
 
 
 class EmulationError(ToolchainError):
@@ -249,7 +194,6 @@ class EmulationError(ToolchainError):
 
     code = 23
     title = "Emulation"
-    remedy = "Report the instruction in the message, with the code object."
 
 
 class NumbersError(ToolchainError):
@@ -258,7 +202,6 @@ class NumbersError(ToolchainError):
     code = 24
     title = "Numbers"
     advice = "do not use it; compile it with another Triton or LLVM, and report it there"
-    remedy = "Do not use the kernel. Compile it with another Triton or LLVM, and report it there with the code object."
 
 
 class RegressionError(ToolchainError):
@@ -266,6 +209,3 @@ class RegressionError(ToolchainError):
 
     code = 25
     title = "Regression"
-    remedy = (
-        "The message lists the kernels. `toolchain kernels diff` shows their registers, spills and waves on both sides."
-    )

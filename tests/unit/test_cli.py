@@ -434,10 +434,11 @@ def _classes() -> Iterator[type[ToolchainError]]:
             yield value
 
 
-def test_every_class_of_error_has_a_code_of_its_own_and_it_is_documented() -> None:
+def test_every_class_of_error_has_a_code_of_its_own_and_it_is_documented_with_a_remedy() -> None:
     codes = {cls.code: cls for cls in _classes()}
     assert len(codes) == len(list(_classes()))
     assert min(codes) >= 3
     text = (TOP / "docs" / "exit-codes.md").read_text()
-    rows = {int(code): title for code, title in re.findall(r"^\| (\d+) \| ([^|]+?) \|", text, re.MULTILINE)}
+    row = r"^\| (\d+) \| ([^|]+) \| [^|]+ \| [^|]{10,} \|$"  # code, title, meaning, remedy
+    rows = {int(code): title for code, title in re.findall(row, text, re.MULTILINE)}
     assert {code: cls.title for code, cls in codes.items()} == {k: v for k, v in rows.items() if 3 <= k < 100}
