@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -13,16 +12,14 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from toolchain import console, process, strict_json
+from toolchain import console, process
 from toolchain.build.compiler_cache import LIMIT, compiler_caches
-from toolchain.build.record import records
 from toolchain.cache import Cache
 from toolchain.catalog.architectures import MACHINES, emulator_name, this_machine
 from toolchain.engine import attack, namespace, resources, view
 from toolchain.engine.probe import probe
 from toolchain.engine.storage import Storage
 from toolchain.errors import EngineError, ResourceError, ToolchainError
-from toolchain.filesystem import read_regular
 from toolchain.stages.llvm_subset import FULL_DISK
 
 Status = Literal["ok", "warn", "fail"]
@@ -82,7 +79,6 @@ def examine(cache: Cache, *, runner: str = "buildah", runner_why: str = "the def
         ("emulators", _emulators),
         ("mirrors", _mirrors),
         ("git-host", _git_host),
-        ("hip", _hip),
     )
     for name, check in checks:
         try:
@@ -108,13 +104,8 @@ def _run(*argv: str, timeout: float = 20.0) -> process.Result:
 
 
 def _missing(name: str, why: str, *, needed: bool = True, package: str = "") -> Check:
-    return Check(
-        name,
-        "fail" if needed else "warn",
-        f"not installed; {why}",
-        f"apt-get install {package or name}",
-        EngineError.code,
-    )
+    status: Status = "fail" if needed else "warn"
+    return Check(name, status, f"not installed; {why}", f"apt-get install {package or name}")
 
 
 def _program(name: str, why: str, *, needed: bool = True) -> Check:
@@ -226,9 +217,8 @@ def _runner(cache: Cache, name: str, why: str) -> Check:
 def _daemon(program: str) -> Check:
     """Whether it answers. Nothing is started in it unless `--runner` names it."""
     if shutil.which(program) is None:
-        return Check(
-            program, "warn", f"not installed; only --runner {program} needs it", f"apt-get install {_package(program)}"
-        )
+        package = "docker.io" if program == "docker" else program
+        return Check(program, "warn", f"not installed; only --runner {program} needs it", f"apt-get install {package}")
     from toolchain.engine.docker import DockerRunner  # noqa: PLC0415 - its client takes a while to load
 
     try:
@@ -243,19 +233,12 @@ def _daemon(program: str) -> Check:
     return Check(program, "ok", f"{version} answers; `toolchain doctor --runner {program}` tries its containers")
 
 
-def _package(program: str) -> str:
-    return "docker.io" if program == "docker" else program
-
-
 def _emulators(_: Cache) -> Check:
     """The build calls them by name; registration with the kernel is not needed."""
     here = this_machine()
-    missing, words = False, []
-    for arch in sorted(set(MACHINES) - {here}):
-        name = emulator_name(arch)
-        there = shutil.which(name) is not None
-        missing = missing or not there
-        words.append(f"{arch}: {name}{'' if there else ' is not installed'}")
+    names = {arch: emulator_name(arch) for arch in sorted(set(MACHINES) - {here})}
+    missing = {name for name in names.values() if shutil.which(name) is None}
+    words = [f"{arch}: {name}{' is not installed' if name in missing else ''}" for arch, name in names.items()]
     detail = f"{'; '.join(words)} (this machine: {here})"
     if not missing:
         return Check("emulators", "ok", detail)
@@ -306,36 +289,3 @@ def _git_host(_: Cache) -> Check:
         f"{_GIT_HOST} does not answer",
         "give sources as local checkouts (--source NAME=PATH) or the distribution's (--source llvm=distro:PACKAGE)",
     )
-
-
-def _hip(cache: Cache) -> Check:
-    """AOTriton calls hipStreamGetDevice, which older HIPs lack."""
-    names, storage = _base_layers(cache), Storage(cache).root
-    served: dict[str, bool] = {}
-    for layers, depth in (("overlay/*/diff", 1), ("vfs/dir/*", 2)):
-        for header in sorted(storage.glob(f"{layers}/usr/include/hip/hip_runtime_api.h")):
-            layer = header.relative_to(storage).parts[depth]
-            # Of any image that was built on here.
-            with contextlib.suppress(OSError):
-                text = read_regular(header, 16 << 20).decode("utf-8", "replace")
-                served[names.get(layer, f"layer {layer[:12]}")] = "hipStreamGetDevice" in text
-    if not served:
-        return Check("hip", "warn", "not checked: no base with HIP in the engine's storage", "toolchain build base")
-    words = [f"{name} {'has' if has else 'lacks'} hipStreamGetDevice" for name, has in sorted(served.items())]
-    if all(served.values()):
-        return Check("hip", "ok", "; ".join(words))
-    return Check("hip", "warn", "; ".join(words), "AOTriton needs --base debian13")
-
-
-def _base_layers(cache: Cache) -> dict[str, str]:
-    """The layers of the engine's storage that are bases of ours: id -> the base's image name."""
-    bases = {record.diff_id: record.image for record in records(cache) if record.stage == "base"}
-    named: dict[str, str] = {}
-    for file in Storage(cache).root.glob("*-layers/layers.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            named |= {
-                layer["id"]: bases[layer["diff-digest"]]
-                for layer in strict_json.read(file.read_bytes())
-                if layer.get("diff-digest") in bases
-            }
-    return named

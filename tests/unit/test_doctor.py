@@ -12,9 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tests.evidence_fixtures import record
 from toolchain import doctor
-from toolchain.build.record import write_record
 from toolchain.cache import Cache
 from toolchain.catalog.components import needs_for
 from toolchain.cli.doctor_cmd import doctor as verb
@@ -55,7 +53,6 @@ def test_with_nothing_installed_it_says_what_to_install(bare: Cache) -> None:
     assert checks["isolation"].status == "fail"
     assert checks["docker"].status == "warn", "contract checks have another way"
     assert checks["git-host"].status == "warn"
-    assert "no base" in checks["hip"].detail
     for check in checks.values():
         assert check.detail
         assert check.fix or check.status == "ok", check
@@ -115,38 +112,6 @@ def test_emulators_are_looked_for_as_the_build_does(bare: Cache, monkeypatch: py
     for name in ("ppc64le", "s390x"):
         install(bare, f"qemu-{name}-static", "exit 0")
     assert found(bare)["emulators"].status == "ok"
-
-
-def test_hip_is_looked_up_in_each_base(bare: Cache) -> None:
-    storage = bare.engine / "containers"
-    old, new = (storage / f"overlay/{name}/diff/usr/include/hip/hip_runtime_api.h" for name in ("abc", "def"))
-    for header in (old, new):
-        header.parent.mkdir(parents=True)
-    old.write_text("hipError_t hipStreamCreate(hipStream_t* stream);\n")
-    assert found(bare)["hip"] == Check(
-        "hip", "warn", "layer abc lacks hipStreamGetDevice", "AOTriton needs --base debian13"
-    )
-    new.write_text("hipError_t hipStreamGetDevice(hipStream_t stream, hipDevice_t* device);\n")
-    told = found(bare)["hip"]
-    assert (told.status, told.detail) == (
-        "warn",
-        "layer abc lacks hipStreamGetDevice; layer def has hipStreamGetDevice",
-    )
-    old.unlink()
-    assert found(bare)["hip"].status == "ok"
-
-
-def test_hip_names_the_base(bare: Cache) -> None:
-    storage = bare.engine / "containers"
-    header = storage / "overlay/abc/diff/usr/include/hip/hip_runtime_api.h"
-    header.parent.mkdir(parents=True)
-    header.write_text("hipStreamGetDevice\n")
-    (storage / "overlay-layers").mkdir()
-    (storage / "overlay-layers/layers.json").write_text(json.dumps([{"id": "abc", "diff-digest": "sha256:1"}]))
-    write_record(bare, record(stage="base", image="toolchain-base-debian13", facts={"diff_id": "sha256:1"}))
-    assert found(bare)["hip"].detail == "toolchain-base-debian13 has hipStreamGetDevice"
-    (bare.records / "2.json").write_text("no JSON")
-    assert found(bare)["hip"].status == "ok", "names are only for people"
 
 
 def test_the_verb_prints_json_and_leaves_with_the_code(bare: Cache) -> None:
