@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from io import BufferedReader
 
 _CHUNK = 1 << 20
+_LARGEST_BUILT = 16 << 20  # bytes of a text
 _BUILD = "look at what its sources do; the log says what was built"
 _LONGEST_NAME = 200  # bytes; file systems allow 255, and a partial name has some more
 
@@ -72,14 +73,14 @@ def read_regular(path: Path, limit: int, *, within: Path | None = None) -> bytes
     return content
 
 
-def read_built(tree: Path, name: str, limit: int = 16 << 20) -> str:
+def read_built(tree: Path, name: str) -> str:
     """A text that a build left in a folder. What built it may be hostile: its links lead to files of this machine.
 
     Raises:
         HostileInputError: it is a link out of the folder, or no regular file; or it is too large, or not UTF-8.
     """
     try:
-        return read_regular(tree / name, limit, within=tree).decode("utf-8")
+        return read_regular(tree / name, _LARGEST_BUILT, within=tree).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise HostileInputError(f"a build left no {name} that can be read", why=str(why), fix=_BUILD) from error

@@ -39,7 +39,6 @@ class Pace:
     def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
         self._clock = clock
-        self._rate, self._window = RATE, WINDOW
         self._began = False
         self._waited = 0.0
         self._moved = 0
@@ -67,12 +66,12 @@ class Pace:
         """
         self._waited += seconds
         self._moved += count
-        if self._waited < self._window:
+        if self._waited < WINDOW:
             return
-        if self._moved < self._rate * self._waited:
+        if self._moved < RATE * self._waited:
             raise TooSlowError(
                 f"{self._host} is too slow",
-                why=f"{self._moved} bytes in {self._waited:.0f} s; at least {self._rate:.0f} bytes a second are needed",
+                why=f"{self._moved} bytes in {self._waited:.0f} s; at least {RATE:.0f} bytes a second are needed",
                 fix="try again later, or on another network",
             )
         self._waited, self._moved = 0.0, 0

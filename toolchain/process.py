@@ -68,6 +68,14 @@ def which(program: str, *, fix: str = "") -> str:
     return path
 
 
+def _words(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The words of a program that is about to run, logged."""
+    words = [os.fspath(word) for word in argv]
+    which(words[0])
+    LOG.debug("+ %s", shlex.join(words))
+    return words
+
+
 def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for a child: a few inherited names, fixed locale and time zone, then `extra`."""
     env = {name: os.environ[name] for name in _INHERIT if name in os.environ}
@@ -114,9 +122,7 @@ def run(
         EngineError: the program is not installed.
         OSError: the log cannot be written; the program is ended.
     """
-    words = [os.fspath(word) for word in argv]
-    which(words[0])
-    LOG.debug("+ %s", shlex.join(words))
+    words = _words(argv)
     with contextlib.ExitStack() as stack:
         sink: IO[str] | None = None
         if log is not None:
@@ -260,9 +266,7 @@ def piped(
     Raises:
         EngineError: the program is not installed.
     """
-    words = [os.fspath(word) for word in argv]
-    which(words[0])
-    LOG.debug("+ %s", shlex.join(words))
+    words = _words(argv)
     with _started(words, cwd=None, env=env, stdin=True) as child:
         yield child
 
@@ -277,9 +281,7 @@ def output(argv: Sequence[str | os.PathLike[str]], *, stdin: IO[bytes] | None = 
         CommandError: the program failed.
         EngineError: the program is not installed.
     """
-    words = [os.fspath(word) for word in argv]
-    which(words[0])
-    LOG.debug("+ %s", shlex.join(words))
+    words = _words(argv)
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
             words,
