@@ -149,6 +149,17 @@ class Cache:
             raise ConfigError(f"the cache cannot be in {self.root}", why=f"{place}: {why}", fix="name another: --cache")
 
 
+def cache_of(folder: Path | str | None = None) -> Cache:
+    """The cache in a folder, else the default one.
+
+    Raises:
+        ConfigError: it cannot be there.
+    """
+    cache = Cache(Path(folder or default_cache()).absolute())
+    cache.check(write=False)
+    return cache
+
+
 def default_cache() -> Path:
     """`TOOLCHAIN_CACHE`, else below the user's cache folder."""
     if named := os.environ.get("TOOLCHAIN_CACHE"):

@@ -352,12 +352,12 @@ def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return parse_mirrors(values)
 
 
-def check(text: str) -> int:
+def check(text: str, flag: str = "--check") -> int:
     """The number of kernels to check; 0 for all.
 
     Raises:
         ConfigError: it is not a number.
     """
     if text != "all" and not (text.isascii() and text.isdigit() and int(text)):
-        raise ConfigError(f"--check {text!r} is not a number of kernels", fix="e.g. --check 300, or all")
+        raise ConfigError(f"{flag} {text!r} is not a number of kernels", fix=f"e.g. {flag} 300, or all")
     return 0 if text == "all" else int(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from toolchain import option_values as reading
-from toolchain.cache import Cache
+from toolchain.cache import Cache, cache_of
 from toolchain.catalog.base_ref import BaseRef, parse_base
 from toolchain.catalog.stages import CAMPAIGNS
 from toolchain.options import Declared, declared, option
@@ -43,12 +43,6 @@ class HeldLock(Protocol):
 
 DEFAULT_BASE = BaseRef(recipe="debian13")
 DEFAULT_GLIBC = "2.31"  # llvm-config/floors.toml
-
-
-def _cache(path: Path | str) -> Cache:
-    where = Cache(Path(path).absolute())
-    where.check(write=False)
-    return where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,7 +351,7 @@ class Request:
         metadata=option(
             "cache", panel="Machine",
             kind="path", place="path", help="Cache folder of this tool.", example="/var/cache/toolchain",
-            read=_cache,
+            read=cache_of,
         ),
     )  # fmt: skip
     json: bool = field(
@@ -385,7 +379,7 @@ class Request:
 
         known = {} if self.looked_up is None else self.looked_up
         if (name, spec) not in known:
-            known[name, spec] = locate(name, spec, cache=self.cache, offline=self.offline)
+            known[name, spec] = locate(name, spec, cache=self.cache)
         return known[name, spec]
 
     def takes_tests(self, name: str) -> bool:

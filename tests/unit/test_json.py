@@ -13,6 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from toolchain import errors
+from toolchain.cli import build_cmd
 from toolchain.cli.verbs import VERBS
 from toolchain.errors import ToolchainError
 from toolchain.publish.consumer import Kind
@@ -59,7 +60,7 @@ def test_every_verb_is_tried_and_documented(said: Said) -> None:
     tried = {verb for verb, _, _, value in said if "error" not in value}
     # Kernels need the engine and an hour; `build` and they have one function that prints.
     assert tried == verbs - WITHOUT - SAME.keys()
-    shown = inspect.getsource(__import__("toolchain.cli.build_cmd", fromlist=["x"]).kernels_run)
+    shown = inspect.getsource(build_cmd._campaign)
     assert "_show(request, " in shown
     assert verbs - WITHOUT - SAME.keys() <= SCHEMA["$defs"].keys()
 

@@ -57,7 +57,7 @@ def test_a_store_without_a_key_is_told(
 ) -> None:
     monkeypatch.setattr("toolchain.build.kernel_store.result_key", lambda _: None)
     given = Path(key) if key else None
-    build_cmd._check_store_key(Request(cache=Cache(Path("cache")), kernel_store=store, kernel_key=given))
+    build_cmd._check_kernel_store(Request(cache=Cache(Path("cache")), kernel_store=store, kernel_key=given))
     assert ("--kernel-key" in capsys.readouterr().err) == warned
 
 
@@ -65,7 +65,7 @@ def test_a_key_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no key")
     for wrong in ("not-there", ".", "text"):
         with pytest.raises(ConfigError):
-            build_cmd._check_store_key(Request(cache=Cache(tmp_path / "cache"), kernel_key=tmp_path / wrong))
+            build_cmd._check_kernel_store(Request(cache=Cache(tmp_path / "cache"), kernel_key=tmp_path / wrong))
 
 
 def test_a_private_key_signs_and_its_public_half_verifies(tmp_path: Path) -> None:

@@ -206,16 +206,13 @@ def test_after_it_no_verb_needs_an_option(here: Path) -> None:
 
 
 def test_the_next_command_can_be_pasted(here: Path) -> None:
-    for name in ("it's a folder", os.fsdecode(b"not \xff 'text'")):
-        (here / name).mkdir()
-        code = "import sys; sys.argv[0] = 'toolchain'; from toolchain.cli.app import main; main()"
-        words = [sys.executable, "-c", code, "--config", f"{name}/t.toml", "init", "--jobs", "3"]
-        done = subprocess.run(
-            words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(TOP)}, check=True
-        )
-        command = done.stderr.strip().partition(": ")[2].replace("toolchain", "printf '%s\\n'", 1)
-        shown = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout.splitlines()
-        assert shown == [b"--config", os.fsencode(f"{name}/t.toml"), b"plan"]
+    (here / "it's a folder").mkdir()
+    code = "import sys; sys.argv[0] = 'toolchain'; from toolchain.cli.app import main; main()"
+    words = [sys.executable, "-c", code, "--config", "it's a folder/t.toml", "init", "--jobs", "3"]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(TOP)}, check=True)
+    command = done.stderr.strip().partition(": ")[2].replace("toolchain", "printf '%s\\n'", 1)
+    shown = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout.splitlines()
+    assert shown == [b"--config", b"it's a folder/t.toml", b"plan"]
 
 
 def test_a_path_that_is_no_text_cannot_be_written(here: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_verb_that_is_not_there_is_told_with_the_next_best() -> None:
 
 
 def test_a_verb_is_loaded_once() -> None:
-    kind = type("Lazy", (LazyCommand,), {"function": "toolchain.cli.doctor_cmd:doctor"})
+    kind = type("Lazy", (LazyCommand,), {"function": "doctor_cmd:doctor"})
     command = kind(name="doctor")
     assert command.loaded is command.loaded
     assert [one.name for one in command.loaded.params] == ["cache", "runner", "json_"]

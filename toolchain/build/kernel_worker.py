@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,6 @@ def serve_kernels(
     address: str,
     *,
     name: str = "",
-    command: Sequence[str] = (),
     reuse: Reuse | None = None,
 ) -> None:
     """Compile kernels for the campaigns of a scheduler, until interrupted.
@@ -38,7 +36,7 @@ def serve_kernels(
     Args:
         stage: whose kernels: `kernels`, `aotriton` or `triton-cache`.
         name: as campaigns see this machine; its host name otherwise.
-        command, reuse: see `build.run.build`.
+        reuse: see `build.run.build`.
 
     Raises:
         ConfigError: an address or a store that cannot be used, or no Dask.
@@ -58,7 +56,7 @@ def serve_kernels(
             "a worker needs --kernel-store", why="its results go there", fix="name the store of the campaign"
         )
     under = _under(stage, request)
-    results = build(request, under, command=command, reuse=reuse)
+    results = build(request, under, reuse=reuse)
     image = next(result for result in results if result.planned.name == under)
     (planned,) = (row.planned for row in plan(request, stage) if row.planned.name == stage)
     log = request.cache.logs / f"kernels-worker-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.log"

@@ -67,7 +67,7 @@ class Reproduced:
         }
 
 
-def reproduce(request: Request, target: str, expected: Mapping[str, Any], *, command: Sequence[str] = ()) -> Reproduced:
+def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Reproduced:
     """Build the topmost stage of `target` once more, in a cache folder of its own, and compare it with the first time.
 
     Sources and the stages below are taken as they are: each of them is reproduced by itself. Trees, the compiler
@@ -103,7 +103,7 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any], *, com
             fix="give the options, sources and version of the tool that it was built with",
         )
     with clean_cache(request.cache, rows[:-1], str(digest)) as cache:
-        again = build(replace(request, cache=cache), target, command=command)[-1]
+        again = build(replace(request, cache=cache), target)[-1]
         return _compare(expected, again, cache)
 
 

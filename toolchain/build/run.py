@@ -34,11 +34,10 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 
-def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: Reuse | None = None) -> list[Built]:
+def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[Built]:
     """Build every stage of `target` that is not here yet.
 
     Args:
-        command: how to run this again, for messages.
         reuse: where to look for a finished image first, and whose signature is required there.
 
     Raises:
@@ -68,7 +67,7 @@ def build(request: Request, target: str, *, command: Sequence[str] = (), reuse: 
     sources = [source for planned in building if reuse is None for source in planned.sources]
     fetching = Prefetch(request, sources)
     first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
-    run = _Run(first=first, prefetch=fetching, command=command, reuse=reuse, ready=ready)
+    run = _Run(first=first, prefetch=fetching, reuse=reuse, ready=ready)
     results: dict[str, Built] = {}
     for of_arch in by_arch(request):
         for built in _build_stages(of_arch, target, run):
@@ -103,7 +102,6 @@ class _Run:
 
     first: Mapping[tuple[str, str], Planned]
     prefetch: Prefetch
-    command: Sequence[str]
     reuse: Reuse | None
     ready: Callable[[], None]
 
@@ -265,10 +263,9 @@ def _build_stage(
             if isinstance(error, CommandError)
             else error
         )
-        command = " ".join(run.command) or f"toolchain build {stage.name}"
         looked = isinstance(failure, BuildError) and planned.engine
         look = [f"look around: toolchain shell {stage.name}, with the options of this build"] if looked else []
-        failure.further = (f"full log: {log}", *look, f"run again: {command}")
+        failure.further = (f"full log: {log}", *look, f"run again: {console.command()}")
         if failure is error:
             raise
         raise failure from error

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolchain import console
+from toolchain.cache import cache_of
 from toolchain.catalog.gpus import parse_gpus
 from toolchain.cli import options as o
 from toolchain.cli.diff_cmd import PLACE_HELP
-from toolchain.cli.images_cmd import cache_of
+from toolchain.cli.images_cmd import is_image_name
 from toolchain.cli.try_cmd import PythonOpt, TimeoutOpt, WheelOpt, chosen_triton
 from toolchain.errors import ConfigError, KernelError
 
@@ -72,13 +73,13 @@ def audit(
     """
     from toolchain.examine.audit import audit as look  # noqa: PLC0415 - for a verb that runs
 
-    gpus = parse_gpus(gpu) if gpu else ()
+    gpus = parse_gpus(gpu)
     signer: Any = None
     if key is not None:
         from toolchain.trust.keys import load_signer  # noqa: PLC0415 - cryptography
 
         signer = load_signer(key)
-    if (key is None) if statement is not None else (key is not None and (Path(what).exists() or _is_name(what))):
+    if (key is None) if statement is not None else (key is not None and (Path(what).exists() or is_image_name(what))):
         raise ConfigError(
             "--statement and --key belong together",
             fix="--key FILE --statement FILE; for an image reference only --key",
@@ -90,9 +91,9 @@ def audit(
     if rebuild and source is not None:
         from toolchain.examine.rebuild import rebuild as again  # noqa: PLC0415 - brings the compiler in
 
-        triton = chosen_triton(triton_wheel, with_python, cache)
+        triton = chosen_triton(triton_wheel, with_python, where)
         result.rebuilt = again(
-            result, rebuild, triton, cache_of(cache), source=source, plan=plan, seed=seed, timeout=kernel_timeout
+            result, rebuild, triton, where, source=source, plan=plan, seed=seed, timeout=kernel_timeout
         )
     problems = result.problems(allow_empty=allow_empty)
     document: dict[str, Any] = {**result.as_json(), "problems": problems, "ok": not problems}
@@ -107,10 +108,6 @@ def audit(
         raise KernelError(
             f"{what} failed the audit", why="\n".join(problems), fix="ask its publisher; --json lists everything"
         )
-
-
-def _is_name(what: str) -> bool:
-    return "/" not in what and not what.startswith("oci:")
 
 
 def _sign(what: str, cache: Any, document: dict[str, Any], signer: Any, to: Path | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -82,9 +81,8 @@ def build(
         from toolchain.publish.files import check_folder  # noqa: PLC0415
 
         check_folder(stage, archive, request.sources)
-    _check_store_key(request)
-    _require_scheduler_store(request)
-    built = build_stages(request, stage, command=_command(), reuse=reuse)
+    _check_kernel_store(request)
+    built = build_stages(request, stage, reuse=reuse)
     if archive is not None:
         _archive(request, built, archive, reuse)
     _show(request, stage, built)
@@ -102,12 +100,7 @@ def kernels_run(
 ) -> None:
     """Compile kernels like `build`, with all options of campaigns: selection, shards, stores, limits, scheduler."""
     _require_kernels(stage)
-    reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
-    _check_store_key(request)
-    _require_scheduler_store(request)
-    built = build_stages(request, stage, command=_command(), reuse=reuse)
-    _show(request, stage, built)
-    _tell_known_bad(built)
+    _campaign(request, stage, _reuse(reuse_from, reuse_only, public_key, request.offline))
 
 
 @with_request("shard", "kernel_store", "scheduler")
@@ -128,11 +121,7 @@ def kernels_merge(
     _require_kernels(stage)
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
     places = tuple(dict.fromkeys(kernel_store(place) for place in shards))
-    request = replace(request, shards=places)
-    _check_store_key(request)
-    built = build_stages(request, stage, command=_command(), reuse=reuse)
-    _show(request, stage, built)
-    _tell_known_bad(built)
+    _campaign(replace(request, shards=places), stage, reuse)
 
 
 @with_request("check", "contract", "json", "keep_going", "limit", "scheduler", "select", "shard")
@@ -152,40 +141,42 @@ def kernels_worker(
     """
     _require_kernels(stage)
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
-    _check_store_key(request)
+    _check_kernel_store(request)
     from toolchain.build.kernel_worker import serve_kernels  # noqa: PLC0415 - only a worker needs it
 
-    serve_kernels(request, stage, address, name=name, command=_command(), reuse=reuse)
+    serve_kernels(request, stage, address, name=name, reuse=reuse)
 
 
-def _check_store_key(request: Request) -> None:
-    """Load the key of the kernel store before a long build begins, even if no kernel is missing."""
+def _campaign(request: Request, stage: str, reuse: Reuse | None) -> None:
+    _check_kernel_store(request)
+    built = build_stages(request, stage, reuse=reuse)
+    _show(request, stage, built)
+    _tell_known_bad(built)
+
+
+def _check_kernel_store(request: Request) -> None:
+    """Before a long build begins, load the key of the kernel store, and refuse a --scheduler without store or Dask."""
     if request.kernel_key is not None:
         from toolchain.build.kernel_store import result_key  # noqa: PLC0415 - cryptography
 
         result_key(request.kernel_key)
     elif request.kernel_store is not None or request.shards:
         console.note("results in --kernel-store are neither signed nor verified (--kernel-key does both)")
+    if request.scheduler is not None:
+        from toolchain.kernels.dask_link import library  # noqa: PLC0415 - most builds have no scheduler
+
+        if request.kernel_store is None:
+            raise ConfigError(
+                f"--scheduler {request.scheduler} needs --kernel-store",
+                why="workers exchange results through the store, not through Dask",
+                fix="add --kernel-store with a place that all machines share",
+            )
+        library()
 
 
 def _require_kernels(stage: str) -> None:
     if stage not in stages.CAMPAIGNS:
         raise ConfigError(f"stage {stage!r} has no kernels", fix=f"use one of {', '.join(stages.CAMPAIGNS)}")
-
-
-def _require_scheduler_store(request: Request) -> None:
-    """Refuse a --scheduler without a kernel store or without Dask, before a long build begins."""
-    if request.scheduler is None:
-        return
-    from toolchain.kernels.dask_link import library  # noqa: PLC0415 - most builds have no scheduler
-
-    if request.kernel_store is None:
-        raise ConfigError(
-            f"--scheduler {request.scheduler} needs --kernel-store",
-            why="workers exchange results through the store, not through Dask",
-            fix="add --kernel-store with a place that all machines share",
-        )
-    library()
 
 
 def _reuse(where: str | None, only: bool, key: Path | None, offline: bool) -> Reuse | None:
@@ -196,10 +187,6 @@ def _reuse(where: str | None, only: bool, key: Path | None, offline: bool) -> Re
     from toolchain.build.reuse import make_reuse  # noqa: PLC0415 - the registry client and cryptography
 
     return make_reuse(where, key, only=only, offline=offline)
-
-
-def _command() -> list[str]:
-    return [shlex.quote(word) for word in ("toolchain", *sys.argv[1:])]
 
 
 def _archive(request: Request, built: list[Built], folder: Path, reuse: Reuse | None) -> None:

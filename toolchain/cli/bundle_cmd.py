@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from toolchain import console
+from toolchain.cache import cache_of
 from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.amounts import amounts_told
-from toolchain.cli.images_cmd import IMAGE_HELP, cache_of
-from toolchain.cli.request import CAMPAIGN, make_request, with_request
+from toolchain.cli.images_cmd import IMAGE_HELP
+from toolchain.cli.request import CAMPAIGN, with_request
 from toolchain.lock.file import DEFAULT
 from toolchain.locks import in_use
 from toolchain.oci.reference import parse
@@ -75,7 +76,7 @@ def bundle_import(
     """Fill the cache from a bundle and verify every digest. `build STAGE --offline --locked` then needs no network."""
     from toolchain.bundle.importer import import_bundle  # noqa: PLC0415 - brings the registry client in
 
-    where = make_request(cache=cache).cache
+    where = cache_of(cache)
     with in_use(where, make=True), amounts_told():
         done = import_bundle(parse(ref), where, lock_file)
     if json_:

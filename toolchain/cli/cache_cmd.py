@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolchain import console
-from toolchain.cache import Cache, default_cache
+from toolchain.cache import cache_of
 from toolchain.cli import options as o
 from toolchain.errors import ConfigError
 from toolchain.locks import alone
@@ -37,8 +37,7 @@ def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     """List what the cache holds, with size and last use."""
     from toolchain.build.cache_usage import survey  # noqa: PLC0415 - other verbs need none of it
 
-    where = Cache((cache or default_cache()).absolute())
-    where.check(write=False)
+    where = cache_of(cache)
     items = survey(where)
     if json_:
         console.data({"cache": str(where.root), "bytes": _total(items), "items": _rows(items)})
@@ -62,8 +61,9 @@ def cache_prune(
     from toolchain.build.cache_usage import Pruned, prune  # noqa: PLC0415 - other verbs need none of it
     from toolchain.build.images import named_images  # noqa: PLC0415
 
-    where = Cache((cache or default_cache()).absolute())
-    where.check(write=not dry_run)
+    where = cache_of(cache)
+    if not dry_run:
+        where.check()
     named = named_images(where, images or ())
     if not where.root.is_dir():
         done = Pruned()

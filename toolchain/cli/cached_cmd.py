@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolchain import console
+from toolchain.cache import cache_of
 from toolchain.cli import options as o
-from toolchain.cli.images_cmd import cache_of, is_image_name
+from toolchain.cli.images_cmd import is_image_name
 from toolchain.errors import ConfigError, ContractError
 from toolchain.stages.triton_wheel import SITE
 

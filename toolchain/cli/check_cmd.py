@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolchain import console
+from toolchain.cache import cache_of
 from toolchain.catalog.gpus import parse_gpus
 from toolchain.cli import options as o
-from toolchain.cli.diff_cmd import PLACE_HELP
+from toolchain.cli.diff_cmd import PLACE_HELP, GpuOpt
 from toolchain.cli.emulate_cmd import ObjdumpOpt, decoder
-from toolchain.cli.images_cmd import cache_of
 from toolchain.errors import ConfigError, EmulationError
+from toolchain.option_values import check as number_of_kernels
 
 if TYPE_CHECKING:
     from toolchain.numbers.campaign import Report
@@ -26,7 +27,6 @@ SourceArg = Annotated[str, typer.Argument(metavar="WHERE", help=PLACE_HELP)]
 SampleOpt = Annotated[
     str, typer.Option("--sample", metavar="N|all", help="Number of kernels to check, spread over GPUs and functions.")
 ]
-GpuOpt = Annotated[str, typer.Option("--gpu", help="Only kernels for these GPUs, comma-separated.", show_default=False)]
 JobsOpt = Annotated[
     int | None, typer.Option("--jobs", min=1, help="Parallel processes. \\[default: one per core]", show_default=False)
 ]
@@ -58,8 +58,7 @@ def kernels_check(
 
     Exits with 24 if a result is wrong, with 23 if a kernel uses something that the emulator does not support.
     """
-    if sample != "all" and not (sample.isdigit() and int(sample)):
-        raise ConfigError(f"--sample {sample!r} is not a number of kernels", fix="e.g. --sample 300, or all")
+    count = number_of_kernels(sample, "--sample") or None
     if (plan is None) != (source is None):
         raise ConfigError("--plan and --source need each other", fix="give both, or neither")
     disassembler = decoder(objdump)
@@ -74,9 +73,8 @@ def kernels_check(
         planned = launches_of(plan, source)
     with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch, opened(where, cache_of(cache)) as files:
         collected = collect(
-            files, Path(scratch), gpus=parse_gpus(gpu) if gpu else (), count=None if sample == "all" else int(sample),
-            seed=seed, label=where, planned=planned,
-        )  # fmt: skip
+            files, Path(scratch), gpus=parse_gpus(gpu), count=count, seed=seed, label=where, planned=planned
+        )
         for path in collected.unknown:
             console.note(f"skipped {path}: it does not record how its kernels are launched (--plan)")
         report = campaign.run(

@@ -158,15 +158,14 @@ def render(given: Mapping[str, Any], folder: Path) -> str:
     for option in file_options():
         active = option.parameter in given
         value = _text(option, given[option.parameter], out_of(folder)) if active else _shown(option)
-        parts.append(f"# {_told(option)}\n{'' if active else '# '}{option.name} = {toml_text.value(value)}\n")
+        told = option.help.replace("\\[", "[")
+        parts.append(f"# {told}\n{'' if active else '# '}{option.name} = {toml_text.value(value)}\n")
     return "\n".join(parts)
 
 
 def _shown(option: Option) -> Any:
     """The default of an option; an example where it has none."""
-    default = plain(
-        next((other.default for other in request_module.options() if other.option.name == option.name), None)
-    )
+    default = plain(next((row.default for row in request_module.options() if row.option.name == option.name), None))
     shown = option.example if default in (None, [], {}) else default
     return ",".join(shown) if option.kind == "commas" and isinstance(shown, list) else shown
 
@@ -180,10 +179,6 @@ def _text(option: Option, value: Any, move: Callable[[str], str]) -> Any:
         what = f"{option.flag} {str(written)!r} cannot be written"
         raise ConfigError(what, why=why, fix="rename it, or use a symlink") from error
     return written
-
-
-def _told(option: Option) -> str:
-    return option.help.replace("\\[", "[")
 
 
 def write_new(path: Path, content: str) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolchain import console
+from toolchain.cache import cache_of
 from toolchain.catalog.gpus import parse_gpus
 from toolchain.cli import options as o
-from toolchain.cli.images_cmd import cache_of
 from toolchain.errors import ConfigError, RegressionError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def kernels_diff(
     from toolchain.examine.kernels import kernels_in  # noqa: PLC0415
 
     conditions = conditions_of(fail_on)
-    gpus = parse_gpus(gpu) if gpu else ()
+    gpus = parse_gpus(gpu)
     where = cache_of(cache)
     sides = [kernels_in(place, where) for place in (a, b)]
     if gpus:

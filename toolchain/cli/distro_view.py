@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from toolchain import console
-from toolchain.cache import Cache, default_cache
+from toolchain.cache import cache_of
 from toolchain.catalog.components import is_near, needs_for, newest_triton_on
 from toolchain.catalog.release_data import triton_releases
 from toolchain.cli.listing import Listing
@@ -28,7 +28,7 @@ def show(*, as_json: bool) -> None:
     Raises:
         SourceError: apt has no mirror here.
     """
-    listed, readings = distro.survey(_NAMES, Cache(default_cache()))
+    listed, readings = distro.survey(_NAMES, cache_of())
     rows = _rows(listed)
     unread = [error.what for error in readings.failed]
     if as_json:

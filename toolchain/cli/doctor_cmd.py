@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 
 import typer
 from rich.table import Table
@@ -21,11 +20,6 @@ from toolchain.option_values import runner as read_runner
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def unreachable(checks: Sequence[checkup.Check]) -> bool:
-    """Whether the git host of the default source cannot be reached."""
-    return any(check.name == "git-host" and check.status != "ok" for check in checks)
-
-
 def doctor(
     context: typer.Context, cache: CacheOpt = None, runner: RunnerOpt = "buildah", json_: JsonOpt = False
 ) -> None:
@@ -38,8 +32,8 @@ def doctor(
     where = Cache((cache or default_cache()).absolute())
     checks = list(checkup.examine(where, runner=named, runner_why=why))
     code = checkup.exit_code(checks)
+    reached = all(check.status == "ok" for check in checks if check.name == "git-host")
     if json_:
-        reached = not unreachable(checks)
         console.data(
             {
                 "ready": code == 0,
@@ -59,7 +53,7 @@ def doctor(
     failed = [check.name for check in checks if check.status == "fail"]
     if failed:
         console.note(f"not ready: {', '.join(failed)}")
-    elif unreachable(checks):
+    elif not reached:
         console.note("ready for local sources and distribution packages; the default source is unreachable")
     else:
         console.note("ready to build")

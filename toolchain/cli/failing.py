@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -38,11 +37,10 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
             failure = _full_disk(error) or _bad_path(error) or error
             if not isinstance(failure, ToolchainError):
                 raise
-            console.failure(failure, as_json=any(bool(kwargs.get(name)) for name in ("json_", "json", "as_json")))
+            console.failure(failure, as_json=any(bool(kwargs.get(name)) for name in ("json_", "json")))
             raise typer.Exit(failure.code) from error
         except (KeyboardInterrupt, Terminated) as stop:
-            again = shlex.join(["toolchain", *sys.argv[1:]])
-            console.note(f"stopped; finished and unfinished work is kept. To continue: {again}")
+            console.note(f"stopped; finished and unfinished work is kept. To continue: {console.command()}")
             raise typer.Exit(stop.status if isinstance(stop, Terminated) else 128 + signal.SIGINT) from stop
 
     return wrapper

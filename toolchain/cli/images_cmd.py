@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolchain import console
-from toolchain.cache import Cache, default_cache
+from toolchain.cache import Cache, cache_of
 from toolchain.cli import options as o
 from toolchain.cli.verify_cmd import took_too_long
 from toolchain.deadline import LONGEST_CHECK, deadline
@@ -34,13 +34,6 @@ InspectArg = Annotated[
         " pypi:triton==VERSION.",
     ),
 ]
-
-
-def cache_of(cache: Path | None) -> Cache:
-    """The cache that a verb reads; nothing is written there."""
-    where = Cache((cache or default_cache()).absolute())
-    where.check(write=False)
-    return where
 
 
 def is_image_name(text: str) -> bool:
@@ -74,15 +67,8 @@ def images(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
         cells = [record.image, digest, record.arch, size, when]
         rows.append([*cells, *(inside.get(name, "") for name in _INSIDE), record.partial, published])
     columns = ["image", "input digest", "arch", "size", "finished", *_INSIDE, "note", "published"]
-    kept = [at for at in range(len(columns)) if any(row[at] for row in rows)]
-    console.show(
-        Listing(
-            columns=[columns[at] for at in kept],
-            rows=[[row[at] for at in kept] for row in rows],
-            head=("image", "input digest", "arch", "size", "finished"),
-            right=("size",),
-        )
-    )
+    head = ("image", "input digest", "arch", "size", "finished")
+    console.show(Listing(columns=columns, rows=rows, head=head, right=("size",)))
 
 
 def inspect(

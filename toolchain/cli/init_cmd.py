@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +16,7 @@ from toolchain.cli.approval import approve, by_option, harmless, revoke
 from toolchain.cli.config_file import file_options, read_content, read_values, render, write_new
 from toolchain.cli.defaults import DEFAULT
 from toolchain.cli.options import parameter
-from toolchain.cli.request import make_request
+from toolchain.cli.request import file_of, make_request, origin_of
 from toolchain.errors import ConfigError
 from toolchain.locks import in_use
 from toolchain.oci.reference import parse
@@ -36,7 +34,7 @@ def _with_file_options(verb: Callable[[typer.Context, dict[str, Any]], None]) ->
 
     def command(ctx: typer.Context, **given: Any) -> None:
         # Defaults are not written: they may change in a later version.
-        typed = {name: value for name, value in given.items() if _typed(ctx, name)}
+        typed = {name: value for name, value in given.items() if origin_of(ctx, name) == "COMMANDLINE"}
         verb(ctx, typed)
 
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
@@ -46,11 +44,6 @@ def _with_file_options(verb: Callable[[typer.Context, dict[str, Any]], None]) ->
     return command
 
 
-def _typed(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 @_with_file_options
 def init(ctx: typer.Context, given: dict[str, Any]) -> None:
     """Write the given options to toolchain.toml, and all others as comments.
@@ -58,15 +51,14 @@ def init(ctx: typer.Context, given: dict[str, Any]) -> None:
     `plan`, `build`, `publish` and `lock` then need no options, and with --stage no stage. An existing file is not
     overwritten; `--config FILE` names another one. The written file is approved (see `toolchain trust`).
     """
-    config = ctx.parent.params.get("config") if ctx.parent is not None else None
-    path = Path(config or DEFAULT)
+    path = file_of(ctx)
     _check(given)
     written = render(given, path.parent)
     write_new(path, written)
     _approve_own(path, written.encode())
-    words = ["toolchain", *(["--config", str(path)] if config else []), "plan"]
+    words = ["toolchain", *([] if path == Path(DEFAULT) else ["--config", str(path)]), "plan"]
     console.text(str(path), "written", f"{len(given)} options set")
-    console.note(f"next: {' '.join(map(_quoted, words))}")
+    console.note(f"next: {shlex.join(words)}")
 
 
 def _approve_own(path: Path, content: bytes) -> None:
@@ -90,8 +82,7 @@ def trust(
     writes are ignored. Read the file first. The approval is for this path and content, and for the key files that it
     names: after a change, approve again. Approvals are stored in `$XDG_STATE_HOME/toolchain`.
     """
-    config = ctx.parent.params.get("config") if ctx.parent is not None else None
-    path = file or Path(config or DEFAULT)
+    path = file or file_of(ctx)
     if take_back:
         console.text(str(path), "approval revoked" if revoke(path) else "not approved")
         return
@@ -120,13 +111,3 @@ def _check(given: Mapping[str, Any]) -> None:
     for name in ("dest", "reuse_from"):
         if name in given:
             parse(given[name])
-
-
-def _quoted(word: str) -> str:
-    """A word quoted for a shell; in bash's $'' form if it is not valid text."""
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        escaped = re.sub(rb"[^\w/.-]", lambda match: b"\\x%02x" % match[0][0], os.fsencode(word))
-        return f"$'{escaped.decode('ascii')}'"
-    return shlex.quote(word)

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from toolchain import console
-from toolchain.cache import LEDGER
+from toolchain.cache import LEDGER, cache_of
 from toolchain.cli import options as o
-from toolchain.cli.request import make_request
 from toolchain.errors import ConfigError
+from toolchain.option_values import scheduler as read_address
 
 WatchOpt = Annotated[bool, typer.Option("--watch", "-w", help="Repeat until no campaign runs; redraws in a terminal.")]
 _DRAWN_EVERY, _SAID_EVERY = 1.0, 30.0  # seconds
@@ -33,9 +33,9 @@ def kernels_status(
     if scheduler is not None:
         if watch:
             raise ConfigError("--watch and --scheduler exclude each other", fix="leave one of them out")
-        _show_scheduler(make_request(scheduler=scheduler).scheduler or "", as_json=json_)
+        _show_scheduler(read_address(scheduler), as_json=json_)
         return
-    work = make_request(cache=cache).cache.work
+    work = cache_of(cache).work
     if watch:
         _watch(work)
         return

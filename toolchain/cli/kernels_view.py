@@ -21,7 +21,7 @@ _STATES = {
 }
 
 
-def line(row: Mapping[str, Any], *, now: float | None = None) -> str:
+def line(row: Mapping[str, Any]) -> str:
     """One line for a log.
 
     Args:
@@ -34,23 +34,22 @@ def line(row: Mapping[str, Any], *, now: float | None = None) -> str:
         return ", ".join([*parts, _STATES[row["state"]]])
     if row["rate"]:
         parts.append(f"{row['rate']:.2f} per second")
-    if (left := _left(row, now)) is not None:
+    if (left := _left(row)) is not None:
         parts.append(f"about {console.duration(left)} left")
     return ", ".join(parts)
 
 
-def screen(row: Mapping[str, Any], *, now: float | None = None) -> list[str]:
+def screen(row: Mapping[str, Any]) -> list[str]:
     """The whole status; lines have at most 80 columns, except the command.
 
     Args:
         row: as `toolchain.kernels.status.read` gives it.
-        now: seconds since 1970.
     """
-    lines = [f"{row['campaign']}  {_state(row, now)}", f"  {_counts(row)}"]
+    lines = [f"{row['campaign']}  {_state(row)}", f"  {_counts(row)}"]
     if row["numbers"]:
         lines.append("  numbers: " + ", ".join(f"{count} {status}" for status, count in row["numbers"].items()))
     if row["state"] == RUNNING:
-        lines += [f"  {_speed(row, now)}", *_memory(row)]
+        lines += [f"  {_speed(row)}", *_memory(row)]
     lines += [f"  {text}" for text in (*_groups(row["by_kernel"]), *_workers(row["workers"]))]
     if row["slowest"]:
         lines.append("  slowest")
@@ -83,10 +82,10 @@ def machines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [console.one_line(text) for text in lines]
 
 
-def _state(row: Mapping[str, Any], now: float | None) -> str:
+def _state(row: Mapping[str, Any]) -> str:
     if row["state"] != RUNNING:
         return _STATES[row["state"]]
-    return f"running for {console.duration(_since(row['began'], now))}, pid {row['pid']}"
+    return f"running for {console.duration(_since(row['began']))}, pid {row['pid']}"
 
 
 def _counts(row: Mapping[str, Any]) -> str:
@@ -97,8 +96,8 @@ def _counts(row: Mapping[str, Any]) -> str:
     )
 
 
-def _speed(row: Mapping[str, Any], now: float | None) -> str:
-    left = _left(row, now)
+def _speed(row: Mapping[str, Any]) -> str:
+    left = _left(row)
     pace = f"{row['rate']:.2f} kernels per second" if row["rate"] else "no kernel yet"
     return f"{pace}, about {console.duration(left)} left" if left is not None else pace
 
@@ -145,14 +144,13 @@ def _total(row: Mapping[str, Any], name: str) -> int:
     return sum(int(kernel[name] or 0) for kernel in row["by_kernel"])
 
 
-def _left(row: Mapping[str, Any], now: float | None) -> float | None:
+def _left(row: Mapping[str, Any]) -> float | None:
     left = row["left_seconds"]
-    return None if left is None else max(float(left) - _since(row["updated"], now), 0.0)
+    return None if left is None else max(float(left) - _since(row["updated"]), 0.0)
 
 
-def _since(text: str, now: float | None) -> float:
-    then = calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
-    return max((time.time() if now is None else now) - then, 0.0)
+def _since(text: str) -> float:
+    return max(time.time() - calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ")), 0.0)
 
 
 def _tail(text: str, width: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -22,6 +22,8 @@ _NOTHING = ("", "-")
 class Listing:
     """Rows that a terminal of any width shows untruncated, so that commits and names can be copied.
 
+    A column without any content is left out.
+
     Args:
         columns: their names.
         rows: a cell for each column; nothing in it is markup.
@@ -38,12 +40,15 @@ class Listing:
     lines: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = self._table()
+        kept = [at for at in range(len(self.columns)) if any(row[at] for row in self.rows)]
+        rows = [[row[at] for at in kept] for row in self.rows]
+        shown = replace(self, columns=[self.columns[at] for at in kept], rows=rows)
+        table = shown._table()
         needed = Measurement.get(console, options.update(width=_ANY_WIDTH), table).maximum
         if needed <= options.max_width:
             yield table
             return
-        yield from self._stacked()
+        yield from shown._stacked()
 
     def _table(self) -> Table:
         look = Table(title=self.title or None, title_justify="left", pad_edge=self.lines)

@@ -70,8 +70,8 @@ def parameter(declared: Declared, *, environment: bool = True) -> inspect.Parame
     )
 
 
-def _of_request(name: str) -> Any:
-    return typed(next(declared.option for declared in request_module.options() if declared.option.name == name))
+def _of_request(name: str, **more: Any) -> Any:
+    return typed(next(row.option for row in request_module.options() if row.option.name == name), **more)
 
 
 # For verbs without a `Request`.
@@ -79,11 +79,17 @@ AllowBinaryOpt = Annotated[list[str] | None, _of_request("allow-binary")]
 JsonOpt = Annotated[bool, _of_request("json")]
 SchedulerOpt = Annotated[
     str | None,
-    typed(
-        next(row.option for row in request_module.options() if row.option.name == "scheduler"),
-        help="Query this Dask scheduler: tls://HOST:PORT, or tcp:// on loopback.",
-        environment=False,
+    _of_request(
+        "scheduler", help="Query this Dask scheduler: tls://HOST:PORT, or tcp:// on loopback.", environment=False
     ),
 ]
 CacheOpt = Annotated[Path | None, _of_request("cache")]
 RunnerOpt = Annotated[str, _of_request("runner")]
+SigstoreOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--sigstore",
+        envvar="TOOLCHAIN_SIGSTORE",
+        help="Trust config of a private Sigstore. \\[default: the public one]",
+    ),
+]

@@ -86,10 +86,7 @@ def _show(rows: Sequence[PlanRow]) -> None:
         note = "; ".join(filter(None, (planned.partial, planned.note)))
         table.append((planned.name, row.arch, state, planned.image, note, digest, sources, binaries))
     columns = ("stage", "arch", "state", "image", "note", "input digest", "sources", "prebuilt")
-    shown = [at for at in range(len(columns)) if any(row[at] for row in table)]
-    cells = [[row[at] for at in shown] for row in table]
-    head = ("stage", "arch", "state", "image")
-    console.show(Listing(columns=[columns[at] for at in shown], rows=cells, head=head, lines=True))
+    console.show(Listing(columns=columns, rows=table, head=("stage", "arch", "state", "image"), lines=True))
 
 
 def _refused(rows: Sequence[PlanRow], request: Request) -> list[str]:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolchain import console
+from toolchain.cache import cache_of
 from toolchain.cli import options as o
 from toolchain.cli.amounts import amounts_told
 from toolchain.cli.config_file import COMPRESSION, DEST, KEY
-from toolchain.cli.images_cmd import cache_of, is_image_name
+from toolchain.cli.images_cmd import is_image_name
 from toolchain.errors import ConfigError
 from toolchain.locks import in_use
 from toolchain.oci.reference import parse
@@ -45,14 +46,6 @@ FilesOpt = Annotated[
         "--files", envvar="TOOLCHAIN_FILES", help="Also publish archives, wheels and reports, as OCI artifacts."
     ),
 ]
-SigstoreOpt = Annotated[
-    Path | None,
-    typer.Option(
-        "--sigstore",
-        envvar="TOOLCHAIN_SIGSTORE",
-        help="Trust config of a private Sigstore. \\[default: the public one]",
-    ),
-]
 
 
 def publish(
@@ -62,7 +55,7 @@ def publish(
     compression: CompressionOpt = "gzip",
     key: KeyOpt = None,
     keyless: KeylessOpt = False,
-    sigstore: SigstoreOpt = None,
+    sigstore: o.SigstoreOpt = None,
     bundles: BundlesOpt = False,
     files: FilesOpt = False,
     cache: o.CacheOpt = None,

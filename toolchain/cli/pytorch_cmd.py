@@ -46,7 +46,7 @@ def pytorch(
         if folder is not None and not folder.is_dir():
             raise ConfigError(f"{name} {folder} is not a folder", fix="name an existing folder")
     wanted = facts.read_pytorch(tree)
-    gpus = parse_gpus(gpu) if gpu else ()
+    gpus = parse_gpus(gpu)
     needed = wanted.needed(rocm, gpus) if rocm else list(wanted.archives)
     laid: dict[str, str] = {}
     if to is not None:

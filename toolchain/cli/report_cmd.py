@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from toolchain import console
+from toolchain.cache import cache_of
 from toolchain.cli import options as o
-from toolchain.cli.images_cmd import cache_of
 from toolchain.errors import ConfigError
 
 WhatArg = Annotated[

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import shlex
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,10 +13,11 @@ import typer
 
 from toolchain import console
 from toolchain.build.reproduce import Reproduced, reproduce
+from toolchain.cache import cache_of
 from toolchain.catalog.stages import of_packages
 from toolchain.cli import options as o
 from toolchain.cli.config_file import PUBLIC_KEY
-from toolchain.cli.images_cmd import IMAGE_HELP, cache_of, is_image_name
+from toolchain.cli.images_cmd import IMAGE_HELP, is_image_name
 from toolchain.cli.request import with_request
 from toolchain.errors import ConfigError, NotReproducedError, UnsupportedError
 from toolchain.request import Request
@@ -86,10 +85,9 @@ def reproduce_image(
     command = request_command(dict(original.parameters))
     if command:
         console.note(f"{original.name} was built by: {command}")
-    again = [shlex.quote(word) for word in ("toolchain", *sys.argv[1:])]
     # The bytes are compared, so no contract check is needed; the stages below may have been built without one too.
     asked = replace(request, offline=True, contract=False)
-    result = reproduce(asked, original.stage, original.expected, command=again)
+    result = reproduce(asked, original.stage, original.expected)
     document = result.as_json()
     if attest is not None:
         document["attested"] = _attested(original, document, attest)

@@ -127,6 +127,13 @@ def _from_elsewhere(context: typer.Context, option: Option) -> Any:
     return value
 
 
+def origin_of(context: typer.Context, name: str) -> str:
+    """Where a parameter's value comes from: COMMANDLINE, ENVIRONMENT, DEFAULT_MAP (the file) or DEFAULT; empty for
+    what the verb does not take."""
+    source = context.get_parameter_source(name)
+    return source.name if source is not None else ""
+
+
 def _take_recorded(context: typer.Context, given: dict[str, Any], recorded: Recorded) -> str | None:
     """Set options that the command line does not give to their recorded values.
 
@@ -138,8 +145,7 @@ def _take_recorded(context: typer.Context, given: dict[str, Any], recorded: Reco
     }
 
     def typed(name: str) -> bool:
-        source = context.get_parameter_source(name)
-        return source is not None and source.name == "COMMANDLINE"
+        return origin_of(context, name) == "COMMANDLINE"
 
     own = {name: value for name, value in given.items() if name not in declared}
     chosen = {name: given[name] for name in declared if typed(name) or name == "cache"}
@@ -172,8 +178,7 @@ def _ranks(context: typer.Context, given: Mapping[str, Any]) -> dict[str, int]:
     ranks = {"COMMANDLINE": COMMAND_LINE, "ENVIRONMENT": ENVIRONMENT, "DEFAULT_MAP": FILE}
 
     def rank(name: str) -> int:
-        source = context.get_parameter_source(name)
-        return ranks.get(source.name, NOWHERE) if source is not None else NOWHERE
+        return ranks.get(origin_of(context, name), NOWHERE)
 
     def names_triton(texts: Sequence[str]) -> bool:
         return any(text.startswith("triton=") for text in texts)
@@ -241,14 +246,14 @@ def _origins(context: typer.Context, names: Sequence[str]) -> dict[str, Mapping[
 
 def place_of(context: typer.Context, name: str) -> str:
     """The origin of a parameter's value: its option, a variable or a file; empty for the default."""
-    source = context.get_parameter_source(name)
     flag = f"--{name.replace('_', '-')}"
-    places = {"COMMANDLINE": flag, "ENVIRONMENT": f"TOOLCHAIN_{name.upper()}", "DEFAULT_MAP": _file(context)}
-    return places.get(source.name, "") if source is not None else ""
+    places = {"COMMANDLINE": flag, "ENVIRONMENT": f"TOOLCHAIN_{name.upper()}", "DEFAULT_MAP": str(file_of(context))}
+    return places.get(origin_of(context, name), "")
 
 
-def _file(context: typer.Context) -> str:
-    return str(context.find_root().params.get("config") or DEFAULT_FILE)
+def file_of(context: typer.Context) -> Path:
+    """The file of option values, as it is named."""
+    return Path(context.find_root().params.get("config") or DEFAULT_FILE)
 
 
 def _trusting(context: typer.Context) -> list[dict[str, Any]]:
@@ -261,10 +266,9 @@ def _trusting(context: typer.Context) -> list[dict[str, Any]]:
         return []
     rows = []
     for name, value in file.trusting.items():
-        source = context.get_parameter_source(name.replace("-", "_"))
-        variable = f"TOOLCHAIN_{name.replace('-', '_').upper()}"
-        from_file = source.name == "DEFAULT_MAP" if source is not None else not os.environ.get(variable)
-        if from_file:
+        parameter_name = name.replace("-", "_")
+        origin = origin_of(context, parameter_name)
+        if origin == "DEFAULT_MAP" or not (origin or os.environ.get(f"TOOLCHAIN_{parameter_name.upper()}")):
             rows.append({"option": name, "value": value, "from": os.path.realpath(file.path)})
     return rows
 
@@ -301,9 +305,7 @@ def _tell_places(error: ToolchainError, origins: Origins, name: str = "") -> Non
         error.what += f" ({', '.join(places_told)})"
 
 
-def _join_weaker(
-    context: typer.Context, given: dict[str, Any], origins: Mapping[str, Mapping[str, str]]
-) -> dict[str, Mapping[str, str]]:
+def _join_weaker(context: typer.Context, given: dict[str, Any], origins: Origins) -> dict[str, Mapping[str, str]]:
     """Combine sources and patches of weaker places with stronger ones, by name, and print a line about it.
 
     Returns:
@@ -311,17 +313,17 @@ def _join_weaker(
     """
     by_text = dict(origins)
     for name in ("source", "patch"):
-        source = context.get_parameter_source(name)
+        origin = origin_of(context, name)
         weaker = list(context.lookup_default(name) or ())
         of_environment = pairs_from_environment().get(name, [])
-        if source is None or source.name not in {"COMMANDLINE", "DEFAULT_MAP"} or not weaker:
+        if origin not in {"COMMANDLINE", "DEFAULT_MAP"} or not weaker:
             continue
-        typed = source.name == "COMMANDLINE"
+        typed = origin == "COMMANDLINE"
         variable = f"TOOLCHAIN_{name.upper()}"
         strong = given[name] if typed else of_environment
         joined = beside(strong, weaker)
         given[name] = [*strong, *joined]
-        places = {text: variable if text in of_environment else _file(context) for text in given[name]}
+        places = {text: variable if text in of_environment else str(file_of(context)) for text in given[name]}
         by_text[name] = places | (dict.fromkeys(strong, "") if typed else {})
         overruled = [text for text in weaker if text not in joined and text not in strong]
         if strong and (joined or overruled):

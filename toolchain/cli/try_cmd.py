@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from toolchain import console
+from toolchain.cache import Cache, cache_of
 from toolchain.cli import options as o
-from toolchain.cli.images_cmd import cache_of
 from toolchain.errors import ConfigError, KernelError
 
 KernelArg = Annotated[
@@ -57,7 +57,7 @@ def kernels_try(
 
     conditions = conditions_of(fail_on)
     where = cache_of(cache)
-    triton = chosen_triton(triton_wheel, with_python, cache)
+    triton = chosen_triton(triton_wheel, with_python, where)
     kernel = kernel.with_suffix(".hsaco")
     rule: dict[str, Any] = rule_of(kernel, source)
     with tempfile.TemporaryDirectory(prefix="toolchain-try-") as scratch:
@@ -84,7 +84,7 @@ def kernels_try(
     fail(difference, conditions)
 
 
-def chosen_triton(wheel: str | None, python: str | None, cache: Path | None) -> Any:
+def chosen_triton(wheel: str | None, python: str | None, cache: Cache) -> Any:
     """The Triton of `--triton-wheel` or `--with-python`; by default the one installed in this Python.
 
     Raises:
@@ -97,7 +97,7 @@ def chosen_triton(wheel: str | None, python: str | None, cache: Path | None) -> 
     if wheel is not None and python is not None:
         raise ConfigError("--triton-wheel and --with-python exclude each other", fix="leave one of them out")
     if wheel is not None:
-        return triton_of_wheel(wheel, cache_of(cache))
+        return triton_of_wheel(wheel, cache)
     if python is None and find_spec("triton") is None:
         raise ConfigError("no Triton to compile with", fix="--triton-wheel VERSION, or --with-python PATH")
     return Triton(python or sys.executable)

@@ -30,7 +30,7 @@ class Verb:
 
     Args:
         name: as typed; with the group's name in front, if it has one.
-        function: `module:function`; its docstring is the help of the verb.
+        function: `module:function` of this package; its docstring is the help of the verb.
         brief: its line in the list of verbs.
         engine: whether it runs containers, for which an ordinary user's process enters a user namespace.
     """
@@ -47,69 +47,49 @@ GROUPS = {
     "cache": "Show what the cache holds, and free disk space.",
 }
 VERBS = (
-    Verb("init", "toolchain.cli.init_cmd:init", "Write option values to toolchain.toml."),
-    Verb("trust", "toolchain.cli.init_cmd:trust", "Approve the toolchain.toml of a folder."),
-    Verb("doctor", "toolchain.cli.doctor_cmd:doctor", "Check this machine, and show how to fix what is missing."),
-    Verb("pins", "toolchain.cli.pins_cmd:pins", "Show the LLVM that a Triton, AOTriton or PyTorch version pins."),
-    Verb("plan", "toolchain.cli.plan_cmd:plan", "Show what would be built and what is already built."),
-    Verb("fetch", "toolchain.cli.plan_cmd:fetch", "Download the sources of a stage."),
-    Verb("lock", "toolchain.cli.lock_cmd:lock", "Write toolchain.lock: every input of a stage, by digest."),
-    Verb("build", "toolchain.cli.build_cmd:build", "Build a stage and the stages it depends on.", engine=True),
-    Verb("shell", "toolchain.cli.shell_cmd:shell", "Open a shell in the build container of a stage.", engine=True),
-    Verb("images", "toolchain.cli.images_cmd:images", "List finished images."),
-    Verb("publish", "toolchain.cli.publish_cmd:publish", "Push images, verify them, and attach SBOM and provenance."),
-    Verb("verify", "toolchain.cli.verify_cmd:verify", "Verify an image: bytes, signature, provenance, SBOM, policy."),
-    Verb("keygen", "toolchain.cli.publish_cmd:keygen", "Generate a key pair for `publish --key`."),
-    Verb(
-        "reproduce",
-        "toolchain.cli.reproduce_cmd:reproduce_image",
-        "Rebuild an image and compare the bytes.",
-        engine=True,
-    ),
-    Verb("inspect", "toolchain.cli.images_cmd:inspect", "Show what an image contains."),
-    Verb("audit", "toolchain.cli.audit_cmd:audit", "List the GPUs, kernels and compilers in any image."),
-    Verb(
-        "report", "toolchain.cli.report_cmd:report", "Write an HTML report of a build, campaign, comparison or audit."
-    ),
-    Verb("pytorch", "toolchain.cli.pytorch_cmd:pytorch", "Show which AOTriton a PyTorch needs, and what provides it."),
-    Verb("emulate", "toolchain.cli.emulate_cmd:emulate", "Run an AMD code object on the CPU, without a GPU."),
-    Verb("kernels run", "toolchain.cli.build_cmd:kernels_run", "Compile the FlashAttention kernels.", engine=True),
+    Verb("init", "init_cmd:init", "Write option values to toolchain.toml."),
+    Verb("trust", "init_cmd:trust", "Approve the toolchain.toml of a folder."),
+    Verb("doctor", "doctor_cmd:doctor", "Check this machine, and show how to fix what is missing."),
+    Verb("pins", "pins_cmd:pins", "Show the LLVM that a Triton, AOTriton or PyTorch version pins."),
+    Verb("plan", "plan_cmd:plan", "Show what would be built and what is already built."),
+    Verb("fetch", "plan_cmd:fetch", "Download the sources of a stage."),
+    Verb("lock", "lock_cmd:lock", "Write toolchain.lock: every input of a stage, by digest."),
+    Verb("build", "build_cmd:build", "Build a stage and the stages it depends on.", engine=True),
+    Verb("shell", "shell_cmd:shell", "Open a shell in the build container of a stage.", engine=True),
+    Verb("images", "images_cmd:images", "List finished images."),
+    Verb("publish", "publish_cmd:publish", "Push images, verify them, and attach SBOM and provenance."),
+    Verb("verify", "verify_cmd:verify", "Verify an image: bytes, signature, provenance, SBOM, policy."),
+    Verb("keygen", "publish_cmd:keygen", "Generate a key pair for `publish --key`."),
+    Verb("reproduce", "reproduce_cmd:reproduce_image", "Rebuild an image and compare the bytes.", engine=True),
+    Verb("inspect", "images_cmd:inspect", "Show what an image contains."),
+    Verb("audit", "audit_cmd:audit", "List the GPUs, kernels and compilers in any image."),
+    Verb("report", "report_cmd:report", "Write an HTML report of a build, campaign, comparison or audit."),
+    Verb("pytorch", "pytorch_cmd:pytorch", "Show which AOTriton a PyTorch needs, and what provides it."),
+    Verb("emulate", "emulate_cmd:emulate", "Run an AMD code object on the CPU, without a GPU."),
+    Verb("kernels run", "build_cmd:kernels_run", "Compile the FlashAttention kernels.", engine=True),
     Verb(
         "kernels merge",
-        "toolchain.cli.build_cmd:kernels_merge",
+        "build_cmd:kernels_merge",
         "Assemble the results of `--shard` runs: ledger, packs and image.",
         engine=True,
     ),
     Verb(
-        "kernels worker",
-        "toolchain.cli.build_cmd:kernels_worker",
-        "Compile kernels for campaigns of a Dask scheduler.",
-        engine=True,
+        "kernels worker", "build_cmd:kernels_worker", "Compile kernels for campaigns of a Dask scheduler.", engine=True
     ),
-    Verb(
-        "kernels check",
-        "toolchain.cli.check_cmd:kernels_check",
-        "Check the results of compiled kernels, without a GPU.",
-    ),
-    Verb(
-        "kernels diff",
-        "toolchain.cli.diff_cmd:kernels_diff",
-        "Compare the kernels of two builds: registers, spills, occupancy.",
-    ),
-    Verb("kernels try", "toolchain.cli.try_cmd:kernels_try", "Recompile one kernel with another Triton, and compare."),
+    Verb("kernels check", "check_cmd:kernels_check", "Check the results of compiled kernels, without a GPU."),
+    Verb("kernels diff", "diff_cmd:kernels_diff", "Compare the kernels of two builds: registers, spills, occupancy."),
+    Verb("kernels try", "try_cmd:kernels_try", "Recompile one kernel with another Triton, and compare."),
     Verb(
         "kernels cached",
-        "toolchain.cli.cached_cmd:kernels_cached",
+        "cached_cmd:kernels_cached",
         "Check whether Triton in an image would use a kernel cache.",
         engine=True,
     ),
-    Verb("kernels status", "toolchain.cli.kernels_cmd:kernels_status", "Show the progress of kernel campaigns."),
-    Verb("bundle export", "toolchain.cli.bundle_cmd:bundle_export", "Write all inputs of a build as one OCI artifact."),
-    Verb("bundle import", "toolchain.cli.bundle_cmd:bundle_import", "Fill the cache from a bundle."),
-    Verb("cache ls", "toolchain.cli.cache_cmd:cache_ls", "List what the cache holds, by size and last use."),
-    Verb(
-        "cache prune", "toolchain.cli.cache_cmd:cache_prune", "Remove what has not been used for a while.", engine=True
-    ),
+    Verb("kernels status", "kernels_cmd:kernels_status", "Show the progress of kernel campaigns."),
+    Verb("bundle export", "bundle_cmd:bundle_export", "Write all inputs of a build as one OCI artifact."),
+    Verb("bundle import", "bundle_cmd:bundle_import", "Fill the cache from a bundle."),
+    Verb("cache ls", "cache_cmd:cache_ls", "List what the cache holds, by size and last use."),
+    Verb("cache prune", "cache_cmd:cache_prune", "Remove what has not been used for a while.", engine=True),
 )
 
 
@@ -158,7 +138,7 @@ class LazyCommand(TyperCommand):
 
         module, _, name = self.function.partition(":")
         alone = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
-        verb = getattr(import_module(module), name)
+        verb = getattr(import_module(f"toolchain.cli.{module}"), name)
         # Typer keeps the line breaks of a paragraph, which are the source's.
         help_text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(verb) or "")
         alone.command(self.name, cls=_Command, help=help_text, context_settings=dict(self.context_settings))(
@@ -222,18 +202,15 @@ def register(app: typer.Typer, group: str = "") -> None:
         above, _, name = verb.name.rpartition(" ")
         if above == group:
             kind = type("Lazy", (LazyCommand,), {"function": verb.function, "engine": verb.engine})
-            app.command(name, cls=kind, short_help=verb.brief)(_stub())
+            app.command(name, cls=kind, short_help=verb.brief)(_not_loaded)
     for name, text in GROUPS.items() if not group else ():
         inner = typer.Typer(no_args_is_help=True, help=text)
         register(inner, name)
         app.add_typer(inner, name=name)
 
 
-def _stub() -> Callable[[], None]:
-    def verb() -> None:
-        """Never called: `LazyCommand.make_context` puts the verb itself in its place."""
-
-    return verb
+def _not_loaded() -> None:
+    """Never called: `LazyCommand.make_context` puts the verb itself in its place."""
 
 
 def tree(value: Any) -> dict[str, Any]:

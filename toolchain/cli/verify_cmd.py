@@ -34,14 +34,6 @@ IdentityOpt = Annotated[
 IssuerOpt = Annotated[
     str | None, typer.Option("--issuer", envvar="TOOLCHAIN_ISSUER", help="OIDC issuer of --identity, a URL.")
 ]
-SigstoreOpt = Annotated[
-    Path | None,
-    typer.Option(
-        "--sigstore",
-        envvar="TOOLCHAIN_SIGSTORE",
-        help="Trust config of a private Sigstore. \\[default: the public one]",
-    ),
-]
 RepoOpt = Annotated[
     list[str] | None, o.typed(SOURCE_REPO, help="Every source must come from one of these repositories. Repeatable.")
 ]
@@ -53,7 +45,7 @@ def verify(
     public_key: PublicKeyOpt = None,
     identity: IdentityOpt = None,
     issuer: IssuerOpt = None,
-    sigstore: SigstoreOpt = None,
+    sigstore: o.SigstoreOpt = None,
     source_repo: RepoOpt = None,
     policy: Annotated[
         str | None,
@@ -137,9 +129,8 @@ def verify(
             if row.provenance is not None:
                 _tell(summary(row.provenance), of_provenance(row.provenance))
             for name in ("numbers", "rebuilders"):
-                if name not in row.checks:
-                    continue
-                console.note(f"  {name}: {row.checks[name]}")
+                if name in row.checks:
+                    console.note(f"  {name}: {row.checks[name]}")
     bad = next((row for row in rows if row.problems), None)
     if bad is not None:
         raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=bad.fix or _DO_NOT)
