@@ -119,7 +119,7 @@ def main(folder: Path) -> None:
     call("pytorch", "a file", str(_pytorch(folder)))
     package = known_packages()[0]
     listed = [Listed(package=package, suite="sid", here=True), Listed(package=package, suite="trixie", here=None)]
-    distro.survey = lambda *_: (listed, Readings(()))  # it would ask the network
+    distro.survey = lambda *_: (listed, Readings((), bound=True))  # it would ask the network
     call("pins", "the distribution's", "--distro")
     call("pins", "a release that is none", "--triton", "9.9", code=7)
     found = [doctor.Check("cache", "ok", "a folder"), doctor.Check("buildah", "fail", "not installed", "install it")]

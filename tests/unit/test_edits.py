@@ -58,7 +58,6 @@ def test_an_edit_file_is_applied_like_a_patch_and_leaves_the_source_alone(tree: 
     apply_patches(tree, [path, patch], tmp_path / "dest")
     assert (tmp_path / "dest" / FILE).read_text() == "1\nthree\nfour\n"
     assert (tree / FILE).read_text() == TEXT
-    assert check_patch(path) == f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
 def test_a_file_with_another_digest_is_refused_and_nothing_changes(tree: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import unquote, urljoin, urlsplit
 
 from toolchain.amounts import tell
-from toolchain.digest import sha256_file
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.locks import held
 from toolchain.sources.network import check_http_url, refuse_offline, session, without_query
@@ -68,14 +67,12 @@ def fetch_archive(
             return there
         download = _Download(url, partial, name, limit_bytes)
         download.run()
-        actual = sha256_file(partial)
-        if actual != digest:
-            why = f"expected {digest}, found {actual}{_looks_like_page(partial, download.content_type)}"
-            partial.unlink()
-            raise DigestError(
-                f"{name} has the wrong digest", why=why, fix="check the digest and the URL; the file was removed"
-            )
-        return store.add_file(partial, digest, name=name)
+        page = _looks_like_page(partial, download.content_type)
+        try:
+            return store.add_file(partial, digest, name=name)
+        except DigestError as error:
+            error.why += page
+            raise
 
 
 def _broken() -> tuple[type[Exception], ...]:
@@ -132,13 +129,11 @@ class _Download:
             if total is not None and total > self.limit:
                 raise self._too_large(total)
             with self.partial.open("ab" if resumed else "wb") as sink:
-                done = self._copy(answer, sink, start)
+                done = self._copy(answer, sink, start, total or 0)
             if total is not None and done < total:
                 raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 
-    def _copy(self, answer: requests.Response, sink: IO[bytes], done: int) -> int:
-        length = header_number(answer.headers.get("Content-Length"))
-        total = done + length if length is not None else 0
+    def _copy(self, answer: requests.Response, sink: IO[bytes], done: int, total: int) -> int:
         for chunk in answer.iter_content(_PIECE):
             done += len(chunk)
             tell(f"fetching {self.name}", done, total)

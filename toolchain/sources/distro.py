@@ -98,7 +98,9 @@ def _by_apt(package: str, version: str, source: Source, cache: Cache, *, offline
     if row is not None and row.pool:
         with held(cache.locks / "apt.lock", what="fetching a package"):
             return row, _suites(cache, [])[0].download(row, Store(cache.store))
-    bound = source.digest is not None and (row is not None or not _is_brought(package, version, cache))
+    noted = _noted(package, version, cache)
+    brought = row is None and noted is not None and noted.brought
+    bound = source.digest is not None and not brought
     with held(cache.locks / "apt.lock", what="reading the distribution's source index"):
         indexes = _suites(
             cache, [source.suite] if source.suite else row.suites if row is not None else [], source.suite
@@ -106,11 +108,6 @@ def _by_apt(package: str, version: str, source: Source, cache: Cache, *, offline
         entry, path = _first(indexes, package, version, source.digest, Store(cache.store), bound=bound)
     note(entry, cache)
     return entry, path
-
-
-def _is_brought(package: str, version: str, cache: Cache) -> bool:
-    noted = _noted(package, version, cache)
-    return noted is not None and noted.brought
 
 
 def _suites(cache: Cache, hints: Sequence[str], only: str = "") -> list[Suite]:

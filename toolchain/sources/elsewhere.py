@@ -10,7 +10,6 @@ from toolchain import console
 from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.sources.archive import fetch_archive
 from toolchain.sources.network import without_query
-from toolchain.sources.spec import check_sha256
 from toolchain.sources.store import Store
 
 
@@ -70,8 +69,7 @@ def first_or_elsewhere(fetch: Callable[[], Path], wanted: Wanted, store: Store, 
     for url in wanted.mirrors:
         console.note(f"{wanted.first} does not give {wanted.file} ({failed[0][1].what}); trying {without_query(url)}")
         try:
-            digest = check_sha256(wanted.sha256)
-            return fetch_archive(url, digest, store, offline=False, name=wanted.file, limit_bytes=wanted.size)
+            return fetch_archive(url, wanted.sha256, store, offline=False, name=wanted.file, limit_bytes=wanted.size)
         except (DigestError, SourceError, UnreachableError) as error:
             failed.append((without_query(url), error))
     raise _gone(wanted, failed)

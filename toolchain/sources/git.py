@@ -132,37 +132,33 @@ _FIXED = (
 # fmt: on
 
 
-def _git(env: Mapping[str, str], *words: str, capture: bool = True) -> str:
+def _git(env: Mapping[str, str], *words: str) -> str:
     reaches_out = words[0] in {"fetch", "ls-remote"}
-    return process.run(["git", *_FIXED, *words], env=env, capture=capture, helpers=reaches_out).stdout.strip()
+    return process.run(["git", *_FIXED, *words], env=env, capture=True, helpers=reaches_out).stdout.strip()
 
 
 def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part: Part) -> Path:
     """The commit's tree as `git archive` and forges give it: export-ignore and line ends apply."""
     archive = scratch / "tree.tar"
-
-    def git(*words: str, capture: bool = False) -> str:
-        return _git(env, *words, capture=capture)
-
     try:
-        git("init", "--quiet", "--bare", "--template=", env["GIT_DIR"])
+        _git(env, "init", "--quiet", "--bare", "--template=", env["GIT_DIR"])
     except CommandError as error:
         raise SourceError(
             "git cannot make a repository", why=error.why, fix="check the room and the rights of the cache"
         ) from error
     try:
-        git("fetch", "--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", "--", url, sha)
+        _git(env, "fetch", "--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", "--", url, sha)
     except CommandError as error:
         raise _fetch_error(url, sha, error) from error
     try:
-        head = git("rev-parse", "--verify", "--end-of-options", "FETCH_HEAD^{commit}", capture=True)
+        head = _git(env, "rev-parse", "--verify", "--end-of-options", "FETCH_HEAD^{commit}")
         if head != sha:
             raise DigestError(
                 f"{url} answered with another commit",
                 why=f"expected {sha}, found {head}",
                 fix="do not use this repository; ask who runs it",
             )
-        top = git("ls-tree", "--name-only", sha, capture=True).splitlines()
+        top = _git(env, "ls-tree", "--name-only", sha).splitlines()
         names = [name for name in top if part.holds(name)]
         if not names:
             raise SourceError(
@@ -171,7 +167,7 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part:
             )
         wanted = [f":(top,literal){name}" for name in names] if part.only else []
         wanted += [f":(top,exclude,literal){name}/{inner}" for name in names for inner in sorted(part.without)]
-        git("archive", "--format=tar", f"--output={archive}", sha, "--", *wanted)
+        _git(env, "archive", "--format=tar", f"--output={archive}", sha, "--", *wanted)
     except CommandError as error:
         raise SourceError(
             f"the tree of {sha[:12]} cannot be written", why=error.why, fix="check the room and the rights of the cache"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -74,11 +75,9 @@ def apt_mirrors() -> list[Mirror]:
 
 def _codename() -> str:
     try:
-        text = Path("/etc/os-release").read_text(encoding="utf-8")
+        return platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     except OSError:
         return ""
-    match = re.search(r'^VERSION_CODENAME="?([a-z]+)', text, re.MULTILINE)
-    return match.group(1) if match else ""
 
 
 def _signed_by(entry: str, site: str, suite: str) -> str:

@@ -47,7 +47,7 @@ def refuse_offline(what: str, *, offline: bool) -> None:
 
 
 def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
-    """The URL, when it may be asked: https, or http on this machine.
+    """The URL with its scheme in small letters, when it may be asked: https, or http on this machine.
 
     Args:
         plain_allowed: False for where an https answer leads: never to http.
@@ -55,17 +55,12 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
     Raises:
         SourceError: another scheme, no host, or a password in it.
     """
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname
-    except ValueError as error:
-        raise SourceError("not a URL", why=str(error), fix="write it as https://HOST/PATH") from error
     refuse_credentials(url)
-    check_address(url)
-    host = str(host)
-    if parts.scheme != "https" and not (parts.scheme == "http" and plain_allowed and web.is_loopback(host)):
+    url = check_address(url)
+    parts = urlsplit(url)
+    if parts.scheme != "https" and not (parts.scheme == "http" and plain_allowed and web.is_loopback(parts.hostname)):
         raise SourceError(
-            f"refusing {parts.scheme}:// from {host}",
+            f"refusing {parts.scheme}:// from {parts.hostname}",
             why="what is fetched without TLS can be changed on its way",
             fix="use https",
         )

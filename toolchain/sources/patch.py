@@ -64,8 +64,7 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
             continue
         # The user's own attributes could change the ends of lines.
         argv: list[str | os.PathLike[str]] = ["prlimit", f"--as={_MEMORY}", "git"]
-        argv += ["-c", "core.attributesFile=/dev/null"]
-        argv += ["apply", "-p1", "--whitespace=nowarn"]
+        argv += ["-c", "core.attributesFile=/dev/null", "apply", "-p1", "--whitespace=nowarn"]
         for mode in (["--check"], []):
             try:
                 process.run([*argv, *mode, "--", patch.absolute()], cwd=dest, env=env)
@@ -83,11 +82,8 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
         ) from error
 
 
-def check_patch(patch: Path) -> str:
+def check_patch(patch: Path) -> None:
     """Look at a patch file without applying it.
-
-    Returns:
-        Its digest.
 
     Raises:
         PatchError: missing, empty, too large, or it names a path outside the tree.
@@ -104,7 +100,7 @@ def check_patch(patch: Path) -> str:
         )
     if patch.suffix == EDITS:
         read_edits(patch)
-        return sha256_file(patch)
+        return
     names = list(_names(content))
     if not names:
         raise PatchError(f"{patch.name} is empty", why="it changes no file", fix="check --patch NAME=FILE")
@@ -112,7 +108,6 @@ def check_patch(patch: Path) -> str:
         parts = name.split("/")
         if name.startswith("/") or ".." in parts or ".git" in parts or "\0" in name:
             raise PatchError(f"{patch.name} leaves its tree", why=f"it names {name!r}", fix="do not use this patch")
-    return sha256_file(patch)
 
 
 _HEADER = re.compile(
@@ -127,10 +122,8 @@ def _names(content: bytes) -> list[str]:
     names = []
     for match in _HEADER.finditer(content):
         raw = match["file"] if match["file"] is not None else match["moved"]
-        name = _unquote(raw.strip())
-        if name == "/dev/null":
-            continue
-        names.append(name)
+        if (name := _unquote(raw.strip())) != "/dev/null":
+            names.append(name)
     for match in _GIT_HEADER.finditer(content):
         names += [_unquote(word) for word in re.findall(rb'"(?:[^"\\]|\\.)*"|\S+', match["both"])]
     return names

@@ -35,7 +35,7 @@ from toolchain.sources.tree import FetchedSource, Source, check_links, tree_dige
 from toolchain.sources.unpack import unpack_tar
 
 
-def locate(name: str, spec: SourceSpec, *, cache: Cache, offline: bool = False) -> Source:  # noqa: ARG001 - no network either way
+def locate(name: str, spec: SourceSpec, *, cache: Cache) -> Source:
     """The source as far as it is known without a network; what `plan` shows.
 
     A local checkout is hashed (a second time from a stat cache). A file that the data knows by its digest is
@@ -192,11 +192,10 @@ def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedS
         case "archive":
             url, name = mirrored(source.where, how.mirrors), archive_name(source.where)
             file = fetch_archive(url, source.version, store, offline=offline, name=name)
-        case "distro" | "pypi":
-            if source.kind == "distro":
-                source, file = fetch_distro(source, store, cache=cache, offline=offline)
-            else:
-                file = _fetch_row(source, store, offline=offline)
+        case "distro":
+            source, file = fetch_distro(source, store, cache=cache, offline=offline)
+        case "pypi":
+            file = _fetch_row(source, store, offline=offline)
         case _:
             assert_never(source.kind)
     got = source.fetched(file)

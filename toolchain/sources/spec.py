@@ -189,18 +189,14 @@ def _parse_url(text: str) -> SourceSpec:
     refuse_credentials(text)
     url, mark, digest = text.rpartition("#sha256=")
     if mark:
-        return SourceSpec(
-            kind="archive", where=check_http_url(check_address(url)), version=check_sha256(digest), text=text
-        )
+        return SourceSpec(kind="archive", where=check_http_url(url), version=check_sha256(digest), text=text)
     url, _, sha = text.rpartition("@")
     if url and re.fullmatch(r"[0-9a-fA-F]{40}", sha):
         url = check_address(url)
         git_protocol(url)
         return SourceSpec(kind="git", where=url, version=sha.lower(), text=text)
     if url and re.fullmatch(r"(sha256:)?[0-9a-fA-F]{64}", sha):
-        return SourceSpec(
-            kind="archive", where=check_http_url(check_address(url)), version=check_sha256(sha), text=text
-        )
+        return SourceSpec(kind="archive", where=check_http_url(url), version=check_sha256(sha), text=text)
     check_address(url or text)
     raise SourceError(
         f"{without_query(text)} names no commit and no digest",

@@ -144,7 +144,9 @@ class Store:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
             shutil.rmtree(path, ignore_errors=True)
-            self._write_sidecar(key, digest, part, info, brought=brought)
+            record = {"digest": digest, "part": part, "tree": info.digest, "files": info.files, "bytes": info.bytes}
+            record |= {"brought": True} if brought else {}
+            write_atomically(path.with_name(f"{key}.json"), json.dumps(record, indent=2).encode())
             # No fsync for each of a hundred thousand files: one that a power cut emptied fails the check of its size.
             partial.rename(path)
             _flush(path.parent)
@@ -171,20 +173,11 @@ class Store:
         recorded = self._read_sidecar(key)
         if recorded is None:
             return False
+        tree, stat_cache = self.root / "trees" / key, self._stat_cache(key)
         try:
-            return (
-                scan_tree(
-                    self.root / "trees" / key, self._stat_cache(key), trust_cache=not verify, expected=recorded.bytes
-                )
-                == recorded
-            )
+            return scan_tree(tree, stat_cache, trust_cache=not verify, expected=recorded.bytes) == recorded
         except SourceError:
             return False
-
-    def _write_sidecar(self, key: str, digest: str, part: str, info: TreeInfo, *, brought: bool) -> None:
-        record = {"digest": digest, "part": part, "tree": info.digest, "files": info.files, "bytes": info.bytes}
-        record |= {"brought": True} if brought else {}
-        write_atomically(self.root / "trees" / f"{key}.json", json.dumps(record, indent=2).encode())
 
     def _read_sidecar(self, key: str) -> TreeInfo | None:
         try:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cmp_to_key
 from pathlib import Path
 
@@ -238,23 +238,21 @@ class Readings:
     """Suites as they are read, and why some could not be. A site that does not answer is asked once."""
 
     suites: Sequence[Suite]
-    bound: bool = False
-
-    def __post_init__(self) -> None:
-        self.failed: list[ToolchainError] = []
-        self.missing: dict[str, NoSuiteError] = {}
-        self._silent: set[str] = set()
+    bound: bool
+    failed: list[ToolchainError] = field(default_factory=list)
+    missing: dict[str, NoSuiteError] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Suite]:
+        silent = set()
         for suite in self.suites:
-            if suite.mirror.site in self._silent:
+            if suite.mirror.site in silent:
                 continue
             try:
                 suite.update(bound=self.bound)
             except NoSuiteError as error:
                 self.missing[suite.name] = error
             except UnreachableError as error:
-                self._silent.add(suite.mirror.site)
+                silent.add(suite.mirror.site)
                 self.failed.append(error)
             except SourceError as error:
                 self.failed.append(error)

@@ -27,12 +27,6 @@ def remembered(repository: str, tag: str, cache: Cache) -> str:
     return ""
 
 
-def remember(repository: str, tag: str, commit: str, cache: Cache) -> None:
-    """Note where a tag was found to be."""
-    value = {"repository": repository, "tag": tag, "commit": commit}
-    write_atomically(_note(repository, tag, cache), json.dumps(value, indent=1).encode())
-
-
 def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = ()) -> Source:
     """A source at a tag as it is at a commit: the tag is asked where it is unknown, and where the tree is not here.
 
@@ -47,16 +41,17 @@ def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = 
         return source
     commit = commit_of_tag(source.where, source.tag, store, offline=offline, mirrors=mirrors)
     if known and commit != source.version:
-        raise moved(source, commit)
-    return at_commit(source, commit, cache)
+        raise _moved(source, commit)
+    return _at_commit(source, commit, cache)
 
 
-def at_commit(source: Source, commit: str, cache: Cache) -> Source:
+def _at_commit(source: Source, commit: str, cache: Cache) -> Source:
     """A source at a tag that is at `commit`, noted and remembered."""
     if source.version != commit:
         console.note(f"{source.name}: tag {source.tag} of {source.where} is commit {commit}")
     if remembered(source.where, source.tag, cache) != commit:
-        remember(source.where, source.tag, commit, cache)
+        value = {"repository": source.where, "tag": source.tag, "commit": commit}
+        write_atomically(_note(source.where, source.tag, cache), json.dumps(value, indent=1).encode())
     return replace(source, version=commit, digest=git_digest(source.where, commit))
 
 
@@ -75,12 +70,11 @@ def asked_again(source: Source, *, cache: Cache, locked: bool, mirrors: Mirrors 
         console.note(f"{source.name}: could not check whether tag {source.tag} moved since ({error.what})")
         return source
     if now != source.version and locked:
-        raise moved(source, now)
-    return at_commit(source, now, cache)
+        raise _moved(source, now)
+    return _at_commit(source, now, cache)
 
 
-def moved(source: Source, now: str) -> LockedError:
-    """The error for a tag that is elsewhere now."""
+def _moved(source: Source, now: str) -> LockedError:
     return LockedError(
         f"the tag {source.tag} of {source.where} moved",
         why=f"it was at {source.version} when it was resolved or locked, and is at {now} now",

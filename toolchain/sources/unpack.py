@@ -25,8 +25,8 @@ from toolchain.sources.part import WHOLE, Part
 from toolchain.sources.tree import check_link_map
 from toolchain.tar_headers import CheckedHeader
 
-LIMIT_BYTES = 16 << 30
-LIMIT_FILES = 1_000_000
+LIMIT_BYTES = 16 << 30  # of all files together, unpacked or not
+LIMIT_FILES = 1_000_000  # members
 _LIMIT_HEADER = 1 << 20  # extended headers and long names are read whole into memory
 _LIMIT_TRAILER = 64 << 20  # what may follow the end mark: padding
 _WINDOW = 1 << 16  # tarfile's stream copies what is left of its window at every header
@@ -42,35 +42,22 @@ _DECOMPRESSORS: tuple[tuple[bytes, tuple[str, ...], Callable[[Path], Any] | None
 )
 
 
-def unpack_tar(
-    archive: Path,
-    dest: Path,
-    *,
-    strip: int = 1,
-    part: Part = WHOLE,
-    limit_bytes: int = LIMIT_BYTES,
-    limit_files: int = LIMIT_FILES,
-) -> None:
-    """Unpack a tar archive (plain, gz, xz, bz2, zst) into `dest`, which is new or empty.
+def unpack_tar(archive: Path, dest: Path, *, strip: int = 1, part: Part = WHOLE) -> None:
+    """Unpack a tar archive (plain, gz, xz, bz2, zst) into `dest`, which is new or empty. After an error it is gone.
 
     Args:
         strip: leading path components to take away from every name.
         part: what to unpack, after `strip`; what is not of it is checked but not written.
-        limit_bytes: most bytes that all files together may have, unpacked or not.
-        limit_files: most members.
 
     Raises:
-        HostileInputError: a member would escape, collide or harm. Nothing is left in `dest`.
-        SourceError: damaged or not a tar archive, or `dest` holds something. Nothing is left.
-        ResourceError: the disk is full. Nothing is left.
+        HostileInputError: a member would escape, collide or harm.
+        SourceError: damaged or not a tar archive.
+        ResourceError: the disk is full.
     """
-    made = not dest.exists()
-    if not made and any(dest.iterdir()):
-        raise SourceError(f"cannot unpack into {dest}", why="it is not empty", fix="empty it, or name another folder")
     dest.mkdir(parents=True, exist_ok=True)
     done = False
     try:
-        _Unpacker(archive, dest, strip=strip, part=part, limit_bytes=limit_bytes, limit_files=limit_files).run()
+        _Unpacker(archive, dest, strip=strip, part=part).run()
         done = True
     except CommandError as error:
         raise SourceError(
@@ -87,8 +74,6 @@ def unpack_tar(
     finally:
         if not done:
             shutil.rmtree(dest, ignore_errors=True)
-            if not made:
-                dest.mkdir(exist_ok=True)
 
 
 def _os_error(archive: Path, error: OSError) -> Exception:
@@ -102,22 +87,11 @@ def _os_error(archive: Path, error: OSError) -> Exception:
 class _Unpacker:
     """One archive on its way into one folder."""
 
-    def __init__(
-        self,
-        archive: Path,
-        dest: Path,
-        *,
-        strip: int,
-        part: Part,
-        limit_bytes: int,
-        limit_files: int,
-    ) -> None:
+    def __init__(self, archive: Path, dest: Path, *, strip: int, part: Part) -> None:
         self.archive = archive
         self.dest = os.fspath(dest)
         self.strip = strip
         self.part = part
-        self.limit_bytes = limit_bytes
-        self.limit_files = limit_files
         self.kinds: dict[str, str] = {}  # d, f or l of every path so far, unpacked or not
         self.folded: dict[str, str] = {}
         self.links: dict[str, str] = {}
@@ -134,10 +108,10 @@ class _Unpacker:
                     cast("Any", tar).members = []
                     count += 1
                     total += member.size if member.isreg() else 0
-                    if count > self.limit_files or total > self.limit_bytes:
+                    if count > LIMIT_FILES or total > LIMIT_BYTES:
                         raise self._hostile(
                             "it unpacks to more than is allowed",
-                            f"limits: {self.limit_files} members, {self.limit_bytes} bytes",
+                            f"limits: {LIMIT_FILES} members, {LIMIT_BYTES} bytes",
                         )
                     self._take(tar, member)
                     if count % _TOLD_EVERY == 0:  # a decompressor that is a program reads on from this very file
