@@ -206,7 +206,8 @@ STAGES: tuple[StageRow, ...] = (
 )
 
 
-_BY_NAME = {stage.name: stage for stage in STAGES}
+def _by_name() -> dict[str, StageRow]:
+    return {stage.name: stage for stage in STAGES}  # not kept: a row that is added counts at once
 
 
 def row(name: str) -> StageRow:
@@ -215,7 +216,7 @@ def row(name: str) -> StageRow:
     Raises:
         KeyError: there is none.
     """
-    return _BY_NAME[name]
+    return _by_name()[name]
 
 
 def targets() -> tuple[str, ...]:
@@ -243,7 +244,8 @@ def involves(target: str, name: str) -> bool:
     """Whether a target is a stage, or may be built on it, directly or not."""
     if target == ALL:
         return True
-    return target == name or (target in _BY_NAME and any(involves(lower, name) for lower in _BY_NAME[target].on))
+    known = _by_name()
+    return target == name or (target in known and any(involves(lower, name) for lower in known[target].on))
 
 
 def of_packages() -> tuple[str, ...]:
