@@ -123,7 +123,7 @@ class Registry(Transport):
         kind: str = "",
         keys: Keys = MANIFEST_KEYS,
     ) -> Iterator[dict[str, Any]]:
-        """The pages of a list that the registry keeps; none where it keeps no such list.
+        """The pages of one of the registry's lists; empty if it does not have that list.
 
         Args:
             name: what it lists.
@@ -133,7 +133,7 @@ class Registry(Transport):
             keys: of a page, see `strict_json.read`.
 
         Raises:
-            RegistryError: it is refused, is no JSON object, or has no end.
+            RegistryError: the list is refused, malformed, or has no end.
             UnreachableError: no answer.
         """
         for number in range(most):

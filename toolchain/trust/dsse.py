@@ -32,7 +32,7 @@ class Envelope:
     signatures: tuple[tuple[str, bytes], ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The envelope as JSON has it."""
+        """The form in which it is stored and wrapped."""
         signatures = [{"keyid": key, "sig": base64.b64encode(sig).decode()} for key, sig in self.signatures]
         payload = base64.b64encode(self.payload).decode()
         return {"payload": payload, "payloadType": self.payload_type, "signatures": signatures}
