@@ -44,17 +44,14 @@ def _arrow(path: str) -> str:
     return f'<path d="{path}" marker-end="url(#a)"/>'
 
 
-def levels() -> dict[str, int]:
-    """How high each stage stands: 0 for those that stand on none."""
-    found: dict[str, int] = {}
-    for one in STAGES:  # the lowest come first
-        found[one.name] = max((found[under] + 1 for under in one.on), default=0)
-    return found
+def _on() -> dict[str, set[str]]:
+    """What each stage may be built on."""
+    return {stage.name: set(stage.on) for stage in STAGES}
 
 
 def flow() -> str:
     """Sources and packages, stages by what they stand on, images, registry; and what checks each."""
-    where = levels()
+    where = floors(_on())
     columns = [[one for one in STAGES if where[one.name] == level] for level in range(max(where.values()) + 1)]
     high = max(len(column) for column in columns)
     step_x, step_y, top = _WIDE + _GAP, _HIGH + 24, 96
@@ -96,9 +93,10 @@ def flow() -> str:
 
 def _directly(name: str) -> list[str]:
     """What a stage stands on, without what that stands on, the highest first."""
-    on = {one.name: set(one.on) for one in STAGES}
+    on = _on()
+    where = floors(on)
     direct = on[name] - {low for under in on[name] for low in on[under]}
-    return sorted(direct, key=lambda one: (-levels()[one], one))
+    return sorted(direct, key=lambda under: (-where[under], under))
 
 
 def _made(name: str) -> str:

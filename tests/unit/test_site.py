@@ -301,10 +301,7 @@ def test_the_site_builds_strictly_and_needs_no_other_host(tmp_path: Path) -> Non
 # Pictures
 
 
-def test_the_flow_has_every_stage_above_what_it_stands_on() -> None:
-    levels = site_pictures.levels()
-    assert set(levels) == {one.name for one in STAGES}
-    assert all(levels[one.name] > levels[under] for one in STAGES for under in one.on)
+def test_the_flow_has_every_stage() -> None:
     written = {text.text for text in ET.fromstring(site_pictures.flow()).iter() if text.text}  # noqa: S314 - ours
     assert {one.name for one in STAGES} <= written
 

@@ -18,29 +18,12 @@ _INSTALLER = "containerfiles/base/install.sh"
 
 @dataclass(frozen=True, kw_only=True)
 class BaseRecipe:
-    """The recipe of a base for one architecture.
+    """The recipe of a base for one architecture: a table of `DATA`; that file says what each field is.
 
     Args:
         name: as `--base` takes it, and part of image names.
-        kind: `mmdebstrap` or `containerfile`.
         arch: the OCI architecture that `image` and `links` are for.
-        suite: Debian's code name; empty for a Containerfile.
-        variant: mmdebstrap's variant; empty for a Containerfile.
-        packages: what mmdebstrap installs besides the variant, sorted; empty for a Containerfile.
-        sysroot: what is unpacked of it to compile for this architecture on another one, sorted; empty if that is
-            not possible. No part of the base itself.
-        links: absolute path in the base to the target of the link that must be there.
-        containerfile: path below the recipe root; empty for mmdebstrap.
         image: `repository@sha256:…` that the Containerfile starts from; empty for mmdebstrap.
-        tag: what `image` was called when its digest was written down.
-        seen: when that was, `YYYY-MM-DD`.
-        os_release: `id` and `version_id` of the finished base.
-        tools: versions by tool; of an untested base only what the recipe itself decides.
-        allocator: library of its packages that processes which compile kernels take their memory from, as LD_PRELOAD
-            takes it; empty for the C library's own.
-        hip: whether its HIP serves AOTriton.
-        tested: whether the base was really made and used.
-        note: for display.
     """
 
     name: str

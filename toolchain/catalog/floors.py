@@ -14,18 +14,7 @@ DATA = "llvm-config/floors.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """A system that is as old as a consumer's may be.
-
-    Args:
-        glibc: its version, the floor's name.
-        system: the distribution, for display.
-        libstdcxx: the GCC whose libstdc++ it has.
-        glibcxx: newest symbol version of that libstdc++.
-        suite, packages: what is unpacked of it.
-        images: by architecture, `repository@sha256:…`, of a system that no Debian mirror has.
-        tested: whether a layer was built against it.
-        note: for display.
-    """
+    """A system that is as old as a consumer's may be: a table of `DATA`; that file says what each field is."""
 
     glibc: str
     system: str

@@ -68,16 +68,11 @@ class CodegenPin:
 
 @dataclass(frozen=True, kw_only=True)
 class TritonRelease:
-    """One Triton and its LLVM.
+    """One Triton and its LLVM: a row of data/triton.toml; that file says what each field is.
 
     Args:
         version: `3.7.1`; empty for a commit without a release.
-        commit: Triton's own commit, empty when unknown: then the release is found at its tag.
-        llvm: LLVM's commit, empty when unknown.
-        certainty: of `llvm`; `source` says where it is from.
-        commit_certainty: of `commit`; `commit_source` says where it is from.
-        candidates: commits that others build this release from.
-        codegen: the LLVMs that it makes code for GPUs with, where those are not its own.
+        commit, llvm: empty when unknown. Without its commit a release is found at its tag.
         warnings: what was decided for the user, e.g. which patch release `3.7` became.
     """
 
@@ -121,16 +116,11 @@ class TritonRelease:
 
 @dataclass(frozen=True, kw_only=True)
 class AotritonRelease:
-    """One AOTriton release.
+    """One AOTriton release: a row of aotriton/releases.toml; that file says what each field is.
 
     Args:
         date: `2024-03-18`, or a month where the day is not known.
-        commit: AOTriton's own, empty when unknown.
-        triton: commit of its Triton submodule, empty when unknown.
-        llvm: commit of the LLVM that this Triton is built with, empty when unknown.
-        gpus: what its own build makes by default, LLVM names, sorted.
-        certainty: of `llvm`, the fact hardest to know; `source` says where it is from.
-        tag_certainty: of commit, triton and gpus; `tag_source` says where they are from.
+        commit, triton, llvm: empty when unknown; the LLVM is the one that this Triton is built with.
     """
 
     name: str

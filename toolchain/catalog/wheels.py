@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache as memoize
-from typing import Any
 
 from toolchain.data import FOLDER, load, typed_row
 from toolchain.errors import UnsupportedError
@@ -47,10 +46,6 @@ class WheelRow:
     imports: tuple[str, ...]
     walks: tuple[str, ...] = ()
     tests: int
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it, as JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,21 +51,23 @@ def diff_report(value: Mapping[str, Any], name: str) -> Report:
     slower = sum(row["lost_waves"] > 0 for row in listed)
     faster = sum(row["lost_waves"] < 0 for row in listed)
     spills = sum(row["new_spills"] > 0 for row in listed)
-    figures = [("kernels", f"{sum(counts.values()):,}", Tone.PLAIN)]
-    figures += [
+    figures = [
+        ("kernels", f"{sum(counts.values()):,}", Tone.PLAIN),
         ("fewer waves", f"{slower:,}", Tone.BAD if slower else Tone.GOOD),
         ("new spills", f"{spills:,}", Tone.BAD if spills else Tone.GOOD),
         ("more waves", f"{faster:,}", Tone.GOOD if faster else Tone.PLAIN),
     ]
     figures += [
-        (_WORDS.get(status, status), f"{count:,}", Tone.BAD if status in _LOSS else Tone.PLAIN)
+        (_WORDS[status], f"{count:,}", Tone.BAD if status in _LOSS else Tone.PLAIN)
         for status, count in counts.items()
         if count
     ]
     same = counts["same"]
     note = f"{same:,} kernels with the same bytes are counted, not listed." if same else ""
-    sections = [Section(title="Kernels that are not the same", table=_differences(listed), note=note)]
-    sections += [Section(title="By kernel and GPU", table=_groups(value["groups"]))]
+    sections = [
+        Section(title="Kernels that are not the same", table=_differences(listed), note=note),
+        Section(title="By kernel and GPU", table=_groups(value["groups"])),
+    ]
     return Report(
         kind="kernels, A against B", title="What changed from A to B", subject=name, figures=figures, sections=sections
     )
@@ -129,8 +131,8 @@ def audit_report(value: Mapping[str, Any]) -> Report:
         columns = [
             Column("kernel", "Function", Kind.CHOICE),
             Column("gpu", "GPU", Kind.CHOICE),
+            Column("count", "Kernels"),
         ]
-        columns.append(Column("count", "Kernels"))
         pictures = [
             {"kind": "bars", "title": "Kernels by GPU", "by": "gpu", "split": "kernel", "value": "count"},
             {"kind": "bars", "title": "Kernels by function", "by": "kernel", "split": "gpu", "value": "count"},
@@ -138,10 +140,7 @@ def audit_report(value: Mapping[str, Any]) -> Report:
         table = Table(columns=columns, rows=functions, sort="count", descending=True, pictures=pictures)
         sections.append(Section(title="Kernels by GPU", table=table))
     if findings:
-        columns = [
-            Column("found", "Found", Kind.CHOICE),
-            Column("name", "What", Kind.TEXT),
-        ]
+        columns = [Column("found", "Found", Kind.CHOICE), Column("name", "What", Kind.TEXT)]
         pictures = [{"kind": "bars", "title": "What was found", "by": "found"}]
         sections.append(Section(title="Findings", table=Table(columns=columns, rows=findings, pictures=pictures)))
     if value["libraries"]:

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ class WheelStage:
                 **under,
                 "sources": sources,
                 "recipe": digests(RECIPE),
-                "row": row.as_json(),
+                "row": asdict(row),
                 "binaries": choices(self.name, request),
                 "site": SITE,
             }
@@ -153,7 +153,7 @@ class WheelStage:
         *,
         drop: Sequence[str],
     ) -> Recipe:
-        row, short_id = self.row.as_json(), planned.sources[0].short_id
+        row, short_id = asdict(self.row), planned.sources[0].short_id
         build = {name: text.replace("{id}", short_id) for name, text in row["build"].items()}
         folder = workspace.work() / "row"
         folder.mkdir(exist_ok=True)
