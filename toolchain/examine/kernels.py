@@ -19,7 +19,6 @@ from toolchain.errors import ConfigError, HostileInputError, KernelError
 from toolchain.examine.facts import Facts, read_object, read_ptx
 from toolchain.examine.places import File, opened
 from toolchain.kernels.aks2 import MAGIC, read_aks2
-from toolchain.kernels.aks2 import Kernel as Entry
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT, DamagedError, stored_record
 
 _LAUNCH = ("name", "arch", "source", "signature", "constexprs", "num_warps", "num_stages", "waves_per_eu", "num_ctas")
@@ -127,7 +126,7 @@ def _sound(kernels: Iterator[Kernel], on_fault: _OnFault) -> Iterator[Kernel]:
 
 def _kernels(path: str, content: Callable[[], bytes], on_fault: _OnFault) -> Iterator[Kernel]:
     if path.endswith((".hsaco", ".co")):
-        yield from _of_object(path, content())
+        yield from _of_object(path, path, content(), path)
     elif path.endswith(".ptx"):
         data = content()
         for facts in read_ptx(data.decode("utf-8", "replace"), path):
@@ -145,14 +144,13 @@ def _kernel(key: str, path: str, content: bytes, facts: Facts | None, launch: st
     return Kernel(key=key_of(key), path=path, sha256=digest, facts=facts, launch=launch, content=content)
 
 
-def _of_object(path: str, content: bytes) -> Iterator[Kernel]:
+def _of_object(key: str, path: str, content: bytes, where: str, *, shared: int | None = None) -> Iterator[Kernel]:
     if not content:
-        yield _kernel(path, path, content, None)
+        yield _kernel(key, path, content, None)
         return
-    kernels = read_object(content, path)
+    kernels = read_object(content, where, shared=shared)
     for facts in kernels:
-        key = path if len(kernels) == 1 else f"{path}#{facts.name}"
-        yield _kernel(key, path, content, facts)
+        yield _kernel(key if len(kernels) == 1 else f"{key}#{facts.name}", path, content, facts)
 
 
 def _of_pack(path: str, content: bytes, on_fault: _OnFault) -> Iterator[Kernel]:
@@ -166,15 +164,8 @@ def _of_pack(path: str, content: bytes, on_fault: _OnFault) -> Iterator[Kernel]:
     except KernelError as error:
         raise KernelError(f"{path}: {error.what}", why=error.why, fix=_AGAIN) from error
     for entry in entries:
-        yield from _sound(_of_entry(path, f"{stem}/{entry.name}", entry), on_fault)
-
-
-def _of_entry(path: str, key: str, entry: Entry) -> Iterator[Kernel]:
-    if not entry.content:
-        yield _kernel(key, path, b"", None)
-        return
-    for facts in read_object(entry.content, f"{path}: {entry.name}", shared=entry.shared):
-        yield _kernel(key, path, entry.content, facts)
+        key, where = f"{stem}/{entry.name}", f"{path}: {entry.name}"
+        yield from _sound(_of_object(key, path, entry.content, where, shared=entry.shared), on_fault)
 
 
 def _of_archive(path: str, content: bytes, on_fault: _OnFault) -> Iterator[Kernel]:
