@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ class Audit:
             "glibc": self.glibc,
             "partial": self.partial,
             "prebuilt": self.prebuilt,
-            "libraries": [library.as_json() for library in self.libraries],
+            "libraries": [asdict(library) for library in self.libraries],
             "rebuilt": self.rebuilt,
         }
 

@@ -6,7 +6,7 @@ import io
 import re
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from toolchain.kernels.codeobject import EM_AMDGPU
@@ -33,10 +33,6 @@ class Library:
     glibc: str
     targets: tuple[str, ...]
     llvms: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 def read_library(path: str, content: bytes) -> Library | None:
