@@ -7,6 +7,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def built(
     torch: Mapping[str, str] = TORCH,
 ) -> tuple[dict[str, Any], list[str]]:
     """What the recipe says of a small project, and the names of its wheels."""
-    row = {**wheel_row("flash-attn").as_json(), "build": {}, "needs": ["setup.py"], "drop": [], "pep517": pep517}
+    row = {**asdict(wheel_row("flash-attn")), "build": {}, "needs": ["setup.py"], "drop": [], "pep517": pep517}
     source = folder / "source"
     source.mkdir()
     (source / "setup.py").write_text(setup, encoding="utf-8")
@@ -119,7 +120,7 @@ def test_flash_attn_itself_is_built_to_the_bytes_that_a_whole_pytorch_gives(
     with tarfile.open(path) as tar:
         tar.extractall(tmp_path / "sdist", filter="data")
     (source,) = (tmp_path / "sdist").iterdir()
-    result, wheels = built_from(base, tmp_path, source, {**row.as_json(), "drop": []}, torch=NO_CUDA)
+    result, wheels = built_from(base, tmp_path, source, {**asdict(row), "drop": []}, torch=NO_CUDA)
     assert (wheels, result["network"]) == (["flash_attn-2.8.3.post2-py3-none-any.whl"], [])
     assert sha256_file(tmp_path / "out" / "wheel" / wheels[0]) == FLASH_ATTN
 
