@@ -238,12 +238,6 @@ def test_a_wheel_of_our_own_is_written_and_one_of_the_index_is_not(request_: Req
     assert write_archives(request_.cache, [of_index], tmp_path / "out") == []
 
 
-def test_a_base_has_no_plain_form(request_: Request, tmp_path: Path) -> None:
-    base = built(request_, "base", "toolchain-base-debian13", {"etc/x": "x"}, {})
-    with pytest.raises(ConfigError, match="--archive is for"):
-        write_archives(request_.cache, [base], tmp_path)
-
-
 def test_a_folder_is_tried_before_hours_of_building(tmp_path: Path) -> None:
     check_folder("llvm", tmp_path / "out with 'quotes'" / "files", {})
     assert list((tmp_path / "out with 'quotes'" / "files").iterdir()) == []

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +24,11 @@ from toolchain.oci.labels import TITLE
 from toolchain.oci.layout import Layout
 from toolchain.oci.layout_place import resolve
 from toolchain.oci.reference import LayoutRef
-from toolchain.publish.artifacts import DeliveredFiles, bring_wheels, deliver_files, require_files
+from toolchain.publish.artifacts import DeliveredFiles, bring_wheels, deliver_files
 from toolchain.publish.attestations import attach_to_files
 from toolchain.publish.consumer import use_of
 from toolchain.publish.files import write_archives
+from toolchain.publish.images import deliver
 from toolchain.request import Request
 from toolchain.sources.store import Store
 from toolchain.stages.stage import Built, Planned
@@ -297,10 +299,10 @@ def test_the_image_stays_what_a_folder_is_named_for(shop: Shop) -> None:
     assert (use.kind, "oras pull" in use.unknown[0]) == ("unknown", True)
 
 
-def test_what_has_no_files_says_so() -> None:
-    require_files(["base", "llvm"])
+def test_what_has_no_files_says_so(tmp_path: Path) -> None:
+    records: list[Any] = [SimpleNamespace(stage=stage) for stage in ("base", "kernels", "python")]
     with pytest.raises(ConfigError, match="--files is for llvm, triton, profile, aotriton"):
-        require_files(["base", "kernels", "python"])
+        deliver(Cache(tmp_path), records, LayoutRef(tmp_path / "to"), files=True)
 
 
 def test_media_types() -> None:

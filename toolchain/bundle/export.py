@@ -126,12 +126,11 @@ def export(request: Request, target: str, dest: Target) -> Exported:
     rows = [*settled(request, target), *(_old_systems(request) if target == "base" else ())]
     planned = [row.planned for row in rows]
     bases = [(base, _row_of(base, rows)) for base in resolve(request, planned, target).bases]
-    for base, row in bases:
-        _require_built(base, row)
     request.cache.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="bundle-") as folder:
         packer = _Packer(request, Layout(Path(folder) / "layout").ensure(), Path(folder))
-        for source in _sources(rows):
+        sources = {source.name: source for row in rows for source in row.planned.sources}
+        for _, source in sorted(sources.items()):
             packer.source(source)
         for base, row in bases:
             packer.base(base, row)
@@ -167,21 +166,14 @@ def _old_systems(request: Request) -> list[PlanRow]:
 
 
 def _row_of(base: LockedBase, rows: Sequence[PlanRow]) -> PlanRow:
-    return next(row for row in rows if row.planned.name == base.stage and (row.arch or this_machine()) == base.arch)
-
-
-def _require_built(base: LockedBase, row: PlanRow) -> None:
+    row = next(row for row in rows if row.planned.name == base.stage and (row.arch or this_machine()) == base.arch)
     if row.built is None and base.state != "image":
         raise SourceError(
             f"{base} is not built yet",
             why="it is made from package mirrors, so a bundle holds the finished one",
             fix=f"toolchain build {base.stage} --arch {base.arch}, with the same options",
         )
-
-
-def _sources(rows: list[PlanRow]) -> list[Source]:
-    named = {source.name: source for row in rows for source in row.planned.sources}
-    return [named[name] for name in sorted(named)]
+    return row
 
 
 @dataclass
@@ -246,7 +238,6 @@ class _Packer:
             self.file("blob", name, plain, layout.blob(part.digest), part.digest, of=part.media_type)
 
     def content(self, kind: Kind, name: str, title: str, content: bytes) -> None:
-        """A small thing."""
         blob = self.layout.put_bytes(content, media.EMPTY)
         self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob))
 
@@ -256,7 +247,6 @@ class _Packer:
         self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob, of=of))
 
     def manifest(self, target: str) -> Descriptor:
-        """The artifact."""
         config = self.layout.put_bytes(b"{}", media.EMPTY)
         value = {
             "schemaVersion": 2,

@@ -174,16 +174,12 @@ class _Taker:
         done += [ImportedEntry(entry, self._source(entry, lock)) for entry in self._of("file", "tree", "patch")]
         self._images.ensure()
         # Manifests name the others, so they come last.
-        done += [
-            ImportedEntry(entry, self._blob(entry)) for entry in self._of("blob") if entry.of not in media.MANIFESTS
-        ]
-        done += [ImportedEntry(entry, self._blob(entry)) for entry in self._of("blob") if entry.of in media.MANIFESTS]
+        blobs = sorted(self._of("blob"), key=lambda entry: entry.of in media.MANIFESTS)
+        done += [ImportedEntry(entry, self._blob(entry)) for entry in blobs]
         for base in lock.bases:
             self._tag(base, records)
-        for entry, record in records.items():
-            done.append(ImportedEntry(entry, self._record(record)))
-        for entry, (path, value) in bases.items():
-            done.append(ImportedEntry(entry, _write(path, value)))
+        done += [ImportedEntry(entry, self._record(record)) for entry, record in records.items()]
+        done += [ImportedEntry(entry, _write(path, value)) for entry, (path, value) in bases.items()]
         return done
 
     # What the lock says about the base, and about sysroots

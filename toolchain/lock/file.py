@@ -7,7 +7,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -197,18 +197,13 @@ def render(lock: Lock) -> bytes:
     )
     lines += _table("[request]", dict(sorted(lock.request.items())))
     for base in sorted(lock.bases, key=lambda base: (base.stage, base.name, base.arch)):
-        value: dict[str, Any] = {name: getattr(base, name) for name in _BASE_KEYS}
-        value["packages"] = [
-            {key: getattr(package, key) for key in ("name", "version", "arch", "sha256", "header")}
-            for package in sorted(base.packages, key=lambda package: (package.name, package.arch, package.version))
-        ]
-        lines += _table(f"[[{base.stage}]]", value)
+        packages = sorted(base.packages, key=lambda package: (package.name, package.arch, package.version))
+        value = asdict(replace(base, packages=tuple(packages)))
+        lines += _table(f"[[{value.pop('stage')}]]", value)
     for title, wheels in (("[[source]]", False), ("[[wheel]]", True)):
         for source in sorted(lock.sources, key=lambda source: source.name):
             if source.wheel is wheels:
-                value = {name: getattr(source, name) for name in _SOURCE_KEYS}
-                value["patches"] = [{"name": patch.name, "digest": patch.digest} for patch in source.patches]
-                lines += _table(title, value)
+                lines += _table(title, asdict(source))
     try:
         return ("\n".join(lines) + "\n").encode()
     except UnicodeEncodeError as error:
@@ -219,8 +214,6 @@ def render(lock: Lock) -> bytes:
 
 
 _LIMIT = 16 << 20  # bytes; a lock of every stage has some ten thousand
-_BASE_KEYS = ("name", "arch", "state", "recipe", "suite", "start", "image", "packages_digest")
-_SOURCE_KEYS = ("name", "kind", "ref", "repository", "digest", "file", "parts", "tree", "license", "tag")
 
 
 def write(lock: Lock, path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from toolchain import console
 from toolchain.build.reuse import reference
 from toolchain.cache import Cache
 from toolchain.digest import canonical
-from toolchain.errors import ConfigError, SourceError, ToolchainError
+from toolchain.errors import SourceError, ToolchainError
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import PlainFile, read_files, tag_of, write_files
 from toolchain.oci.layout import Layout
@@ -49,21 +49,6 @@ class DeliveredFiles:
     def as_json(self) -> dict[str, Any]:
         """The `files` of a row of `publish --json`."""
         return vars(self) | {"files": [file.as_json() for file in self.files], "evidence": self.evidence.as_json()}
-
-
-def require_files(stages: Iterable[str]) -> None:
-    """See before anything is sent that one of these stages has plain files.
-
-    Raises:
-        ConfigError: nothing has.
-    """
-    if not FORMS.keys() & set(stages):
-        names = ", ".join(FORMS)
-        raise ConfigError(
-            f"--files is for {names}",
-            why="the other stages have no plain form",
-            fix="leave --files out, or publish one of these",
-        )
 
 
 def deliver_files(

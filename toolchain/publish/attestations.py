@@ -180,18 +180,19 @@ def attach_evidence(
     Raises:
         RegistryError, DigestError, UnreachableError: as `Place.attach` and `Place.attach_layers`.
     """
-    document = bill(image_facts, layout, manifest)
-    about = attest.subjects(image_facts.record.image, [manifest.digest, index.digest])
-    statements = [attest.statement(about, sbom.PREDICATE, document), attest.provenance(image_facts, about)]
-    kinds: tuple[str, ...] = ("sbom",) if signer is None else ("sbom", "provenance")
-    if signer is not None and (checked := image_facts.record.facts.get("numbers")):
-        statements.append(numbers.statement(about, checked))
-        kinds = (*kinds, "numbers")
+    document, subjects = bill(image_facts, layout, manifest), (manifest, index)
     if signer is None:
-        contents = [_Content(canonical(document), sbom.MEDIA_TYPE, {})]
-        return _attach(contents, (manifest, index), place, scratch, kinds)
-    image = image_facts.record.image
-    return _sign(statements, about, (manifest, index), place, signer=signer, scratch=scratch, image=image, kinds=kinds)
+        return _attach([_Content(canonical(document), sbom.MEDIA_TYPE, {})], subjects, place, scratch, ("sbom",))
+    image, facts = image_facts.record.image, image_facts.record.facts
+    about = attest.subjects(image, [manifest.digest, index.digest])
+    made = {
+        "sbom": attest.statement(about, sbom.PREDICATE, document),
+        "provenance": attest.provenance(image_facts, about),
+    }
+    if checked := facts.get("numbers"):
+        made["numbers"] = numbers.statement(about, checked)
+    statements, kinds = list(made.values()), tuple(made)
+    return _sign(statements, about, subjects, place, signer=signer, scratch=scratch, image=image, kinds=kinds)
 
 
 def attach_to_files(
@@ -256,7 +257,7 @@ def _sign(
             _Content(statement.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: kind}) for kind, statement in signed
         ]
         if signer.bundles:  # never a provenance without the SBOM: who finds a bundle looks at nothing else
-            contents += [_bundled(kind, envelope, signer.public) for kind, envelope in envelopes]
+            contents += [_bundled(kind, cosign.bundle(envelope, signer.public)) for kind, envelope in envelopes]
         done = _attach(contents, subjects, place, scratch, kinds)
         name = str(place.ref.at()) if place.ref.remote else image  # a folder's path means nothing elsewhere
         tagged = [entry for subject in subjects for entry in _tagged(own, signer, name, signed, subject.digest)]
@@ -307,9 +308,7 @@ def _attach(
 
 def _by_identity(signer: Keyless, statement: attest.Statement, known: Mapping[bytes, Evidence]) -> _Content:
     before = known.get(canonical(statement))
-    kind = statement["predicateType"]
-    notes = {PREDICATE_TYPE: kind, **cosign.bundle_notes(kind)}
-    return _Content(before.content if before is not None else signer.sign(statement), keyless.MEDIA_TYPE, notes)
+    return _bundled(statement["predicateType"], before.content if before is not None else signer.sign(statement))
 
 
 def _by_key(
@@ -327,10 +326,8 @@ def _by_key(
     ]
 
 
-def _bundled(kind: str, envelope: dsse.Envelope, key: PublicKey) -> _Content:
-    return _Content(
-        cosign.bundle(envelope, key), keyless.MEDIA_TYPE, {PREDICATE_TYPE: kind, **cosign.bundle_notes(kind)}
-    )
+def _bundled(kind: str, bundle: bytes) -> _Content:
+    return _Content(bundle, keyless.MEDIA_TYPE, {PREDICATE_TYPE: kind, **cosign.bundle_notes(kind)})
 
 
 def _tagged(

@@ -49,7 +49,7 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
         ConfigError: `target` has no plain form; the folder is in a source, or cannot be made or written to.
     """
     if not any(involves(target, name) for name in FORMS):
-        raise _no_plain_form()
+        raise no_plain_form("--archive", "build")
     counted = {name for row in STAGES if involves(target, row.name) for name in row.sources}
     for name, spec in sources.items():
         tree = spec.path if name in counted else None
@@ -78,24 +78,18 @@ def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> lis
 
     Returns:
         The files, in the order of the stages.
-
-    Raises:
-        ConfigError: none of them has one.
     """
-    wanted = [(FORMS[record.stage], record) for record in records if record.stage in FORMS]
-    if not wanted:
-        raise _no_plain_form()
     folder.mkdir(parents=True, exist_ok=True)
     cache.work.mkdir(parents=True, exist_ok=True)
-    return [path for write, record in wanted for path in write(cache, record, folder)]
+    return [path for record in records if record.stage in FORMS for path in FORMS[record.stage](cache, record, folder)]
 
 
-def _no_plain_form() -> ConfigError:
-    names = ", ".join(FORMS)
+def no_plain_form(option: str, verb: str) -> ConfigError:
+    """The error where an option of a verb is given for stages that have no plain form."""
     return ConfigError(
-        f"--archive is for {names}",
+        f"{option} is for {', '.join(FORMS)}",
         why="the other stages have no plain form",
-        fix="leave --archive out, or build one of these",
+        fix=f"leave {option} out, or {verb} one of these",
     )
 
 
@@ -221,12 +215,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
             known_bad = int(by_pack.get(pack, 0) if by_pack else bad)
             kind += f"-knownbad{known_bad}" if known_bad else ""
             out = folder / f"aotriton-{short}-{kind}-{pack}.tar.gz"
-            others = tuple(
-                f"lib/aotriton.images/{path.name}"
-                for path in sorted((prefix / "lib/aotriton.images").iterdir())
-                if path.name != pack
-            )
-            write_tar_gz(prefix, out, top="aotriton", exclude=(*_all_but_images(prefix), *others))
+            write_tar_gz(prefix, out, top="aotriton", exclude=_all_but(prefix, pack))
             written.append(out)
     return written
 
@@ -237,12 +226,12 @@ def _at_commit(record: Record) -> bool:
     return source.kind == "git" or bool(commit_of(str(source.digest)))
 
 
-def _all_but_images(prefix: Path) -> tuple[str, ...]:
-    beside = [path.name for path in prefix.iterdir() if path.name != "lib"]
-    return (
-        *sorted(beside),
-        *sorted(f"lib/{path.name}" for path in (prefix / "lib").iterdir() if path.name != "aotriton.images"),
-    )
+def _all_but(prefix: Path, pack: str) -> tuple[str, ...]:
+    """What is not in the images of one pack."""
+    images = prefix / "lib/aotriton.images"
+    kept = {images.parent, images, images / pack}
+    beside = (path for folder in (prefix, images.parent, images) for path in folder.iterdir() if path not in kept)
+    return tuple(sorted(path.relative_to(prefix).as_posix() for path in beside))
 
 
 # What writes the plain form of a stage's record into a folder, in the order of the stages.

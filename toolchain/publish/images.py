@@ -17,9 +17,10 @@ from toolchain.oci.image import standard_annotations, write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
-from toolchain.publish.artifacts import DeliveredFiles, deliver_files, require_files
+from toolchain.publish.artifacts import DeliveredFiles, deliver_files
 from toolchain.publish.attestations import AttachedEvidence, attach_evidence, collect
 from toolchain.publish.consumer import Use, use_of
+from toolchain.publish.files import FORMS, no_plain_form
 from toolchain.publish.packing import Packing, packed_image
 from toolchain.record import Record
 from toolchain.trust.image_facts import ImageFacts
@@ -73,9 +74,10 @@ def deliver(
         RegistryError, UnreachableError: it could not be published.
         DigestError, EngineError, ResourceError: a layer cannot be compressed again (`publish.packing`).
     """
-    if files:
-        require_files([record.stage for record in records])
-    if compression != "gzip" and "triton-cache" in [record.stage for record in records]:
+    stages = {record.stage for record in records}
+    if files and not FORMS.keys() & stages:
+        raise no_plain_form("--files", "publish")
+    if compression != "gzip" and "triton-cache" in stages:
         raise ConfigError(
             f"a Triton cache is not published as {compression}",
             why="MCV, which unpacks it, reads layers of gzip alone",
