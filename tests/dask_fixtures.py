@@ -130,7 +130,7 @@ class Machine:
 
     def serving(self, store: FolderStore, *, slots: int = 1, name: str = "") -> KernelWorker:
         setup = CompileSetup(start=self.workers, naming=self.naming, out=self.out, seen=("/src", str(self.out)))
-        return KernelWorker(setup, store, name=name or self.root.name, slots=slots, limits=self.limits, watch=0.2)
+        return KernelWorker(setup, store, name=name or self.root.name, slots=slots, limits=self.limits)
 
     def campaign(
         self, rules: Sequence[Rule], store: FolderStore | None, address: str = "", *, patience: float = 60, **how: Any
@@ -143,7 +143,7 @@ class Machine:
             if not address:
                 return run_campaign(rules, here, ledger, self.out, **arguments)
             with DaskExecutor(
-                address, rules=rules, shared=shared, out=self.out, limits=self.limits, campaign=self.root.name,
+                address, shared=shared, out=self.out, limits=self.limits, campaign=self.root.name,
                 patience=patience, on_log=lambda rule, worker, text: self.logs.append((rule.kernel, worker, text)),
             ) as elsewhere:  # fmt: skip
                 return run_campaign(rules, elsewhere, ledger, self.out, tell=elsewhere.tell, **arguments)

@@ -15,12 +15,14 @@ import pytest
 
 from tests import tiny_image
 from tests.dockerd_fixture import dockerd
+from tests.kernel_fixtures import make_rule
 from toolchain.cache import Cache
 from toolchain.engine.docker import DockerRunner
 from toolchain.engine.docker_probe import describe, proved
 from toolchain.engine.isolation import SCRIPT
 from toolchain.errors import EngineError
 from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.rules import Rule
 from toolchain.process import CommandError
 from toolchain.recipe import Mount
 
@@ -38,6 +40,13 @@ while IFS= read -r task; do
   esac
 done
 """
+
+
+def named(name: str) -> Rule:
+    """A rule whose id is its name."""
+    rule = make_rule(name)
+    object.__setattr__(rule, "_id", name)
+    return rule
 
 
 def containers(address: str) -> list[str]:
@@ -133,7 +142,7 @@ def test_workers_live_die_and_hang_as_elsewhere(runner: DockerRunner, image: str
         )
 
     outcomes = {
-        row["id"]: row for row in executor(None).run([{"id": name} for name in ("one", "two", "dies", "three")])
+        row["id"]: row for row in executor(None).run([named(name) for name in ("one", "two", "dies", "three")], "", "")
     }
     assert {name: row["status"] for name, row in outcomes.items()} == {
         "one": "done", "two": "done", "three": "done", "dies": "failed",
@@ -141,7 +150,7 @@ def test_workers_live_die_and_hang_as_elsewhere(runner: DockerRunner, image: str
     assert "was ended by SIGABRT" in outcomes["dies"]["reason"], "not hidden by a first process that ignores it"
     assert sorted(path.name for path in out.iterdir()) == ["one", "three", "two"]
     assert (out / "one").stat().st_uid == os.geteuid()
-    (hung,) = executor(1.5).run([{"id": "hangs"}])
+    (hung,) = executor(1.5).run([named("hangs")], "", "")
     assert hung["status"] == "timeout"
     assert containers(runner.address) == [], "the daemon's container goes with its worker"
 

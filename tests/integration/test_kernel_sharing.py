@@ -31,7 +31,7 @@ from toolchain.kernels.dask_status import ask
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger, reproducible
 from toolchain.kernels.reached import Reach
-from toolchain.kernels.result_name import Naming
+from toolchain.kernels.result_name import Naming, name_of
 from toolchain.kernels.rules import RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
@@ -123,7 +123,7 @@ def test_a_compile_process_that_is_killed_costs_nothing_but_its_kernel(
     with KernelWorker(at, store, name="one", slots=1, limits=replace(LIMITS, timeout=300)) as worker:
         killer = threading.Thread(target=kill_once, args=(worker,), daemon=True)
         killer.start()
-        answers = [worker.carry_out(order_of(rule, naming.name(rule), recompile=False)) for rule in rules]
+        answers = [worker.carry_out(order_of(rule, name_of(naming.inputs(rule)), recompile=False)) for rule in rules]
         killer.join(60)
     assert [answer["status"] for answer in answers] == ["done"] * 4
     assert [answer["attempt"] for answer in answers] == [2, 1, 1, 1]
@@ -168,7 +168,7 @@ def test_two_workers_of_a_scheduler_make_what_one_machine_makes(
         shared, rules, out = SharedResults([store], desk.naming()), desk.rules(), desk.root / "out"
         with (
             Ledger(desk.root / "ledger.sqlite") as ledger,
-            DaskExecutor(scheduler.address, rules=rules, shared=shared, out=out, limits=limits) as executor,
+            DaskExecutor(scheduler.address, shared=shared, out=out, limits=limits) as executor,
         ):
             result = run_campaign(rules, executor, ledger, out, worker_tree="/", shared=shared, tell=executor.tell)
     assert desk.files() == local[0]

@@ -56,7 +56,7 @@ def test_the_code_objects_are_what_they_must_be(quickstart: Quickstart, tmp_path
     checked: collections.Counter[str] = collections.Counter()
     functions: dict[str, set[str]] = collections.defaultdict(set)
     for row in kernels:
-        check_object(report.parent / row["out"], row["target"])
+        check_object(report.parent / row["out"], row["target"], row["kernel"])
         checked[row["target"]] += 1
         functions[row["target"]].add(row["kernel"])
     assert set(checked) == {"gfx942", "gfx1100"}

@@ -20,7 +20,7 @@ import pytest
 from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.codeobject import check_object
 from toolchain.kernels.executors import LocalExecutor
-from toolchain.kernels.ledger import Ledger, look
+from toolchain.kernels.ledger import Ledger, counts, look
 from toolchain.kernels.rules import Rule, load_rules
 
 TOP = Path(__file__).parents[2]
@@ -241,7 +241,7 @@ def test_no_object_tells_where_its_source_lay(compiled: tuple[Source, dict[str, 
 
 def test_linked_bitcode_is_known(compiled: tuple[Source, dict[str, str]]) -> None:
     with Ledger(compiled[0].root / "ledger.sqlite") as ledger:
-        by_kernel = {entry.kernel: entry.bitcode for entry in ledger}
+        by_kernel = {entry.kernel: entry.bitcode for entry in look(ledger.path).entries}
 
     assert by_kernel["vector_add"] == ()
     assert by_kernel["error_function"] == ("ocml",)
@@ -252,8 +252,8 @@ def test_a_kernel_that_does_not_compile_says_why(python: str, tmp_path: Path) ->
     source.compile(source.rules(), keep_going=True)
 
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        assert look(ledger.path).summary.as_json() == {"done": 4, "failed": 2, "timed_out": 0}
-        reasons = {entry.reason for entry in ledger if entry.kernel == "broken"}
+        assert counts(look(ledger.path).entries) == {"done": 4, "failed": 2, "timed_out": 0}
+        reasons = {entry.reason for entry in look(ledger.path).entries if entry.kernel == "broken"}
     assert len(reasons) == 1
     assert "no_such_name is not defined" in reasons.pop()
 

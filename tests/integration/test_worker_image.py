@@ -114,7 +114,7 @@ def test_its_objects_are_those_of_a_local_campaign(built: Said, quickstart: Quic
 
             with (
                 Ledger(tmp_path / "ledger.sqlite") as ledger,
-                DaskExecutor(scheduler.address, rules=rules, shared=shared, out=out, limits=limits) as executor,
+                DaskExecutor(scheduler.address, shared=shared, out=out, limits=limits) as executor,
             ):
                 made = run_campaign(
                     rules, executor, ledger, out, worker_tree=said.source, shared=shared, on_count=look,

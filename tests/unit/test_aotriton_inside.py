@@ -16,6 +16,7 @@ from toolchain.catalog.gpus import parse_gpus
 from toolchain.kernels.aotriton_plan import read_plan
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Entry
+from toolchain.kernels.rules import cut
 from toolchain.stages.aotriton_inside import LEDGER, lay_ledger, lay_objects
 
 OF = generation_of("0.7.1b")
@@ -32,7 +33,7 @@ def test_each_line_of_the_plan_gets_an_object(tmp_path: Path) -> None:
     folder = old_plan(tmp_path / "p", [("a", "MI300X", 1), ("b", "MI300X", 2), ("c", "MI200", 1)], clusters={})
     plan = read_plan(folder, old_tree(tmp_path / "t"), build=BUILD, source=SOURCE, of=OF)
     assert plan.copies == {"flash/a.hsaco": ("flash/b.hsaco",)}, "they differ in waves, which its script does not pass"
-    assert len(plan.part(limit=1)[0].rules) == 1, "each stands for itself"
+    assert len(cut(plan.rules, limit=1).rules) == 1, "each stands for itself"
     (folder / "flash").mkdir()
     (folder / "flash/a.hsaco").write_bytes(b"code")
     (folder / "flash/a.json").write_text('{"name": "attn"}')

@@ -23,7 +23,7 @@ from toolchain.kernels.aks2 import read_aks2, read_archive
 from toolchain.kernels.aotriton_plan import Archive, Cluster, parse_signature, read_plan
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Entry
-from toolchain.kernels.rules import RuleSet, Tasks, in_order
+from toolchain.kernels.rules import RuleSet, cut, in_order
 from toolchain.stages.aotriton_images import KernelImages, check_images, compare, packed, upstream_arguments
 
 BUILD, SOURCE = "/b/plan", "/b/src"
@@ -85,21 +85,23 @@ def test_a_rule_as_upstream_reads_the_line(tmp_path: Path) -> None:
 def test_a_part_takes_whole_clusters(tmp_path: Path) -> None:
     folder = plan_of(tmp_path / "p", {"c1": ["a", "b"], "c2": ["c", "d"], "c3": ["e"]})
     plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
-    rules, clusters = plan.part(limit=3)
+    rules = cut(plan.rules, limit=3)
+    clusters = plan.whole(rules)
     assert {rule.out for rule in rules.rules} == {f"flash/{each}.hsaco" for each in "abcd"}
     assert [each.name.rpartition("/")[2] for each in clusters] == ["c1", "c2"]
     assert rules.partial
     (archive,) = packed(plan, clusters)
     assert [name for _, name in archive.members] == ["F0", "F1"]
-    whole, everything = plan.part()
+    whole = cut(plan.rules)
     assert not whole.partial
-    assert len(everything) == 3
+    assert len(plan.whole(whole)) == 3
 
 
 def test_clusters_that_share_an_object_come_together(tmp_path: Path) -> None:
     folder = plan_of(tmp_path / "p", {"c1": ["a", "b"], "c2": ["b", "d"], "c3": ["e"]})
     plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
-    rules, clusters = plan.part(limit=1)
+    rules = cut(plan.rules, limit=1)
+    clusters = plan.whole(rules)
     assert {rule.out for rule in rules.rules} == {"flash/a.hsaco", "flash/b.hsaco", "flash/d.hsaco"}
     assert len(clusters) == 2
 
@@ -461,15 +463,6 @@ def test_what_shares_most_is_compiled_in_a_row(tmp_path: Path) -> None:
     plan = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
     assert [rule.out[6] for rule in plan.rules] == ["a", "b", "c", "d"]
     assert [rule.out[6] for rule in in_order(plan.rules)] == ["a", "c", "b", "d"]
-
-
-def test_a_task_is_made_when_it_is_asked_for(tmp_path: Path) -> None:
-    plan = read_plan(plan_of(tmp_path / "p", {"c1": ["a", "b"]}), tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
-    tasks = Tasks(plan.rules, "/s", "/o")
-    assert [task["out"] for task in tasks] == ["/o/flash/a.hsaco", "/o/flash/b.hsaco"]
-    assert tasks[0] == plan.rules[0].task("/s", "/o")
-    assert [task["id"] for task in tasks[1:]] == [plan.rules[1].id]
-    assert (len(tasks), len(tasks[1:])) == (2, 1)
 
 
 def test_a_kernel_that_was_stopped_for_its_memory_is_not_given_to_upstreams_script(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Place:
         self, rules: Sequence[Rule], limits: MemoryBounds, *, workers: int = 1, timeout: float = 60.0
     ) -> CampaignResult:
         self.workers.provide(list(rules))
-        executor = LocalExecutor(self.workers, workers=workers, timeout=timeout, bounds=limits, watch=0.05)
+        executor = LocalExecutor(self.workers, workers=workers, timeout=timeout, bounds=limits)
         with Ledger(self.root / "ledger.sqlite") as ledger:
             return run_campaign(rules, executor, ledger, self.root / "out", worker_tree="/src", keep_going=True)
 
@@ -44,7 +44,8 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr(bounds, "EVERY", 0.05)
     return Place(tmp_path)
 
 

@@ -19,7 +19,6 @@ from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor, Outcome
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Ledger
 from toolchain.kernels.rules import Rule, RuleSet
-from toolchain.kernels.worker_process import Task
 
 GOOD = ("good", "slow", "fine")
 BAD = ("fails", "dies", "hangs", "empty", "absent", "lies", "no_facts")
@@ -41,14 +40,13 @@ class Place:
         workers: int = 2,
         timeout: float | None = 3.0,
         keep_going: bool = True,
-        recycle: int = 500,
     ) -> CampaignResult:
         self.workers.provide(list(rules.rules if isinstance(rules, RuleSet) else rules))
         self.counts.clear()
         with Ledger(self.root / "ledger.sqlite") as ledger:
             return run_campaign(
                 rules,
-                LocalExecutor(self.workers, workers=workers, timeout=timeout, recycle=recycle),
+                LocalExecutor(self.workers, workers=workers, timeout=timeout),
                 ledger,
                 self.out,
                 worker_tree="/src",
@@ -210,7 +208,7 @@ def test_no_worker_is_started_for_nothing(place: Place) -> None:
     assert not (place.workers.folder / "started").exists()
 
 
-def test_workers_are_long_lived_and_recycled(place: Place) -> None:
+def test_workers_are_long_lived_and_recycled(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = [make_rule("good", warps=2**number) for number in range(9)]
     place.run(rules, workers=1)
     started = (place.workers.folder / "started").read_text().split()
@@ -218,7 +216,8 @@ def test_workers_are_long_lived_and_recycled(place: Place) -> None:
 
     second = Place(place.root / "other")
     second.root.mkdir(exist_ok=True)
-    second.run(rules, workers=1, recycle=3)
+    monkeypatch.setattr(executors, "RECYCLE", 3)
+    second.run(rules, workers=1)
     assert len((second.workers.folder / "started").read_text().split()) == 3
 
 
@@ -226,7 +225,7 @@ def test_giving_up_in_the_middle_ends_all_workers_at_once(place: Place) -> None:
     rules = [make_rule("hangs", warps=2**number) for number in range(3)] + [make_rule("good")]
     place.workers.provide(rules)
     executor = LocalExecutor(place.workers, workers=4, timeout=None)
-    outcomes = executor.run([rule.task("/src", str(place.out)) for rule in rules])
+    outcomes = executor.run(rules, "/src", str(place.out))
     assert next(outcomes)["status"] == DONE
     started = time.monotonic()
     outcomes.close()
@@ -267,14 +266,13 @@ def test_rows_count_by_kernel_and_gpu(place: Place) -> None:
 
 
 class Remote:
-    """An executor other than LocalExecutor: everything goes through JSON, as over a wire, and comes back reversed."""
+    """An executor other than LocalExecutor: outcomes go through JSON, as over a wire, and come back reversed."""
 
     def __init__(self, inner: LocalExecutor) -> None:
         self.inner = inner
 
-    def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
-        plain: list[Task] = json.loads(json.dumps(list(tasks)))
-        yield from json.loads(json.dumps(list(self.inner.run(plain))))[::-1]
+    def run(self, rules: Sequence[Rule], tree: str, out: str, /) -> Generator[Outcome, None, None]:
+        yield from json.loads(json.dumps(list(self.inner.run(rules, tree, out))))[::-1]
 
     def about(self) -> dict[str, Any]:
         return self.inner.about()
@@ -283,7 +281,7 @@ class Remote:
         return []
 
 
-def test_tasks_and_outcomes_are_plain_json(place: Place) -> None:
+def test_outcomes_are_plain_json(place: Place) -> None:
     rules = [make_rule(kernel) for kernel in (*GOOD, "fails")]
     place.workers.provide(rules)
     with Ledger(place.root / "l") as ledger:

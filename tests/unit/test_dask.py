@@ -30,6 +30,7 @@ from toolchain.kernels.dask_orders import Order
 from toolchain.kernels.dask_status import ask
 from toolchain.kernels.ledger import reproducible
 from toolchain.kernels.oci_store import OciStore
+from toolchain.kernels.result_name import name_of
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.status import remote_row
 from toolchain.kernels.store import FolderStore, read_record
@@ -164,7 +165,7 @@ def test_an_answer_outlives_its_worker(scheduler: Hub, store: FolderStore, tmp_p
     child = in_a_process(doomed, scheduler.address, store)
     try:
         shared = SharedResults([store], desk.naming)
-        executor = DaskExecutor(scheduler.address, rules=rules, shared=shared, out=desk.out, limits=LIMITS)
+        executor = DaskExecutor(scheduler.address, shared=shared, out=desk.out, limits=LIMITS)
         with executor, contextlib.closing(Board(scheduler.address)) as board:
             until(lambda: workers_on(board, Presence()), "worker")
             waiting = deque([Order(rules[0])])
@@ -221,10 +222,8 @@ def test_a_campaign_that_is_killed_goes_on(scheduler: Hub, store: FolderStore, t
     with worker.serving(store) as serving:
         scheduler.serve(serving)
         shared = SharedResults([store], killed.naming)
-        with DaskExecutor(
-            scheduler.address, rules=rules, shared=shared, out=killed.out, limits=LIMITS, patience=60
-        ) as executor:
-            outcomes = executor.run([{"id": rule.id} for rule in rules])
+        with DaskExecutor(scheduler.address, shared=shared, out=killed.out, limits=LIMITS, patience=60) as executor:
+            outcomes = executor.run(rules, "/src", str(killed.out))
             assert next(outcomes)["status"] == "done"
             until((worker.workers.folder / "waiting").exists, "kernel under way")
             outcomes.close()
@@ -299,7 +298,7 @@ def test_a_worker_whose_objects_are_useless_is_set_aside_and_others_compile_its_
     for rule in rules:
         good = (honest.workers.folder / f"{rule.target}{rule.kernel}").read_bytes()
         assert (desk.out / rule.out).read_bytes() == good
-        ((_, record),) = store.fetch([desk.naming.name(rule)])
+        ((_, record),) = store.fetch([name_of(desk.naming.inputs(rule))])
         assert record is not None
         assert read_record(record, desk.naming.inputs(rule)).code == good, "the store has no useless object any more"
 
@@ -327,7 +326,7 @@ def test_the_log_of_a_failed_kernel_comes_home(scheduler: Hub, store: FolderStor
     with worker.serving(store) as serving:
         scheduler.serve(serving)
         made = desk.campaign(rules, store, scheduler.address)
-    (entry,) = made.failed
+    (entry,) = made.bad
     assert entry.attempt == 2
     assert "LLVM ERROR: out of registers" in entry.reason
     ((kernel, name, text),) = desk.logs
@@ -341,13 +340,13 @@ def test_a_store_that_packs_or_none_is_refused(store: FolderStore, tmp_path: Pat
     packs.ref = "registry.example/ns"
     for shared in (None, SharedResults([packs], desk.naming)):
         with pytest.raises(ConfigError, match="keeps each result apart"):
-            DaskExecutor("tcp://127.0.0.1:1", rules=[], shared=shared, out=desk.out, limits=LIMITS)
+            DaskExecutor("tcp://127.0.0.1:1", shared=shared, out=desk.out, limits=LIMITS)
 
 
 def test_a_station_takes_what_the_store_has_unless_it_shall_not(store: FolderStore, tmp_path: Path) -> None:
     rule, machine = rules_of("one")[0], Machine(tmp_path / "machine")
     machine.provide([rule])
-    name = machine.naming.name(rule)
+    name = name_of(machine.naming.inputs(rule))
     with machine.serving(store) as serving:
         answers = [serving.carry_out(order_of(rule, name, recompile=recompile)) for recompile in (False, False, True)]
         assert [answer["found"] for answer in answers] == [False, True, False]
@@ -360,13 +359,17 @@ def test_a_station_takes_what_the_store_has_unless_it_shall_not(store: FolderSto
     assert list(machine.out.iterdir()) == []
 
 
-def test_a_campaign_that_says_nothing_any_more_is_gone() -> None:
+def test_a_campaign_that_says_nothing_any_more_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     status: dict[str, Any] = {
         "format": 1, "state": "running", "updated": "2026-11-22T17:50:00Z", "done": 3, "failed": 1, "timed_out": 0,
         "rate": 1.0, "left_seconds": 5.0, "workers": [{}], "asked": 9,
     }  # fmt: skip
     then = 1795369800.0
     assert time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(then)) == status["updated"]
-    alive, gone = (remote_row("c", status, now=then + later) for later in (10, 100))
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: then + 10)
+        alive = remote_row("c", status)
+        patch.setattr(time, "time", lambda: then + 100)
+        gone = remote_row("c", status)
     assert (alive["state"], alive["count"], alive["rate"]) == ("running", 4, 1.0)
     assert (gone["state"], gone["workers"], gone["rate"]) == ("killed", [], None)

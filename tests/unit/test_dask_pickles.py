@@ -235,6 +235,7 @@ def test_entries_that_are_strange_are_passed_over(value: Any) -> None:
         assert board.read("workers") in ({}, {"1": 1})
 
 
-def test_a_server_that_says_nothing_is_not_waited_for() -> None:
+def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolchain.kernels.dask_board._CONNECTS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(UnreachableError):
-        Board(f"tcp://127.0.0.1:{listener.getsockname()[1]}", timeout=0.3)
+        Board(f"tcp://127.0.0.1:{listener.getsockname()[1]}")

@@ -17,6 +17,7 @@ from toolchain.errors import ConfigError, KernelError, ToolchainError
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
+from toolchain.kernels.result_name import name_of
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shards import cut, shard_of
 from toolchain.kernels.shared import SharedResults
@@ -137,7 +138,7 @@ def test_a_missing_kernel_is_named(tmp_path: Path) -> None:
     store, machine = folder(tmp_path / "store"), Machine(tmp_path / "machine")
     for number in (1, 2):
         run(machine, [store], (number, 2))
-    name = machine.naming().name(RULES[3])
+    name = name_of(machine.naming().inputs(RULES[3]))
     (tmp_path / "store" / "results" / name[:2] / name[2:]).unlink()
     with pytest.raises(KernelError, match="1 kernels are in none of") as caught:
         merge(Machine(tmp_path / "joined"), [store])

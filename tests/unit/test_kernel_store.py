@@ -18,7 +18,7 @@ from toolchain.errors import ConfigError, ResourceError
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
-from toolchain.kernels.result_name import Naming
+from toolchain.kernels.result_name import Naming, name_of
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import Addition, FolderStore, KernelStore, Result
@@ -97,7 +97,7 @@ def store_at(path: Path) -> FolderStore:
 
 
 def record_path(store: Path, machine: Machine, rule: Rule) -> Path:
-    name = machine.naming().name(rule)
+    name = name_of(machine.naming().inputs(rule))
     return store / "store" / "results" / name[:2] / name[2:]
 
 
@@ -149,8 +149,8 @@ def test_options_and_gpu_are_in_the_name(tmp_path: Path) -> None:
         replace(rule, target="gfx1100"),
         replace(rule, signature=(("x", "*fp16:16"),)),
     ]
-    assert len({naming.name(each) for each in (rule, *others)}) == 5
-    assert naming.name(replace(rule, out="elsewhere.hsaco", cluster="other")) == naming.name(rule)
+    assert len({name_of(naming.inputs(each)) for each in (rule, *others)}) == 5
+    assert name_of(naming.inputs(replace(rule, out="elsewhere.hsaco", cluster="other"))) == name_of(naming.inputs(rule))
 
 
 @pytest.mark.parametrize("damage", ["a bit of the object", "a bit of the statement", "cut", "emptied", "a folder"])
@@ -194,7 +194,7 @@ def forge(machine: Machine, store: Path, rule: Rule, **changes: Any) -> None:
     }
     record = Result(**{**facts, **changes}).record()
     FolderStore(store / "store").add(
-        Addition(machine.naming().name(rule), rule.target, rule.id, 1.0, record), replace=True
+        Addition(name_of(machine.naming().inputs(rule)), rule.target, rule.id, 1.0, record), replace=True
     )
 
 

@@ -17,11 +17,10 @@ from toolchain.errors import KernelError
 from toolchain.kernels.calls import Call, Outcome, in_orders
 from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.ledger import Ledger
-from toolchain.kernels.made import PACKED, check_made
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import FolderStore
-from toolchain.kernels.triton_cache import entry_folder, lay_out, unpack
+from toolchain.kernels.triton_cache import PACKED, check_made, entry_folder, lay_out, unpack
 from toolchain.kernels.worker import CompileSetup, KernelWorker, Limits
 from toolchain.stages.triton_cache import outcomes_of
 
@@ -101,9 +100,7 @@ def test_a_dask_worker_makes_the_calls(alone: dict[str, bytes], scheduler: Any, 
         scheduler.serve(worker)
         results = shared(tmp_path / "store")
         with (
-            DaskExecutor(
-                scheduler.address, rules=rules(calls), shared=results, out=here, limits=LIMITS, campaign="calls"
-            ) as elsewhere,
+            DaskExecutor(scheduler.address, shared=results, out=here, limits=LIMITS, campaign="calls") as elsewhere,
             Ledger(tmp_path / "ledger.sqlite") as ledger,
         ):
             result = run_campaign(

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -26,7 +27,7 @@ from toolchain.engine.own_network import proved, without_network
 from toolchain.engine.resources import jobs_for, memory_available
 from toolchain.errors import ConfigError, ResourceError, ToolchainError
 from toolchain.kernels.bounds import MemoryBounds, patience
-from toolchain.kernels.dask_link import check_address, library, machine_name, security
+from toolchain.kernels.dask_link import check_address, library, security
 from toolchain.kernels.dask_worker import PATIENCE, serve
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.store import FolderStore
@@ -135,7 +136,7 @@ def run(arguments: argparse.Namespace) -> None:
         worker = KernelWorker(
             kernels.compile_setup(scratch / "out", way),
             store,
-            name=arguments.name or machine_name(),
+            name=arguments.name or socket.gethostname(),
             slots=slots,
             limits=limits,
             bounds=bounds,

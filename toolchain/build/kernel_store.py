@@ -109,8 +109,4 @@ def open_store(place: str, cache: Cache, *, offline: bool = False) -> Iterator[K
         raise ConfigError("--offline forbids to ask a registry", fix="use a folder or oci:DIR as --kernel-store")
     cache.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache.work, prefix="kernel-store-") as scratch, open_place(ref) as opened:
-        store = OciStore(opened, Path(scratch))
-        try:
-            yield store
-        finally:
-            store.close()
+        yield OciStore(opened, Path(scratch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -45,9 +46,9 @@ def serve_kernels(
     """
     from toolchain.engine.progress import Progress  # noqa: PLC0415 - as for a build
     from toolchain.kernels.bounds import MemoryBounds  # noqa: PLC0415
-    from toolchain.kernels.dask_link import check_address, machine_name, security  # noqa: PLC0415
+    from toolchain.kernels.dask_link import check_address, security  # noqa: PLC0415
     from toolchain.kernels.dask_worker import serve  # noqa: PLC0415
-    from toolchain.kernels.oci_store import OciStore  # noqa: PLC0415
+    from toolchain.kernels.store import FolderStore  # noqa: PLC0415
     from toolchain.kernels.worker import KernelWorker  # noqa: PLC0415
 
     security(check_address(address), "worker")
@@ -74,7 +75,7 @@ def serve_kernels(
         tempfile.TemporaryDirectory(dir=request.cache.work, prefix="kernel-worker-") as scratch,
         open_store(request.kernel_store, request.cache, offline=request.offline) as store,
     ):
-        if isinstance(store, OciStore):
+        if not isinstance(store, FolderStore):
             raise ConfigError(
                 f"{store.ref} packs its results, and a campaign waits for each",
                 fix="give the campaign's folder as --kernel-store",
@@ -85,7 +86,7 @@ def serve_kernels(
         bounds = MemoryBounds.of(workspace.memory(), slots, limits.memory)
         at = _setup(stage, source, image, out, workspace)
         with KernelWorker(
-            at, store, name=name or machine_name(), slots=slots, limits=limits, bounds=bounds,
+            at, store, name=name or socket.gethostname(), slots=slots, limits=limits, bounds=bounds,
             key=result_key(request.kernel_key),
         ) as worker:  # fmt: skip
             console.note(f"worker {worker.name}: {slots} kernels at once, for {address}; Ctrl-C ends it")

@@ -82,7 +82,7 @@ def _read(work: Path) -> list[dict[str, Any]]:
 
 def _watch(work: Path) -> None:
     from toolchain.cli.kernels_view import line, screen  # noqa: PLC0415 - not for --json
-    from toolchain.kernels.status import RUNNING, ask_for_more  # noqa: PLC0415
+    from toolchain.kernels.status import RUNNING  # noqa: PLC0415
 
     terminal = sys.stdout.isatty()
     with contextlib.ExitStack() as stack:
@@ -90,8 +90,6 @@ def _watch(work: Path) -> None:
         while True:
             rows = _read(work)
             running = [row for row in rows if row["state"] == RUNNING]
-            for row in running:
-                ask_for_more(work / row["campaign"])
             if live is not None:
                 shown = "\n".join(console.plain(text) for row in rows for text in screen(row))
                 live.update(shown or _NONE, refresh=True)

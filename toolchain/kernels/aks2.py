@@ -43,42 +43,38 @@ def read_aks2(data: bytes) -> tuple[Kernel, ...]:
         raise KernelError("not an AKS2 file", why=f"it begins with {data[:4]!r}", fix=_AGAIN)
     total, count, directory = _HEADER.unpack_from(data, 4)
     if total > _LIMIT or directory > total:
-        raise KernelError("an AKS2 file with impossible sizes", why=f"{total} bytes, directory {directory}", fix=_AGAIN)
+        raise _damaged("with impossible sizes", f"{total} bytes, directory {directory}")
     unpack = lzma.LZMADecompressor()
     try:
         content = unpack.decompress(data[16:], max_length=total + 1)
     except lzma.LZMAError as error:
-        raise KernelError("an AKS2 file that does not unpack", why=str(error), fix=_AGAIN) from error
+        raise _damaged("that does not unpack", str(error)) from error
     if not unpack.eof or unpack.unused_data:
         # Without the end there is no checksum; the loader would take such a file all the same.
-        raise KernelError(
-            "an AKS2 file that ends early, or has data after its end", why=f"{len(data)} bytes", fix=_AGAIN
-        )
+        raise _damaged("that ends early, or has data after its end", f"{len(data)} bytes")
     if len(content) != total:
-        raise KernelError(
-            "an AKS2 file whose size does not match its header",
-            why=f"{len(content)} bytes instead of {total}",
-            fix=_AGAIN,
-        )
+        raise _damaged("whose size does not match its header", f"{len(content)} bytes instead of {total}")
     kernels = []
     place = 0
     for _ in range(count):
         try:
             shared, threads, offset, size, length = _ENTRY.unpack_from(content, place)
         except struct.error as error:
-            raise KernelError("an AKS2 file whose directory ends early", why=str(error), fix=_AGAIN) from error
+            raise _damaged("whose directory ends early", str(error)) from error
         place += _ENTRY.size
         name = content[place : place + length].rstrip(b"\0").decode("utf-8")
         place += length
         start = directory + offset
         if start + size > total:
-            raise KernelError("an AKS2 file whose entry is outside", why=name, fix=_AGAIN)
+            raise _damaged("whose entry is outside", name)
         kernels.append(Kernel(name, shared, threads, content[start : start + size]))
     if place != directory:
-        raise KernelError(
-            "an AKS2 file whose directory's size does not match its header", why=f"{place}, {directory}", fix=_AGAIN
-        )
+        raise _damaged("whose directory's size does not match its header", f"{place}, {directory}")
     return tuple(kernels)
+
+
+def _damaged(how: str, why: str) -> KernelError:
+    return KernelError(f"an AKS2 file {how}", why=why, fix=_AGAIN)
 
 
 def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:

@@ -21,7 +21,7 @@ from typing import TypeGuard
 from toolchain.catalog.aotriton_generations import Generation, generation_of
 from toolchain.catalog.gpus import check_gpu
 from toolchain.errors import KernelError, SourceError
-from toolchain.kernels.rules import Rule, RuleSet, Value, cut, parsed
+from toolchain.kernels.rules import Rule, RuleSet, Value, arguments_of, parsed
 
 COMPILE, CLUSTER, FLATZIP = "Bare.compile", "Bare.cluster", "Bare.flatzip"
 IMAGES = "aotriton.images"
@@ -77,11 +77,6 @@ class BarePlan:
     clusters: tuple[Cluster, ...]
     archives: tuple[Archive, ...]
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def part(self, *, select: str | None = None, limit: int | None = None) -> tuple[RuleSet, tuple[Cluster, ...]]:
-        """Rules in whole clusters, and the clusters that they make whole; see `rules.cut`."""
-        chosen = cut(self.rules, select=select, limit=limit)
-        return chosen, self.whole(chosen)
 
     def whole(self, rules: RuleSet) -> tuple[Cluster, ...]:
         """The clusters that some rules make whole."""
@@ -169,13 +164,18 @@ def _lines(path: Path, least: int) -> Iterator[list[str]]:
 
 
 def _below(path: str, top: str) -> str:
+    """`path` relative to `top`: what a generator says becomes names of files on this side.
+
+    Raises:
+        SourceError: it is elsewhere.
+    """
     folder, slash, name = path.rpartition("/")
     try:
+        if name in ("", ".", ".."):
+            raise ValueError(path)
         inside = _folder_below(folder or slash, top)
     except ValueError:
-        raise _outside(path, top) from None
-    if name in ("", ".", ".."):
-        raise _outside(path, top)
+        raise SourceError(f"AOTriton's generator names {path}, which is not in {top}", fix=_REPORT) from None
     return f"{inside}/{name}" if inside else name
 
 
@@ -186,19 +186,10 @@ def _folder_below(folder: str, top: str) -> str:
     Raises:
         ValueError: it is elsewhere.
     """
-    inside = PurePosixPath(folder).relative_to(top).as_posix()
-    if not _is_plain(inside):
+    inside = PurePosixPath(folder).relative_to(top)
+    if ".." in inside.parts or inside.is_absolute():
         raise ValueError(folder)
-    return "" if inside == "." else inside
-
-
-def _outside(path: str, top: str) -> SourceError:
-    return SourceError(f"AOTriton's generator names {path}, which is not in {top}", fix=_REPORT)
-
-
-def _is_plain(path: str) -> bool:
-    """Whether a relative path stays where it is: what a generator says becomes names of files on this side."""
-    return ".." not in PurePosixPath(path).parts and not path.startswith("/")
+    return "" if inside == PurePosixPath() else inside.as_posix()
 
 
 def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -296,8 +287,6 @@ class _Rules:
         self._names = {path: path for path in groups}
         self._signatures: dict[tuple[str, str, str], Signature] = {}
         self._parts: dict[tuple[str, str], Signature] = {}
-        self._roots: dict[str, str] = {}
-        self._gpus: set[str] = set()
 
     def rule(self, fields: Sequence[str]) -> Rule:
         """The rule of one line.
@@ -308,38 +297,29 @@ class _Rules:
         skipped = self._of.fields - 8
         target_path, kernel_file, kernel, warps, stages, waves, word = fields[skipped : skipped + 7]
         gpu = self._of.words.get(word, word)
-        if gpu not in self._gpus:
-            check_gpu(gpu)
-            self._gpus.add(gpu)
+        check_gpu(gpu)
         out, file = _below(target_path, self._build), _below(kernel_file, self._source)
         kinds, constants = self._signature(file, kernel, ";".join(fields[skipped + 7 :]), where=out)
         try:
-            launch = (int(warps), int(stages), int(waves) if self._of.waves else _WAVES)
+            # Texts that many rules have are one object in memory.
+            return Rule(
+                source=sys.intern(file),
+                root=sys.intern(file.rpartition("/")[0] or "."),
+                kernel=sys.intern(kernel),
+                signature=kinds,
+                constexprs=constants,
+                target=sys.intern(gpu),
+                num_warps=int(warps),
+                num_stages=int(stages),
+                waves_per_eu=int(waves) if self._of.waves else _WAVES,
+                out=self._names.get(out, out),
+                # Inside a library each is a cluster of its own; else `_agree` refuses a plan with a rule in no cluster.
+                cluster=f"{gpu}/{out}" if self._of.inside else self._groups.get(out, ""),
+            )
         except ValueError:
             raise SourceError(
                 f"{COMPILE}: {out} has launch values that are not numbers", why=";".join(fields), fix=_REPORT
             ) from None
-        # Texts that many rules have are one object in memory.
-        return Rule(
-            source=sys.intern(file),
-            root=self._root(file),
-            kernel=sys.intern(kernel),
-            signature=kinds,
-            constexprs=constants,
-            target=sys.intern(gpu),
-            num_warps=launch[0],
-            num_stages=launch[1],
-            waves_per_eu=launch[2],
-            out=self._names.get(out, out),
-            # Inside a library each is a cluster of its own; else `_agree` refuses a plan with a rule in no cluster.
-            cluster=f"{gpu}/{out}" if self._of.inside else self._groups.get(out, ""),
-            direction="backward" if "bwd" in kernel else "forward",
-        )
-
-    def _root(self, file: str) -> str:
-        if file not in self._roots:
-            self._roots[file] = str(PurePosixPath(file).parent)
-        return self._roots[file]
 
     def _signature(self, file: str, kernel: str, text: str, *, where: str) -> Signature:
         key = (file, kernel, text)
@@ -407,9 +387,8 @@ def _constant(text: str) -> int | float | bool | None:
 @memoize
 def _argument_names(path: Path, kernel: str) -> tuple[str, ...]:
     module = parsed(path)
-    for node in module.body:
-        if isinstance(node, ast.FunctionDef) and node.name == kernel:
-            return tuple(argument.arg for argument in [*node.args.posonlyargs, *node.args.args])
+    if (arguments := arguments_of(module, kernel)) is not None:
+        return tuple(argument.arg for argument in arguments)
     for node in module.body:  # a file that gathers the kernels of its neighbours
         if not _imports(node):
             continue

@@ -13,9 +13,10 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from toolchain import console
+from toolchain.kernels.worker_process import Worker
 
 RUNAWAY_SECONDS = 3600.0
 """A kernel takes seconds. One that takes an hour is treated as endless, unless --kernel-timeout allows longer."""
@@ -67,27 +68,6 @@ def memory_row(bounds: MemoryBounds | None, workers: Iterable[Mapping[str, Any]]
     }
 
 
-class Watched(Protocol):
-    """A worker as `Watch` sees it."""
-
-    memory: int
-
-    @property
-    def pid(self) -> int:
-        """The topmost process."""
-
-    @property
-    def task(self) -> Any:
-        """The kernel that it compiles, None between two."""
-
-    def end_for(self, task: Any, reason: str, *, final: bool) -> None:
-        """End it, unless it is no longer working on `task`.
-
-        Args:
-            final: whether the kernel would need as much in any case.
-        """
-
-
 class Watch:
     """Measures workers once a second and stops those that are over a bound, in a thread of its own.
 
@@ -95,12 +75,9 @@ class Watch:
         workers: those that live now.
     """
 
-    def __init__(
-        self, bounds: MemoryBounds | None, workers: Callable[[], Collection[Watched]], *, every: float = EVERY
-    ) -> None:
+    def __init__(self, bounds: MemoryBounds | None, workers: Callable[[], Collection[Worker]]) -> None:
         self._bounds = bounds
         self._workers = workers
-        self._every = every
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kernel-watch", daemon=True)
 
@@ -114,11 +91,10 @@ class Watch:
         self._thread.join(10)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._every):
-            self.look()
+        while not self._stop.wait(EVERY):
+            self._look()
 
-    def look(self) -> None:
-        """Measure once."""
+    def _look(self) -> None:
         live = [(worker, worker.task) for worker in self._workers()]
         for worker, _ in live:
             worker.memory = resident(worker.pid)
@@ -134,7 +110,7 @@ class Watch:
             return
         # Shared pages are counted once: all workers map the same compiler.
         exact = [(proportional(worker.pid), worker, task) for worker, task in live]
-        busy = [row for row in exact if row[2] is not None]
+        busy = [(memory, worker, task) for memory, worker, task in exact if task is not None]
         if busy and sum(row[0] for row in exact) > self._bounds.together:
             memory, worker, task = max(busy, key=lambda row: row[0])
             limit = console.size(self._bounds.together)

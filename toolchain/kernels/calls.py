@@ -17,9 +17,8 @@ from toolchain.data import FOLDER, load, typed_row
 from toolchain.digest import canonical
 from toolchain.errors import ConfigError, UnsupportedError
 from toolchain.kernels.ledger import DONE, Entry
-from toolchain.kernels.made import PACKED
 from toolchain.kernels.rules import Rule
-from toolchain.kernels.triton_cache import packed_kernels
+from toolchain.kernels.triton_cache import PACKED, packed_kernels
 
 _FILE = FOLDER / "calls.toml"
 _MOST = 10_000  # calls of a user's list

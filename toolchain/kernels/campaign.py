@@ -7,8 +7,8 @@ import json
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,23 @@ from toolchain.filesystem import is_inside, read_regular
 from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.codeobject import metadata_fault
 from toolchain.kernels.executors import Executor, Outcome
-from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, Maker, reproducible
-from toolchain.kernels.made import check_made
-from toolchain.kernels.rules import Rule, RuleSet, Tasks, in_order
+from toolchain.kernels.ledger import (
+    DONE,
+    FAILED,
+    TIMEOUT,
+    Entry,
+    Ledger,
+    Maker,
+    by_kernel,
+    counts,
+    reproducible,
+)
+from toolchain.kernels.rules import Rule, RuleSet, in_order
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.status import STATUS, Board
 from toolchain.kernels.store import LARGEST_METADATA
 from toolchain.kernels.summary import summary
+from toolchain.kernels.triton_cache import check_made
 from toolchain.kernels.worker_process import machine_fault
 
 REPORT = "report.json"
@@ -58,19 +68,9 @@ class CampaignResult:
         return tuple(entry for entry in self.entries if entry.status == DONE)
 
     @property
-    def failed(self) -> tuple[Entry, ...]:
-        """Rules that failed."""
-        return tuple(entry for entry in self.entries if entry.status == FAILED)
-
-    @property
-    def timed_out(self) -> tuple[Entry, ...]:
-        """Rules that took too long."""
-        return tuple(entry for entry in self.entries if entry.status == TIMEOUT)
-
-    @property
     def bad(self) -> tuple[Entry, ...]:
         """Rules that have no object."""
-        return self.failed + self.timed_out
+        return tuple(entry for entry in self.entries if entry.status != DONE)
 
     @property
     def objects(self) -> dict[str, str]:
@@ -79,7 +79,7 @@ class CampaignResult:
 
     def counts(self) -> dict[str, int]:
         """Rules by what became of them."""
-        return {"done": len(self.done), "failed": len(self.failed), "timed_out": len(self.timed_out)}
+        return counts(self.entries)
 
     def as_json(self) -> dict[str, Any]:
         """The manifest of the objects; the same for the same objects, whatever the time, order and number of runs."""
@@ -91,21 +91,16 @@ class CampaignResult:
 
     def rows(self) -> list[dict[str, Any]]:
         """Counts and seconds by kernel and GPU."""
-        groups: dict[tuple[str, str], list[Entry]] = {}
-        for entry in self.entries:
-            groups.setdefault((entry.kernel, entry.target), []).append(entry)
         return [
             {
                 "kernel": kernel,
-                "gpu": target,
-                "done": sum(entry.status == DONE for entry in inside),
-                "failed": sum(entry.status == FAILED for entry in inside),
-                "timed_out": sum(entry.status == TIMEOUT for entry in inside),
+                "gpu": gpu,
+                **counts(inside),
                 "median_seconds": round(statistics.median(entry.seconds for entry in inside), 2),
                 "max_seconds": round(max(entry.seconds for entry in inside), 2),
                 "bytes": sum(entry.size for entry in inside),
             }
-            for (kernel, target), inside in sorted(groups.items())
+            for kernel, gpu, inside in by_kernel(self.entries)
         ]
 
 
@@ -151,50 +146,39 @@ def run_campaign(
     partial = rules.partial if isinstance(rules, RuleSet) else False
     if shared is not None:
         shared.prepare(wanted)
-    todo: dict[str, Rule] = {}
-    earlier: list[Rule] = []
     out.mkdir(parents=True, exist_ok=True)
     place, began = ledger.path.with_name(STATUS), time.monotonic()
     with Board(place, wanted, workers=executor.workers, bounds=bounds, command=command, tell=tell) as board:
-        for rule in wanted:
-            entry = ledger.get(rule.id)
-            if entry is not None and _finished(entry, rule, out):
-                board.count(entry, reused=True)
-                earlier.append(rule)
-            else:
-                todo[rule.id] = rule
-        seen = (worker_tree, worker_out or str(out))
-        _Run(wanted, todo, executor, ledger, out, seen, on_count, board).to_the_end(shared, earlier)
+        todo = {rule.id: rule for rule in wanted}
+        run = _Run(wanted, todo, executor, ledger, out, (worker_tree, worker_out or str(out)), on_count, board, shared)
+        earlier = run.earlier()
+        run.to_the_end(earlier)
+        compiled_here = executor.about() or (shared.about if shared is not None else {})
         result = CampaignResult(
             entries=ledger.entries(wanted),
             skipped=len(earlier),
             partial=partial,
-            about=(executor.about() or (shared.about if shared is not None else {}))
-            if len(earlier) < len(wanted)
-            else {},
-            shared=shared.counts.as_json() if shared is not None else {},
+            about=compiled_here if len(earlier) < len(wanted) else {},
+            shared=asdict(shared.counts) if shared is not None else {},
         )
         if on_end is not None:
             lines = summary(result, seconds=time.monotonic() - began, command=command, keep_going=keep_going)
             where = ["to look at all of them:", f"  toolchain report {shlex.quote(str(ledger.path.parent))}"]
             on_end([*lines, *(where if result.bad else [])])
-        _settle(result, len(wanted), ledger, out, keep_going=keep_going)
+        _settle(result, ledger, out, keep_going=keep_going)
     return result
 
 
-def _settle(result: CampaignResult, wanted: int, ledger: Ledger, out: Path, *, keep_going: bool) -> None:
+def _settle(result: CampaignResult, ledger: Ledger, out: Path, *, keep_going: bool) -> None:
     """Raise for what failed, or mark it; then write the report."""
     # A killed worker may have left one.
     for partial_file in out.rglob(".*.partial"):
         partial_file.unlink()
     bad = result.bad
-    if len(result.entries) != wanted:
-        raise AssertionError("a rule without an entry")
     if bad and not keep_going:
         raise KernelError(
-            f"{len(bad)} of {wanted} kernels did not compile",
-            why="\n".join(f"{entry.out}: {_brief(entry.reason)}" for entry in bad[:LISTED])
-            + (f"\n… and {len(bad) - LISTED} more" if len(bad) > LISTED else ""),
+            f"{len(bad)} of {len(result.entries)} kernels did not compile",
+            why=_listed([f"{entry.out}: {_brief(entry.reason)}" for entry in bad]),
             fix=f"see {ledger.path}; keep-going marks them as known bad and continues",
         )
     for entry in bad:
@@ -219,83 +203,78 @@ class _Run:
     seen: tuple[str, str]
     on_count: Callable[[int, int, str], None] | None
     board: Board
+    shared: SharedResults | None
 
-    def to_the_end(self, shared: SharedResults | None, earlier: Sequence[Rule]) -> None:
+    def earlier(self) -> list[Rule]:
+        """Take the rules that an earlier run had finished off the list."""
+        finished = []
+        for rule in self.wanted:
+            entry = self.ledger.get(rule.id)
+            if entry is not None and _finished(entry, rule, self.out):
+                self.board.count(entry, reused=True)
+                finished.append(self.todo.pop(rule.id))
+        return finished
+
+    def to_the_end(self, earlier: Sequence[Rule]) -> None:
         """Take what stores have, compile the rest, and give the stores what they lack.
 
         Args:
             earlier: rules that an earlier run had finished.
         """
         self.tell()
-        if shared is None:
+        for rule in self.todo.values():
+            _objects(self.out, rule, unlink=True)
+        if self.shared is None:
             self.compile_rest()
             return
-        self.take(shared)
-        self.compile_rest(shared)
-        shared.add_earlier(earlier, {entry.id: entry for entry in self.ledger.entries(earlier)}, self.out)
-        shared.flush()
+        self.take(self.shared)
+        self.compile_rest()
+        self.shared.add_earlier(earlier, {entry.id: entry for entry in self.ledger.entries(earlier)}, self.out)
+        self.shared.flush()
 
     def tell(self, label: str = "") -> None:
-        """Report how many rules are finished."""
         count = len(self.wanted) - len(self.todo)
         self.ledger.progress(count, len(self.wanted))
         if self.on_count is not None:
             self.on_count(count, len(self.wanted), label)
 
-    def compile_rest(self, shared: SharedResults | None = None) -> None:
-        """Compile what has no entry."""
-        for rule, entry in self._compiled(dict(self.todo)):
-            self.ledger.record(entry)
-            self.board.count(entry)
-            del self.todo[rule.id]
-            if shared is not None and entry.status == DONE:
-                shared.compiled_by(self.executor.about())
-                if entry.maker is Maker.HERE:
-                    shared.add(rule, entry, self.out)
-            self.tell(f"{rule.kernel} {rule.target}")
+    def record(self, entry: Entry, label: str = "", *, reused: bool = False) -> None:
+        self.ledger.record(entry)
+        self.board.count(entry, reused=reused)
+        del self.todo[entry.id]
+        self.tell(f"{entry.kernel} {entry.target}{label}")
 
-    def _compiled(self, todo: Mapping[str, Rule]) -> Iterator[tuple[Rule, Entry]]:
-        for rule in todo.values():
-            _objects(self.out, rule, unlink=True)
-        tasks = Tasks(in_order(todo.values()), *self.seen)
-        with contextlib.closing(self.executor.run(tasks)) as outcomes:
+    def compile_rest(self) -> None:
+        with contextlib.closing(self.executor.run(in_order(self.todo.values()), *self.seen)) as outcomes:
             for outcome in outcomes:
-                rule = todo[outcome["id"]]
+                rule = self.todo[outcome["id"]]
                 entry = _entry(rule, outcome, self.out)
                 if entry.status != DONE:
                     _objects(self.out, rule, unlink=True)
                     if entry.maker is Maker.HERE:
                         _blame_the_machine(entry, self.out)
-                yield rule, entry
+                self.record(entry)
+                if self.shared is not None and entry.status == DONE:
+                    self.shared.compiled_by(self.executor.about())
+                    if entry.maker is Maker.HERE:
+                        self.shared.add(rule, entry, self.out)
 
     def take(self, shared: SharedResults) -> None:
-        """Take what the stores have."""
-        for rule in self.todo.values():
-            _objects(self.out, rule, unlink=True)
-        for entry in shared.take(tuple(self.todo.values()), self.out):
-            self.ledger.record(entry)
-            self.board.count(entry, reused=True)
-            del self.todo[entry.id]
-            self.tell(f"{entry.kernel} {entry.target} (from the store)")
-        if shared.only:
-            self._record_known(shared)
-
-    def _record_known(self, shared: SharedResults) -> None:
-        """Without compiling: record the kernels that are known to fail, and raise for the rest.
+        """Take what the stores have. Where nothing may be compiled, also the kernels that are known to fail.
 
         Raises:
-            KernelError: no store has the others.
+            KernelError: nothing may be compiled, and no store has the others.
         """
-        for entry in shared.known_bad(tuple(self.todo.values())):
-            self.ledger.record(entry)
-            self.board.count(entry, reused=True)
-            del self.todo[entry.id]
+        for entry in shared.take(tuple(self.todo.values()), self.out):
+            self.record(entry, " (from the store)", reused=True)
+        if not shared.only:
+            return
+        for entry in [shared.failures[rule_id] for rule_id in self.todo if rule_id in shared.failures]:
+            self.record(entry, reused=True)
         if self.todo:
-            lacking = [rule.out for rule in self.todo.values()]
-            more = f"\n… and {len(lacking) - LISTED} more" if lacking[LISTED:] else ""
             raise KernelError(
-                f"{len(lacking)} kernels are in none of {', '.join(store.ref for store in shared.stores)}",
-                why="\n".join(lacking[:LISTED]) + more,
+                f"{len(self.todo)} kernels are in none of {', '.join(store.ref for store in shared.stores)}",
+                why=_listed([rule.out for rule in self.todo.values()]),
                 fix="run the shards that lack them again, with the same options",
             )
 
@@ -310,8 +289,8 @@ def _blame_the_machine(entry: Entry, out: Path) -> None:
         )
 
 
-def _finished(entry: Entry | None, rule: Rule, out: Path) -> bool:
-    if entry is None or entry.status != DONE or entry.out != rule.out:
+def _finished(entry: Entry, rule: Rule, out: Path) -> bool:
+    if entry.status != DONE or entry.out != rule.out:
         return False
     path, beside = _objects(out, rule)
     try:
@@ -345,7 +324,7 @@ def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Pa
 def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
     """The entry for an outcome; "done" only when the object on this side is whole and for the right GPU."""
     status, reason = str(outcome["status"]), str(outcome.get("reason", ""))
-    digest = size = None
+    digest, size = "", 0
     if status == DONE:
         path, beside = _objects(out, rule)
         try:
@@ -360,7 +339,7 @@ def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
         except (OSError, ValueError) as error:
             reason = f"no usable JSON beside the object: {error}"
         if reason:
-            status = FAILED
+            status, digest, size = FAILED, "", 0
     done = status == DONE
     return Entry.of(
         rule,
@@ -371,8 +350,8 @@ def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
         exit_code=outcome.get("exit_code"),
         seconds=float(outcome.get("seconds", 0.0)),
         attempt=int(outcome.get("attempt", 1)),
-        sha256=digest or "" if done else "",
-        size=size or 0 if done else 0,
+        sha256=digest,
+        size=size,
         bitcode=tuple(outcome.get("bitcode", ())) if done else (),
         origin=str(outcome.get("origin", "")),
     )
@@ -382,6 +361,11 @@ def _mark_known_bad(out: Path, entry: Entry) -> None:
     path, beside = _objects(out, entry)
     write_atomically(beside, canonical({"compile_status": KNOWN_BAD[entry.status]}) + b"\n")
     write_atomically(path, b"")
+
+
+def _listed(lines: Sequence[str]) -> str:
+    more = [f"… and {len(lines) - LISTED} more"] if lines[LISTED:] else []
+    return "\n".join([*lines[:LISTED], *more])
 
 
 def _brief(reason: str) -> str:

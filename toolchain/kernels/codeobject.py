@@ -16,11 +16,8 @@ _MACH_MASK = 0xFF
 DESCRIPTOR_SIZE = 64
 
 
-def check_object(path: Path, gpu: str, kernel: str | None = None) -> None:
-    """Check that a file is an AMDGPU ELF for `gpu` that holds a kernel and its descriptor.
-
-    Args:
-        kernel: the kernel's symbol; any one kernel will do when it is not given.
+def check_object(path: Path, gpu: str, kernel: str) -> None:
+    """Check that a file is an AMDGPU ELF for `gpu` that holds a kernel, by its symbol, and its descriptor.
 
     Raises:
         KernelError: it is not, and why.
@@ -44,8 +41,7 @@ def metadata_fault(metadata: Any, gpu: str) -> str:
     return ""
 
 
-def _fault(path: Path, gpu: str, kernel: str | None) -> str:
-    """What is wrong; empty when nothing is."""
+def _fault(path: Path, gpu: str, kernel: str) -> str:
     from elftools.common.exceptions import ELFError  # noqa: PLC0415 - a plan knows GPUs by their names alone
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415
     from elftools.elf.sections import SymbolTableSection  # noqa: PLC0415
@@ -78,13 +74,9 @@ def _fault_of_header(elf: Any, osabi: int, gpu: str) -> str:
     return ""
 
 
-def _fault_of_kernel(symbols: Mapping[str, int], kernel: str | None) -> str:
-    names = [kernel] if kernel is not None else [name for name in symbols if f"{name}.kd" in symbols]
-    if not names:
-        return "no kernel with a descriptor"
-    for name in names:
-        if not symbols.get(name):
-            return f"no code under the symbol {name}; it has {', '.join(sorted(symbols)) or 'none'}"
-        if symbols.get(f"{name}.kd") != DESCRIPTOR_SIZE:
-            return f"no kernel descriptor {name}.kd"
+def _fault_of_kernel(symbols: Mapping[str, int], kernel: str) -> str:
+    if not symbols.get(kernel):
+        return f"no code under the symbol {kernel}; it has {', '.join(sorted(symbols)) or 'none'}"
+    if symbols.get(f"{kernel}.kd") != DESCRIPTOR_SIZE:
+        return f"no kernel descriptor {kernel}.kd"
     return ""

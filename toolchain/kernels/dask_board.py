@@ -37,6 +37,7 @@ KEY = "toolchain"
 BEAT = 1.0  # seconds between two heartbeats
 TICK = 0.2  # seconds between two looks at the board
 GONE = 20.0  # seconds without a heartbeat after which a worker or a campaign is lost
+_CONNECTS = 10.0  # seconds for a connection
 _ANSWER = 30.0  # seconds for one question
 _LARGEST = 64 << 20  # bytes of one message
 _FRAMES = 1000
@@ -53,14 +54,13 @@ class Board:
     Args:
         address: see `check_address`.
         role: whose certificates are shown.
-        timeout: seconds to connect.
 
     Raises:
         ConfigError: see `check_address`, `library` and `security`.
         UnreachableError: no scheduler answers.
     """
 
-    def __init__(self, address: str, role: Literal["client", "worker"] = "client", *, timeout: float = 10.0) -> None:
+    def __init__(self, address: str, role: Literal["client", "worker"] = "client") -> None:
         self.address = check_address(address)
         library()
         trust = security(address, role)
@@ -68,7 +68,7 @@ class Board:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         try:
-            self._connect(trust.get_connection_args(role)["ssl_context"] if trust else None, timeout)
+            self._connect(trust.get_connection_args(role)["ssl_context"] if trust else None)
         except (OSError, ValueError) as error:
             self.close()
             raise UnreachableError(
@@ -77,10 +77,10 @@ class Board:
                 fix="start one: `dask scheduler`, in the same version as here; see docs/tasks/many-machines.md",
             ) from error
 
-    def _connect(self, context: Any, timeout: float) -> None:
+    def _connect(self, context: Any) -> None:
         parts = urlsplit(self.address)
-        until = time.monotonic() + timeout
-        made = socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout)
+        until = time.monotonic() + _CONNECTS
+        made = socket.create_connection((str(parts.hostname), int(parts.port or 0)), _CONNECTS)
         self._socket = made
         self.local = "{}:{}".format(*made.getsockname()[:2])
         if context is not None:

@@ -13,7 +13,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from toolchain.errors import ConfigError, KernelError, UnreachableError
@@ -29,7 +28,6 @@ from toolchain.kernels.rules import Rule
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import DamagedError, UnsignedError, difference
 from toolchain.kernels.worker import MACHINE, REFUSED, Limits
-from toolchain.kernels.worker_process import Task
 
 LOG = logging.getLogger(__name__)
 _LOOK = 1.0  # seconds between two looks at the workers
@@ -47,7 +45,6 @@ class DaskExecutor:
 
     Args:
         address: of the scheduler.
-        rules: all names that may be queried.
         out: folder of the objects.
         campaign: its name, for status queries.
         patience: seconds to wait for a scheduler, and for the first worker.
@@ -62,7 +59,6 @@ class DaskExecutor:
         self,
         address: str,
         *,
-        rules: Sequence[Rule],
         shared: SharedResults | None,
         out: Path,
         limits: Limits,
@@ -77,7 +73,6 @@ class DaskExecutor:
                 fix="give a folder that all machines see; `cp` or a second run brings the results into OCI",
             )
         self._address = address
-        self._rules = {rule.id: rule for rule in rules}
         self._shared = shared
         self._out = out
         self._limits = {"timeout": limits.timeout, "memory": limits.memory}
@@ -94,7 +89,7 @@ class DaskExecutor:
         self._looked = 0.0
         self._presence = Presence()
         self._back_until = 0.0  # when workers are expected that know of a scheduler's restart, on the monotonic clock
-        self._board: Board | None = Board(address)
+        self._board = Board(address)
         self._ended = threading.Event()
         # Apart from `run`, which waits while the campaign checks what came.
         self._pulse = threading.Thread(target=self._beat, name="campaign-beat", daemon=True)
@@ -103,11 +98,9 @@ class DaskExecutor:
         self._pulse.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._close()
+        self._board.close()
 
     def about(self) -> dict[str, Any]:
         """See `Executor.about`."""
@@ -122,28 +115,26 @@ class DaskExecutor:
     def tell(self, status: Mapping[str, Any]) -> None:
         """Publish the campaign's progress on the scheduler. A failure to do so fails no kernel."""
         report = {"campaign": self._campaign, "refused": dict(self._aside), "status": dict(status)}
-        self._write_if_there("campaigns", self._campaign, value=report)
+        self._write("campaigns", self._campaign, value=report)
 
-    def _write_if_there(self, *keys: str, value: object) -> None:
-        board = self._board
-        if board is not None:
-            with contextlib.suppress(BoardError):  # `run` meets it too, and connects again
-                board.write(*keys, value=value)
+    def _write(self, *keys: str, value: object) -> None:
+        with contextlib.suppress(BoardError):  # `run` meets it too, and connects again
+            self._board.write(*keys, value=value)
 
     def _beat(self) -> None:
         for beat in itertools.count():
-            self._write_if_there("beats", self._token, value=beat)
+            self._write("beats", self._token, value=beat)
             if self._ended.wait(BEAT):
                 return
 
-    def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
-        """See `Executor.run`.
+    def run(self, rules: Sequence[Rule], _tree: str, _out: str, /) -> Generator[Outcome, None, None]:
+        """See `Executor.run`; each worker has its own folders.
 
         Raises:
             KernelError: no usable worker came in time, the store does not answer, or an order never succeeds.
             UnreachableError: the scheduler does not come back in time.
         """
-        waiting = deque(Order(self._rules[task["id"]]) for task in tasks)
+        waiting = deque(Order(rule) for rule in rules)
         left = len(waiting)
         self._looked = 0.0
         try:
@@ -164,8 +155,8 @@ class DaskExecutor:
             for order in self._lost():
                 yield order, None
             self._orders.assign(waiting, self._seen, self._content)
-            self._orders.post(self._there())
-            came = self._orders.answered(self._there())
+            self._orders.post(self._board)
+            came = self._orders.answered(self._board)
         except BoardError as error:
             self._reconnect(str(error))
             return
@@ -177,11 +168,6 @@ class DaskExecutor:
     def _content(self, rule: Rule) -> dict[str, Any]:
         return order_of(rule, self._shared.name(rule), recompile=self._shared.is_rejected(rule))
 
-    def _there(self) -> Board:
-        if self._board is None:
-            raise BoardError("the connection is closed")
-        return self._board
-
     def _look(self) -> None:
         """Look for workers, at most once a second; wait while there are none."""
         since = time.monotonic()
@@ -189,7 +175,7 @@ class DaskExecutor:
             return
         warned = False
         while True:
-            self._known = workers_on(self._there(), self._presence)
+            self._known = workers_on(self._board, self._presence)
             fitting = {key: row for key, row in self._known.items() if self._takes(row)}
             with self._lock:
                 self._seen = fitting
@@ -248,32 +234,29 @@ class DaskExecutor:
         LOG.warning("the worker %s is refused: %s", name, why)
 
     def _settled(self, order: Order, answer: Any) -> Outcome | None:
+        """The outcome of an answer; None if it is not usable."""
         if isinstance(answer, dict) and answer.get("status") == RETURNED:
             return None
+        rule, name = order.rule, order.name
         if not fits(answer, _ANSWER) or not 0 <= answer["seconds"] < math.inf:
-            self._set_aside(order.name, "its answers are invalid")
-            return None
-        return self._heard(order, order.name, answer)
-
-    def _heard(self, order: Order, name: str, answer: Mapping[str, Any]) -> Outcome | None:
-        """The outcome of an answer; None if it is not usable."""
-        rule, status = order.rule, answer["status"]
+            self._set_aside(name, "its answers are invalid")
         if name in self._aside:
             return None
+        status = answer["status"]
         if status == DONE:
-            return self._brought(order, name, answer)
+            return self._brought(order, answer)
         if status in {FAILED, TIMEOUT}:
-            self._on_log(rule, name, str(answer.get("log") or answer.get("reason", "")))
+            self._on_log(rule, name, str(answer.get("log") or answer["reason"]))
             return self._outcome(rule, answer, origin=of_worker(name))
-        why = str(answer.get("reason", ""))
+        why = answer["reason"]
         if status == REFUSED and isinstance(inputs := answer.get("inputs"), dict):
             own = self._shared.naming.inputs(rule)
             why = difference({**own, **{part: inputs[part] for part in own.keys() & inputs.keys() - {"rule"}}}, own)
         self._set_aside(name, why if status in {REFUSED, MACHINE} else f"it answers {status!r}")
         return None
 
-    def _brought(self, order: Order, name: str, answer: Mapping[str, Any]) -> Outcome | None:
-        rule, shared, maker = order.rule, self._shared, of_worker(name)
+    def _brought(self, order: Order, answer: Mapping[str, Any]) -> Outcome | None:
+        rule, shared, name, maker = order.rule, self._shared, order.name, of_worker(order.name)
         if not shared.stores:
             raise KernelError(
                 "the kernel store does not answer any more",
@@ -310,10 +293,10 @@ class DaskExecutor:
     def _outcome(self, rule: Rule, answer: Mapping[str, Any], *, origin: str) -> Outcome:
         return {
             "id": rule.id,
-            "status": str(answer["status"]),
-            "reason": str(answer.get("reason", ""))[:4000],
-            "seconds": float(answer.get("seconds", 0.0)),
-            "attempt": int(answer.get("attempt", 1)),
+            "status": answer["status"],
+            "reason": answer["reason"][:4000],
+            "seconds": float(answer["seconds"]),
+            "attempt": answer["attempt"],
             "over_memory": answer.get("over_memory") is True,
             "refused": answer.get("refused") is True,
             "exit_code": code if isinstance(code := answer.get("exit_code"), int) else None,
@@ -333,11 +316,11 @@ class DaskExecutor:
         """Take all orders back; those that are being compiled reach the store all the same."""
         self._orders.take_back(lambda _: True)
         with contextlib.suppress(BoardError):
-            self._orders.post(self._there())
+            self._orders.post(self._board)
 
     def _reconnect(self, why: str) -> None:
         LOG.warning("lost the scheduler at %s (%s); waiting for it", self._address, why)
-        self._close()
+        self._board.close()
         until = time.monotonic() + self._patience
         while True:
             try:
@@ -351,8 +334,3 @@ class DaskExecutor:
                 self._orders.forget_posted()
                 self._back_until = time.monotonic() + dask_board.GONE
                 return
-
-    def _close(self) -> None:
-        board, self._board = self._board, None
-        if board is not None:
-            board.close()

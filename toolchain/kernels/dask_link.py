@@ -8,7 +8,6 @@ campaigns read data alone: see `dask_board`.
 from __future__ import annotations
 
 import ipaddress
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from urllib.parse import urlsplit
 from toolchain.errors import ConfigError
 from toolchain.kernels.rules import Rule
 
-FORMAT = 1
+FORMAT = 2
 """Of orders, answers and the descriptions of workers."""
 _TLS = {"client": "the campaign's", "worker": "the worker's"}
 
@@ -99,11 +98,6 @@ def security(address: str, role: Literal["client", "worker"]) -> Any:
             f"the certificates for {address} cannot be used", why=str(error), fix="name files in PEM"
         ) from error
     return made
-
-
-def machine_name() -> str:
-    """The default name of a worker."""
-    return socket.gethostname()
 
 
 def order_of(rule: Rule, name: str, *, recompile: bool) -> dict[str, Any]:

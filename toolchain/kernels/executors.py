@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from toolchain.errors import KernelError
-from toolchain.kernels.bounds import EVERY, MemoryBounds, Turns, Watch, over_share
+from toolchain.kernels.bounds import MemoryBounds, Turns, Watch, over_share
+from toolchain.kernels.rules import Rule
 from toolchain.kernels.worker_process import (
     DiedError,
     MakeWorker,
@@ -33,21 +34,25 @@ ATTEMPTS = 2
 SHARES = 4
 """The least number of parts for the tasks of each worker, so that the last one does not work alone for long."""
 RECYCLE = 500
+"""Rules after which a worker is replaced, so that no leak in the compiler adds up."""
 SLOW_SECONDS = 600.0
 """After so long a kernel is reported: a compiler in an endless loop looks just like a slow one."""
 
 
 class Executor(Protocol):
-    """Compiles tasks somewhere. Tasks and outcomes are plain JSON values: they may travel to other machines."""
+    """Compiles rules somewhere."""
 
-    def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
-        """Compile all tasks.
+    def run(self, rules: Sequence[Rule], tree: str, out: str, /) -> Generator[Outcome, None, None]:
+        """Compile all rules.
+
+        Args:
+            tree, out: see `Rule.task`.
 
         Yields:
-            for each task one outcome, `{"id", "status": "done"|"failed"|"timeout", "reason", "seconds", "attempt"}`,
+            for each rule one outcome, `{"id", "status": "done"|"failed"|"timeout", "reason", "seconds", "attempt"}`,
             and when done also the worker's `"sha256"`, `"size"` and `"bitcode"`; when failed perhaps `"log"`, the last
-            lines that the worker wrote. `"origin"` names the machine that compiled it, if not this one. Closing
-            it ends all workers.
+            lines that the worker wrote. `"origin"` names the machine that compiled it, if not this one. JSON-able.
+            Closing it ends all workers.
 
         Raises:
             KernelError: no worker comes up at all.
@@ -78,9 +83,7 @@ class LocalExecutor:
             best also for errors), as the leader of its own session.
         workers: how many at once; the caller knows cores and memory.
         timeout: seconds for one rule, None for no end.
-        recycle: rules after which a worker is replaced, so that no leak in the compiler adds up; 0 for never.
         bounds: of the workers' memory, None for no bounds.
-        watch: seconds between two looks at it.
     """
 
     def __init__(
@@ -89,55 +92,41 @@ class LocalExecutor:
         *,
         workers: int,
         timeout: float | None = None,
-        recycle: int = RECYCLE,
         bounds: MemoryBounds | None = None,
-        watch: float = EVERY,
     ) -> None:
-        if workers < 1:
-            raise ValueError("a campaign needs at least one worker")
         self._make = make_worker
         self._workers = workers
         self._timeout = timeout
-        self._recycle = recycle
         self.bounds = bounds
-        self._watch = watch
         self._about: dict[str, Any] = {}
         self._pool: WorkerPool | None = None
 
     def workers(self) -> list[dict[str, Any]]:
         """See `Executor.workers`."""
-        pool = self._pool
-        return (
-            []
-            if pool is None
-            else sorted((worker.as_json() for worker in pool.live()), key=lambda row: int(row["pid"]))
-        )
+        return self._pool.rows() if self._pool is not None else []
 
     def about(self) -> dict[str, Any]:
         """See `Executor.about`; empty before the first worker is up."""
         return dict(self._about)
 
-    def run(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
+    def run(self, rules: Sequence[Rule], tree: str, out: str, /) -> Generator[Outcome, None, None]:
         """See `Executor.run`."""
-        if not tasks:
+        if not rules:
             return
-        workers = min(self._workers, len(tasks))
-        shares = groups(tasks, most=-(-len(tasks) // (workers * SHARES)))
-        pool = self._pool = WorkerPool(
-            self._make, shares, timeout=self._timeout, recycle=self._recycle, bounds=self.bounds
-        )
-        watch = Watch(self.bounds, pool.live, every=self._watch)
-        watch.start()
+        workers = min(self._workers, len(rules))
+        # Made as they are wanted: a task has some kilobytes, and there may be hundreds of thousands.
+        tasks = (rule.task(tree, out) for rule in rules)
+        shares = groups(tasks, most=-(-len(rules) // (workers * SHARES)))
+        pool = self._pool = WorkerPool(self._make, shares, timeout=self._timeout, bounds=self.bounds)
         pool.start(workers)
         try:
-            for _ in tasks:
+            for _ in rules:
                 outcome = pool.outcomes.get()
                 self._about = pool.about
                 if isinstance(outcome, BaseException):
                     raise outcome
                 yield outcome
         finally:
-            watch.stop()
             pool.stop()
 
 
@@ -155,25 +144,18 @@ class WorkerPool:
     Args:
         shares: tasks that one worker does in their order; taken by one thread at a time, and may block until there is
             another one.
-        timeout, recycle, bounds: see `LocalExecutor`.
+        timeout, bounds: see `LocalExecutor`.
     """
 
     def __init__(
-        self,
-        make: MakeWorker,
-        shares: Iterator[list[Task]],
-        *,
-        timeout: float | None,
-        recycle: int = RECYCLE,
-        bounds: MemoryBounds | None,
+        self, make: MakeWorker, shares: Iterator[list[Task]], *, timeout: float | None, bounds: MemoryBounds | None
     ) -> None:
         self.outcomes: queue.Queue[Outcome | BaseException] = queue.Queue()
         self.about: dict[str, Any] = {}
         self._make = make
         self._timeout = timeout
-        self._recycle = recycle
         self._bounds = bounds
-        # Made as they are wanted: a task has some kilobytes, and there may be hundreds of thousands.
+        self._watch = Watch(bounds, self.live)
         self._shares = shares
         self._taking = threading.Lock()
         self._stopping = threading.Event()
@@ -185,6 +167,7 @@ class WorkerPool:
 
     def start(self, count: int) -> None:
         """Begin with so many at once."""
+        self._watch.start()
         for _ in range(count):
             # The thread that starts a worker lives as long as it does: the kernel ends a child whose parent dies
             # when the *thread* that forked it ends.
@@ -197,8 +180,13 @@ class WorkerPool:
         with self._lock:
             return list(self._live)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """See `Executor.workers`."""
+        return sorted((worker.as_json() for worker in self.live()), key=lambda row: int(row["pid"]))
+
     def stop(self) -> None:
         """End all workers, in the middle of a rule if need be."""
+        self._watch.stop()
         self._stopping.set()
         self._turns.wake()
         for worker in self.live():
@@ -244,7 +232,7 @@ class WorkerPool:
         """Try a rule until there is an outcome."""
         attempt, alone = 1, False
         while True:
-            if slot.worker is not None and self._recycle and slot.worker.served >= self._recycle:
+            if slot.worker is not None and slot.worker.served >= RECYCLE:
                 self._drop(slot, patience=5.0)
             with self._turns.alone() if alone else self._turns.beside(before_waiting=lambda: self._drop(slot)):
                 if self._stopping.is_set():

@@ -53,27 +53,22 @@ def _stem(archive: str, member: str) -> str:
 
 class _File:
     def __init__(self) -> None:
-        self._functions: dict[tuple[str, str], int] = {}
-        self._names: list[list[Any]] = []
+        self._functions: dict[tuple[Any, ...], int] = {}  # each with its place in the list
         self._signatures: dict[tuple[Any, ...], int] = {}
-        self._parts: list[list[Any]] = []
         self._kernels: dict[str, list[Any]] = {}
 
     def add(self, key: str, rule: Rule, scratch: int) -> None:
         source = PurePosixPath(rule.source).relative_to(rule.root or ".").as_posix()
-        function = self._functions.setdefault((source, rule.kernel), len(self._functions))
-        if function == len(self._names):
-            self._names.append([source, rule.kernel, [name for name, _ in rule.signature]])
-        signature = self._signatures.setdefault((function, rule.signature, rule.constexprs), len(self._signatures))
-        if signature == len(self._parts):
-            values = dict(rule.constexprs)
-            parts = [[values[name]] if kind == "constexpr" else kind for name, kind in rule.signature]
-            self._parts.append([function, parts])
+        names = tuple(name for name, _ in rule.signature)
+        function = self._functions.setdefault((source, rule.kernel, names), len(self._functions))
+        values = dict(rule.constexprs)
+        parts = tuple((values[name],) if kind == "constexpr" else kind for name, kind in rule.signature)
+        signature = self._signatures.setdefault((function, parts), len(self._signatures))
         self._kernels[key] = [signature, rule.target, rule.num_warps, scratch]
 
     def content(self) -> bytes:
         value = {
-            "format": FORMAT, "functions": self._names, "signatures": self._parts,
+            "format": FORMAT, "functions": list(self._functions), "signatures": list(self._signatures),
             "kernels": dict(sorted(self._kernels.items())),
         }  # fmt: skip
         return json.dumps(value, separators=(",", ":"), sort_keys=True).encode() + b"\n"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum, auto
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
@@ -104,17 +103,18 @@ class Entry:
 _KEYS: Keys = dict.fromkeys(part.name for part in fields(Entry))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
+def counts(entries: Iterable[Entry]) -> dict[str, int]:
     """Entries by status."""
+    by_status = Counter(entry.status for entry in entries)
+    return {"done": by_status[DONE], "failed": by_status[FAILED], "timed_out": by_status[TIMEOUT]}
 
-    done: int
-    failed: int
-    timed_out: int
 
-    def as_json(self) -> dict[str, int]:
-        """The counts as `kernels status` prints them."""
-        return asdict(self)
+def by_kernel(entries: Iterable[Entry]) -> list[tuple[str, str, list[Entry]]]:
+    """Entries by kernel and GPU, sorted by both."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.kernel, entry.target), []).append(entry)
+    return [(kernel, gpu, inside) for (kernel, gpu), inside in sorted(groups.items())]
 
 
 class Ledger:
@@ -139,9 +139,7 @@ class Ledger:
         except sqlite3.DatabaseError as error:
             self._db.close()
             raise self._unusable(error) from error
-        self._progress = known.pop(_PROGRESS, "")
         if known.get("format") != FORMAT:
-            self._progress = ""
             self._db.execute("BEGIN IMMEDIATE")
             with self._db:  # commits, or rolls back after an error
                 self._db.execute("DELETE FROM entry")
@@ -155,9 +153,7 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -187,11 +183,6 @@ class Ledger:
         row = self._db.execute("SELECT content FROM entry WHERE id = ?", (rule_id,)).fetchone()
         return None if row is None else _entry(row[0])
 
-    def __iter__(self) -> Iterator[Entry]:
-        """All entries by id."""
-        for (content,) in self._db.execute("SELECT content FROM entry ORDER BY id"):
-            yield _entry(content)
-
     def note_check(self, rule_id: str, row: Mapping[str, Any]) -> None:
         """Note the result of a check of a rule's object.
 
@@ -215,8 +206,7 @@ class Ledger:
         Raises:
             ResourceError: it could not be written.
         """
-        self._progress = f"{count}/{total}"
-        self._write("about", _PROGRESS, self._progress)
+        self._write("about", _PROGRESS, f"{count}/{total}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,24 +215,14 @@ class Standing:
 
     Args:
         count, total: how many of those in the latest request are finished; zeros if that is unknown.
-        by_kernel: by kernel and GPU.
+        entries: by id.
         numbers: of kernels whose numbers were checked, how many are `right`, `wrong`, `skipped` and `refused`.
     """
 
-    count: int
-    total: int
-    by_kernel: Mapping[tuple[str, str], Summary]
-    numbers: Mapping[str, int]
-
-    @property
-    def summary(self) -> Summary:
-        """Entries by status."""
-        rows = self.by_kernel.values()
-        return Summary(
-            done=sum(row.done for row in rows),
-            failed=sum(row.failed for row in rows),
-            timed_out=sum(row.timed_out for row in rows),
-        )
+    count: int = 0
+    total: int = 0
+    entries: tuple[Entry, ...] = ()
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
 
 def look(path: Path) -> Standing:
@@ -254,35 +234,12 @@ def look(path: Path) -> Standing:
     Raises:
         ConfigError: it cannot be read.
     """
-    entries, progress, numbers = _read(path)
-    counts = Counter((entry.kernel, entry.target, entry.status) for entry in entries)
-    count, _, total = progress.partition("/")
-    rows = {
-        (kernel, gpu): Summary(
-            done=counts[kernel, gpu, DONE], failed=counts[kernel, gpu, FAILED], timed_out=counts[kernel, gpu, TIMEOUT]
-        )
-        for kernel, gpu in {(kernel, gpu) for kernel, gpu, _ in counts}
-    }
-    return Standing(count=int(count or 0), total=int(total or 0), by_kernel=rows, numbers=Counter(numbers))
-
-
-def entries_of(path: Path) -> list[Entry]:
-    """The entries of a ledger, by id, read as `look` reads it; none of one of another format.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    return _read(path)[0]
-
-
-def _read(path: Path) -> tuple[list[Entry], str, list[str]]:
-    """The entries, the progress as it is written, and what each check of numbers said."""
     try:
         # mode=ro could not undo what a killed campaign left half-written. A file without write access is only read.
         with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True)) as db:
             known = dict(db.execute("SELECT name, value FROM about"))
             if known.get("format") != FORMAT:
-                return [], "", []
+                return Standing()
             # All at once: while rows are read the campaign cannot write.
             rows = db.execute("SELECT content FROM entry ORDER BY id").fetchall()
             checked = []
@@ -290,8 +247,13 @@ def _read(path: Path) -> tuple[list[Entry], str, list[str]]:
                 checked = db.execute("SELECT content FROM numbers").fetchall()
     except sqlite3.DatabaseError as error:
         raise ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=f"remove {path}") from error
-    numbers = [str(strict_json.read(content, "the ledger")["status"]) for (content,) in checked]
-    return [_entry(content) for (content,) in rows], known.get(_PROGRESS, ""), numbers
+    count, _, total = known.get(_PROGRESS, "").partition("/")
+    return Standing(
+        count=int(count or 0),
+        total=int(total or 0),
+        entries=tuple(_entry(content) for (content,) in rows),
+        numbers=Counter(str(strict_json.read(content, "the ledger")["status"]) for (content,) in checked),
+    )
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:

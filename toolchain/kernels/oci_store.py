@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import strict_json
-from toolchain.errors import DigestError, DocumentError, RegistryError
-from toolchain.kernels.store import Addition, check_note, read_seconds
+from toolchain.errors import DigestError, RegistryError, ToolchainError
+from toolchain.kernels.store import Addition, read_seconds
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
@@ -91,11 +91,9 @@ class OciStore:
             self._scratch.forget(listed.digest)
             if any(row.offset < 0 or row.size < 0 or row.offset + row.size > blob.size for row in rows.values()):
                 raise ValueError("its list points outside of it")
-        except (RegistryError, DigestError, DocumentError) as error:
-            LOG.warning("%s: the pack %s is ignored: %s", self.ref, tag, error.what)
-            return None
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-            LOG.warning("%s: the pack %s is ignored: %s", self.ref, tag, error)
+        except (RegistryError, DigestError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            why = error.what if isinstance(error, ToolchainError) else error
+            LOG.warning("%s: the pack %s is ignored: %s", self.ref, tag, why)
             return None
         return _Pack(blob, rows)
 
@@ -181,7 +179,7 @@ class OciStore:
 
     def note(self, name: str, content: bytes, *, first: bool = False) -> bytes:
         """See `KernelStore`. A registry cannot guarantee that the first one stays: two writers may both succeed."""
-        tag = f"n-{check_note(name)}"
+        tag = f"n-{name}"
         if not (first and tag in self._place.tags()):
             blob = self._scratch.put_bytes(content, NOTE)
             self._place.put(self._scratch, self._artifact(NOTE, [blob]), [tag])
@@ -200,7 +198,3 @@ class OciStore:
         """See `KernelStore`."""
         tags = sorted(tag for tag in self._place.tags() if tag.startswith(f"n-{prefix}"))
         return {tag.removeprefix("n-"): self._read_note(tag) for tag in tags}
-
-    def close(self) -> None:
-        """See `KernelStore`."""
-        self._waiting.clear()

@@ -68,6 +68,7 @@ class Reach:
         self._tree = tree
         self._search = tuple(search)
         self._scans: dict[str, _Scanned] = {}
+        self._listed: dict[str, tuple[str, ...]] = {}
         self._digests: dict[str, str] = {}
         self._found: dict[tuple[str, str], dict[str, str]] = {}
 
@@ -172,13 +173,8 @@ class Reach:
     def _extensions(self, folder: str) -> tuple[str, ...]:
         here = self._tree / folder
         if folder not in self._listed:
-            there = here.is_dir()
-            self._listed[folder] = tuple(sorted(path.name for path in here.glob("*.so"))) if there else ()
+            self._listed[folder] = tuple(sorted(path.name for path in here.glob("*.so")))
         return self._listed[folder]
-
-    @cached_property
-    def _listed(self) -> dict[str, tuple[str, ...]]:
-        return {}
 
     def _digest(self, file: str) -> str:
         if file not in self._digests:

@@ -37,7 +37,8 @@ class Naming:
         search: Sequence[str] = (),
     ) -> None:
         self._reach = Reach(tree, search)
-        self._shared = {
+        # The inputs of all results of the campaign.
+        self.shared: Mapping[str, Any] = {
             "format": FORMAT,
             "triton": list(triton),
             "recipe": dict(recipe),
@@ -47,12 +48,7 @@ class Naming:
     @cached_property
     def scope(self) -> str:
         """12 hex digits that all results of one Triton, recipe and environment share."""
-        return sha256_json(self._shared).removeprefix("sha256:")[:12]
-
-    @property
-    def shared(self) -> Mapping[str, Any]:
-        """The inputs of all results of the campaign."""
-        return self._shared
+        return sha256_json(self.shared).removeprefix("sha256:")[:12]
 
     def inputs(self, rule: Rule) -> dict[str, Any]:
         """The inputs of a rule's result as JSON, without the path of the result.
@@ -63,18 +59,10 @@ class Naming:
         task = rule.task("/", "/")
         decides = {name: value for name, value in task.items() if name not in {"id", "out"}}
         return {
-            **self._shared,
+            **self.shared,
             "rule": {**decides, "root": rule.root, "source": rule.source},
             "sources": sha256_json(self._reach.digests(rule.root, rule.source)),
         }
-
-    def name(self, rule: Rule) -> str:
-        """64 hex digits.
-
-        Raises:
-            OSError: a source cannot be read.
-        """
-        return name_of(self.inputs(rule))
 
 
 def name_of(inputs: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, overload
+from typing import Any
 
 from toolchain.catalog.gpus import check_gpu
 from toolchain.data import read_toml
@@ -34,7 +34,6 @@ class Rule:
         options: further (name, value) for Triton's backend, sorted.
         out: the object's path below the output folder, with `/`; its JSON is beside it.
         cluster: name of the rules that only make sense together, GPU included.
-        direction: `forward` or `backward`.
     """
 
     source: str
@@ -49,7 +48,6 @@ class Rule:
     out: str
     cluster: str
     options: tuple[tuple[str, Value], ...] = ()
-    direction: str = "forward"
     # Computed at first use; a cached property would need a dictionary for each rule.
     _id: str = field(default="", init=False, repr=False, compare=False)
 
@@ -102,33 +100,6 @@ class RuleSet:
     def digest(self) -> str:
         """`sha256:…` over all rules: an input of the stage that compiles them."""
         return sha256_json([[rule.id, rule.out, rule.cluster] for rule in self.rules])
-
-
-class Tasks(Sequence[dict[str, Any]]):
-    """Rules as workers read them, made when they are read: as JSON a rule has some kilobytes.
-
-    Args:
-        tree, out: see `Rule.task`.
-    """
-
-    def __init__(self, rules: Sequence[Rule], tree: str, out: str) -> None:
-        self._rules = rules
-        self._tree = tree
-        self._out = out
-
-    def __len__(self) -> int:
-        return len(self._rules)
-
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Tasks: ...
-
-    def __getitem__(self, index: int | slice) -> dict[str, Any] | Tasks:
-        if isinstance(index, slice):
-            return Tasks(self._rules[index], self._tree, self._out)
-        return self._rules[index].task(self._tree, self._out)
 
 
 def in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
@@ -215,13 +186,8 @@ def load_rules(
     for gpu in gpus:
         check_gpu(gpu)
     content = read_toml(data)
-    try:
-        root, kernels = content["source"]["root"], content["kernel"]
-    except KeyError as error:
-        raise ConfigError(
-            f"cannot use the kernel data file {data}", why=repr(error), fix="reinstall toolchain, or correct the file"
-        ) from error
-    rules = [rule for kernel in kernels for rule in _kernel(data, source_root, root, kernel, sorted(set(gpus)))]
+    root, targets = content["source"]["root"], sorted(set(gpus))
+    rules = [rule for kernel in content["kernel"] for rule in _kernel(data, source_root, root, kernel, targets)]
     for what in ("id", "out"):
         seen: set[str] = set()
         for rule in rules:
@@ -232,20 +198,11 @@ def load_rules(
 
 
 def _kernel(data: Path, tree: Path, root: str, kernel: Mapping[str, Any], gpus: Sequence[str]) -> Iterator[Rule]:
-    try:
-        source, function, arguments = kernel["source"], kernel["function"], kernel["arguments"]
-        launch = {name: int(kernel[name]) for name in ("num_warps", "num_stages", "waves_per_eu")}
-        direction, axes = kernel["direction"], kernel.get("axes", {})
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{data}: a kernel lacks or misuses a key", why=repr(error), fix="correct that kernel in the file"
-        ) from error
-    path = tree / root / source
-    names = _arguments(path, function)
+    source, function = kernel["source"], kernel["function"]
+    names = _arguments(tree / root / source, function)
     group = f"{PurePosixPath(source).stem}.{function}"
-    options = tuple(sorted(kernel.get("options", {}).items()))
-    for choice in _choices(axes, kernel.get("skip", [])):
-        resolved = _resolve(f"{data}: {group}", names, arguments, choice)
+    for choice in _choices(kernel.get("axes", {}), kernel.get("skip", [])):
+        resolved = _resolve(f"{data}: {group}", names, kernel["arguments"], choice)
         label = "_".join(f"{axis}-{canonical(value).decode().strip(chr(34))}" for axis, value in choice.items())
         for gpu in gpus:
             yield Rule(
@@ -257,11 +214,12 @@ def _kernel(data: Path, tree: Path, root: str, kernel: Mapping[str, Any], gpus: 
                     sorted((name, value) for name, (kind, value) in resolved.items() if kind == "constexpr")
                 ),
                 target=gpu,
+                num_warps=kernel["num_warps"],
+                num_stages=kernel["num_stages"],
+                waves_per_eu=kernel["waves_per_eu"],
                 out=f"{gpu}/{group}/{label or 'only'}.hsaco",
                 cluster=f"{gpu}/{group}",
-                options=options,
-                direction=direction,
-                **launch,
+                options=tuple(sorted(kernel.get("options", {}).items())),
             )
 
 
@@ -286,15 +244,23 @@ def parsed(path: Path) -> ast.Module:
         ) from error
 
 
+def arguments_of(module: ast.Module, function: str) -> list[ast.arg] | None:
+    """The arguments of a function of a module in their order; None if it has no such function."""
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return [*node.args.posonlyargs, *node.args.args]
+    return None
+
+
 def _arguments(path: Path, function: str) -> dict[str, bool]:
     """The arguments of a function in their order, and whether each must be a constant; by parsing, not by importing."""
-    for node in parsed(path).body:
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            return {
-                argument.arg: argument.annotation is not None and "constexpr" in ast.unparse(argument.annotation)
-                for argument in [*node.args.posonlyargs, *node.args.args]
-            }
-    raise SourceError(f"{path} has no function {function}", fix="take the source version that the data file names")
+    arguments = arguments_of(parsed(path), function)
+    if arguments is None:
+        raise SourceError(f"{path} has no function {function}", fix="take the source version that the data file names")
+    return {
+        argument.arg: argument.annotation is not None and "constexpr" in ast.unparse(argument.annotation)
+        for argument in arguments
+    }
 
 
 def _resolve(

@@ -51,18 +51,13 @@ def cut(rules: Sequence[Rule], count: int, seconds: Mapping[str, float]) -> dict
         )
     cost = _milliseconds(rules, seconds)
     weights = {name: sum(cost[rule.id] for rule in inside) for name, inside in clusters.items()}
-    return {name: number + 1 for name, number in heaviest(weights, count).items()}
-
-
-def heaviest(weights: Mapping[str, float], count: int) -> dict[str, int]:
-    """The part of each cluster, from 0 on: the heaviest cluster first, each to the part with the least so far."""
-    loads: list[tuple[float, int]] = [(0, number) for number in range(count)]
-    parts = {}
+    loads = [(0, number) for number in range(1, count + 1)]
+    shards = {}
     for name in sorted(weights, key=lambda name: (-weights[name], name)):
         load, number = loads[0]
         heapq.heapreplace(loads, (load + weights[name], number))
-        parts[name] = number
-    return parts
+        shards[name] = number
+    return shards
 
 
 def _milliseconds(rules: Sequence[Rule], seconds: Mapping[str, float]) -> dict[str, int]:

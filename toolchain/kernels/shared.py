@@ -15,7 +15,6 @@ from toolchain.errors import KernelError, ResourceError, ToolchainError
 from toolchain.filesystem import NewFile, is_inside, read_regular
 from toolchain.kernels.codeobject import metadata_fault
 from toolchain.kernels.ledger import DONE, Entry, Maker
-from toolchain.kernels.made import check_made
 from toolchain.kernels.result_name import Naming, name_of
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.store import (
@@ -29,6 +28,7 @@ from toolchain.kernels.store import (
     UnsignedError,
     read_record,
 )
+from toolchain.kernels.triton_cache import check_made
 
 LOG = logging.getLogger(__name__)
 
@@ -49,10 +49,6 @@ class Counts:
     damaged: int = 0
     unsigned: int = 0
     added: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """The form of a campaign's report."""
-        return dict(vars(self))
 
 
 class SharedResults:
@@ -82,16 +78,11 @@ class SharedResults:
         self.failures: Mapping[str, Entry] = {}
         self.about: Mapping[str, Any] = {}
         self._about_here: Mapping[str, Any] = about or {}
-        self._stores = list(stores)
+        self.stores = list(stores)  # those that answer
         self._writes: KernelStore | None = stores[0] if stores and not only else None
         self.key = key
         self._inputs: dict[str, Mapping[str, Any]] = {}
         self._unusable: set[str] = set()  # names whose record in the first store is to be replaced
-
-    @property
-    def stores(self) -> Sequence[KernelStore]:
-        """The stores that answer."""
-        return tuple(self._stores)
 
     def prepare(self, rules: Sequence[Rule]) -> None:
         """List what the stores have.
@@ -100,7 +91,7 @@ class SharedResults:
             ToolchainError: one of them cannot be used. This is checked before hours of compiling.
         """
         targets = sorted({rule.target for rule in rules})
-        for store in self._stores:
+        for store in self.stores:
             store.prepare(self.naming.scope, targets)
 
     def name(self, rule: Rule) -> str:
@@ -123,7 +114,7 @@ class SharedResults:
         """
         named = {self.name(rule): rule for rule in rules}
         left = {name: rule for name, rule in named.items() if name not in self._unusable}
-        for store in tuple(self._stores):
+        for store in tuple(self.stores):
             if left:
                 for entry, name in self._take_from(store, left, out):
                     del left[name]
@@ -133,9 +124,7 @@ class SharedResults:
     def _take_from(self, store: KernelStore, wanted: Mapping[str, Rule], out: Path) -> Iterator[tuple[Entry, str]]:
         try:
             for name, record in store.fetch(wanted.keys()):
-                rule = wanted.get(name)
-                if rule is None:
-                    continue
+                rule = wanted[name]
                 try:
                     if record is None:
                         raise DamagedError("it cannot be read")
@@ -154,7 +143,7 @@ class SharedResults:
             if self.only:
                 raise
             LOG.warning("%s is no longer used: %s", store.ref, error.what)
-            self._stores.remove(store)
+            self.stores.remove(store)
 
     def receive(self, rule: Rule, out: Path, origin: str, digest: str) -> Entry | None:
         """Take what a remote worker added to the first store; None if it is not there.
@@ -167,19 +156,18 @@ class SharedResults:
             DamagedError, UnsignedError: it is there, and cannot be used.
             ToolchainError: the store does not answer, or the disk is full.
         """
-        name, store = self.name(rule), self._stores[0]
-        for fetched, record in store.fetch([name]):
-            if fetched == name:
-                if record is None:
-                    raise DamagedError("it cannot be read")
-                if hashlib.sha256(record.partition(b"\n")[2]).hexdigest() != digest:
-                    raise DamagedError(f"its SHA-256 is not {digest}")
-                entry = self._taken(origin, rule, record, out)
-                if origin == store.ref:
-                    self.counts.taken += 1
-                else:
-                    self.counts.added += 1
-                return entry
+        name, store = self.name(rule), self.stores[0]
+        for _, record in store.fetch([name]):
+            if record is None:
+                raise DamagedError("it cannot be read")
+            if hashlib.sha256(record.partition(b"\n")[2]).hexdigest() != digest:
+                raise DamagedError(f"its SHA-256 is not {digest}")
+            entry = self._taken(origin, rule, record, out)
+            if origin == store.ref:
+                self.counts.taken += 1
+            else:
+                self.counts.added += 1
+            return entry
         return None
 
     def reject(self, rule: Rule) -> None:
@@ -229,12 +217,6 @@ class SharedResults:
     def compiled_by(self, about: Mapping[str, Any]) -> None:
         """Note how the workers here describe themselves, for the results that are added."""
         self._about_here = about or self._about_here
-
-    def known_bad(self, rules: Sequence[Rule]) -> Iterator[Entry]:
-        """The shards' entries for rules that did not compile there."""
-        for rule in rules:
-            if rule.id in self.failures:
-                yield self.failures[rule.id]
 
     def add(self, rule: Rule, entry: Entry, out: Path) -> None:
         """Store a result that was compiled here. A failure to store it is logged once, and stops nothing."""

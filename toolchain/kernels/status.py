@@ -10,10 +10,9 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from toolchain import strict_json
@@ -21,17 +20,15 @@ from toolchain.cache import LEDGER
 from toolchain.digest import canonical, write_atomically
 from toolchain.errors import KernelError
 from toolchain.kernels.bounds import MemoryBounds, memory_row
-from toolchain.kernels.ledger import DONE, FAILED, Entry, Standing, look
+from toolchain.kernels.ledger import DONE, FAILED, Entry, Standing, by_kernel, counts, look
 from toolchain.kernels.rules import Rule
 
-STATUS, WATCHED = "status.json", "watched"
+STATUS = "status.json"
 FORMAT = 1
 RUNNING, ENDED, FAILURES, STOPPED, KILLED = "running", "done", "failed", "stopped", "killed"
 SHOWN = 5  # slowest and bad kernels
-_EVERY, _WATCHED_EVERY = 15.0, 1.0  # seconds between two files, normally and while they are read
-_TOLD_EVERY = 2.0
+_EVERY = 2.0  # seconds between two files
 _SILENT = 60.0  # seconds after which a campaign that reported every two is lost
-_PATIENCE = 5.0  # seconds for which the last reader is assumed to continue reading
 _WINDOW = 600.0
 _PROC = Path("/proc")
 
@@ -53,7 +50,7 @@ class _Group:
 
 
 class Board:
-    """Counts the outcomes of a campaign's rules, and writes them to a file: every 15 s, every second while it is read.
+    """Counts the outcomes of a campaign's rules, and writes them to a file every 2 s.
 
     Used as a context: what ends the block is the campaign's state.
 
@@ -63,7 +60,7 @@ class Board:
         workers: see `Executor.workers`.
         command: the command line, to run it again.
         clock: seconds since 1970.
-        tell: called with what the file holds, each time and every 2 s at least.
+        tell: called with what the file holds, each time.
     """
 
     def __init__(
@@ -100,9 +97,7 @@ class Board:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._stop.set()
         self._thread.join(10)
         self._state = ENDED if error is None else FAILURES if isinstance(error, KernelError) else STOPPED
@@ -200,12 +195,8 @@ class Board:
         return round(len(self._recent) / passed, 3), round(work / pace, 1) if pace else None
 
     def _run(self) -> None:
-        written = self._clock()
-        while not self._stop.wait(_WATCHED_EVERY):
-            every = _TOLD_EVERY if self._tell is not None else _EVERY
-            if self._clock() - written >= every or _looked(self._path.with_name(WATCHED)):
-                self._write()
-                written = self._clock()
+        while not self._stop.wait(_EVERY):
+            self._write()
 
     def _write(self) -> None:
         # A status that cannot be written fails no kernel.
@@ -214,18 +205,6 @@ class Board:
             write_atomically(self._path, canonical(content) + b"\n")
         if self._tell is not None:
             self._tell(content)
-
-
-def ask_for_more(folder: Path) -> None:
-    """Have the campaign that runs in `folder` write its status every second for a while."""
-    with contextlib.suppress(OSError):  # another user's: it is written every 15 s all the same
-        (folder / WATCHED).touch()
-
-
-def _looked(path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return time.time() - path.stat().st_mtime < _PATIENCE
-    return False
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -239,50 +218,44 @@ def read(folder: Path) -> dict[str, Any]:
     """
     standing = look(folder / LEDGER)
     content = _status_in(folder / STATUS)
-    named = {"campaign": folder.name, "count": standing.count, "asked": standing.total, **standing.summary.as_json()}
+    named = {"campaign": folder.name, "count": standing.count, "asked": standing.total, **counts(standing.entries)}
     named["numbers"] = dict(sorted(standing.numbers.items()))
     if content is None:
         return {**named, "state": "unknown", **_nothing(standing)}
     state = content["state"]
     alive = state != RUNNING or content["process"] == _identity(content["pid"])
-    content = {**content, "state": state if alive else KILLED}
-    if content["state"] != RUNNING:
-        content = {**content, "rate": None, "left_seconds": None, "workers": []}
+    content = _in_state(content, state if alive else KILLED)
     # The ledger is newer than the file.
     del content["format"], content["asked"], content["done"], content["failed"], content["timed_out"]
     return {**named, **content}
 
 
-def remote_row(campaign: str, content: dict[str, Any], *, now: float | None = None) -> dict[str, Any]:
+def remote_row(campaign: str, content: dict[str, Any]) -> dict[str, Any]:
     """The state of a campaign on another machine by its last report; a row as `read` gives it.
 
     Args:
         content: see `Board.as_json`.
-        now: seconds since 1970.
     """
     state = content["state"]
-    age = (time.time() if now is None else now) - calendar.timegm(
-        time.strptime(content["updated"], "%Y-%m-%dT%H:%M:%SZ")
-    )
+    age = time.time() - calendar.timegm(time.strptime(content["updated"], "%Y-%m-%dT%H:%M:%SZ"))
     count = sum(int(content[name]) for name in ("done", "failed", "timed_out"))
-    row = {
-        "campaign": campaign,
-        "count": count,
-        "numbers": {},
-        **content,
-        "state": KILLED if state == RUNNING and age > _SILENT else state,
-    }
-    if row["state"] != RUNNING:
-        row = {**row, "rate": None, "left_seconds": None, "workers": []}
+    lost = state == RUNNING and age > _SILENT
+    row = {"campaign": campaign, "count": count, "numbers": {}, **_in_state(content, KILLED if lost else state)}
     del row["format"]
     return row
+
+
+def _in_state(content: Mapping[str, Any], state: str) -> dict[str, Any]:
+    """A status in another state: what does not run has no pace and no workers."""
+    stopped: dict[str, Any] = {} if state == RUNNING else {"rate": None, "left_seconds": None, "workers": []}
+    return {**content, "state": state, **stopped}
 
 
 def _nothing(standing: Standing) -> dict[str, Any]:
     """The unknown values of a campaign without a readable status."""
     rows = [
-        {"kernel": kernel, "gpu": gpu, "asked": None, "reused": None, "mean_seconds": None, **counts.as_json()}
-        for (kernel, gpu), counts in sorted(standing.by_kernel.items())
+        {"kernel": kernel, "gpu": gpu, "asked": None, "reused": None, "mean_seconds": None, **counts(inside)}
+        for kernel, gpu, inside in by_kernel(standing.entries)
     ]
     return {
         "pid": None, "process": "", "command": "", "began": None, "updated": None, "reused": None, "rate": None,

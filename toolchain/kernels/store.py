@@ -12,7 +12,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +30,8 @@ LARGEST_OBJECT = 1 << 30  # bytes of a code object that is read
 LARGEST_METADATA = 16 << 20  # of the JSON beside it
 _LARGEST_NOTE = 64 << 20
 _LONGEST = 1e9  # seconds
-_NAME = re.compile(r"[0-9a-f]{64}")
 _LINE: Keys = dict.fromkeys(("statement", "keyid", "sig", "check"))
 _STATEMENT: Keys = dict.fromkeys(("format", "inputs", "sha256", "size", "json", "bitcode", "seconds", "about"))
-_NOTE = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
 class DamagedError(Exception):
@@ -212,7 +209,7 @@ class KernelStore(Protocol):
     def fetch(self, names: Collection[str]) -> Iterator[tuple[str, bytes | None]]:
         """The records of these names that exist, in any order; None for a damaged one.
 
-        A name may come more than once, with other records. The caller may take out of `names` what it has.
+        A damaged one may be followed by others of its name. The caller may take out of `names` what it has.
         """
 
     def add(self, addition: Addition, *, replace: bool = False) -> int:
@@ -239,9 +236,6 @@ class KernelStore(Protocol):
     def notes(self, prefix: str) -> Mapping[str, bytes]:
         """The notes whose name begins so."""
 
-    def close(self) -> None:
-        """Close it; what was not flushed is not stored."""
-
 
 class FolderStore:
     """Records in a folder, one file each. Any number of processes may read and write it, on one machine or by NFS.
@@ -260,11 +254,13 @@ class FolderStore:
         self._root = root
         marker = root / self._MARKER
         try:
-            if os.path.lexists(marker) and self._read(marker) != {"format": FORMAT}:
-                raise ConfigError(f"{root} is a kernel store of another format", fix="name another folder")
+            if os.path.lexists(marker):
+                content = strict_json.read(read_regular(marker, _LARGEST_LINE, within=root))
+                if content != {"format": FORMAT}:
+                    raise ConfigError(f"{root} is a kernel store of another format", fix="name another folder")
+                return
             # Another process may be at its first result: partial names begin with a dot, the marker comes first.
-            named = root.exists() and any(not path.name.startswith(".") for path in root.iterdir())
-            if named and not os.path.lexists(marker):
+            if root.exists() and any(not path.name.startswith(".") for path in root.iterdir()):
                 raise ConfigError(
                     f"{root} is not a kernel store",
                     why="there are other files in it",
@@ -276,12 +272,7 @@ class FolderStore:
     def prepare(self, scope: str, targets: Sequence[str]) -> None:
         """See `KernelStore`."""
 
-    def _read(self, marker: Path) -> Any:
-        return strict_json.read(read_regular(marker, _LARGEST_LINE, within=self._root))
-
     def _path(self, name: str) -> Path:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not a name of a result")
         return self._root / "results" / name[:2] / name[2:]
 
     def holds(self, name: str) -> bool:
@@ -326,7 +317,7 @@ class FolderStore:
 
     def note(self, name: str, content: bytes, *, first: bool = False) -> bytes:
         """See `KernelStore`."""
-        path = self._root / "notes" / f"{check_note(name)}.json"
+        path = self._root / "notes" / f"{name}.json"
         self._write(path, content, first=first)
         return self._read_note(path)
 
@@ -341,9 +332,6 @@ class FolderStore:
             raise ConfigError(
                 f"cannot read the note {path} of a campaign", why=str(error.strerror), fix="name another store"
             ) from error
-
-    def close(self) -> None:
-        """See `KernelStore`."""
 
     def _write(self, path: Path, content: bytes, *, first: bool = False) -> None:
         """Write a file that is there whole or not at all.
@@ -385,14 +373,3 @@ def read_seconds(value: Any) -> float:
     if not 0 <= seconds <= _LONGEST:
         raise ValueError(f"{seconds} is not a number of seconds")
     return seconds
-
-
-def check_note(name: str) -> str:
-    """`name`, if it can be a note's.
-
-    Raises:
-        ValueError: it cannot.
-    """
-    if not _NOTE.fullmatch(name):
-        raise ValueError(f"{name!r} is not a name of a note")
-    return name

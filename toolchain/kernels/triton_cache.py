@@ -26,6 +26,7 @@ from toolchain.oci.labels import CACHE_MCV_KEY
 
 FOLDER = "io.triton.cache"
 LAUNCHES = "launches"  # beside the entries that Triton writes; see containerfiles/triton-cache/calls.py
+PACKED = ".tar"  # of the entries that a call leaves
 MANIFEST = "io.triton.manifest/manifest.json"
 ENTRIES = "cache.triton.image/entry-count"
 BYTES = "cache.triton.image/cache-size-bytes"
@@ -168,6 +169,19 @@ def check_packed(path: Path, gpu: str) -> None:
         made.mkdir()
         unpack(path, made)
         lay_out(made, [(gpu, *kernel) for kernel in kernels], Path(scratch, "tree"), "/")
+
+
+def check_made(path: Path, gpu: str, kernel: str) -> None:
+    """Check that a file is what a rule for `gpu` leaves: the code object of `kernel`, or a call's packed entries.
+
+    Raises:
+        KernelError: it is not, and why.
+        UnsupportedError: an unknown GPU.
+    """
+    if path.suffix == PACKED:
+        check_packed(path, gpu)
+    else:
+        check_object(path, gpu, kernel)
 
 
 def write_manifest(entries: Iterable[Entry], tree: Path, key: str) -> None:

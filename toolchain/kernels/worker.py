@@ -6,6 +6,7 @@ would have another name is refused.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import logging
@@ -16,13 +17,12 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from toolchain.digest import sha256_file
 from toolchain.errors import ToolchainError
 from toolchain.filesystem import read_regular
-from toolchain.kernels.bounds import EVERY, MemoryBounds, Watch, memory_row
+from toolchain.kernels.bounds import MemoryBounds, memory_row
 from toolchain.kernels.dask_link import FORMAT, rule_of
 from toolchain.kernels.executors import Outcome, WorkerPool
 from toolchain.kernels.ledger import DONE, FAILED
@@ -33,7 +33,7 @@ from toolchain.kernels.store import (
     LARGEST_OBJECT,
     Addition,
     DamagedError,
-    KernelStore,
+    FolderStore,
     Key,
     Result,
     UnsignedError,
@@ -87,7 +87,6 @@ class _Running:
     """Compile processes, the queued orders, and the futures of their results."""
 
     pool: WorkerPool
-    watch: Watch
     tasks: queue.Queue[Task | None]
     waiting: dict[str, Future[Outcome]] = field(default_factory=dict)
 
@@ -106,14 +105,13 @@ class KernelWorker:
     def __init__(
         self,
         setup: CompileSetup,
-        store: KernelStore,
+        store: FolderStore,
         *,
         name: str,
         slots: int,
         limits: Limits,
         bounds: MemoryBounds | None = None,
         key: Key | None = None,
-        watch: float = EVERY,
     ) -> None:
         self.name = name
         self.slots = slots
@@ -122,9 +120,7 @@ class KernelWorker:
         self._limits = limits
         self._bounds = bounds
         self._key = key
-        self._watch = watch
         self._lock = threading.Lock()
-        self._store_lock = threading.Lock()
         self._serial = itertools.count(1)
         self._processes: _Running | None = None
         self._running: dict[str, Future[Answer]] = {}
@@ -133,10 +129,14 @@ class KernelWorker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        """End all processes, in the middle of a kernel if need be."""
+        with self._lock:
+            running = self._processes
+        if running is not None:
+            running.pool.outcomes.put(ToolchainError("the worker ends"))
+            running.tasks.put(None)
+            running.pool.stop()
 
     def describe(self) -> dict[str, Any]:
         """Its description for campaigns, which accept or refuse it by that."""
@@ -155,8 +155,7 @@ class KernelWorker:
         """Its state: processes as `Executor.workers` has them, their bounds, and counts of orders."""
         with self._lock:
             running, counts = self._processes, dict(self._counts)
-        live = running.pool.live() if running is not None else []
-        rows = sorted((process.as_json() for process in live), key=lambda row: row["pid"])
+        rows = running.pool.rows() if running is not None else []
         return {**counts, "processes": rows, "memory": memory_row(self._bounds, rows)}
 
     def carry_out(self, order: Mapping[str, Any]) -> Answer:
@@ -229,7 +228,9 @@ class KernelWorker:
                 seconds=float(outcome["seconds"]),
                 about=self._about(),
             )
-            self._add(Addition(name, rule.target, rule.id, result.seconds, result.record(self._key)), replace=useless)
+            # A result that was added in the meantime stays: another machine may have been faster.
+            addition = Addition(name, rule.target, rule.id, result.seconds, result.record(self._key))
+            self._store.add(addition, replace=useless)
             return self._answer(DONE, **answer, found=False, sha256=str(outcome["sha256"]))
         except (ToolchainError, OSError, ValueError, KeyError) as error:
             LOG.warning("%s: %s", rule.out, error)
@@ -239,24 +240,12 @@ class KernelWorker:
 
     def _stored(self, name: str, inputs: Mapping[str, Any]) -> tuple[Result | None, bool]:
         """The stored result, and whether there is an unusable one."""
-        with self._store_lock:
-            records = [
-                record
-                for stored_name, record in self._store.fetch([name])
-                if stored_name == name and record is not None
-            ]
-        for record in records:
-            try:
-                return read_record(record, inputs, self._key), False
-            except (DamagedError, UnsignedError):
-                continue
-        return None, self._store.holds(name)
-
-    def _add(self, addition: Addition, *, replace: bool) -> None:
-        with self._store_lock:
-            # A result that was added in the meantime stays: another machine may have been faster.
-            self._store.add(addition, replace=replace)
-            self._store.flush()
+        for _, record in self._store.fetch([name]):
+            with contextlib.suppress(DamagedError, UnsignedError):
+                if record is not None:
+                    return read_record(record, inputs, self._key), False
+            return None, True
+        return None, False
 
     def _about(self) -> dict[str, Any]:
         with self._lock:
@@ -274,9 +263,7 @@ class KernelWorker:
         tasks: queue.Queue[Task | None] = queue.Queue()
         shares = ([task] for task in iter(tasks.get, None))
         pool = WorkerPool(self._setup.start, shares, timeout=self._limits.timeout, bounds=self._bounds)
-        watch = Watch(self._bounds, pool.live, every=self._watch)
-        begun = _Running(pool, watch, tasks)
-        watch.start()
+        begun = _Running(pool, tasks)
         pool.start(self.slots)
         threading.Thread(target=self._hand_out, args=(begun,), name="kernel-outcomes", daemon=True).start()
         return begun
@@ -301,18 +288,4 @@ class KernelWorker:
         running.tasks.put(None)
         for future in waiting:
             future.set_exception(error)
-        running.watch.stop()
         running.pool.stop()
-
-    def close(self) -> None:
-        """End all processes, in the middle of a kernel if need be."""
-        with self._lock:
-            running = self._processes
-        if running is not None:
-            running.pool.outcomes.put(ClosedError("the worker ends"))
-            running.tasks.put(None)
-            running.pool.stop()
-
-
-class ClosedError(ToolchainError):
-    """The worker is closed while it compiles."""

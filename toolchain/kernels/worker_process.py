@@ -98,15 +98,16 @@ class Worker:
     def __init__(self, make: MakeWorker) -> None:
         self.memory = 0
         self.served = 0
-        self.task: Task | None = None
+        self.task: Task | None = None  # None between two
+        self.over: OverMemoryError | None = None  # the reason for which it was stopped over its memory
         self._since = 0.0
-        self._over: OverMemoryError | None = None
         self._lock = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._answers: queue.Queue[str | StoppedError | None] = queue.Queue()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._readers: list[threading.Thread] = []
         self._process = self._stack.enter_context(make())
+        self.pid = self._process.pid  # the topmost process of it
         self._read(self._process.stdout, self._answers.put, at_end=lambda: self._answers.put(None))
         self._read(self._process.stderr, self._note, at_end=lambda: None)
 
@@ -148,19 +149,9 @@ class Worker:
             self._note(line)
 
     @property
-    def pid(self) -> int:
-        """The topmost process of it."""
-        return self._process.pid
-
-    @property
     def tail(self) -> list[str]:
         """The last lines that it wrote beside its answers."""
         return list(self._tail)
-
-    @property
-    def over(self) -> OverMemoryError | None:
-        """The reason for which it was stopped over its memory; None if it was not."""
-        return self._over
 
     def ask(self, task: Task, timeout: float | None) -> dict[str, Any]:
         assert self._process.stdin is not None  # noqa: S101
@@ -179,10 +170,14 @@ class Worker:
                 self.served += 1
 
     def end_for(self, task: Task, reason: str, *, final: bool) -> None:
-        """Kill it while it compiles `task`, from another thread."""
+        """Kill it while it compiles `task`, from another thread.
+
+        Args:
+            final: whether the kernel would need as much in any case.
+        """
         with self._lock:
-            if self.task is task and self._over is None:
-                self._over = OverMemoryError(reason, final=final)
+            if self.task is task and self.over is None:
+                self.over = OverMemoryError(reason, final=final)
                 self._kill()
 
     def as_json(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from toolchain.cache import LARGEST_NINJA_LOG, LEDGER, NINJA_LOG, Cache
 from toolchain.catalog.stages import WITH_KERNELS
 from toolchain.examine.kernels import Kernel, kernels_in
 from toolchain.filesystem import read_regular
-from toolchain.kernels.ledger import entries_of
+from toolchain.kernels.ledger import look
 from toolchain.oci.compressed import unpacked
 from toolchain.oci.layout import Layout
 from toolchain.record import Record
@@ -76,7 +76,7 @@ def _kept_log(cache: Cache, record: Record) -> bytes:
 def _kernels(cache: Cache, record: Record) -> tuple[Figures, Section]:
     there: list[Kernel] = kernels_in(full_name(record), cache)
     ledger = cache.kept(_work(record), LEDGER)
-    if ledger.is_file() and (entries := entries_of(ledger)):
+    if ledger.is_file() and (entries := look(ledger).entries):
         return campaign_part(entries, there)
     return kernels_part(there)
 

@@ -10,7 +10,7 @@ from toolchain.cache import LEDGER, Cache
 from toolchain.errors import ConfigError
 from toolchain.examine.kernels import Kernel, kernels_in
 from toolchain.filesystem import read_regular
-from toolchain.kernels.ledger import entries_of
+from toolchain.kernels.ledger import look
 from toolchain.report.content import Report
 from toolchain.report.differences import json_report
 from toolchain.report.kernels import campaign_report, kernels_report
@@ -49,7 +49,7 @@ def report_of(what: str, cache: Cache) -> Report:
 
 
 def _campaign(ledger: Path, name: str, cache: Cache) -> Report:
-    entries = entries_of(ledger)
+    entries = look(ledger).entries
     if not entries:
         raise ConfigError(f"{ledger} has no kernel yet", fix="wait until the campaign has begun, or name another")
     kernels: list[Kernel] = []

@@ -26,7 +26,7 @@ from toolchain.kernels.campaign import KNOWN_BAD, CampaignResult
 from toolchain.kernels.launches import launch_files
 from toolchain.kernels.ledger import TIMEOUT, Entry, Ledger
 from toolchain.kernels.result_name import Naming
-from toolchain.kernels.rules import Rule, RuleSet
+from toolchain.kernels.rules import Rule, RuleSet, cut
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
@@ -117,7 +117,7 @@ class KernelImages:
         shutil.copytree(built / "plan", self.build, dirs_exist_ok=True, symlinks=True)
         plan = read_plan(self.build, self.source, build=PLAN, source=SOURCE, of=self.generation)
         require_gpus(gpus, {rule.target for rule in plan.rules})
-        rules, clusters = plan.part(select=request.select, limit=request.limit)
+        rules = cut(plan.rules, select=request.select, limit=request.limit)
         self.workspace.step("kernels")
         with self._shared() as shared:
             shard = shard_of(rules, request.shard, shared)
@@ -179,7 +179,7 @@ class KernelImages:
             # Killed before the workers' description was written: a ledger without it is useless.
             known.unlink(missing_ok=True)
 
-        with Ledger(known) as ledger, compiling(self.compile_setup(), self.workspace, rules.rules, shared) as workers:
+        with Ledger(known) as ledger, compiling(self.compile_setup(), self.workspace, shared) as workers:
 
             def count(done: int, total: int, label: str) -> None:
                 if not about.is_file() and (facts := workers.executor.about()):

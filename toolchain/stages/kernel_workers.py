@@ -133,9 +133,7 @@ class Workers:
 
 
 @contextlib.contextmanager
-def compiling(
-    setup: CompileSetup, workspace: Workspace, rules: Sequence[Rule], shared: SharedResults | None
-) -> Iterator[Workers]:
+def compiling(setup: CompileSetup, workspace: Workspace, shared: SharedResults | None) -> Iterator[Workers]:
     """The workers of a campaign, until the end of the block: on this machine, or those of the scheduler.
 
     Raises:
@@ -152,7 +150,7 @@ def compiling(
             stream.write(f"--- {rule.out} did not compile on {worker}; its log ends so:\n{text}\n")
 
     elsewhere = DaskExecutor(
-        address, rules=rules, shared=shared, out=setup.out, limits=kernel_limits(workspace.request),
+        address, shared=shared, out=setup.out, limits=kernel_limits(workspace.request),
         campaign=setup.campaign, on_log=log,
     )  # fmt: skip
     with elsewhere:

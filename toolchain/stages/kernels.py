@@ -114,7 +114,7 @@ class KernelsStage:
         workspace.step("compile")
         with Ledger(work / "ledger.sqlite") as ledger, workspace.shared_results(at.naming) as shared:
             shard = shard_of(rules, request.shard, shared)
-            with compiling(at, workspace, shard.rules.rules, shared) as workers:
+            with compiling(at, workspace, shared) as workers:
                 result = workers.run(shard.rules, ledger)
             shard.finish(shared, result.entries)
             numbers = check_numbers(result, rules.rules, out, ledger, workspace)

@@ -33,7 +33,6 @@ from toolchain.kernels.calls import (
 )
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Ledger
-from toolchain.kernels.made import PACKED
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import RuleSet, cut
 from toolchain.kernels.shards import shard_of
@@ -108,7 +107,7 @@ class TritonCacheStage:
         with Ledger(workspace.work() / LEDGER) as ledger, workspace.shared_results(at.naming) as shared:
             rules = cut([rule_of(call, table.module) for call in calls], select=request.select, limit=request.limit)
             shard = shard_of(rules, request.shard, shared)
-            with compiling(at, workspace, shard.rules.rules, shared) as workers:
+            with compiling(at, workspace, shared) as workers:
                 result = workers.run(shard.rules, ledger, calls=True)
             outcomes, about = outcomes_of(result, calls, out)
             _require_compiled(outcomes, keep_going=request.keep_going)
@@ -250,7 +249,7 @@ def compile_setup(built: Built, out: Path, workspace: Workspace, *, campaign: st
         out=out,
         seen=(_SEEN, "/out"),
         campaign=campaign,
-        suffix=PACKED,
+        suffix=triton_cache.PACKED,
     )
 
 
