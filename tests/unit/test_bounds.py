@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel_fixtures import FakeWorkers, make_rule
-from toolchain.kernels import bounds
+from toolchain.kernels import bounds, executors
 from toolchain.kernels.bounds import MemoryBounds, Turns, patience, processes, proportional, resident
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
@@ -45,7 +45,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(bounds, "EVERY", 0.05)
+    monkeypatch.setattr(executors, "EVERY", 0.05)
     return Place(tmp_path)
 
 

@@ -20,7 +20,6 @@ from toolchain.kernels.worker_process import Worker
 
 RUNAWAY_SECONDS = 3600.0
 """A kernel takes seconds. One that takes an hour is treated as endless, unless --kernel-timeout allows longer."""
-EVERY = 1.0  # seconds between two looks
 _RESERVE = 512 << 20
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROC = Path("/proc")
@@ -68,54 +67,29 @@ def memory_row(bounds: MemoryBounds | None, workers: Iterable[Mapping[str, Any]]
     }
 
 
-class Watch:
-    """Measures workers once a second and stops those that are over a bound, in a thread of its own.
-
-    Args:
-        workers: those that live now.
-    """
-
-    def __init__(self, bounds: MemoryBounds | None, workers: Callable[[], Collection[Worker]]) -> None:
-        self._bounds = bounds
-        self._workers = workers
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kernel-watch", daemon=True)
-
-    def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Look no more."""
-        self._stop.set()
-        self._thread.join(10)
-
-    def _run(self) -> None:
-        while not self._stop.wait(EVERY):
-            self._look()
-
-    def _look(self) -> None:
-        live = [(worker, worker.task) for worker in self._workers()]
-        for worker, _ in live:
-            worker.memory = resident(worker.pid)
-        if self._bounds is None:
+def enforce(bounds: MemoryBounds | None, workers: Collection[Worker]) -> None:
+    """Measure the workers that live now, and stop one that is over a bound."""
+    live = [(worker, worker.task) for worker in workers]
+    for worker, _ in live:
+        worker.memory = resident(worker.pid)
+    if bounds is None:
+        return
+    most = bounds.kernel
+    for worker, task in live:
+        if most and task is not None and worker.memory > most and (memory := proportional(worker.pid)) > most:
+            reason = f"memory: {console.size(memory)}, one kernel may take {console.size(most)}"
+            worker.end_for(task, reason, final=True)
             return
-        most = self._bounds.kernel
-        for worker, task in live:
-            if most and task is not None and worker.memory > most and (memory := proportional(worker.pid)) > most:
-                reason = f"memory: {console.size(memory)}, one kernel may take {console.size(most)}"
-                worker.end_for(task, reason, final=True)
-                return
-        if sum(worker.memory for worker, _ in live) <= self._bounds.together:
-            return
-        # Shared pages are counted once: all workers map the same compiler.
-        exact = [(proportional(worker.pid), worker, task) for worker, task in live]
-        busy = [(memory, worker, task) for memory, worker, task in exact if task is not None]
-        if busy and sum(row[0] for row in exact) > self._bounds.together:
-            memory, worker, task = max(busy, key=lambda row: row[0])
-            limit = console.size(self._bounds.together)
-            reason = f"memory: {console.size(memory)}, all workers may take {limit}"
-            worker.end_for(task, reason, final=len(live) == 1)
+    if sum(worker.memory for worker, _ in live) <= bounds.together:
+        return
+    # Shared pages are counted once: all workers map the same compiler.
+    exact = [(proportional(worker.pid), worker, task) for worker, task in live]
+    busy = [(memory, worker, task) for memory, worker, task in exact if task is not None]
+    if busy and sum(row[0] for row in exact) > bounds.together:
+        memory, worker, task = max(busy, key=lambda row: row[0])
+        limit = console.size(bounds.together)
+        reason = f"memory: {console.size(memory)}, all workers may take {limit}"
+        worker.end_for(task, reason, final=len(live) == 1)
 
 
 def over_share(pid: int, bounds: MemoryBounds | None) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from toolchain.errors import KernelError
-from toolchain.kernels.bounds import MemoryBounds, Turns, Watch, over_share
+from toolchain.kernels.bounds import MemoryBounds, Turns, enforce, over_share
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.worker_process import (
     DiedError,
@@ -33,6 +33,7 @@ START_SECONDS = 180.0
 ATTEMPTS = 2
 SHARES = 4
 """The least number of parts for the tasks of each worker, so that the last one does not work alone for long."""
+EVERY = 1.0  # seconds between two looks at the workers' memory
 RECYCLE = 500
 """Rules after which a worker is replaced, so that no leak in the compiler adds up."""
 SLOW_SECONDS = 600.0
@@ -155,7 +156,6 @@ class WorkerPool:
         self._make = make
         self._timeout = timeout
         self._bounds = bounds
-        self._watch = Watch(bounds, self.live)
         self._shares = shares
         self._taking = threading.Lock()
         self._stopping = threading.Event()
@@ -167,13 +167,12 @@ class WorkerPool:
 
     def start(self, count: int) -> None:
         """Begin with so many at once."""
-        self._watch.start()
-        for _ in range(count):
-            # The thread that starts a worker lives as long as it does: the kernel ends a child whose parent dies
-            # when the *thread* that forked it ends.
-            thread = threading.Thread(target=self._work, name="kernel-worker", daemon=True)
+        # The thread that starts a worker lives as long as it does: the kernel ends a child whose parent dies when the
+        # *thread* that forked it ends.
+        workers = [threading.Thread(target=self._work, name="kernel-worker", daemon=True) for _ in range(count)]
+        self._threads = [*workers, threading.Thread(target=self._watch, name="kernel-watch", daemon=True)]
+        for thread in self._threads:
             thread.start()
-            self._threads.append(thread)
 
     def live(self) -> list[Worker]:
         """The workers that are there now."""
@@ -186,13 +185,16 @@ class WorkerPool:
 
     def stop(self) -> None:
         """End all workers, in the middle of a rule if need be."""
-        self._watch.stop()
         self._stopping.set()
         self._turns.wake()
         for worker in self.live():
             worker.interrupt()
         for thread in self._threads:
             thread.join(30)
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(EVERY):
+            enforce(self._bounds, self.live())
 
     def _next(self, slot: _Slot) -> Task | None:
         with self._lock:
@@ -310,7 +312,7 @@ class WorkerPool:
             why = f"the worker's answer is invalid: {json.dumps(answer)[:500]}"
             return _ended(task, "failed", why, started, attempt), False
         if answer["status"] == "failed":
-            answer["log"] = worker.tail
+            answer["log"] = list(worker.tail)
         return {**answer, "attempt": attempt}, True
 
 

@@ -147,8 +147,7 @@ class Reach:
             bases = list(roots)
         for base_folder in bases:
             parts = import_.module.split(".") if import_.module else []
-            places = list(self._walk(base_folder, parts))
-            yield from places
+            yield from self._walk(base_folder, parts)
             for name in import_.names:
                 yield from self._walk(base_folder, [*parts, name])
 

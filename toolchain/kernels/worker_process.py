@@ -104,7 +104,7 @@ class Worker:
         self._lock = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._answers: queue.Queue[str | StoppedError | None] = queue.Queue()
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)  # the last lines that it wrote beside its answers
         self._readers: list[threading.Thread] = []
         self._process = self._stack.enter_context(make())
         self.pid = self._process.pid  # the topmost process of it
@@ -112,7 +112,7 @@ class Worker:
         self._read(self._process.stderr, self._note, at_end=lambda: None)
 
     def _note(self, line: str) -> None:
-        self._tail.append(line.rstrip())
+        self.tail.append(line.rstrip())
         LOG.debug("worker: %s", line.rstrip())
 
     def _read(self, stream: Any, take: Callable[[str], Any], *, at_end: Callable[[], None]) -> None:
@@ -147,11 +147,6 @@ class Worker:
                 if isinstance(value, dict):
                     return value
             self._note(line)
-
-    @property
-    def tail(self) -> list[str]:
-        """The last lines that it wrote beside its answers."""
-        return list(self._tail)
 
     def ask(self, task: Task, timeout: float | None) -> dict[str, Any]:
         assert self._process.stdin is not None  # noqa: S101
@@ -206,7 +201,7 @@ class Worker:
             how = "closed its output"
         else:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        return DiedError("\n".join([f"the worker {how}", *self._tail]), code)
+        return DiedError("\n".join([f"the worker {how}", *self.tail]), code)
 
     def interrupt(self) -> None:
         """Make `answer` return at once, from another thread."""
