@@ -7,7 +7,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -47,10 +47,6 @@ class Check:
     detail: str
     fix: str = ""
     code: int = EngineError.code
-
-    def as_json(self) -> dict[str, object]:
-        """The check as `--json` prints it."""
-        return asdict(self)
 
 
 def examine(cache: Cache, *, runner: str = "buildah", runner_why: str = "the default") -> Iterator[Check]:

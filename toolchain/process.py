@@ -33,7 +33,6 @@ class CommandError(ToolchainError):
     """A program that exited with an error; callers turn it into their own class."""
 
     def __init__(self, argv: Sequence[str], returncode: int, tail: Sequence[str]) -> None:
-        self.argv = tuple(argv)
         self.returncode = returncode
         self.tail = tuple(tail)
         how = f"was ended by {_signal(-returncode)}" if returncode < 0 else f"exited with {returncode}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import asdict
 
 import typer
 from rich.table import Table
@@ -39,7 +40,7 @@ def doctor(
                 "ready": code == 0,
                 "default_source": reached,
                 "exit_code": code,
-                "checks": [check.as_json() for check in checks],
+                "checks": [asdict(check) for check in checks],
             }
         )
         raise typer.Exit(code)

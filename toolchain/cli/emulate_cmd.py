@@ -18,7 +18,6 @@ from toolchain.errors import ConfigError, EmulationError
 if TYPE_CHECKING:
     from toolchain.emulator.disassembly import Disassembler
     from toolchain.emulator.metadata import Metadata
-    from toolchain.emulator.program import Program
 
 ObjectsArg = Annotated[
     list[Path], typer.Argument(metavar="FILE.hsaco…", help="Code objects, each with its JSON beside it.")
@@ -170,7 +169,7 @@ def _write(folder: Path, buffers: Mapping[str, Any]) -> None:
 
 def _list(objects: Sequence[Path], disassembler: Disassembler, *, as_json: bool) -> None:
     from toolchain.emulator.codeobject import load  # noqa: PLC0415 - numpy
-    from toolchain.emulator.program import Program  # noqa: PLC0415
+    from toolchain.emulator.program import Program, names  # noqa: PLC0415
 
     counts: Counter[str] = Counter()
     rows, refused = [], []
@@ -178,7 +177,7 @@ def _list(objects: Sequence[Path], disassembler: Disassembler, *, as_json: bool)
         program = Program.of(load(path), disassembler)
         unknown = program.unknown()
         refused += unknown
-        own = _names(program)
+        own = Counter(name for line in program.lines for name in names(line))
         counts += own
         rows.append(
             {"object": str(path), "gpu": program.code.gpu, "instructions": own.total(), "unknown": len(unknown)}
@@ -199,9 +198,3 @@ def _list(objects: Sequence[Path], disassembler: Disassembler, *, as_json: bool)
             why="\n".join(sorted({error.what for error in refused})),
             fix="report them with the code object",
         )
-
-
-def _names(program: Program) -> Counter[str]:
-    from toolchain.emulator.program import names  # noqa: PLC0415 - numpy
-
-    return Counter(name for line in program.lines for name in names(line))

@@ -102,9 +102,8 @@ def _locate_local(name: str, path: Path, cache: Cache) -> Source:
         digest = tree_digest(path, _stat_cache(path, cache))
     else:
         raise SourceError(f"the source {name} is not there: {path}", fix=f"check --source {name}=...: {FORMS}")
-    return Source(
-        name=name, kind="local", where=_shown(path.name), version="", digest=digest, path=path, locked=False,
-    )  # fmt: skip
+    shown = one_line(os.fsencode(path.name).decode("utf-8", "backslashreplace"))  # as a lock can hold it
+    return Source(name=name, kind="local", where=shown, version="", digest=digest, path=path, locked=False)
 
 
 def _known_file(name: str, digest: str, cache: Cache) -> Source | None:
@@ -120,11 +119,6 @@ def _known_file(name: str, digest: str, cache: Cache) -> Source | None:
         if archive.sha256 == plain:
             return locate(name, SourceSpec(kind="archive", where=archive.url, version=archive.digest), cache=cache)
     return None
-
-
-def _shown(name: str) -> str:
-    """A file's name as a lock can hold it."""
-    return one_line(os.fsencode(name).decode("utf-8", "backslashreplace"))
 
 
 def _stat_cache(path: Path, cache: Cache) -> Path:

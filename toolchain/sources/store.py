@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from toolchain import console, strict_json
 from toolchain.digest import sha256_file, write_atomically
@@ -123,10 +124,10 @@ class Store:
         key = self._key(digest, part)
         path = self.root / "trees" / key
         with held(self.root / "locks" / f"tree-{key}.lock", what=f"unpacking {key}"):
-            if path.is_dir() and not (brought or take_brought) and self._brought(key):
+            if path.is_dir() and not (brought or take_brought) and self.brought(digest, part=part):
                 console.note(f"the tree {key} came by a bundle; it is made again from its source")
             elif path.is_dir():
-                if self._intact(key, verify=verify and path not in _READ):
+                if self._intact(digest, part, verify=verify and path not in _READ):
                     _READ.update([path] if verify else [])
                     mark_used(path.with_name(f"{key}.json"))
                     return path
@@ -163,14 +164,18 @@ class Store:
 
     def brought(self, digest: str, *, part: str = "") -> bool:
         """Whether the tree that is here came by a bundle, or was made from one that did."""
-        return self._brought(self._key(digest, part))
+        return bool(self._sidecar(digest, part).get("brought"))
 
     def tree_info(self, digest: str, *, part: str = "") -> TreeInfo | None:
         """The record of the tree's unpacking, or None."""
-        return self._read_sidecar(self._key(digest, part))
+        record = self._sidecar(digest, part)
+        try:
+            return TreeInfo(str(record["tree"]), int(record["files"]), int(record["bytes"]))
+        except (ValueError, KeyError, TypeError):
+            return None
 
-    def _intact(self, key: str, *, verify: bool) -> bool:
-        recorded = self._read_sidecar(key)
+    def _intact(self, digest: str, part: str, *, verify: bool) -> bool:
+        recorded, key = self.tree_info(digest, part=part), self._key(digest, part)
         if recorded is None:
             return False
         tree, stat_cache = self.root / "trees" / key, self._stat_cache(key)
@@ -179,18 +184,13 @@ class Store:
         except SourceError:
             return False
 
-    def _read_sidecar(self, key: str) -> TreeInfo | None:
+    def _sidecar(self, digest: str, part: str) -> dict[str, Any]:
+        """What is noted beside a tree; empty if there is nothing that can be read."""
         try:
-            record = strict_json.read((self.root / "trees" / f"{key}.json").read_bytes())
-            return TreeInfo(str(record["tree"]), int(record["files"]), int(record["bytes"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def _brought(self, key: str) -> bool:
-        try:
-            return bool(strict_json.read((self.root / "trees" / f"{key}.json").read_bytes()).get("brought"))
-        except (OSError, ValueError, AttributeError):
-            return False
+            record = strict_json.read((self.root / "trees" / f"{self._key(digest, part)}.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
 
     def _stat_cache(self, key: str) -> Path:
         return self.root / "trees" / f"{key}.stat.json"
