@@ -98,19 +98,14 @@ def check_address(url: str) -> str:
     scheme, sign, rest = url.partition("://")
     try:
         parts = urlsplit(f"{scheme.lower()}{sign}{rest}")
-        port = parts.port
+        if parts.port == 0:
+            raise ValueError("port 0")
     except ValueError as error:
         # The error repeats what it cannot read, and that may be a password.
         why = "the port must be a number from 1 to 65535" if "ort" in str(error) else "the host cannot be one"
         raise SourceError(
             f"not a URL: {without_query(url.rpartition('@')[2])[:200]!r}", why=why, fix="write it as https://HOST/PATH"
         ) from None
-    if port == 0:
-        raise SourceError(
-            f"not a URL: {url[:200]!r}",
-            why="the port must be a number from 1 to 65535",
-            fix="correct the port, or leave it out",
-        )
     if not parts.hostname and parts.scheme != "file":
         raise SourceError(f"not a URL: {url[:200]!r}", why="it names no host", fix="write it as https://HOST/PATH")
     if parts.scheme != "file" and any(ord(char) <= 32 for char in url):
