@@ -89,6 +89,12 @@ def test_the_first_half_minute_says_nothing() -> None:
     assert left(pace, now) == pytest.approx(361 * 2, rel=0.05)
 
 
+def test_a_run_without_a_finished_step_says_nothing() -> None:
+    pace = Pace(4.5)
+    pace.count(0, 400, OBJECT, 0.0)
+    assert pace.left(60.0) is None
+
+
 def test_steps_that_cmake_adds_are_in_the_whole() -> None:
     pace = Pace(4.5)
     now = run(pace, 0.0, range(1, 21), 200, 2.0)

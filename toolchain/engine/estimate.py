@@ -87,12 +87,13 @@ class Pace:
         self._rate.add(self._done, now)
 
     def left(self, now: float) -> float | None:
-        """Seconds to the end of the run; None before half a minute of it has passed."""
-        if self._rate.first is None or now - self._rate.first[0] < _FIRST:
+        """Seconds to the end of the run; None before half a minute of it and a step have passed."""
+        steps = self._total - self._left
+        if self._rate.first is None or now - self._rate.first[0] < _FIRST or not steps:
             return None
         # The whole is an average of a build from the start. A continued one may have the costly steps left, so what it
         # did so far has the more weight, the further it is.
-        share = 1 - self._left / self._total
-        mean = self._mean * (1 - share) + self._done / (self._total - self._left) * share
+        share = steps / self._total
+        mean = self._mean * (1 - share) + self._done / steps * share
         work = max(self._mean * self._total - self._done, self._left * mean)
         return self._rate.seconds_for(work, now)
