@@ -12,8 +12,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException, NoSuchImage
@@ -200,8 +201,13 @@ class DockerRunner:
         """
         process.which(self.program)
         options = self._options(mounts, env, network=network)
-        lines = _Lines(log=log, on_line=on_line, capture=capture)
-        code = self._stream(image, argv, options, lines, timeout)
+        with contextlib.ExitStack() as stack:
+            sink = None
+            if log is not None:
+                log.parent.mkdir(parents=True, exist_ok=True)
+                sink = stack.enter_context(log.open("a", encoding="utf-8"))
+            lines = _Lines(sink, on_line, capture)
+            code = self._stream(image, argv, options, lines, timeout)
         if code == _ENGINE_FAILED:
             raise EngineError(
                 f"{self.program} could not run a container",
@@ -272,9 +278,8 @@ class DockerRunner:
             output = self._client.container.run(
                 image, [*_SHELL, *argv], name=name, pull="never", remove=True, stream=True, **options
             )
-            with lines:
-                for stream, content in output:
-                    lines.take(str(stream), content.decode(errors="replace"))
+            for stream, content in output:
+                lines.take(str(stream), content.decode(errors="replace"))
         except DockerException as error:
             if not lines.tail:
                 lines.tail.extend((error.stderr or str(error)).splitlines())
@@ -313,35 +318,25 @@ class DockerRunner:
             ) from error
 
 
+@dataclass
 class _Lines:
     """The destination of a container's output."""
 
-    def __init__(self, *, log: Path | None, on_line: Callable[[str], None] | None, capture: bool) -> None:
-        self.tail: deque[str] = deque(maxlen=process.TAIL_LINES * 5)
-        self.whole: list[str] = []
-        self._capture = capture
-        self._on_line = on_line
-        self._log = log
-        self._stack = contextlib.ExitStack()
-        self._sink: Any = None
-
-    def __enter__(self) -> None:
-        if self._log is not None:
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            self._sink = self._stack.enter_context(self._log.open("a", encoding="utf-8"))
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    sink: IO[str] | None
+    on_line: Callable[[str], None] | None
+    capture: bool
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=process.TAIL_LINES * 5))
+    whole: list[str] = field(default_factory=list)
 
     def take(self, stream: str, content: str) -> None:
-        if self._sink is not None:
-            self._sink.write(content)
-        if self._capture and stream == "stdout":
+        if self.sink is not None:
+            self.sink.write(content)
+        if self.capture and stream == "stdout":
             self.whole.append(content)
         for line in content.splitlines():
             self.tail.append(line)
-            if self._on_line is not None:
-                self._on_line(line)
+            if self.on_line is not None:
+                self.on_line(line)
 
 
 def _settings() -> dict[str, str]:
