@@ -258,7 +258,7 @@ def finished_llvm(
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_bytes(content)
     prefetch = Prefetch(request, [])
-    with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
+    with Progress("llvm", 1, 1, Console(file=io.StringIO())) as progress:
         workspace = BuildWorkspace(
             request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch
         )
@@ -271,7 +271,7 @@ def _finished(stage: Stage, request: Request, work: Path) -> Built:
     (tree / "etc").mkdir(parents=True)
     (tree / "etc" / "os-release").write_text(f"ID=debian for {request.arch[0]}\n")
     prefetch = Prefetch(request, [])
-    with Progress(stage.name, 1, 1, {}, Console(file=io.StringIO())) as progress:
+    with Progress(stage.name, 1, 1, Console(file=io.StringIO())) as progress:
         workspace = BuildWorkspace(
             request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch
         )

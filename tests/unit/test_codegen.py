@@ -399,7 +399,7 @@ def finish_all(request: Request, work: Path) -> list[Planned]:
         (work / stage.name / "etc").mkdir(parents=True)
         (work / stage.name / "etc/name").write_text(stage.name)
         prefetch = Prefetch(request, [])
-        with Progress(stage.name, 1, 1, {}, Console(file=io.StringIO())) as progress:
+        with Progress(stage.name, 1, 1, Console(file=io.StringIO())) as progress:
             workspace = BuildWorkspace(
                 request=request, log=work / "log", progress=progress, stage=f"a-{stage.name}", prefetch=prefetch
             )

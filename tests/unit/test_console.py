@@ -102,7 +102,8 @@ def test_nothing_that_is_printed_is_more_than_it_looks(
     logging.getLogger("some").warning("%s", evil)
     console.text(evil)
     console.show(Listing(columns=("what",), rows=[(evil,)], head=("what",)))
-    with Progress(evil, console=console.err(), weights={evil: 1.0}) as progress:
+    with Progress(evil, console=console.err()) as progress:
+        progress.weigh({evil: 1.0}, ninja={})
         progress.line(f"@step {evil}")
         progress.line(f"@count 1/2 {evil}")
     said = capsys.readouterr()

@@ -313,7 +313,7 @@ def finish_stage(request: Request, planned: Planned, arch: str, work: Path, *, p
     prefetch = Prefetch(request, [])
     if planned.name == "base":
         request = replace(request, arch=("amd64",))
-    with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
+    with Progress("llvm", 1, 1, Console(file=io.StringIO())) as progress:
         workspace = BuildWorkspace(
             request=request, log=work / "log", progress=progress, stage=f"t-{arch}", prefetch=prefetch
         )

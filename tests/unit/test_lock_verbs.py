@@ -114,7 +114,7 @@ def test_what_a_stage_is_given_was_read_again_and_held_to_the_lock(
     monkeypatch.setattr(locking, "check", lambda *_: None)
     monkeypatch.setattr(locking, "check_tree", lambda _, source: held.append(source))
     fetching = Prefetch(Request(cache=cache), [])
-    with Progress("t", 1, 1, {}, Console(file=io.StringIO())) as progress:
+    with Progress("t", 1, 1, Console(file=io.StringIO())) as progress:
         asked = Request(cache=cache, lock=lock())
         workspace = BuildWorkspace(request=asked, log=tmp_path / "log", progress=progress, stage="t", prefetch=fetching)
         assert workspace.fetch(one) == one

@@ -346,7 +346,7 @@ def test_a_layer_that_breaks_its_contract_is_not_recorded(tmp_path: Path) -> Non
         raise ContractError("no mlir-tblgen")
 
     fetching = Prefetch(Request(cache=cache), [])
-    with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
+    with Progress("llvm", 1, 1, Console(file=io.StringIO())) as progress:
         workspace = BuildWorkspace(
             request=Request(cache=cache), log=tmp_path / "log", progress=progress, stage="t", prefetch=fetching,
             _engine=engine,

@@ -36,7 +36,9 @@ def make(
 ) -> tuple[Progress, io.StringIO]:
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=120, highlight=False)
-    return Progress("llvm", 2, 5, weights or {}, console, clock=clock), out
+    progress = Progress("llvm", 2, 5, console, clock=clock)
+    progress.weigh(weights or {}, ninja={})
+    return progress, out
 
 
 def shown(progress: Progress) -> tuple[int, int]:

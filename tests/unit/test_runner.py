@@ -129,7 +129,7 @@ def test_checks_and_kernels_go_to_the_runner_and_builds_to_buildah(
         return {}
 
     fetching = Prefetch(Request(cache=cache), [])
-    with Progress("llvm", 1, 1, {}, Console(file=io.StringIO())) as progress:
+    with Progress("llvm", 1, 1, Console(file=io.StringIO())) as progress:
         made = BuildWorkspace(
             request=Request(cache=cache, runner="docker"), log=tmp_path / "log", progress=progress, stage="t",
             prefetch=fetching, _engine=engine("buildah"),

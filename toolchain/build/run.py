@@ -245,7 +245,7 @@ def _build_stage(
     console.note(f"{stage.name}: {planned.image} (stage {of[0]} of {of[1]}); full log: {log}")
     started = time.monotonic()
     try:
-        with Progress(stage.name, *of, {}, console.err()) as progress:
+        with Progress(stage.name, *of) as progress:
             workspace = BuildWorkspace(
                 request=request,
                 log=log,

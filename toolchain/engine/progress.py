@@ -82,7 +82,6 @@ class Progress:
         stage: name for display.
         index: which stage of this invocation, from 1.
         total: how many stages there are.
-        weights: relative weight of each `@step` that the stage announces, in their order.
         console: where to show it; standard error otherwise.
         clock: seconds that only grow.
     """
@@ -92,7 +91,6 @@ class Progress:
         stage: str,
         index: int = 1,
         total: int = 1,
-        weights: Mapping[str, float] | None = None,
         console: Console | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -100,7 +98,7 @@ class Progress:
         self.stage = stage
         self.index = index
         self.total = total
-        self._weights = dict(weights or {})
+        self._weights: dict[str, float] = {}
         self._ninja: dict[str, float] = {}
         self._console = console or people.err()
         self._clock = clock
@@ -116,7 +114,7 @@ class Progress:
         self._said = self._begun
 
     def weigh(self, weights: Mapping[str, float], *, ninja: Mapping[str, float]) -> None:
-        """Add steps that are known only now, e.g. with a recipe; `ninja` as in `toolchain.recipe.Recipe`."""
+        """Add the steps of a recipe, in their order: `steps` and `ninja` as in `toolchain.recipe.Recipe`."""
         with self._lock:
             self._weights.update(weights)
             self._ninja.update(ninja)
