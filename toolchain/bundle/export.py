@@ -247,14 +247,6 @@ class _Packer:
         self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob, of=of))
 
     def manifest(self, target: str) -> Descriptor:
-        config = self.layout.put_bytes(b"{}", media.EMPTY)
-        value = {
-            "schemaVersion": 2,
-            "mediaType": media.MANIFEST,
-            "artifactType": TYPE,
-            "config": config.as_json(),
-            # Two entries of one kind and content are listed twice only when they belong to different owners.
-            "layers": [entry.descriptor().as_json() for entry in dict.fromkeys(self.sorted())],
-            "annotations": standard_annotations(f"toolchain bundle: {target}"),
-        }
-        return replace(self.layout.put_json(value, media.MANIFEST), artifact_type=TYPE)
+        # Two entries of one kind and content are listed twice only when they belong to different owners.
+        layers = [entry.descriptor() for entry in dict.fromkeys(self.sorted())]
+        return self.layout.put_artifact(TYPE, layers, annotations=standard_annotations(f"toolchain bundle: {target}"))

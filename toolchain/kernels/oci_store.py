@@ -11,14 +11,13 @@ import logging
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toolchain import strict_json
 from toolchain.errors import DigestError, RegistryError, ToolchainError
 from toolchain.kernels.store import Addition, read_seconds
-from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import children_of, parse_object
@@ -151,21 +150,11 @@ class OciStore:
             content += addition.record
         blob = self._scratch.put_bytes(bytes(content), PACK)
         listed = self._scratch.put_json({"results": rows}, LIST)
-        manifest = self._artifact(PACK, [listed, blob])
+        manifest = self._scratch.put_artifact(PACK, [listed, blob])
         tag = f"k-{self._scope}-{target}-{blob.digest.removeprefix('sha256:')[:16]}"
         self._place.put(self._scratch, manifest, [tag])
         self._scratch.forget(blob.digest, listed.digest, manifest.digest)
         return len(ordered)
-
-    def _artifact(self, kind: str, layers: Sequence[Descriptor]) -> Descriptor:
-        value = {
-            "schemaVersion": 2,
-            "mediaType": media.MANIFEST,
-            "artifactType": kind,
-            "config": self._scratch.put_bytes(b"{}", media.EMPTY).as_json(),
-            "layers": [layer.as_json() for layer in layers],
-        }
-        return replace(self._scratch.put_json(value, media.MANIFEST), artifact_type=kind)
 
     def seconds(self, targets: Sequence[str]) -> Mapping[str, float]:
         """See `KernelStore`."""
@@ -182,7 +171,7 @@ class OciStore:
         tag = f"n-{name}"
         if not (first and tag in self._place.tags()):
             blob = self._scratch.put_bytes(content, NOTE)
-            self._place.put(self._scratch, self._artifact(NOTE, [blob]), [tag])
+            self._place.put(self._scratch, self._scratch.put_artifact(NOTE, [blob]), [tag])
         return self._read_note(tag)
 
     def _read_note(self, tag: str) -> bytes:

@@ -6,6 +6,8 @@ import hashlib
 import logging
 import os
 import shutil
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -178,6 +180,26 @@ class Blobs:
     def put_json(self, value: Any, media_type: str) -> Descriptor:
         """Store `value` as canonical JSON."""
         return self.put_bytes(canonical(value), media_type)
+
+    def put_artifact(self, kind: str, layers: Iterable[Descriptor], **more: Any) -> Descriptor:
+        """Store the manifest of an artifact, which has blobs and no configuration.
+
+        Args:
+            kind: its type.
+            more: `subject` and `annotations`, as JSON.
+
+        Returns:
+            The manifest, with the artifact's type.
+        """
+        value = {
+            "schemaVersion": 2,
+            "mediaType": media.MANIFEST,
+            "artifactType": kind,
+            "config": self.put_bytes(b"{}", media.EMPTY).as_json(),
+            "layers": [layer.as_json() for layer in layers],
+            **more,
+        }
+        return replace(self.put_json(value, media.MANIFEST), artifact_type=kind)
 
     def read(self, descriptor: Descriptor) -> bytes:
         """A small blob whole, its digest checked.

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from toolchain.errors import RegistryError
-from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.layout import Layout
 
@@ -34,19 +33,10 @@ def write_artifact(
         The manifest as a list of referrers names it, with artifact type and annotations.
     """
     layout.blob(content.digest)
-    config = layout.put_bytes(b"{}", media.EMPTY)
-    value: dict[str, Any] = {
-        "schemaVersion": 2,
-        "mediaType": media.MANIFEST,
-        "artifactType": artifact_type,
-        "config": config.as_json(),
-        "layers": [content.plain.as_json()],
-        "subject": subject.plain.as_json(),
-    }
-    if annotations:
-        value["annotations"] = dict(annotations)
-    made = layout.put_json(value, media.MANIFEST)
-    return replace(made, artifact_type=artifact_type, annotations=dict(annotations or {}))
+    notes = dict(annotations or {})
+    more = {"annotations": notes} if notes else {}
+    made = layout.put_artifact(artifact_type, [content.plain], subject=subject.plain.as_json(), **more)
+    return replace(made, annotations=notes)
 
 
 def subject_of(value: Mapping[str, Any]) -> str | None:
