@@ -100,9 +100,9 @@ class Repository:
         names = [name for name in listed if name in PIN_FILES or _CODEGEN.fullmatch(name)]
         return {name: self._git("cat-file", "blob", f"{commit}:{name}")[:4096] for name in names[:_LIMIT]}
 
-    def submodule(self, commit: str, path: str) -> str:
-        """The commit of a submodule; empty if there is none."""
-        words = self._git("ls-tree", commit, "--", path).split()
+    def carried(self, commit: str) -> str:
+        """The commit of the submodule that is Triton; empty if there is none."""
+        words = self._git("ls-tree", commit, "--", "third_party/triton").split()
         return words[2] if len(words) > 2 and words[1] == "commit" else ""
 
 
@@ -123,7 +123,7 @@ def gather(triton: str, aotriton: str) -> dict[str, Any]:
         for ref, commit in other.refs(_AOTRITON_REF).items():
             if _oldest_aotriton() <= numbers(ref) or ref.endswith("main"):
                 other.fetch(commit)
-                carried = other.submodule(commit, "third_party/triton")
+                carried = other.carried(commit)
                 rows.append({"ref": ref, "commit": commit, "triton": carried, "files": _carried(one, carried)})
     return {"triton": tritons, "aotriton": rows}
 

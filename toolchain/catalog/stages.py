@@ -224,9 +224,9 @@ def targets() -> tuple[str, ...]:
     return (*(stage.name for stage in STAGES), ALL)
 
 
-def choice(*without: str) -> str:
+def choice() -> str:
     """The targets, as help texts list them."""
-    *names, last = (name for name in targets() if name not in without)
+    *names, last = targets()
     return f"{', '.join(names)} or {last}."
 
 
