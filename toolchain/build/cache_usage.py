@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from toolchain.cache import Cache
 from toolchain.engine.resources import disk_bytes
 from toolchain.engine.storage import DELETED, SCRATCH, Storage, discard
 from toolchain.errors import ConfigError, ToolchainError
+from toolchain.oci.image import timestamp
 from toolchain.oci.layout import Layout
 from toolchain.record import Record
 
@@ -40,7 +41,6 @@ class Item:
 
     Args:
         kind: what it is good for.
-        name: for display.
         key: the path by which it is removed; of an image its record's, empty without one.
         tag: of an image, its name in the cache's layout.
         bytes: on disk; of an image what no image used later holds too.
@@ -60,8 +60,7 @@ class Item:
 
     def as_json(self) -> dict[str, Any]:
         """The form of `cache ls --json`."""
-        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.used))
-        return {"kind": self.kind, "name": self.name, "bytes": self.bytes, "used": when}
+        return {"kind": self.kind, "name": self.name, "bytes": self.bytes, "used": timestamp(self.used)}
 
 
 @dataclass(frozen=True)
@@ -74,26 +73,29 @@ class Pruned:
 
 @dataclass(frozen=True)
 class _Finished:
-    """A finished image: its record, and when it or an image built on it was last used.
+    """A finished image.
 
     Args:
-        below: input digests of the stages directly below it.
+        path: of its record.
+        used: when it or an image built on it was last used.
+        made_of: the names of its sources and wheels, by digest.
     """
 
     path: Path
-    image: str
-    tag: str
-    manifest: str
+    record: Record
     used: float
-    made_of: Mapping[str, str] = field(default_factory=dict)
-    digest: str = ""
-    below: tuple[str, ...] = ()
+    made_of: Mapping[str, str]
+
+    @property
+    def tag(self) -> str:
+        """Its name in the cache's layout."""
+        return image_tag(self.record.image, self.record.input_digest)
 
 
 def survey(cache: Cache) -> list[Item]:
     """Every entry of the cache, by kind, last used first."""
-    records = _records(cache)
-    items = [*_images(cache, records), *_sources(cache, records), *_unfinished(cache), *_rest(cache)]
+    images = _records(cache)
+    items = [*_images(cache, images), *_sources(cache, images), *_unfinished(cache), *_rest(cache)]
     return sorted(items, key=lambda entry: (KINDS.index(entry.kind), -entry.used, entry.name))
 
 
@@ -115,7 +117,6 @@ def prune(
 
     Args:
         unfinished: also remove recent unfinished work: trees of failed builds, ledgers of campaigns.
-        dry: only look.
         images: remove these, however recent they are, and nothing else.
 
     Raises:
@@ -145,20 +146,20 @@ def prune(
             failed.append((entry.name, str(error.strerror or error)))
     if (cache.images / "index.json").is_file():
         # A record keeps its image even if its tag was lost. Whoever names an image wants the space at once.
-        kept = [record.manifest for record in _records(cache)]
+        kept = [image.record.manifest for image in _records(cache)]
         Layout(cache.images).gc(kept, older_than=0 if images else DAY)
     return Pruned((*gone, *_tidy_engine(cache)), tuple(failed))
 
 
 def _named(cache: Cache, images: Sequence[Record]) -> list[Item]:
-    """The entries of these images.
-
-    Raises:
-        ConfigError: other images are built on them.
-    """
+    """The entries of these images; ConfigError if other images are built on them."""
     paths = {str(cache.record(record.input_digest)) for record in images}
     digests = {record.input_digest for record in images}
-    standing = [image.tag for image in _records(cache) if digests & set(image.below) and image.digest not in digests]
+    standing = [
+        image.tag
+        for image in _records(cache)
+        if digests & set(digests_below(image.record.inputs)) and image.record.input_digest not in digests
+    ]
     if standing:
         raise ConfigError(
             f"{len(standing)} images are built on what is to be removed",
@@ -176,35 +177,32 @@ def _records(cache: Cache) -> list[_Finished]:
             used = max(file.stat().st_mtime for file in (path, mark) if file.exists())
             made_of = {str(source["digest"]): str(source["name"]) for source in record.inputs.get("sources", ())}
             made_of |= {str(row["digest"]): str(row["file"]) for row in record.rows("wheels")}
-            tag = image_tag(record.image, record.input_digest)
-            below = tuple(digests_below(record.inputs))
-            images.append(
-                _Finished(path, record.image, tag, record.manifest, used, made_of, record.input_digest, below)
-            )
+            images.append(_Finished(path, record, used, made_of))
     return _used_together(images)
 
 
 def _used_together(images: Sequence[_Finished]) -> list[_Finished]:
     """Give a stage below the time of the images built on it: publishing one needs the records of the other."""
-    by_digest = {image.digest: image for image in images}
+    by_digest = {image.record.input_digest: image for image in images}
     for image in sorted(images, key=lambda image: -image.used):
-        waiting = list(image.below)
+        waiting = digests_below(image.record.inputs)
         while waiting:
-            if (below := by_digest.get(waiting.pop())) is not None and below.used < image.used:
-                by_digest[below.digest] = replace(below, used=image.used)
-                waiting += below.below
+            digest = waiting.pop()
+            if (below := by_digest.get(digest)) is not None and below.used < image.used:
+                by_digest[digest] = replace(below, used=image.used)
+                waiting += digests_below(below.record.inputs)
     return list(by_digest.values())
 
 
-def _images(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
+def _images(cache: Cache, images: list[_Finished]) -> Iterator[Item]:
     if not (cache.images / "index.json").is_file():
         return
     layout = Layout(cache.images)
     rows = [
-        (record.used, f"{record.image} {record.path.stem[:12]}", str(record.path), record.tag, record.manifest)
-        for record in records
+        (image.used, f"{image.record.image} {image.path.stem[:12]}", str(image.path), image.tag, image.record.manifest)
+        for image in images
     ]
-    of_records = {record.tag for record in records}
+    of_records = {image.tag for image in images}
     unread = {path.stem[:12]: path for path in unread_records(cache)}
     for tag, manifest in layout.refs().items():
         if path := unread.pop(tag.rpartition(".")[2], None):
@@ -232,14 +230,14 @@ def _unread(path: Path, tag: str) -> Item:
     return Item(kind="image", name=name, key=str(path), tag=tag, bytes=0, used=path.stat().st_mtime, left=True)
 
 
-def _sources(cache: Cache, records: list[_Finished]) -> Iterator[Item]:
+def _sources(cache: Cache, images: list[_Finished]) -> Iterator[Item]:
     if cache.store.is_symlink():  # a reproduction's; who owns the store removes from it
         return
     used_by: dict[str, float] = {}
     names: dict[str, str] = {}
-    for record in records:
-        names |= record.made_of
-        used_by |= {digest: max(record.used, used_by.get(digest, 0.0)) for digest in record.made_of}
+    for image in images:
+        names |= image.made_of
+        used_by |= {digest: max(image.used, used_by.get(digest, 0.0)) for digest in image.made_of}
     for home in _children(cache.store / "files"):
         name = next((child.name for child in _children(home)), home.name)
         used = max(home.lstat().st_mtime, used_by.get(f"sha256:{home.name}", 0.0))
@@ -344,7 +342,7 @@ def _tidy_engine(cache: Cache) -> list[Item]:
         return []
     before = disk_bytes(cache.engine)
     storage.cleanup()
-    kept = {record.manifest.removeprefix("sha256:")[:12] for record in _records(cache)}
+    kept = {image.record.manifest.removeprefix("sha256:")[:12] for image in _records(cache)}
     removed = []
     for image in strict_json.read(storage.call("images", "--json").stdout or "null") or []:
         names = image.get("names") or []

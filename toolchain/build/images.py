@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from toolchain.catalog.stages import STAGES
 from toolchain.digest import canonical, write_atomically
 from toolchain.errors import ConfigError, SourceError
 from toolchain.numbers.summary import describe
+from toolchain.oci.image import timestamp
 from toolchain.oci.layout import Layout
 from toolchain.record import Record
 from toolchain.trust.contents import Contents, of_records
@@ -35,11 +35,6 @@ class Publication:
     def as_json(self) -> dict[str, Any]:
         """The form of `images --json`."""
         return {"ref": self.ref, "digest": self.digest, "when": timestamp(self.when)}
-
-
-def timestamp(seconds: float) -> str:
-    """RFC 3339, UTC, whole seconds."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def full_name(record: Record) -> str:
@@ -121,11 +116,8 @@ def _named(finished: Sequence[Record], text: str) -> list[Record]:
 
 
 def _ambiguous(text: str, matching: Sequence[Record]) -> ConfigError:
-    return ConfigError(
-        f"{text!r} means {len(matching)} images",
-        why="\n".join(_lines(matching)),
-        fix="give the whole name of one of them",
-    )
+    why = "\n".join(_lines(matching))
+    return ConfigError(f"{text!r} means {len(matching)} images", why=why, fix="give the whole name of one of them")
 
 
 def _lines(images: Iterable[Record]) -> list[str]:

@@ -133,8 +133,7 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
     Raises:
         LockedError: with every difference.
     """
-    lock = lock_of(request)
-    if lock is None:
+    if (lock := lock_of(request)) is None:
         return
     differing = differences(lock, resolve(request, planned, ""), whole=False)
     if differing:
@@ -147,8 +146,7 @@ def check_tree(request: Request, source: Source) -> None:
     Raises:
         LockedError: with what differs.
     """
-    lock = lock_of(request)
-    if lock is None:
+    if (lock := lock_of(request)) is None:
         return
     now, was = locked_source(request, source), lock.source(source.name)
     differing = differences(replace(lock, bases=()), replace(lock, bases=(), sources=(now,)), whole=False)
@@ -174,14 +172,13 @@ def locked_source(request: Request, source: Source) -> LockedSource:
     tree = info.digest if info is not None else ""
     if info is None and source.kind == "local" and source.path is not None and source.path.is_dir() and not part.name:
         tree = digest  # it is not in the store yet
-    file = _file(source, request.cache)
     return LockedSource(
         name=source.name,
         kind=source.kind,
         ref=source.ref,
         repository=source.repository,
         digest=digest,
-        file=file,
+        file=_file(source, request.cache),
         parts=part.taken,
         tree=tree,
         license=source.license or source_license(source.name),
@@ -253,19 +250,14 @@ def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
     lock = read_packages(cache.package_list(base.stage, base.name, base.arch), base.recipe)
     if lock is None:
         return base
+    record = known_record(cache, planned.input_digest)
     return replace(
         base,
         state="resolved",
-        image=_manifest(cache, planned),
+        image=record.manifest if record is not None else "",
         packages_digest=sha256_json(lock),
         packages=locked_packages(lock),
     )
-
-
-def _manifest(cache: Cache, planned: Planned) -> str:
-    """The finished base's image; empty when its record is missing."""
-    record = known_record(cache, planned.input_digest)
-    return record.manifest if record is not None else ""
 
 
 def locked_packages(resolved: Mapping[str, Any]) -> tuple[LockedPackage, ...]:

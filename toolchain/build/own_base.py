@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache as memoize
@@ -11,6 +10,7 @@ from functools import cache as memoize
 from toolchain import console, strict_json
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.codegen import codegens
+from toolchain.catalog.release_data import numbers
 from toolchain.data import FOLDER, load
 from toolchain.digest import sha256_bytes, write_atomically
 from toolchain.errors import UnsupportedError
@@ -85,18 +85,10 @@ def needs() -> tuple[Need, ...]:
     )
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers that compare."""
-    return tuple(int(part) for part in re.findall(r"\d+", version))
-
-
 def check(request: Request, planned: Sequence[Planned]) -> None:
     """Refuse a user's base that lacks what the stages need, and name everything that is missing.
 
     The first time it runs a container of the base; the answer is kept by the image's digest.
-
-    Args:
-        planned: the stages to build.
 
     Raises:
         UnsupportedError: it lacks something, or has no shell.
@@ -129,17 +121,14 @@ def needs_of(request: Request, users: Collection[str]) -> list[Need]:
         # A portable wheel is compiled against unpacked CPythons, not the base's.
         for version in () if request.glibc else request.pythons:
             needed += [_python(version, "", f"python{version}"), _python(version, " headers", f"python{version}.h")]
-        needed += [_bitcode(row) for row in _replaced() if not {row.name, row.path} & _decided(request)]
+        decided = {*request.allow_binary, *request.drop_binary}
+        needed += [_bitcode(row) for row in _replaced() if not {row.name, row.path} & decided]
     return needed
 
 
 def _replaced() -> list[Known]:
     """The prebuilt files of Triton's tree that give way to the base's own."""
     return [row for row in known_files() if row.source == "triton" and row.replace and not row.rare]
-
-
-def _decided(request: Request) -> set[str]:
-    return {*request.allow_binary, *request.drop_binary}
 
 
 def _bitcode(row: Known) -> Need:
@@ -189,9 +178,6 @@ def _tools_of(request: Request) -> dict[str, str]:
 
 def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[str, str]:
     """The tools of an image with their versions, as data/probe-base.sh (`text`) names them.
-
-    Args:
-        words: what that takes.
 
     Raises:
         UnsupportedError: its shell does not run.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -167,50 +167,29 @@ def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> B
         verdict = verify(place, scratch, manifest, key=key, demands=demands)
         if verdict.problems or verdict.provenance is None:
             raise UntrustedError(verdict.problems[0] if verdict.problems else "nothing says who made it")
-        top = scratch.children(manifest)[-1]
-        provenance = _read_provenance(verdict.provenance, planned, request, top)
-        layers = _bring(scratch, manifest, Layout(request.cache.images).ensure(), planned)
-    by_digest = str(place.ref.at(digest=manifest.digest))
-    built = Built(
-        planned=planned,
-        input_digest=str(planned.input_digest),
-        manifest=manifest.digest,
-        layers=tuple(layers),
-        facts=provenance.facts,
-        reused=True,
-        taken_from=by_digest,
-        binaries=provenance.binaries,
-    )
-    write_record(request.cache, provenance.record(new_record(request, planned, built), TakenFrom(by_digest, key.id)))
-    console.note(f"{planned.name}: {planned.image} is verified and taken from {by_digest}")
-    return built
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Provenance:
-    """The facts of a build in its signed provenance; see `Record`."""
-
-    request: Mapping[str, Any]
-    started: float
-    finished: float
-    tool: Mapping[str, str]
-    isolation: Mapping[str, Any] | None
-    binaries: tuple[str, ...]
-    partial: str
-    compressor: str
-    facts: Mapping[str, Any]
-
-    def record(self, record: Record, taken_from: TakenFrom) -> Record:
-        """The record with it. This machine's probe is not that of the one which built the image."""
-        return replace(
-            record, **{field.name: getattr(self, field.name) for field in fields(self)}, taken_from=taken_from
+        by_digest = str(place.ref.at(digest=manifest.digest))
+        parts = scratch.children(manifest)
+        made = Built(
+            planned=planned,
+            input_digest=str(planned.input_digest),
+            manifest=manifest.digest,
+            layers=tuple(layer.as_json() for layer in parts[1:]),
+            reused=True,
+            taken_from=by_digest,
         )
+        record = replace(new_record(request, planned, made), taken_from=TakenFrom(by_digest, key.id))
+        record = _as_proved(record, verdict.provenance, planned, request, parts[-1])
+        _bring(scratch, manifest, Layout(request.cache.images).ensure(), planned)
+    write_record(request.cache, record)
+    console.note(f"{planned.name}: {planned.image} is verified and taken from {by_digest}")
+    return replace(made, facts=record.facts, binaries=record.binaries)
 
 
-def _read_provenance(
-    statement: Mapping[str, Any], planned: Planned, request: Request, layer: Descriptor
-) -> _Provenance:
-    """Read a provenance.
+def _as_proved(
+    record: Record, statement: Mapping[str, Any], planned: Planned, request: Request, layer: Descriptor
+) -> Record:
+    """The record with what the signed provenance says of the build: this machine's probe is not that of the one which
+    built the image.
 
     Args:
         layer: the stage's own, as it was published.
@@ -224,7 +203,8 @@ def _read_provenance(
         tool = {"version": str(run["builder"]["version"]["toolchain"]), "builder": str(run["builder"]["id"])}
         if "invocationId" in run["metadata"]:
             tool["run"] = str(run["metadata"]["invocationId"])
-        provenance = _Provenance(
+        proved = replace(
+            record,
             request=parameters,
             started=_seconds(run["metadata"]["startedOn"]),
             finished=_seconds(run["metadata"]["finishedOn"]),
@@ -241,24 +221,22 @@ def _read_provenance(
         raise UntrustedError("provenance: the statement is malformed", why=repr(error)) from error
     if named != (planned.name, planned.image):
         raise UntrustedError(f"provenance: it is about {named[0]} {named[1]}, not {planned.name} {planned.image}")
-    if not provenance.facts:
+    if not proved.facts:
         raise UntrustedError("provenance: it holds no build report", fix="publish it again with this version")
-    if planned.has_contract_check and request.contract and provenance.request.get("contract") is False:
+    if planned.has_contract_check and request.contract and proved.request.get("contract") is False:
         raise UntrustedError("provenance: it was built without the contract check", fix="--no-contract takes it")
-    return provenance
+    return proved
 
 
 def _seconds(text: str) -> float:
     return datetime.strptime(str(text), _TIME).replace(tzinfo=UTC).timestamp()
 
 
-def _bring(scratch: Layout, image: Descriptor, own: Layout, planned: Planned) -> list[dict[str, Any]]:
-    """Move what was verified into the cache; the descriptors of its layers, lowest first."""
-    parts = scratch.children(image)
+def _bring(scratch: Layout, image: Descriptor, own: Layout, planned: Planned) -> None:
+    """Move what was verified into the cache."""
     content = scratch.read(image)
-    for part in parts:
+    for part in scratch.children(image):
         own.put_file(scratch.blob(part.digest), digest=part.digest, move=True, media_type=part.media_type)
     manifest = own.put_bytes(content, image.media_type)
     # As after a build: the tag protects the blobs; the record, written last, makes the image finished.
     own.tag(manifest, image_tag(planned.image, str(planned.input_digest)))
-    return [part.as_json() for part in parts[1:]]

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from toolchain.catalog.release_data import numbers
 from toolchain.digest import sha256_file
 from toolchain.errors import ContractError, HostileInputError
 from toolchain.filesystem import read_built
@@ -77,7 +78,7 @@ def check_library(library: Path, *, revision: str, exports: Sequence[str], arch:
             why="only the C and C++ run-time libraries are on every system; LLVM must be linked in",
             fix="link it with the static libraries of the layer alone",
         )
-    if newest > tuple(int(part) for part in glibc.split(".")):
+    if newest > numbers(glibc):
         version = ".".join(map(str, newest))
         raise ContractError(
             f"{name} asks for glibc {version}",

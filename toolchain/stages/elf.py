@@ -13,6 +13,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.sections import SymbolTableSection
 
+from toolchain.catalog.release_data import numbers
 from toolchain.errors import ContractError
 
 _HIDDEN, _GLOBAL = 0x8000, 1
@@ -45,12 +46,7 @@ class Linked:
     def newest(self, prefix: str) -> tuple[int, ...]:
         """The newest version of a family of nodes (`GLIBC_`) that it asks for; empty if it asks for none."""
         nodes = {node.removeprefix(prefix) for _, node in self.imports.values() if node.startswith(prefix)}
-        return max((version_numbers(node) for node in nodes if node[:1].isdigit()), default=())
-
-
-def version_numbers(text: str) -> tuple[int, ...]:
-    """A version as numbers that compare."""
-    return tuple(int(part) for part in text.split("."))
+        return max((numbers(node) for node in nodes if node[:1].isdigit()), default=())
 
 
 def read_linked(path: Path) -> Linked:

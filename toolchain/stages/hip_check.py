@@ -8,8 +8,9 @@ from typing import Any
 
 from toolchain.catalog.floors import Floor
 from toolchain.catalog.hip import Stub
+from toolchain.catalog.release_data import numbers
 from toolchain.errors import ContractError
-from toolchain.stages.elf import Linked, read_linked, version_numbers
+from toolchain.stages.elf import Linked, read_linked
 
 
 def check_stub(path: Path, stub: Stub) -> None:
@@ -38,11 +39,8 @@ def check_stub(path: Path, stub: Stub) -> None:
 
 def holds_on(library: Linked, floor: Floor) -> bool:
     """Whether a system as old as a floor has every version of glibc and libstdc++ that a library asks for."""
-    newest = (
-        (library.newest("GLIBC_"), version_numbers(floor.glibc)),
-        (library.newest("GLIBCXX_"), version_numbers(floor.glibcxx)),
-    )
-    return all(needed <= has for needed, has in newest)
+    glibc, glibcxx = library.newest("GLIBC_"), library.newest("GLIBCXX_")
+    return glibc <= numbers(floor.glibc) and glibcxx <= numbers(floor.glibcxx)
 
 
 def check_linked(path: Path, stubs: Mapping[str, Stub], *, soname: str, floor: Floor) -> dict[str, Any]:

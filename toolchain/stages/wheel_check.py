@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from toolchain.catalog.architectures import machine_of
+from toolchain.catalog.release_data import numbers
 from toolchain.errors import ContractError
 from toolchain.stages.elf import Linked, linked_of
 
@@ -48,7 +49,7 @@ def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str,
     if f"-{both}-" not in wheel.name or set(tags) != {f"{both}-{platform}" for platform in tag.split(".")}:
         wrong.append(f"its name and its metadata are not for {abi}: {', '.join(tags) or 'no tag'}")
     named = {(int(major), int(minor), cpu) for major, minor, cpu in _MANYLINUX.findall(tag)}
-    floor = tuple(int(part) for part in glibc.split("."))
+    floor = numbers(glibc)
     if not named or any((major, minor) > floor or cpu != machine.kernel for major, minor, cpu in named):
         wrong.append(f"its tag {tag} is not that of glibc {glibc} or older on {machine.kernel}")
     wrong += [
