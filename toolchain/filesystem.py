@@ -102,6 +102,13 @@ def copy_built(tree: Path, name: str, target: Path) -> None:
         ) from error
 
 
+def emptied(folder: Path) -> Path:
+    """A folder with nothing in it, whatever an earlier run left there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
 def is_inside(path: Path, folder: Path) -> bool:
     """Whether a path is in a folder, wherever the links on the way to it lead. Its last part is not followed."""
     return Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(folder))

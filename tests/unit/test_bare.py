@@ -489,7 +489,7 @@ def test_a_kernel_that_was_stopped_for_its_memory_is_not_given_to_upstreams_scri
 
     workspace: Any = SimpleNamespace(
         request=SimpleNamespace(kernel_timeout=None), work=lambda: tmp_path, jobs=lambda _: 1, log=tmp_path / "log",
-        runner=SimpleNamespace(run=run),
+        runner=SimpleNamespace(run=run), on_line=print,
     )  # fmt: skip
     result = CampaignResult(entries=entries, skipped=0, partial=False, about={})
     images = KernelImages(folder, tmp_path / "t", "image", workspace)

@@ -408,12 +408,12 @@ def test_no_emulator_no_beginning(request_: Request, tmp_path: Path, monkeypatch
     planned = plan(request, "llvm")[-1].planned
 
     class Workspace:
-        """Gets as far as the disk."""
+        """Gets as far as the first step."""
 
         def __init__(self, request: Request) -> None:
             self.request = request
 
-        def require_disk(self, _: int) -> None:
+        def step(self, _: str) -> None:
             raise SourceError("so far")
 
     with pytest.raises(EngineError, match="qemu-aarch64-static"):

@@ -35,7 +35,6 @@ class CompilerCache:
         sources: the names of the sources whose builds share it, for display.
         used: when a build last began to use it, seconds since 1970.
         places: its folders; empty until a build made one.
-        note: the file that remembers it.
     """
 
     key: str

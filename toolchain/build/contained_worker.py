@@ -17,10 +17,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from subprocess import Popen
 
 from toolchain import process, strict_json
 from toolchain.engine.own_network import proved, without_network
@@ -93,7 +92,6 @@ class Kernels:
         """Where they compile.
 
         Args:
-            out: folder of the objects.
             way: see `own_network.proved`.
         """
         naming = Naming(
@@ -103,11 +101,7 @@ class Kernels:
             environment=self.environment,
             search=self.search,
         )
-        words = without_network(self.command, way)
-
-        def start() -> AbstractContextManager[Popen[str]]:
-            return process.piped(words, env=self.variables)
-
+        start = partial(process.piped, without_network(self.command, way), env=self.variables)
         return CompileSetup(start=start, naming=naming, out=out, seen=(self.source, str(out)))
 
 
@@ -201,11 +195,7 @@ def _seconds(text: str) -> float:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder for objects and for Dask, until the end of the block.
-
-    Raises:
-        ResourceError: none can be made, as in a container whose root is read-only.
-    """
+    """A folder for objects and for Dask; ResourceError where none can be made, as below a read-only root."""
     try:
         made = tempfile.TemporaryDirectory(prefix="kernel-worker-", ignore_cleanup_errors=True)
         (Path(made.name) / "out").mkdir()

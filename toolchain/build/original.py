@@ -32,7 +32,6 @@ class Original:
     """An image, and how it was made.
 
     Args:
-        name: for display.
         parameters: the request, as in a provenance.
         patches: by source name, the digests of the user's patches, in order.
         expected: what it is compared by, see `reproduce.reproduce`.

@@ -176,4 +176,4 @@ def undecided_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
     """The prebuilt files of Triton's source that a build would refuse because no option allows or drops them."""
     if not any(planned.name.startswith("triton") for planned, _ in tritons(rows, checkouts=True)):
         return []
-    return [row.name for row in undecided("triton", triton_here(request), request)]
+    return [row.name for row in undecided(triton_here(request), request)]

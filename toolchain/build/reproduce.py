@@ -74,7 +74,6 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
     cache and everything else that an earlier build left are not there.
 
     Args:
-        request: as the first build was asked.
         expected: the image to compare with, as `{"input_digest", "diff_id", "blob", "index", "media_type", "path"}`.
 
     Raises:

@@ -237,6 +237,7 @@ def _build_stage(
     of: tuple[int, int],
 ) -> Built:
     from toolchain.engine.progress import Progress  # noqa: PLC0415 - a no-op build needs none of it
+    from toolchain.engine.resources import require_disk  # noqa: PLC0415
 
     # Two works without a digest must not meet in one folder: two bases made at once, say.
     name = planned.input_digest.removeprefix("sha256:")[:12] if planned.input_digest else planned.image
@@ -255,6 +256,7 @@ def _build_stage(
                 compiler_cache=key_of(request, planned, dependencies),
                 sources=planned.sources,
             )
+            require_disk(request.cache.root, planned.disk)
             built = stage.build(planned, dependencies, workspace)
     except ToolchainError as error:
         # Do not advise a command inside a container that no longer exists.

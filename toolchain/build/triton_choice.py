@@ -37,7 +37,6 @@ class Choice:
     Args:
         target: the requested stage; empty if none is.
         triton: a version, a commit, a folder or a pin file; after `settle` a version or a commit.
-        sources: overrides by source name.
         ranks: how strong `triton`, `aotriton`, `source` and `lock` are, as far as they are given.
         notes: what was decided for the user, a line each.
     """
@@ -265,11 +264,7 @@ def _as_folder(choice: Choice, path: Path, cache: Cache) -> Choice:
 
 
 def _compare(choice: Choice, cache: Cache) -> None:
-    """Compare `--triton` with a source of Triton, or with AOTriton's if there is none.
-
-    Raises:
-        PinError: they refer to different Triton versions.
-    """
+    """Raise PinError if `--triton` differs from the source of Triton, or from AOTriton's if there is none."""
     if spec := choice.sources.get("triton"):
         _compare_source(str(choice.triton), spec, cache, llvm="llvm" not in choice.sources)
     elif choice.aotriton:

@@ -19,6 +19,7 @@ from toolchain.build.record import image_tag, new_record, recorded_source, stage
 from toolchain.cache import LEDGER, NINJA_LOG, Cache
 from toolchain.catalog.architectures import this_machine
 from toolchain.digest import write_atomically
+from toolchain.filesystem import emptied
 from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
 from toolchain.oci.labels import INPUT_DIGEST
 from toolchain.oci.layer import Compression, compressor_id, normalise_tar, write_layer
@@ -137,9 +138,7 @@ class BuildWorkspace:
         return self.runner.worker(image, argv, mounts=mounts, env=env)
 
     def unpack(self, built: Built) -> Path:
-        folder = self.work() / f"unpacked-{built.planned.name}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder = emptied(self.work() / f"unpacked-{built.planned.name}")
         # Not by sources.unpack: it is a layer of our own, and a system's headers may differ in case alone.
         blob = Layout(self.cache.images).blob(built.layers[-1]["digest"])
         process.run(["tar", "--extract", "--no-same-owner", "--file", blob, "--directory", folder], log=self.log)
@@ -167,11 +166,6 @@ class BuildWorkspace:
         from toolchain.build.kernel_store import shared_results  # noqa: PLC0415 - most builds share nothing
 
         return shared_results(self.request, naming, about=about)
-
-    def require_disk(self, count: int) -> None:
-        from toolchain.engine.resources import require_disk  # noqa: PLC0415
-
-        require_disk(self.cache.root, count)
 
     def step(self, name: str) -> None:
         self.progress.step(name)

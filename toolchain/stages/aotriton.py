@@ -20,13 +20,13 @@ from toolchain.errors import ContractError, HostileInputError
 from toolchain.filesystem import copy_built, is_inside
 from toolchain.kernels import launches
 from toolchain.kernels.campaign import CampaignResult
-from toolchain.kernels.ledger import DONE, Entry, reproducible
+from toolchain.kernels.ledger import DONE, Entry
 from toolchain.locks import held
 from toolchain.oci import labels
 from toolchain.recipe import COMPILER_CACHE, Mount, Runner, digests
 from toolchain.request import Request
 from toolchain.stages.aotriton_images import ENVIRONMENT, IMAGES, KernelImages, MadeImages
-from toolchain.stages.aotriton_inside import OBJECTS, lay_ledger, loaded
+from toolchain.stages.aotriton_inside import OBJECTS, lay_ledger, ledger_rows, loaded, write_json
 from toolchain.stages.aotriton_library import (
     AotritonDetails,
     Library,
@@ -40,9 +40,15 @@ from toolchain.stages.aotriton_library import (
     require_aotriton,
 )
 from toolchain.stages.hip import PLACE
-from toolchain.stages.kernel_workers import WORKER_FILES, allocator, campaign_inputs, layer_digests, part_of_kernels
+from toolchain.stages.kernel_workers import (
+    WORKER_FILES,
+    campaign_facts,
+    campaign_inputs,
+    layer_digests,
+    part_of_kernels,
+)
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
 # Beside upstream's own signature in each pack: which kernels are in it, and where some are missing, that.
@@ -64,32 +70,29 @@ class AotritonStage:
         if source.path is not None:
             refined(details, source.path, request, database.path if database is not None else None)
         further = (*wheel_sources(AOTRITON), *([database] if database is not None else []))
-        sources = source_inputs([source, *further], request.patches)
         under = {name: dependency.input_digest for name, dependency in dependencies.items()}
-        base, triton = under["base"], under["triton"]
         part = part_of_kernels(request)
-        inputs: dict[str, Any] | None = None
-        if sources is not None and locked(base, triton, *(under[name] for name in ("sysroot", "hip") if request.glibc)):
-            inputs = {
-                **common_inputs(self.name, request),
-                "base": base,
-                "triton": triton,
-                "sources": sources,
-                "recipe": digests(COMPILER_CACHE, "containerfiles/aotriton", *WORKER_FILES, "aotriton/pack.py"),
-                "environment": ENVIRONMENT,
-                "launches": LAUNCHES,
-                "binaries": choices("aotriton", request),
-                **({"without": list(request.without)} if request.without else {}),
-                **campaign_inputs(request, details.gpus),
-                **portable_inputs(under, details.rocms, request.glibc),
-            }
+        resolved = {
+            "base": under["base"],
+            "triton": under["triton"],
+            "sources": source_inputs([source, *further], request.patches),
+            **portable_inputs(under, details.rocms, request.glibc),
+        }
+        more = {
+            "recipe": digests(COMPILER_CACHE, "containerfiles/aotriton", *WORKER_FILES, "aotriton/pack.py"),
+            "environment": ENVIRONMENT,
+            "launches": LAUNCHES,
+            "binaries": choices("aotriton", request),
+            **({"without": list(request.without)} if request.without else {}),
+            **campaign_inputs(request, details.gpus),
+        }
         name = name_of(source, details.gpus)
         bound = "" if request.glibc else f"-{dependencies['base'].details.name}"
         stem = "aotriton-partial" if part else "aotriton"
         return Planned(
             name=self.name,
             image=f"{stem}-{name}{bound}",
-            inputs=inputs,
+            inputs=stage_inputs(self.name, request, resolved, more),
             sources=(source, *further),
             binaries=tuple(sorted({*dependencies["triton"].binaries, *names_allowed("aotriton", request)})),
             partial=part,
@@ -104,7 +107,6 @@ class AotritonStage:
         self, planned: Planned[AotritonDetails], dependencies: Mapping[str, Built], workspace: Workspace
     ) -> Built:
         request, gpus, prefix = workspace.request, planned.details.gpus, planned.prefix
-        workspace.require_disk(_DISK)
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
         given = next((workspace.fetch(row).path for row in planned.sources if row.name == DATABASE), None)
@@ -141,20 +143,13 @@ class AotritonStage:
                 facts={
                     "prefix": prefix,
                     **linked,
+                    **campaign_facts(result, request, gpus),
                     "sha1": library.sha1,
-                    "gpus": list(gpus),
                     "rules": made.rules,
-                    "kernels": result.counts(),
-                    "known_bad": [entry.out for entry in result.bad],
                     "known_bad_by_pack": by_pack(result.bad),
                     "failures": [
                         {"out": entry.out, "status": entry.status, "reason": entry.reason} for entry in result.bad
                     ],
-                    "skipped": result.skipped,
-                    **({"kernel_store": result.shared} if result.shared else {}),
-                    "about": result.about,
-                    "allocator": allocator(request).get("LD_PRELOAD", ""),
-                    "by_kernel": result.rows(),
                     "bitcode": _bitcode(result),
                     "found_binaries": intake.rows(findings),
                     "packs": list(made.packs),
@@ -282,17 +277,11 @@ def assemble(
             "triton": result.about.get("triton", ""),
             "bitcode": result.about.get("bitcode", {}),
         }
-        # Only the first line of a reason: what follows may hold addresses and temporary names.
-        kernels = [{**row, "reason": row["reason"].partition("\n")[0]} for row in reproducible(entries)]
-        _write_json(images / name / LEDGER, {**facts, "kernels": kernels})
+        write_json(images / name / LEDGER, {**facts, "kernels": ledger_rows(entries)})
         if name in made.launches:
             write_atomically(images / name / launches.NAME, made.launches[name])
         if made.partial or lacks or bad:
-            _write_json(images / name / PARTIAL, {**facts, "known_bad": bad})
-
-
-def _write_json(path: Path, value: Any) -> None:
-    write_atomically(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+            write_json(images / name / PARTIAL, {**facts, "known_bad": bad})
 
 
 def partial_text(made: MadeImages, *, part: str, gpus: Sequence[str], of: Generation) -> str:
@@ -309,11 +298,7 @@ def partial_text(made: MadeImages, *, part: str, gpus: Sequence[str], of: Genera
 
 def _bitcode(result: CampaignResult) -> dict[str, int]:
     """The number of kernels by the bitcode library that they linked."""
-    counts: dict[str, int] = {}
-    for entry in result.done:
-        for name in entry.bitcode:
-            counts[name] = counts.get(name, 0) + 1
-    return dict(sorted(counts.items()))
+    return dict(sorted(Counter(name for entry in result.done for name in entry.bitcode).items()))
 
 
 def _check(
@@ -360,7 +345,7 @@ def consumed(
         "cmake --build /tmp/c >/tmp/log 2>&1 || { cat /tmp/log; exit 1; }; "
         'LD_LIBRARY_PATH="$2/lib" /tmp/c/version'
     )
-    places = [Mount(recipe.root() / "aotriton" / "contract", "/contract", read_only=True), *mounts]
+    places = [Mount(recipe.root() / "aotriton" / "contract", "/contract"), *mounts]
     done = runner.run(image, ["sh", "-c", script, "sh", prefix, hip], mounts=places, log=log, capture=True, check=False)
     printed = done.stdout.strip().splitlines()
     if done.returncode != 0 or not printed or not printed[-1].startswith("aotriton "):

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 from toolchain import recipe, strict_json
@@ -20,7 +20,7 @@ from toolchain.digest import sha256_bytes, write_atomically
 from toolchain.errors import ContractError, UnsupportedError
 from toolchain.filesystem import read_regular
 from toolchain.kernels.aks2 import read_archive
-from toolchain.kernels.aotriton_plan import Archive, BarePlan, Cluster
+from toolchain.kernels.aotriton_plan import Archive, BarePlan, Cluster, read_plan
 from toolchain.kernels.bounds import patience
 from toolchain.kernels.campaign import KNOWN_BAD, CampaignResult
 from toolchain.kernels.launches import launch_files
@@ -31,11 +31,13 @@ from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
 from toolchain.kernels.worker import CompileSetup
+from toolchain.process import Result
 from toolchain.recipe import Mount
 from toolchain.stages.aotriton_inside import OBJECTS, lay_objects
 from toolchain.stages.kernel_numbers import check_numbers
 from toolchain.stages.kernel_workers import (
     COMMAND,
+    RECIPE,
     WORKER_FILES,
     KernelProject,
     allocator,
@@ -87,7 +89,6 @@ class KernelImages:
 
     Args:
         build: the generator's folder; objects and archives are written into it, the ledger beside it.
-        source: the AOTriton tree.
         image: the Triton image, as the runner knows it.
         layers: see `layer_digests`.
         generation: how the tree plans and packs.
@@ -109,8 +110,6 @@ class KernelImages:
         Raises:
             KernelError, ContractError, SourceError, UnsupportedError: see the steps.
         """
-        from toolchain.kernels.aotriton_plan import read_plan  # noqa: PLC0415 - nineteen thousand rules a GPU
-
         request = self.workspace.request
         # Laid into the folder that also holds the objects of earlier runs.
         self.build.mkdir(parents=True, exist_ok=True)
@@ -193,15 +192,12 @@ class KernelImages:
     def compile_setup(self) -> CompileSetup:
         """The environment in which the kernels are compiled: `build` holds the objects."""
         mounts = [
-            Mount(self.source, SOURCE, read_only=True),
-            Mount(recipe.root() / "aotriton", "/recipe/aotriton", read_only=True),
+            Mount(self.source, SOURCE),
+            Mount(recipe.root() / "aotriton", f"{RECIPE}/aotriton"),
             Mount(self.build, PLAN, read_only=False),
         ]
         env = {**PROJECT.variables, **allocator(self.workspace.request)}
-
-        def start() -> AbstractContextManager[Popen[str]]:
-            return self.workspace.worker(self.image, COMMAND, mounts=mounts, env=env)
-
+        start = partial(self.workspace.worker, self.image, COMMAND, mounts=mounts, env=env)
         name = self.build.parent.name
         return CompileSetup(start=start, naming=self.naming(), out=self.build, seen=(SOURCE, PLAN), campaign=name)
 
@@ -233,22 +229,8 @@ class KernelImages:
             "sha1": sha1,
             "tree_sha1": sha1,
         }
-        path = self.workspace.work() / "pack.json"
-        path.write_text(json.dumps(job), encoding="utf-8")
-        self.workspace.runner.run(
-            self.image,
-            ["python3", "/recipe/aotriton/pack.py", PLAN, SOURCE, "/job.json"],
-            mounts=[
-                Mount(self.build, PLAN, read_only=False),
-                Mount(self.source, SOURCE, read_only=True),
-                Mount(python, "/python", read_only=True),
-                Mount(recipe.root() / "aotriton", "/recipe/aotriton", read_only=True),
-                Mount(path, "/job.json", read_only=True),
-            ],
-            env={"PYTHONPATH": f"/python:{SITE}", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"},  # noqa: S108
-            log=self.workspace.log,
-            on_line=self.workspace.on_line,
-        )
+        mounts = [Mount(self.build, PLAN, read_only=False), Mount(python, "/python")]
+        self._run("pack.py", [PLAN, SOURCE], job, mounts, path=f"/python:{SITE}")
         return tuple(sorted({archive.path.split("/")[1] for archive in archives}))
 
     def against_upstream(self, rules: RuleSet, result: CampaignResult, *, sample: int = SAMPLE) -> dict[str, Any]:
@@ -278,30 +260,36 @@ class KernelImages:
                 for entry in (*chosen, *bad)
             ],
         }
-        path = self.workspace.work() / "upstream.json"
-        path.write_text(json.dumps(job), encoding="utf-8")
-        done = self.workspace.runner.run(
-            self.image,
-            ["python3", "/recipe/aotriton/upstream.py", "/job.json"],
-            mounts=[
-                Mount(self.source, SOURCE, read_only=True),
-                Mount(recipe.root() / "aotriton", "/recipe/aotriton", read_only=True),
-                Mount(path, "/job.json", read_only=True),
-            ],
-            env={"PYTHONPATH": SITE, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"},  # noqa: S108
-            log=self.workspace.log,
-            capture=True,
-        )
+        done = self._run("upstream.py", [], job, [], path=SITE)
         answers = {row["id"]: row for row in map(strict_json.read, done.stdout.strip().splitlines())}
         return compare(chosen, bad, answers)
 
+    def _run(
+        self, script: str, words: Sequence[str], job: Mapping[str, Any], mounts: Sequence[Mount], *, path: str
+    ) -> Result:
+        """Run a script of `aotriton/` on a job, in a container that sees AOTriton's tree.
+
+        Args:
+            words: its arguments before the job's file.
+            mounts: further ones.
+            path: PYTHONPATH.
+        """
+        file = self.workspace.work() / "job.json"
+        file.write_text(json.dumps(job), encoding="utf-8")
+        shared = [Mount(self.source, SOURCE), Mount(recipe.root() / "aotriton", f"{RECIPE}/aotriton")]
+        return self.workspace.runner.run(
+            self.image,
+            ["python3", f"{RECIPE}/aotriton/{script}", *words, "/job.json"],
+            mounts=[*shared, *mounts, Mount(file, "/job.json")],
+            env={"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"},  # noqa: S108
+            log=self.workspace.log,
+            on_line=self.workspace.on_line,
+            capture=True,
+        )
+
 
 def compile_setup(source: Path, triton: Built, out: Path, workspace: Workspace) -> CompileSetup:
-    """The environment in which the kernels of an AOTriton tree are compiled.
-
-    Args:
-        out: folder of the objects.
-    """
+    """The environment in which the kernels of an AOTriton tree are compiled."""
     return KernelImages(
         out, source, workspace.image_to_run(triton), workspace, layer_digests(triton, workspace.cache)
     ).compile_setup()
@@ -409,42 +397,29 @@ def check_images(
         for name, kernels in read_archive(build / archive.path):
             seen.add(name)
             if name not in names:
-                raise ContractError(
-                    f"{archive.path} does not hold the clusters that were packed",
-                    why=name,
-                    fix="build the stage again; report it if it stays",
-                )
+                raise _differs(f"{archive.path} does not hold the clusters that were packed", name)
             wanted: dict[str, Any] = {inside: path for path, inside in by_path[names[name]].objects}
             if [kernel.name for kernel in kernels] != list(wanted):
-                raise ContractError(
-                    f"{archive.path}: {name} does not hold the kernels that were compiled",
-                    fix="build the stage again; report it if it stays",
-                )
+                raise _differs(f"{archive.path}: {name} does not hold the kernels that were compiled")
             for kernel in kernels:
                 path = wanted[kernel.name]
                 content = read_regular(build / path, LARGEST_OBJECT, within=build)
                 if kernel.content != content or bool(content) != (path in good):
-                    raise ContractError(
-                        f"{archive.path}: {kernel.name} is not what was compiled",
-                        fix="build the stage again; report it if it stays",
-                    )
+                    raise _differs(f"{archive.path}: {kernel.name} is not what was compiled")
                 if content and f"sha256:{good[path]}" != sha256_bytes(content):
-                    raise ContractError(
-                        f"{path} has changed since it was compiled", fix="build the stage again; report it if it stays"
-                    )
+                    raise _differs(f"{path} has changed since it was compiled")
                 launch = _launch(build / path) if content else (0, 0)
                 if (kernel.shared, kernel.threads) != launch:
-                    raise ContractError(
+                    raise _differs(
                         f"{archive.path}: {kernel.name} would be launched with values that it was not compiled for",
-                        why=f"shared memory and threads {(kernel.shared, kernel.threads)} instead of {launch}",
-                        fix="build the stage again; report it if it stays",
+                        f"shared memory and threads {(kernel.shared, kernel.threads)} instead of {launch}",
                     )
         if missing := names.keys() - seen:
-            raise ContractError(
-                f"{archive.path} does not hold the clusters that were packed",
-                why=f"without {min(missing)}",
-                fix="build the stage again; report it if it stays",
-            )
+            raise _differs(f"{archive.path} does not hold the clusters that were packed", f"without {min(missing)}")
+
+
+def _differs(what: str, why: str = "") -> ContractError:
+    return ContractError(what, why=why, fix="build the stage again; report it if it stays")
 
 
 def _launch(path: Path) -> tuple[int, int]:

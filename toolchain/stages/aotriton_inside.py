@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from toolchain.digest import write_atomically
 from toolchain.errors import ContractError
+from toolchain.filesystem import emptied
 from toolchain.kernels.aotriton_plan import BarePlan
 from toolchain.kernels.campaign import CampaignResult
-from toolchain.kernels.ledger import reproducible
+from toolchain.kernels.ledger import Entry, reproducible
 from toolchain.recipe import Mount, Runner
 from toolchain.stages.hip import PLACE
 from toolchain.stages.stage import Built, Workspace
@@ -29,12 +29,8 @@ def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path)
     """Lay out what the library is built with: a code object and its JSON for each line of the plan.
 
     An object that was left out or did not compile is an empty file, which the library treats as no kernel.
-
-    Args:
-        build: folder of what was compiled.
-        into: is made again.
     """
-    shutil.rmtree(into, ignore_errors=True)
+    emptied(into)
     good = result.objects
     for rule in plan.rules:
         for out in (rule.out, *plan.copies.get(rule.out, ())):
@@ -55,16 +51,21 @@ def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path)
 
 
 def lay_ledger(tree: Path, prefix: str, result: CampaignResult, facts: Mapping[str, Any]) -> None:
-    """Write which kernels the library holds beside it.
-
-    Args:
-        facts: what else is said of the build.
-    """
-    kernels = [{**row, "reason": row["reason"].partition("\n")[0]} for row in reproducible(result.entries)]
-    content = json.dumps({**facts, "kernels": kernels}, indent=1, sort_keys=True) + "\n"
+    """Write which kernels the library holds beside it."""
     path = tree / prefix.lstrip("/") / LEDGER
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, content.encode())
+    write_json(path, {**facts, "kernels": ledger_rows(result.entries)})
+
+
+def ledger_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Kernels as an image lists them: of a reason only the first line, since what follows may hold addresses and
+    temporary names."""
+    return [{**row, "reason": row["reason"].partition("\n")[0]} for row in reproducible(entries)]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write what people may read too."""
+    write_atomically(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
 
 def loaded(runner: Runner, image: str, libraries: Mapping[str, str], workspace: Workspace, hip: Built | None) -> None:

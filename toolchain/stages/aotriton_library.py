@@ -23,7 +23,7 @@ from toolchain.catalog.hip import headers_of, rocm_of, stubs_of
 from toolchain.catalog.releases import aotriton_release
 from toolchain.digest import sha256_file, sha256_json
 from toolchain.errors import BuildError, HostileInputError, PinError, UnsupportedError
-from toolchain.filesystem import is_inside, read_built
+from toolchain.filesystem import emptied, is_inside, read_built
 from toolchain.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.patch import copy_tree
@@ -43,7 +43,6 @@ class AotritonDetails:
     """What a request decides of an AOTriton.
 
     Args:
-        gpus: that its kernels are compiled for.
         release: on record, that is named or whose commit is; empty if there is none.
         rocms: that the library is linked for; none if it uses its base's HIP.
     """
@@ -70,7 +69,6 @@ class Library:
 
     Args:
         source: AOTriton's tree, fetched.
-        prefix: where the library will be.
         sha1: see `commit_of`.
         dropped: files of the source that stay out.
         rocm: the ROCms that it is linked for, on the portable system; empty for the HIP of the base.
@@ -139,11 +137,7 @@ def library_recipe(
     *,
     objects: Path | None = None,
 ) -> Recipe:
-    """The build of library and plan; where the library holds its kernels, of the plan, or of the library with them.
-
-    Args:
-        objects: those kernels.
-    """
+    """The build of library and plan; where the library holds its kernels, of the plan, or of the library with them."""
     return Recipe(
         name="aotriton",
         containerfile="containerfiles/aotriton/Containerfile",
@@ -181,8 +175,7 @@ def library_recipe(
 
 def _overlay(database: Path, place: str, workspace: Workspace) -> Path:
     """A folder with a database at its place below the source."""
-    folder = workspace.work() / "database"
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = emptied(workspace.work() / "database")
     target = folder / place
     target.parent.mkdir(parents=True)
     if database.is_dir():
@@ -334,9 +327,6 @@ _NEEDED = {
 
 def require_aotriton(tree: Path, release: str = "") -> Generation:
     """Check that a source is a tree of AOTriton whose kernels can be planned, and say how they are.
-
-    Args:
-        release: that it is of.
 
     Raises:
         SourceError: with what it lacks.

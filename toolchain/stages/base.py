@@ -17,7 +17,7 @@ from toolchain.catalog.bases import BaseRecipe, base_recipe
 from toolchain.deb822 import stanzas
 from toolchain.digest import EPOCH, sha256_bytes, sha256_json, write_atomically
 from toolchain.errors import BuildError, SourceError, UnreachableError, UnsupportedError
-from toolchain.filesystem import read_built
+from toolchain.filesystem import emptied, read_built
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.process import CommandError
@@ -41,14 +41,7 @@ _DISK = 5_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class LocalImage:
-    """A local base image.
-
-    Args:
-        root: of its layout.
-        digest: of its manifest for the architecture.
-        manifest: content of that.
-        media_type: of that.
-    """
+    """A local base image: the layout that holds it, and its manifest for the architecture."""
 
     root: Path
     digest: str
@@ -77,7 +70,7 @@ class BaseStage:
         return Planned(
             name=self.name,
             image=f"toolchain-base-{recipe.name}",
-            inputs=None if lock is None else _inputs(recipe, lock, request),
+            inputs=None if lock is None else package_inputs("base", recipe.name, lock, request),
             disk=_DISK,
             engine=recipe.kind == "containerfile",
             online=True,
@@ -99,7 +92,7 @@ class BaseStage:
         lock = {"recipe": recipe_digest(recipe), "packages": parse_packages(packages.read_text())}
         workspace.step("layer")
         # From here on the base has a digest, and the stages above it too.
-        resolved = replace(planned, inputs=_inputs(recipe, lock, workspace.request))
+        resolved = replace(planned, inputs=package_inputs("base", recipe.name, lock, workspace.request))
         built = workspace.finish(
             resolved,
             tar=tar,
@@ -114,12 +107,7 @@ class BaseStage:
 
 
 def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:
-    """The resolved packages of a recipe: `{"recipe": digest, "packages": rows}`, or None if it was never resolved here.
-
-    Args:
-        path: see `Cache.package_list`.
-        recipe: its digest.
-    """
+    """What a recipe was resolved to here: `{"recipe": digest, "packages": rows}`; None if it never was."""
     try:
         lock: dict[str, Any] = strict_json.read(path.read_bytes(), path.name)
     except (OSError, ValueError):
@@ -155,8 +143,9 @@ def parse_packages(text: str) -> list[dict[str, str]]:
     return sorted(rows, key=lambda row: (row["name"], row.get("architecture", "")))
 
 
-def _inputs(recipe: BaseRecipe, lock: Mapping[str, Any], request: Request) -> dict[str, Any]:
-    return {**common_inputs("base", request), "base": recipe.name, "packages": sha256_json(dict(lock))}
+def package_inputs(stage: str, name: str, lock: Mapping[str, Any], request: Request) -> dict[str, Any]:
+    """The inputs of a stage that holds packages: what they were resolved to, see `read_packages`."""
+    return {**common_inputs(stage, request), "base": name, "packages": sha256_json(dict(lock))}
 
 
 def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Workspace) -> None:
@@ -193,11 +182,6 @@ def run_mmdebstrap(
 ) -> None:
     """Make a root file system from the mirrors that this machine's apt is configured for.
 
-    Args:
-        tar: file to make.
-        what: it is, for messages.
-        options: further ones of mmdebstrap.
-
     Raises:
         UnreachableError: `--offline`.
         SourceError: apt knows no mirror.
@@ -222,8 +206,7 @@ def run_mmdebstrap(
     place = workspace.work() / "mmdebstrap" if plain else Path(tempfile.mkdtemp(prefix="toolchain-"))
     # A killed run leaves a whole root file system behind; the stage's lock shows that it is unused, and the folder is
     # this stage's own: another base may be made at the same time.
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
+    emptied(place)
     # In a file: a mirror may want a password, and commands go into the log.
     mirror = place / "sources.list"
     mirror.touch(mode=0o600)
@@ -268,7 +251,7 @@ def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspa
     listing = tree / "toolchain-packages"
     lock = {"recipe": recipe_digest(recipe), "packages": sorted(read_built(tree, listing.name).split())}
     listing.unlink()
-    resolved = replace(planned, inputs=_inputs(recipe, lock, workspace.request))
+    resolved = replace(planned, inputs=package_inputs("base", recipe.name, lock, workspace.request))
     facts = {"packages": len(lock["packages"]), "start": {"image": recipe.image, "manifest": start.manifest}}
     built = workspace.finish(resolved, tree=tree, facts=facts, normalise=False, compress=False)
     write_packages(workspace.cache.package_list("base", recipe.name, recipe.arch), lock)

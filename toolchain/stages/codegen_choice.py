@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from toolchain.catalog.codegen import Codegen, codegen_of
+from toolchain.catalog.codegen import Codegen, codegen_of, codegens
 from toolchain.catalog.pin_files import read_codegen_pins
 from toolchain.catalog.release_data import CodegenPin
 from toolchain.catalog.releases import aotriton_release, triton_release
@@ -157,13 +157,13 @@ def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
     return (located if where else replace(located, digest=None, locked=False, among=urls)), pin.revision
 
 
-def refuse_unused(request: Request, rules: tuple[Codegen, ...], known: tuple[Codegen, ...]) -> None:
+def refuse_unused(request: Request, rules: tuple[Codegen, ...]) -> None:
     """Refuse a source of an LLVM that the request's Triton does not take: the wheel would be built without it, unsaid.
 
     Raises:
         ConfigError: there is one.
     """
-    for rule in known:
+    for rule in codegens():
         if rule.llvm in request.sources and rule not in rules:
             raise ConfigError(
                 f"--source {rule.llvm}={request.sources[rule.llvm]} is not used by this Triton",

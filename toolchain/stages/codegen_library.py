@@ -15,12 +15,12 @@ from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.codegen import Codegen
 from toolchain.digest import sha256_file
 from toolchain.errors import BuildError, ContractError, PolicyError, SourceError
-from toolchain.filesystem import copy_built
+from toolchain.filesystem import copy_built, emptied
 from toolchain.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request import Request
 from toolchain.stages.codegen_choice import triton_here
 from toolchain.stages.prebuilt import choices, take_in
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked
+from toolchain.stages.stage import Built, Planned, Workspace, image_labels, stage_inputs
 from toolchain.stages.triton_origin import triton_source
 
 RECIPE = "containerfiles/triton-codegen"
@@ -43,11 +43,7 @@ print("answers", answer().decode())
 
 @dataclass(frozen=True)
 class CodegenLibraryStage:
-    """See `Stage`.
-
-    Args:
-        rule: of the part of Triton that it is.
-    """
+    """See `Stage`."""
 
     rule: Codegen
 
@@ -58,27 +54,25 @@ class CodegenLibraryStage:
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         rule, source, llvm = self.rule, triton_source(request), dependencies[self.rule.llvm]
-        tree, revision = triton_here(request), llvm.details.revision
+        tree = triton_here(request)
         under = {name: dependencies[name].input_digest for name in ("base", "sysroot", rule.llvm)}
-        inputs: dict[str, Any] | None = None
-        if tree is not None and locked(*under.values()):
-            patches = [sha256_file(path) for path in request.patches.get("triton", ())]
-            inputs = {
-                **common_inputs(self.name, request),
-                **under,
-                # What a patch adds or changes is covered by the patch's own digest.
-                "files": {name: sha256_file(tree / name) for name in read_files(tree, rule, patched=bool(patches))},
-                **({"patches": patches} if patches else {}),
-                "recipe": digests(RECIPE, *_TOOLCHAIN),
-                "rule": [rule.project, rule.library, rule.exports, rule.revision],
-                "revision": revision,
-                "glibc": request.glibc,
-                "binaries": choices("triton", request),
-            }
+        patches = [sha256_file(path) for path in request.patches.get("triton", ())]
+        files = None
+        if tree is not None:
+            # What a patch adds or changes is covered by the patch's own digest.
+            files = {name: sha256_file(tree / name) for name in read_files(tree, rule, patched=bool(patches))}
+        more = {
+            **({"patches": patches} if patches else {}),
+            "recipe": digests(RECIPE, *_TOOLCHAIN),
+            "rule": [rule.project, rule.library, rule.exports, rule.revision],
+            "revision": llvm.details.revision,
+            "glibc": request.glibc,
+            "binaries": choices("triton", request),
+        }
         return Planned(
             name=self.name,
             image=f"triton-{rule.stage}-{llvm.sources[0].short_id}",
-            inputs=inputs,
+            inputs=stage_inputs(self.name, request, {**under, "files": files}, more),
             sources=(source,),
             disk=_DISK,
             engine=True,
@@ -90,7 +84,6 @@ class CodegenLibraryStage:
 
         request, rule, arch = workspace.request, self.rule, workspace.request.arch[0]
         revision = dependencies[rule.llvm].planned.details.revision
-        workspace.require_disk(_DISK)
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
         files = take_files(source.path, rule, workspace.work() / "triton")
@@ -122,8 +115,7 @@ class CodegenLibraryStage:
         facts = check_library(
             library, revision=revision, exports=exported_by(out / rule.exports), arch=arch, glibc=request.glibc
         )
-        tree = workspace.work() / "tree"
-        shutil.rmtree(tree, ignore_errors=True)
+        tree = emptied(workspace.work() / "tree")
         place = tree / where(rule).lstrip("/")
         place.mkdir(parents=True)
         for name in (rule.library, rule.exports, "LICENSE"):
@@ -226,7 +218,7 @@ def library_recipe(
 
 def take_files(tree: Path, rule: Codegen, into: Path) -> Path:
     """The files of `read_files` alone, in `into`: what the rule does not name cannot be built in."""
-    shutil.rmtree(into, ignore_errors=True)
+    emptied(into)
     for name in read_files(tree, rule):
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(tree / name, into / name)
@@ -234,11 +226,7 @@ def take_files(tree: Path, rule: Codegen, into: Path) -> Path:
 
 
 def _answer(workspace: Workspace, image: str, rule: Codegen, revision: str) -> str:
-    """Load the library in a fresh container and read its revision.
-
-    Raises:
-        ContractError: it does not load, or reports a different one.
-    """
+    """The revision that the library reports in a fresh container; ContractError if it does not load or differs."""
     words = ["python3", "-c", _ASK, f"{where(rule)}/{rule.library}", rule.answers]
     done = workspace.runner.run(image, words, log=workspace.log, capture=True, check=False, env={"LD_BIND_NOW": "1"})
     last = (done.stdout.strip().splitlines() or [""])[-1]

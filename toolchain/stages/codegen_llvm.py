@@ -16,7 +16,7 @@ from toolchain.sources.resolve import part_of
 from toolchain.sources.tree import require
 from toolchain.stages.codegen_choice import codegen_source
 from toolchain.stages.llvm import PORTABLE_RECIPE, floor_labels, recipe_files, take_in_llvm
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
 
 RECIPE = "containerfiles/llvm-codegen"
 # Tree, ccache and installed copy together: estimated from 22.1.8, whose steps it has nearly half of.
@@ -32,8 +32,6 @@ class CodegenLlvmDetails:
     """The decisions about an LLVM for a GPU.
 
     Args:
-        prefix: its folder in its image.
-        cross: whether it is for another machine.
         revision: what the library that is built on it answers.
     """
 
@@ -44,11 +42,7 @@ class CodegenLlvmDetails:
 
 @dataclass(frozen=True)
 class CodegenLlvmStage:
-    """See `Stage`.
-
-    Args:
-        rule: of the part of Triton that it is for.
-    """
+    """See `Stage`."""
 
     rule: Codegen
 
@@ -63,27 +57,23 @@ class CodegenLlvmStage:
         prefix, cross = f"/usr/lib64/{rule.llvm}-{source.short_id}", arch != this_machine()
         if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
             require(source.path, "llvm/CMakeLists.txt")
-        sources = source_inputs([source], request.patches)
         under = {name: dependencies[name].input_digest for name in ("base", "sysroot")}
-        inputs: dict[str, Any] | None = None
-        if sources is not None and locked(*under.values()):
-            inputs = {
-                **common_inputs(self.name, request),
-                **under,
-                "sources": sources,
-                "parts": list(part_of(self.name, tests=True).taken),
-                "recipe": {**recipe_files(arch, cross=cross), **digests(*PORTABLE_RECIPE, RECIPE)},
-                "prefix": prefix,
-                "targets": [rule.target],
-                "components": list(rule.components),
-                "libraries": sorted(rule.links),
-                "glibc": request.glibc,
-                **({"native": list(_GENERATORS)} if cross else {}),
-            }
+        more = {
+            "parts": list(part_of(self.name, tests=True).taken),
+            "recipe": {**recipe_files(arch, cross=cross), **digests(*PORTABLE_RECIPE, RECIPE)},
+            "prefix": prefix,
+            "targets": [rule.target],
+            "components": list(rule.components),
+            "libraries": sorted(rule.links),
+            "glibc": request.glibc,
+            **({"native": list(_GENERATORS)} if cross else {}),
+        }
         return Planned(
             name=self.name,
             image=f"{rule.llvm}-{source.short_id}",
-            inputs=inputs,
+            inputs=stage_inputs(
+                self.name, request, {**under, "sources": source_inputs([source], request.patches)}, more
+            ),
             sources=(source,),
             disk=_DISK,
             engine=True,
@@ -97,7 +87,6 @@ class CodegenLlvmStage:
         request, rule, details = workspace.request, self.rule, planned.details
         arch, cross, prefix = request.arch[0], details.cross, details.prefix
         emulate = emulator(arch) if cross and request.contract else None
-        workspace.require_disk(_DISK)
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
         require(source.path, "llvm/CMakeLists.txt")

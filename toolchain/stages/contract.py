@@ -100,7 +100,6 @@ class CrossTarget:
     """A layer for another machine than this one: programs are built against its system and run by an emulator.
 
     Args:
-        arch: OCI architecture.
         emulator: a qemu that needs no file of this machine.
         system: folder with that machine's headers and libraries.
     """
@@ -136,7 +135,6 @@ def check_layer(
     needs: LlvmRequirements,
     *,
     log: Path,
-    jobs: int = 0,
     env: Mapping[str, str] | None = None,
     on: CrossTarget | None = None,
     floor: Path | None = None,
@@ -144,12 +142,9 @@ def check_layer(
     """Check the LLVM at `prefix` in `image`, without network.
 
     Args:
-        runner: starts the container.
         image: base + layer, with a C++ compiler and CMake in it.
         prefix: absolute path inside.
         needs: what the Triton at hand names; see `toolchain.catalog.components`.
-        log: file that gets every line.
-        jobs: compile jobs; 0 for as many as there are processors.
         env: further settings of check.sh, which its head lists.
         on: the machine that the layer is for, if it is not this one.
         floor: the oldest system that may link the layer, as a folder: what the layer leaves undefined must be there.
@@ -163,7 +158,6 @@ def check_layer(
         "LLD": "ON" if needs.lld else "OFF",
         "FILECHECK": "ON" if needs.filecheck else "OFF",
         "CLANG": "ON" if needs.clang else "OFF",
-        **({"JOBS": str(jobs)} if jobs else {}),
         **(env or {}),
     }
     names = check_names(needs, portable=floor is not None)

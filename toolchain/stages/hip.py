@@ -12,18 +12,17 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from toolchain import process
 from toolchain.catalog.hip import DEFAULT_ROCM, Headers, Library, Stub, headers_of, libraries, rocm_of, stubs_of
 from toolchain.errors import SourceError, UnsupportedError
-from toolchain.filesystem import copy_built
+from toolchain.filesystem import copy_built, emptied
 from toolchain.recipe import Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.patch import copy_tree
 from toolchain.sources.spec import SourceSpec, of_folder
 from toolchain.sources.tree import Source, check_links
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
 
 LOG = logging.getLogger(__name__)
 RECIPE = "containerfiles/hip"
@@ -42,9 +41,7 @@ class HipDetails:
     """What is decided of HIP.
 
     Args:
-        majors: the ROCms that libraries are linked for.
         rows: what has a source, HIP's headers first.
-        stubs: the libraries to link with.
     """
 
     majors: tuple[str, ...]
@@ -66,20 +63,12 @@ class HipStage:
         for row, source in zip(rows, sources, strict=True):
             if isinstance(row, Headers) and source.path is not None and source.path.is_dir():
                 check_headers(source.path, row)
-        base, inputs_of_sources = dependencies["base"].input_digest, source_inputs(sources, request.patches)
-        inputs: dict[str, Any] | None = None
-        if inputs_of_sources is not None and locked(base):
-            inputs = {
-                **common_inputs(self.name, request),
-                "base": base,
-                "sources": inputs_of_sources,
-                "stubs": {stub.name: stub.as_json() for stub in stubs},
-                "recipe": digests(RECIPE),
-            }
+        resolved = {"base": dependencies["base"].input_digest, "sources": source_inputs(sources, request.patches)}
+        more = {"stubs": {stub.name: stub.as_json() for stub in stubs}, "recipe": digests(RECIPE)}
         return Planned(
             name=self.name,
             image=f"toolchain-hip-{'-'.join(majors)}",
-            inputs=inputs,
+            inputs=stage_inputs(self.name, request, resolved, more),
             sources=sources,
             partial="headers and libraries to link with, no ROCm",
             engine=True,
@@ -91,8 +80,7 @@ class HipStage:
 
         majors, stubs, work = planned.details.majors, planned.details.stubs, workspace.work()
         workspace.step("source")
-        tree = work / "tree"
-        shutil.rmtree(tree, ignore_errors=True)
+        tree = emptied(work / "tree")
         place = tree / PLACE.lstrip("/")
         versions = {}
         for row, source in zip(planned.details.rows, planned.sources, strict=True):
@@ -106,7 +94,7 @@ class HipStage:
                 shutil.rmtree(place / row.name / "include" / "hip" / "nvidia_detail", ignore_errors=True)
             else:
                 _take_lzma(content, place / row.name)
-            for licence in _licences(content):
+            for licence in sorted((*content.glob("LICENSE*"), *content.glob("usr/share/doc/*/copyright"))):
                 (place / row.name / "licenses").mkdir(parents=True, exist_ok=True)
                 shutil.copy(licence, place / row.name / "licenses" / licence.name)
         made = workspace.build(
@@ -234,7 +222,7 @@ def cmake_version(major: str, version: str) -> str:
 
 def write_stubs(stubs: Iterable[Stub], into: Path) -> Path:
     """A folder for each, with its soname, its code and its version script; see containerfiles/hip."""
-    shutil.rmtree(into, ignore_errors=True)
+    emptied(into)
     for stub in stubs:
         folder = into / stub.name
         folder.mkdir(parents=True)
@@ -257,18 +245,13 @@ def _content(path: Path, into: Path, workspace: Workspace) -> Path:
         raise SourceError(
             f"{path.name} is neither a folder nor a Debian package", fix="give a folder that holds HIP's headers"
         )
-    shutil.rmtree(into, ignore_errors=True)
-    into.mkdir(parents=True)
+    emptied(into)
     process.which("dpkg-deb")
     # Neither its libraries nor its links to those of other packages.
     taken = 'dpkg-deb --fsys-tarfile "$1" | tar --extract --directory "$2" ./usr/include ./usr/share/doc'
     process.run(["sh", "-c", taken, "sh", path, into], log=workspace.log)
     check_links(into)
     return into
-
-
-def _licences(content: Path) -> list[Path]:
-    return sorted((*content.glob("LICENSE*"), *content.glob("usr/share/doc/*/copyright")))
 
 
 def _take_lzma(content: Path, into: Path) -> None:

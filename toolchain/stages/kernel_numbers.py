@@ -104,7 +104,6 @@ def run_check(
     """Check kernels in namespaces of their own; the result for the record.
 
     Args:
-        folder: the objects are below it.
         note: called with the name of each kernel and its result.
 
     Raises:

@@ -20,13 +20,12 @@ from toolchain.stages.stage import Built, Workspace
 if TYPE_CHECKING:
     from toolchain.kernels.bounds import MemoryBounds
     from toolchain.kernels.campaign import CampaignResult
-    from toolchain.kernels.executors import Executor, LocalExecutor
+    from toolchain.kernels.executors import Executor
     from toolchain.kernels.ledger import Ledger
     from toolchain.kernels.result_name import Naming
     from toolchain.kernels.rules import Rule, RuleSet
     from toolchain.kernels.shared import SharedResults
     from toolchain.kernels.worker import CompileSetup, Limits
-    from toolchain.kernels.worker_process import MakeWorker
 
 # What runs beside Triton in a worker, below the recipe root: a kernel's result depends on it.
 WORKER_FILES = ("aotriton/worker.py", "aotriton/shared_stages.py")
@@ -68,13 +67,8 @@ class KernelProject:
         """
         from toolchain.kernels.result_name import Naming  # noqa: PLC0415 - a plan compiles nothing
 
-        return Naming(
-            tree,
-            triton=triton,
-            recipe=digests(*self.recipe),
-            environment=self.environment,
-            search=self.search,
-        )
+        recipe = digests(*self.recipe)
+        return Naming(tree, triton=triton, recipe=recipe, environment=self.environment, search=self.search)
 
 
 def layer_digests(triton: Built, cache: Cache) -> list[str]:
@@ -161,8 +155,13 @@ def compiling(setup: CompileSetup, workspace: Workspace, shared: SharedResults |
 
 def workers_here(setup: CompileSetup, workspace: Workspace, shared: SharedResults | None) -> Workers:
     """Workers on this machine, whatever scheduler the request names."""
-    here = local_workers(setup.start, workspace)
-    return Workers(setup=setup, workspace=workspace, shared=shared, executor=here, bounds=here.bounds, tell=None)
+    from toolchain.kernels.bounds import MemoryBounds  # noqa: PLC0415 - a plan compiles nothing
+    from toolchain.kernels.executors import LocalExecutor  # noqa: PLC0415
+
+    limit, count = kernel_limits(workspace.request), workspace.jobs("kernel")
+    bounds = MemoryBounds.of(workspace.memory(), count, limit.memory)
+    here = LocalExecutor(setup.start, workers=count, timeout=limit.timeout, bounds=bounds)
+    return Workers(setup=setup, workspace=workspace, shared=shared, executor=here, bounds=bounds, tell=None)
 
 
 def allocator(request: Request) -> dict[str, str]:
@@ -185,32 +184,11 @@ def kernel_limits(request: Request) -> Limits:
     return Limits(timeout=patience(request.kernel_timeout), memory=(request.kernel_memory or 0) * 10**6)
 
 
-def local_workers(make: MakeWorker, workspace: Workspace) -> LocalExecutor:
-    """Workers on this machine, as the request says.
-
-    Args:
-        make: starts one.
-    """
-    from toolchain.kernels.bounds import MemoryBounds  # noqa: PLC0415 - a plan compiles nothing
-    from toolchain.kernels.executors import LocalExecutor  # noqa: PLC0415
-
-    allowed, count = kernel_limits(workspace.request), workspace.jobs("kernel")
-    bounds = MemoryBounds.of(workspace.memory(), count, allowed.memory)
-    return LocalExecutor(make, workers=count, timeout=allowed.timeout, bounds=bounds)
-
-
 def part_of_kernels(request: Request) -> str:
     """The selection of kernels, for display; empty for all."""
     shard = "/".join(map(str, request.shard or ()))
     part = {"select": request.select, "limit": request.limit, "shard": shard}
     return ", ".join(f"{name} {value}" for name, value in part.items() if value)
-
-
-@dataclass(frozen=True)
-class KernelDetails:
-    """What is decided of kernels: the GPUs that they are compiled for."""
-
-    gpus: tuple[str, ...]
 
 
 def campaign_inputs(request: Request, gpus: Sequence[str]) -> dict[str, Any]:
@@ -222,6 +200,20 @@ def campaign_inputs(request: Request, gpus: Sequence[str]) -> dict[str, Any]:
         **({"shard": list(request.shard)} if request.shard is not None else {}),
         "keep_going": request.keep_going,
         **limits(request),
+    }
+
+
+def campaign_facts(result: CampaignResult, request: Request, gpus: Sequence[str]) -> dict[str, Any]:
+    """The facts of a stage about the kernels that it compiled."""
+    return {
+        "kernels": result.counts(),
+        "known_bad": [entry.out for entry in result.bad],
+        "skipped": result.skipped,
+        **({"kernel_store": result.shared} if result.shared else {}),
+        "about": result.about,
+        "allocator": allocator(request).get("LD_PRELOAD", ""),
+        "by_kernel": result.rows(),
+        "gpus": list(gpus),
     }
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from subprocess import Popen
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toolchain import recipe
 from toolchain.digest import write_atomically
-from toolchain.errors import PolicyError
 from toolchain.oci import labels
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
@@ -24,24 +22,16 @@ from toolchain.stages.kernel_workers import (
     COMMAND,
     RECIPE,
     WORKER_FILES,
-    KernelDetails,
     KernelProject,
     allocator,
+    campaign_facts,
     campaign_inputs,
     compiling,
     layer_digests,
     part_of_kernels,
 )
 from toolchain.stages.prebuilt import Intake, take_in
-from toolchain.stages.stage import (
-    Built,
-    Planned,
-    Workspace,
-    common_inputs,
-    image_labels,
-    source_inputs,
-    triton_id,
-)
+from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs, triton_id
 from toolchain.stages.triton_wheel import SITE
 
 if TYPE_CHECKING:
@@ -65,35 +55,31 @@ class KernelsStage:
 
     name: str = "kernels"
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[KernelDetails]:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[tuple[str, ...]]:
         source, gpus = sdist_source(request), request.gpus or DEFAULT_GPUS
-        sources = source_inputs([source], request.patches)
-        under = dependencies["triton"].input_digest
         part = part_of_kernels(request)
-        inputs: dict[str, Any] | None = None
-        if sources is not None and under is not None:
-            inputs = {
-                **common_inputs(self.name, request),
-                "triton": under,
-                "sources": sources,
-                "recipe": digests(_RULES, *PROJECT.recipe),
-                **campaign_inputs(request, gpus),
-            }
+        resolved = {
+            "triton": dependencies["triton"].input_digest,
+            "sources": source_inputs([source], request.patches),
+        }
+        more = {"recipe": digests(_RULES, *PROJECT.recipe), **campaign_inputs(request, gpus)}
         stem = "flash-attn-kernels-partial" if part else "flash-attn-kernels"
         triton = triton_id(dependencies["triton"])
         return Planned(
             name=self.name,
             image=f"{stem}-{source.short_id}-triton-{triton}-{dependencies['base'].details.name}",
-            inputs=inputs,
+            inputs=stage_inputs(self.name, request, resolved, more),
             sources=(source,),
             binaries=dependencies["triton"].binaries,
             partial=part,
             prefix=PREFIX,
             engine=True,
-            details=KernelDetails(gpus),
+            details=gpus,
         )
 
-    def build(self, planned: Planned[KernelDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+    def build(
+        self, planned: Planned[tuple[str, ...]], dependencies: Mapping[str, Built], workspace: Workspace
+    ) -> Built:
         from toolchain.kernels.ledger import Ledger  # noqa: PLC0415 - a plan compiles nothing
         from toolchain.kernels.rules import load_rules  # noqa: PLC0415
         from toolchain.kernels.shards import shard_of  # noqa: PLC0415
@@ -103,9 +89,8 @@ class KernelsStage:
         source = workspace.fetch(planned.sources[0])
         intake, findings = take_in_sdist(source.path, request)
         planned = replace(planned, binaries=intake.binaries(planned.binaries))
-        gpus = planned.details.gpus
-        top = recipe.root()
-        rules = load_rules(top / _RULES, source.path, gpus, select=request.select, limit=request.limit)
+        gpus = planned.details
+        rules = load_rules(recipe.root() / _RULES, source.path, gpus, select=request.select, limit=request.limit)
         work = workspace.work()
         tree = work / "tree"
         out = tree / PREFIX.lstrip("/")
@@ -129,15 +114,8 @@ class KernelsStage:
             planned,
             tree=tree,
             facts={
-                "kernels": result.counts(),
-                "known_bad": [entry.out for entry in result.bad],
-                "skipped": result.skipped,
-                **({"kernel_store": result.shared} if result.shared else {}),
-                "about": result.about,
-                "allocator": allocator(request).get("LD_PRELOAD", ""),
-                "by_kernel": result.rows(),
+                **campaign_facts(result, request, gpus),
                 "found_binaries": intake.rows(findings),
-                "gpus": list(gpus),
                 "prefix": PREFIX,
                 **({"numbers": numbers} if numbers else {}),
             },
@@ -159,29 +137,19 @@ def compile_setup(
     mounts: Sequence[Mount] = (),
     variables: Mapping[str, str] | None = None,
 ) -> CompileSetup:
-    """The environment in which the kernels are compiled.
-
-    Args:
-        source: the sdist's tree.
-        out: folder of the objects.
-        mounts, variables: additional ones for compile processes.
-    """
+    """The environment in which the kernels are compiled."""
     from toolchain.kernels.worker import CompileSetup  # noqa: PLC0415 - a plan compiles nothing
 
     image = workspace.image_to_run(triton)
     mounts = [
         *mounts,
-        Mount(source, PROJECT.source, read_only=True),
-        Mount(recipe.root() / "aotriton", f"{RECIPE}/aotriton", read_only=True),
+        Mount(source, PROJECT.source),
+        Mount(recipe.root() / "aotriton", f"{RECIPE}/aotriton"),
         Mount(out, "/out", read_only=False),
     ]
     env = {**PROJECT.variables, **allocator(workspace.request), **(variables or {})}
-
-    def start() -> AbstractContextManager[Popen[str]]:
-        return workspace.worker(image, COMMAND, mounts=mounts, env=env)
-
     return CompileSetup(
-        start=start,
+        start=partial(workspace.worker, image, COMMAND, mounts=mounts, env=env),
         naming=PROJECT.naming(source, layer_digests(triton, workspace.cache)),
         out=out,
         seen=(PROJECT.source, "/out"),
@@ -194,17 +162,10 @@ def take_in_sdist(tree: Path, request: Request) -> tuple[Intake, tuple[Finding, 
 
     Raises:
         SourceError: it has none.
-        PolicyError: see `prebuilt.take_in`; or one is to be left out.
+        PolicyError: see `prebuilt.take_in`.
     """
     require(tree, "flash_attn/flash_attn_triton_amd")
-    intake, findings = take_in("flash-attn", tree, request)
-    if intake.dropped:
-        raise PolicyError(
-            "prebuilt files of flash-attn cannot be left out",
-            why=", ".join(intake.dropped),
-            fix="leave --drop-binary out; --allow-binary NAME lets them in",
-        )
-    return intake, findings
+    return take_in("flash-attn", tree, request, whole=True)
 
 
 def sdist_source(request: Request) -> Source:

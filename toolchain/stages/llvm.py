@@ -24,7 +24,7 @@ from toolchain.catalog.release_data import LlvmPin, is_commit, triton_releases
 from toolchain.catalog.release_data import require as require_known
 from toolchain.catalog.releases import aotriton_release, newest_on_one_llvm, triton_release
 from toolchain.digest import sha256_json
-from toolchain.errors import PinError, PolicyError, UnsupportedError
+from toolchain.errors import PinError, UnsupportedError
 from toolchain.oci import labels
 from toolchain.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request import Request
@@ -37,7 +37,7 @@ from toolchain.stages.prebuilt import take_in
 from toolchain.stages.profile_use import LLVM_RECIPE as PROFILE_RECIPE
 from toolchain.stages.profile_use import SOURCE as PROFILE
 from toolchain.stages.profile_use import check_profile, profile_source, require_portable
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
 
 DEFAULT_TRITON = "3.7.1"
 # LLVM's headers give some types other members without NDEBUG, and Triton's own default build type has none.
@@ -72,9 +72,7 @@ class LlvmDetails:
         needs: projects and components of the Triton that it is for.
         by_version: whether the LLVM's own version decides which Triton that is.
         version: the major version; None if only the fetched tree has it, and then `needs` and `part` may change.
-        part: the part of it that is built.
         cross: whether it is for another machine.
-        folder: of its Containerfile.
     """
 
     needs: LlvmRequirements
@@ -129,7 +127,10 @@ class LlvmStage:
         known = major_of(source)
         needs = llvm_needs(request, known)
         part, cross = subset_of(request.only, needs), request.arch[0] != this_machine()
-        profile = self._profile(request)
+        if self.instrumented:
+            require_portable(request)
+        used = None if self.instrumented else profile_source(request)
+        profile = () if used is None else (used,)
         # What shapes it besides the recipe of every layer; the folder of its Containerfile is the first.
         own = PROFILE_RECIPE if self.instrumented or profile else part.recipe
         details = LlvmDetails(
@@ -144,36 +145,32 @@ class LlvmStage:
         details.check(source)
         if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
             _require(source.path, needs)
-        sources = source_inputs([source, *profile], request.patches)
         against = ("sysroot",) if cross or request.glibc else ()
         under = {name: dependencies[name].input_digest for name in ("base", *against)}
         portable = PORTABLE_RECIPE if request.glibc else ()
-        inputs: dict[str, Any] | None = None
-        if sources is not None and locked(*under.values()):
-            inputs = {
-                **common_inputs(self.name, request),
-                **under,
-                "sources": sources,
-                "parts": list(part_of("llvm", tests=True).taken),
-                "recipe": {**recipe_files(request.arch[0], cross=cross), **digests(*portable, *own)},
-                "prefix": prefix,
-                "projects": list(part.projects),
-                "components": list(part.components) if part.target == "distribution" else [],
-                "libraries": {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop} if part.whole else {},
-                # The tree then decides, once it is here, whose needs are used.
-                **({} if details.serves else {"by_version": digests(COMPONENTS)}),
-                "goal": part.target,
-                **({"headers": list(part.headers)} if part.headers else {}),
-                **({"glibc": request.glibc} if request.glibc else {}),
-                **({"native": list(part.native)} if cross else {}),
-                **({"instrumented": True} if self.instrumented else {}),
-            }
+        more = {
+            "parts": list(part_of("llvm", tests=True).taken),
+            "recipe": {**recipe_files(request.arch[0], cross=cross), **digests(*portable, *own)},
+            "prefix": prefix,
+            "projects": list(part.projects),
+            "components": list(part.components) if part.target == "distribution" else [],
+            "libraries": {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop} if part.whole else {},
+            # The tree then decides, once it is here, whose needs are used.
+            **({} if details.serves else {"by_version": digests(COMPONENTS)}),
+            "goal": part.target,
+            **({"headers": list(part.headers)} if part.headers else {}),
+            **({"glibc": request.glibc} if request.glibc else {}),
+            **({"native": list(part.native)} if cross else {}),
+            **({"instrumented": True} if self.instrumented else {}),
+        }
         bound = "" if request.glibc else f"-{dependencies['base'].details.name}"
         made = "-instrumented" if self.instrumented else "-pgo" if profile else ""
         return Planned(
             name=self.name,
             image=f"{part.stem}-{source.short_id}{bound}{made}",
-            inputs=inputs,
+            inputs=stage_inputs(
+                self.name, request, {**under, "sources": source_inputs([source, *profile], request.patches)}, more
+            ),
             sources=(source, *profile),
             binaries=(PROFILE,) if profile else (),
             partial=part.label,
@@ -192,7 +189,6 @@ class LlvmStage:
         arch, prefix = request.arch[0], planned.prefix
         proved = request.contract and planned.has_contract_check
         emulate = emulator(arch) if cross and proved else None
-        workspace.require_disk(planned.disk)
         workspace.step("source")
         contexts = {}
         if len(planned.sources) > 1:  # the small one first: it may not fit
@@ -209,6 +205,11 @@ class LlvmStage:
             console.note(f"{source.ref} is LLVM {version}: {details.note}")
         planned, intake_facts = take_in_llvm(source.path, request, planned)
         system = workspace.unpack(dependencies["sysroot"]) if "sysroot" in dependencies else None
+        libraries = {
+            "ROOTS": ";".join(needs.roots),
+            "KEEP_LIBRARIES": ",".join(needs.keep),
+            "DROP_LIBRARIES": ",".join(needs.drop),
+        }
         tree = workspace.build(
             Recipe(
                 name="llvm",
@@ -219,7 +220,7 @@ class LlvmStage:
                     "ARCH": arch,
                     "PROJECTS": ";".join(part.projects),
                     "COMPONENTS": ";".join(part.components),
-                    **(_libraries(needs) if part.whole else {}),
+                    **(libraries if part.whole else {}),
                     **({"CONTRACT": "OFF"} if part.whole and not proved else {}),
                     **({"HEADERS": " ".join(part.headers)} if part.headers else {}),
                     **({"NATIVE": " ".join(part.native)} if cross else {}),
@@ -263,14 +264,6 @@ class LlvmStage:
             check_on=dependencies["base"],
         )
 
-    def _profile(self, request: Request) -> tuple[Source, ...]:
-        """The profile that it is optimised by, if any."""
-        if self.instrumented:
-            require_portable(request)
-            return ()
-        source = profile_source(request)
-        return () if source is None else (source,)
-
 
 def recipe_files(arch: str, *, cross: bool) -> dict[str, str]:
     """Digests of the files that shape any LLVM layer of an architecture."""
@@ -294,13 +287,7 @@ def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planne
     Raises:
         PolicyError: there are others, with the list.
     """
-    intake, findings = take_in("llvm", tree, request, tests=("test", "unittests"))
-    if intake.dropped:
-        raise PolicyError(
-            "prebuilt files of LLVM cannot be left out one by one",
-            why=", ".join(intake.dropped),
-            fix="leave --drop-binary out; --allow-binary NAME lets them in, --patch llvm=FILE removes them",
-        )
+    intake, findings = take_in("llvm", tree, request, tests=("test", "unittests"), whole=True)
     tests = [finding.as_json() for finding in findings if finding.file in intake.tests]
     listed = [finding for finding in findings if finding.file not in intake.tests]
     facts = {"found_binaries": intake.rows(listed), "found_in_tests": {"count": len(tests), "list": sha256_json(tests)}}
@@ -310,14 +297,6 @@ def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planne
 def _proves(part: LlvmSubset, cross: bool) -> bool:
     """The table generators alone were always proved by being used; of another machine nothing here uses them."""
     return part.name not in {TABLEGEN, MLIR_TBLGEN} or cross
-
-
-def _libraries(needs: LlvmRequirements) -> dict[str, str]:
-    return {
-        "ROOTS": ";".join(needs.roots),
-        "KEEP_LIBRARIES": ",".join(needs.keep),
-        "DROP_LIBRARIES": ",".join(needs.drop),
-    }
 
 
 def _require(tree: Path, needs: LlvmRequirements) -> None:

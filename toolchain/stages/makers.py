@@ -14,8 +14,6 @@ from toolchain.catalog.wheels import WheelRow, wheel_rows
 from toolchain.request import Request
 from toolchain.stages.stage import Stage
 
-Maker = Callable[[Request], Stage | None]
-
 
 def make(name: str, request: Request) -> Stage | None:
     """The stage of that name; None if the request needs none of it.
@@ -177,7 +175,7 @@ def _codegen_library(rule: Codegen, request: Request) -> Stage:
     return CodegenLibraryStage(rule)
 
 
-MAKERS: dict[str, Maker] = {
+MAKERS: dict[str, Callable[[Request], Stage | None]] = {
     "base": _base,
     "sysroot": _sysroot,
     "python": _python,

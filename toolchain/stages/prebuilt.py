@@ -46,7 +46,6 @@ class Intake:
     """The decisions on the binaries of one source.
 
     Args:
-        allowed: allowed by name.
         dropped: files left out of the build.
         replaced: absolute glob of the base's file by the file it takes the place of.
         tests: files of upstream's own tests, which the recipe does not build.
@@ -98,8 +97,8 @@ def names_allowed(source: str, request: Request) -> tuple[str, ...]:
     return tuple(sorted(known & set(request.allow_binary)))
 
 
-def undecided(source: str, tree: Path | None, request: Request) -> list[Known]:
-    """Of the binaries that the data names for a source, those that a build refuses as no option names them.
+def undecided(tree: Path | None, request: Request) -> list[Known]:
+    """Of the binaries that the data names for Triton's source, those that a build refuses as no option names them.
 
     Args:
         tree: of the source, where it is here: then it tells which it has. Without it the rare ones are left out.
@@ -108,7 +107,7 @@ def undecided(source: str, tree: Path | None, request: Request) -> list[Known]:
     return [
         row
         for row in known_files()
-        if row.source == source
+        if row.source == "triton"
         and not (row.replace or {row.name, row.path} & decided)
         and (not row.rare if tree is None else next(tree.glob(row.path), None) is not None)
     ]
@@ -124,18 +123,19 @@ def choices(source: str, request: Request) -> dict[str, Any]:
 
 
 def take_in(
-    source: str, tree: Path, request: Request, *, tests: Sequence[str] = ()
+    source: str, tree: Path, request: Request, *, tests: Sequence[str] = (), whole: bool = False
 ) -> tuple[Intake, tuple[Finding, ...]]:
     """Scan a tree and decide on each binary in it.
 
     Args:
         tests: names of folders, at any depth, whose files are input of tests that the recipe leaves out.
+        whole: whether nothing of it can be left out.
 
     Returns:
         The decision and all findings, sorted.
 
     Raises:
-        PolicyError: with the list of those without a decision.
+        PolicyError: with the list of those without a decision, or that cannot be left out.
     """
     rows = [row for row in known_files() if row.source == source]
     findings = scan(tree)
@@ -173,6 +173,12 @@ def take_in(
             + (f"\n… and {len(unknown) - _LISTED} more" if len(unknown) > _LISTED else ""),
             fix=" ".join(dict.fromkeys(f"--allow-binary {_name_of(finding.file, rows)}" for finding in unknown[:3]))
             + " allows them by name; --drop-binary leaves them out",
+        )
+    if whole and dropped:
+        raise PolicyError(
+            f"prebuilt files of {source} cannot be left out",
+            why=", ".join(sorted(dropped)),
+            fix=f"leave --drop-binary out; --allow-binary NAME lets them in, --patch {source}=FILE removes them",
         )
     intake = Intake(
         allowed=tuple(allowed), dropped=tuple(sorted(dropped)), replaced=replaced, tests=tuple(sorted(tested))

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toolchain import console, recipe
 from toolchain.digest import write_atomically
@@ -20,9 +20,8 @@ from toolchain.errors import BuildError
 from toolchain.recipe import Mount, digests
 from toolchain.request import Request
 from toolchain.stages import kernels
-from toolchain.stages.kernel_workers import KernelDetails
 from toolchain.stages.profile_use import ABOUT, CLANG, DATA, about, require_portable
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
 from toolchain.stages.triton_source import CONTRACT_GPUS
 
 if TYPE_CHECKING:
@@ -52,43 +51,39 @@ class ProfileStage:
 
     name: str = NAME
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[KernelDetails]:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[tuple[str, ...]]:
         require_portable(request)
         source, gpus = kernels.sdist_source(request), request.gpus or CONTRACT_GPUS
-        sources, under = source_inputs([source], request.patches), dependencies[TRITON].input_digest
-        inputs: dict[str, Any] | None = None
-        if sources is not None and under is not None:
-            inputs = {
-                **common_inputs(self.name, request),
-                TRITON: under,
-                "sources": sources,
-                "recipe": digests(_RULES, *kernels.PROJECT.recipe),
-                "gpus": list(gpus),
-                "select": request.select,
-                "limit": request.limit,
-            }
+        resolved = {TRITON: dependencies[TRITON].input_digest, "sources": source_inputs([source], request.patches)}
+        more = {
+            "recipe": digests(_RULES, *kernels.PROJECT.recipe),
+            "gpus": list(gpus),
+            "select": request.select,
+            "limit": request.limit,
+        }
         return Planned(
             name=self.name,
             image=f"llvm-triton-{dependencies[LLVM].sources[0].short_id}-profile",
-            inputs=inputs,
+            inputs=stage_inputs(self.name, request, resolved, more),
             sources=(source,),
             binaries=dependencies[TRITON].binaries,
             disk=_DISK,
             engine=True,
-            details=KernelDetails(gpus),
+            details=gpus,
         )
 
-    def build(self, planned: Planned[KernelDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+    def build(
+        self, planned: Planned[tuple[str, ...]], dependencies: Mapping[str, Built], workspace: Workspace
+    ) -> Built:
         from toolchain.kernels.rules import load_rules  # noqa: PLC0415 - a plan compiles nothing
 
         request = workspace.request
-        workspace.require_disk(_DISK)
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
         intake, findings = kernels.take_in_sdist(source.path, request)
         planned = replace(planned, binaries=intake.binaries(planned.binaries))
-        top, gpus = recipe.root(), planned.details.gpus
-        rules = load_rules(top / _RULES, source.path, gpus, select=request.select, limit=request.limit).rules
+        file, gpus = recipe.root() / _RULES, planned.details
+        rules = load_rules(file, source.path, gpus, select=request.select, limit=request.limit).rules
         work = workspace.work()
         folders = [work / name for name in ("counts", "objects", "merged")]
         for folder in folders:
@@ -147,7 +142,6 @@ def train(
     """Compile tasks by long-lived workers that exit normally, so that each writes its counts.
 
     Args:
-        make: starts one.
         on_count: called with tasks finished, all tasks, and what they are.
 
     Returns:

@@ -53,11 +53,7 @@ def require_portable(request: Request) -> None:
 
 
 def about(llvm: Source, triton: Source, patches: Mapping[str, Sequence[Path]], **more: Any) -> dict[str, Any]:
-    """The description that a profile carries.
-
-    Args:
-        more: further facts, as JSON values.
-    """
+    """The description that a profile carries."""
     return {"format": FORMAT, "llvm": _identity(llvm, patches), "triton": _identity(triton, patches), **more}
 
 

@@ -6,7 +6,6 @@ library in it serves the interpreter alone; a wheel links the one of the glibc f
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.pythons import check_version, python_of
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError
+from toolchain.filesystem import emptied
 from toolchain.request import Request
 from toolchain.stages.stage import Built, Planned, Workspace
 from toolchain.stages.sysroot import (
@@ -40,8 +40,7 @@ class PythonStage:
         return plan_packages(self.name, pythons(request), request)
 
     def build(self, planned: Planned[Unpacked], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        wanted, tree = planned.details, workspace.work() / "tree"
-        shutil.rmtree(tree, ignore_errors=True)
+        wanted, tree = planned.details, emptied(workspace.work() / "tree")
         packages: dict[tuple[str, ...], dict[str, str]] = {}
         for version, system in wanted.systems.items():
             workspace.step("packages")

@@ -71,7 +71,6 @@ def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
 
     Args:
         pieces: the file's bytes in order; a little more than one of them is held at a time.
-        name: of the file, for the message.
 
     Raises:
         HostileInputError: it names more revisions than any library.

@@ -157,9 +157,6 @@ class Workspace(Protocol):
             about: what the workers said of themselves in an earlier run.
         """
 
-    def require_disk(self, count: int) -> None:
-        """Refuse with `ResourceError` when fewer than `count` bytes are free where the work is."""
-
     def step(self, name: str) -> None:
         """Report the step that begins."""
 
@@ -229,6 +226,19 @@ def common_inputs(name: str, request: Request) -> dict[str, Any]:
     }
 
 
+def stage_inputs(
+    name: str, request: Request, resolved: Mapping[str, Any], more: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """The inputs of a stage; None while one of the resolved ones is not known.
+
+    Args:
+        resolved: input digests of the stages below, and `source_inputs`.
+    """
+    if None in resolved.values():
+        return None
+    return {**common_inputs(name, request), **resolved, **(more or {})}
+
+
 def image_labels(
     planned: Planned,
     *,
@@ -265,14 +275,9 @@ def triton_id(planned: Planned) -> str:
     return next((source.short_id for source in planned.sources if source.name == "triton"), "unknown")
 
 
-def locked(*digests: str | None) -> bool:
-    """Whether every one of these is known."""
-    return all(digest is not None for digest in digests)
-
-
 def source_inputs(sources: Sequence[Source], patches: Mapping[str, Sequence[Path]]) -> list[dict[str, Any]] | None:
     """The sources as inputs, patches included; None when one has no digest yet."""
-    if not locked(*(source.digest for source in sources)):
+    if any(source.digest is None for source in sources):
         return None
     return [
         {

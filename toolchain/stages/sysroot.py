@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,9 +20,10 @@ from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import floor_of
 from toolchain.digest import sha256_json
 from toolchain.errors import UnsupportedError
+from toolchain.filesystem import emptied
 from toolchain.request import Request
-from toolchain.stages.base import parse_packages, read_packages, run_mmdebstrap, write_packages
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels
+from toolchain.stages.base import package_inputs, parse_packages, read_packages, run_mmdebstrap, write_packages
+from toolchain.stages.stage import Built, Planned, Workspace, image_labels
 
 # Runs before mmdebstrap removes the archives: what dpkg would report if the packages were installed.
 _LIST_ARCHIVES = (
@@ -155,8 +155,7 @@ def unpack_system(
             f"--extract-hook={{ {_LIST_ARCHIVES}; }} >{shlex.quote(str(listing))}",
         ],
     )
-    shutil.rmtree(tree, ignore_errors=True)
-    tree.mkdir(parents=True)
+    emptied(tree)
     left_out = [f"--exclude={pattern}" for pattern in (*(f"./{name}" for name in _NOT_WANTED), *leave_out)]
     process.run(["tar", "--extract", "--file", tar, "--directory", tree, *left_out], log=workspace.log)
     tar.unlink()
@@ -178,7 +177,7 @@ def plan_packages(stage: str, what: Unpacked, request: Request) -> Planned[Unpac
     return Planned(
         name=stage,
         image=f"toolchain-{stage}-{what.name}",
-        inputs=None if lock is None else _inputs(stage, what, lock, request),
+        inputs=None if lock is None else package_inputs(stage, what.name, lock, request),
         partial=PARTIAL,
         online=True,
         details=what,
@@ -193,11 +192,10 @@ def finish_packages(
 
     Args:
         of: what its title calls it, where that is not its name.
-        facts: further ones.
     """
     stage, what, request = planned.name, planned.details, workspace.request
     lock = {"recipe": what.digest, "packages": list(packages)}
-    resolved = replace(planned, inputs=_inputs(stage, what, lock, request))
+    resolved = replace(planned, inputs=package_inputs(stage, what.name, lock, request))
     built = workspace.finish(
         resolved,
         tree=tree,
@@ -207,7 +205,3 @@ def finish_packages(
     )
     write_packages(workspace.cache.package_list(stage, what.name, request.arch[0]), lock)
     return built
-
-
-def _inputs(stage: str, what: Unpacked, lock: Mapping[str, Any], request: Request) -> dict[str, Any]:
-    return {**common_inputs(stage, request), "base": what.name, "packages": sha256_json(dict(lock))}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from toolchain.catalog.codegen import codegens
 from toolchain.errors import UnsupportedError
 from toolchain.request import Request
 from toolchain.stages.codegen_choice import refuse_unused, rules_of
@@ -35,7 +34,7 @@ def stands_on(request: Request) -> tuple[str, ...]:
     if not from_source(request):
         return ("base",)
     rules = rules_of(request)
-    refuse_unused(request, rules, codegens())
+    refuse_unused(request, rules)
     if rules and not request.glibc:
         raise UnsupportedError(
             f"a Triton with an LLVM of its own for {', '.join(rule.target for rule in rules)} is not built for a base",

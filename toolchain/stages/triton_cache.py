@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 from toolchain import console, recipe, strict_json
@@ -16,6 +14,7 @@ from toolchain.cache import LEDGER
 from toolchain.catalog.wheels import wheel_row
 from toolchain.digest import write_atomically
 from toolchain.errors import ContractError, KernelError, UnsupportedError
+from toolchain.filesystem import emptied
 from toolchain.kernels import triton_cache
 from toolchain.kernels.calls import (
     Call,
@@ -42,7 +41,7 @@ from toolchain.recipe import Mount, digests
 from toolchain.request import Request
 from toolchain.stages.kernel_numbers import STEP, check_files
 from toolchain.stages.kernel_workers import compiling, layer_digests, limits, part_of_kernels, workers_here
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, triton_id
+from toolchain.stages.stage import Built, Planned, Workspace, image_labels, stage_inputs, triton_id
 from toolchain.stages.wheel import environment
 
 RECIPE = "containerfiles/triton-cache"
@@ -70,25 +69,21 @@ class TritonCacheStage:
         table, calls = details.table, details.calls
         below = {name: dependencies[name].input_digest for name in ("torch", "triton", table.wheel)}
         part = part_of_kernels(request)
-        inputs: dict[str, Any] | None = None
-        if locked(*below.values()):
-            inputs = {
-                **common_inputs(self.name, request),
-                **below,
-                "recipe": digests(f"{RECIPE}/calls.py", f"{RECIPE}/{table.module}.py"),
-                "module": table.module,
-                "calls": [call.name for call in calls],
-                "mount": mount(),
-                "keep_going": request.keep_going,
-                **limits(request),
-                **({"part": part} if part else {}),
-            }
+        more = {
+            "recipe": digests(f"{RECIPE}/calls.py", f"{RECIPE}/{table.module}.py"),
+            "module": table.module,
+            "calls": [call.name for call in calls],
+            "mount": mount(),
+            "keep_going": request.keep_going,
+            **limits(request),
+            **({"part": part} if part else {}),
+        }
         wheel, triton = dependencies[table.wheel], dependencies["triton"]
         stem = f"triton-cache-partial-{table.wheel}" if part else f"triton-cache-{table.wheel}"
         return Planned(
             name=self.name,
             image=f"{stem}-triton-{triton_id(triton)}-{dependencies['base'].details.name}",
-            inputs=inputs,
+            inputs=stage_inputs(self.name, request, below, more),
             binaries=wheel.binaries,
             partial=part,
             engine=True,
@@ -130,8 +125,7 @@ class TritonCacheStage:
         kernels = {
             (outcome.call.gpu, name, hash_) for outcome in everything if outcome.done for name, hash_ in outcome.kernels
         }
-        tree = workspace.work() / "tree"
-        shutil.rmtree(tree, ignore_errors=True)
+        tree = emptied(workspace.work() / "tree")
         entries = triton_cache.lay_out(out / MADE, kernels, tree, mount())
         triton_cache.write_manifest(entries, tree, about["mcv_key"])
         numbers = _check_numbers(tree, workspace)
@@ -219,12 +213,7 @@ def variables(wheel: str) -> dict[str, str]:
 
 
 def compile_setup(built: Built, out: Path, workspace: Workspace, *, campaign: str = "") -> CompileSetup:
-    """The environment in which the calls of a wheel are made.
-
-    Args:
-        built: the wheel's image.
-        out: folder of what they leave.
-    """
+    """The environment in which the calls of a wheel are made."""
     image = workspace.image_to_run(built)
     made = out / MADE
     (made / triton_cache.LAUNCHES).mkdir(parents=True, exist_ok=True)
@@ -234,12 +223,8 @@ def compile_setup(built: Built, out: Path, workspace: Workspace, *, campaign: st
         Mount(recipe.root() / RECIPE, _SEEN), Mount(made, mount(), read_only=False), Mount(out, "/out", read_only=False)
     ]  # fmt: skip
     env = {**environment_, "CALLS_LAUNCHES": f"{mount()}/{triton_cache.LAUNCHES}"}
-
-    def start() -> AbstractContextManager[Popen[str]]:
-        return workspace.worker(image, ["python3", f"{_SEEN}/worker.py"], mounts=mounts, env=env)
-
     return CompileSetup(
-        start=start,
+        start=partial(workspace.worker, image, ["python3", f"{_SEEN}/worker.py"], mounts=mounts, env=env),
         naming=Naming(
             recipe.root() / RECIPE,
             triton=layer_digests(built, workspace.cache),
@@ -274,11 +259,7 @@ def _reasons(outcomes: Sequence[Outcome]) -> str:
 
 
 def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
-    """Raise if a call failed.
-
-    Raises:
-        KernelError: calls failed or timed out, and `keep_going` is not set.
-    """
+    """Raise KernelError if calls failed or timed out, and `keep_going` is not set."""
     bad = [outcome for outcome in outcomes if not outcome.done and not outcome.refused]
     if bad and not keep_going:
         raise KernelError(
@@ -289,17 +270,10 @@ def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
 
 
 def _require_any(outcomes: Sequence[Outcome]) -> None:
-    """Raise if the wheel refused all calls.
-
-    Raises:
-        UnsupportedError: it has nothing for these GPUs.
-    """
+    """Raise UnsupportedError if the wheel refused all calls: it has nothing for these GPUs."""
     if not any(outcome.done for outcome in outcomes):
-        raise UnsupportedError(
-            "the wheel refuses every call",
-            why=_reasons(outcomes),
-            fix="name other GPUs (--gpu)",
-        )
+        why = _reasons(outcomes)
+        raise UnsupportedError("the wheel refuses every call", why=why, fix="name other GPUs (--gpu)")
 
 
 def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:
@@ -325,7 +299,9 @@ def _check_hits(
     def check(image: str) -> Mapping[str, Any]:
         workspace.step("contract")
         hits = 0
-        for gpu, rows in _done_by_gpu(outcomes):
+        done_calls = [outcome for outcome in outcomes if outcome.done]
+        for gpu in dict.fromkeys(outcome.call.gpu for outcome in done_calls):
+            rows = [outcome for outcome in done_calls if outcome.call.gpu == gpu]
             file = workspace.work() / f"{gpu}.jsonl"
             lines = [json.dumps(row.call.task(row.call.name)) for row in rows]
             write_atomically(file, "\n".join(lines).encode() + b"\n")
@@ -353,9 +329,3 @@ def _check_hits(
         return {"hits": hits}
 
     return check
-
-
-def _done_by_gpu(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[Outcome]]]:
-    for gpu in dict.fromkeys(outcome.call.gpu for outcome in outcomes):
-        if rows := [outcome for outcome in outcomes if outcome.done and outcome.call.gpu == gpu]:
-            yield gpu, rows

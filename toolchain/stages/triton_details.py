@@ -21,14 +21,12 @@ class TritonDetails:
     """The decisions about a Triton from source.
 
     Args:
-        source: where it comes from.
         tree: of it, where that is here already.
         bindings: by that tree; without it as releases bind, see `refined`.
         rules: of the libraries for GPUs that it is built with.
         pythons: the versions that wheels are built for; where none is named a base's own.
         held: the one of them whose wheel the image holds; empty if that is known only after the build.
         cross: whether the wheels are for another machine.
-        profile: that it is compiled by.
     """
 
     source: Source

@@ -27,9 +27,6 @@ def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
     An edit file is taken for its LLVM alone, and for a Triton at its commit, or a folder whose files are those that it
     edits. Without a named LLVM a Triton is built on its own pin and needs none.
 
-    Args:
-        target: the requested stage.
-
     Raises:
         PatchError: a checkout at the commit of the edits, whose files differ.
     """

@@ -17,6 +17,7 @@ from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.codegen import Codegen
 from toolchain.catalog.pythons import check_range
 from toolchain.errors import UnsupportedError
+from toolchain.filesystem import emptied
 from toolchain.recipe import COMPILER_CACHE, Mount, digests
 from toolchain.request import Request
 from toolchain.stages.codegen_choice import rules_of
@@ -190,9 +191,7 @@ def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], 
     """
     from toolchain.stages.codegen_check import same_library  # noqa: PLC0415
 
-    folder = workspace.work() / "codegen"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder = emptied(workspace.work() / "codegen")
     lines = []
     for rule in rules:
         built = dependencies[rule.stage]
@@ -207,11 +206,7 @@ def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], 
 
 
 def _own_among(request: Request, versions: Sequence[str]) -> str:
-    """The base's own Python, which must be among them: the image of base and wheel runs it.
-
-    Raises:
-        UnsupportedError: it is not.
-    """
+    """The base's own Python; UnsupportedError if it is not among them: the image of base and wheel runs it."""
     own = own_python(request)
     if own not in versions:
         raise UnsupportedError(
@@ -256,13 +251,13 @@ def check_wheel_compiles(
     if not tree.exists():
         unzip(wheel, tree)
     mounts = [
-        Mount(recipe.root() / "containerfiles" / RECIPE, "/recipe/python", read_only=True),
-        Mount(contexts["pythons"], "/pythons", read_only=True),
-        Mount(tree, "/wheel", read_only=True),
+        Mount(recipe.root() / "containerfiles" / RECIPE, "/recipe/python"),
+        Mount(contexts["pythons"], "/pythons"),
+        Mount(tree, "/wheel"),
     ]
     env = {"PYTHONPATH": "/wheel", "LD_BIND_NOW": "1"}
     if (emulator_folder := contexts.get("emulator")) is not None:
-        mounts.append(Mount(emulator_folder, "/emulator", read_only=True))
+        mounts.append(Mount(emulator_folder, "/emulator"))
         env["EMULATOR"] = "/emulator/emulator"
     return run_contract(
         workspace,
@@ -277,8 +272,7 @@ def check_wheel_compiles(
 
 def _folder_of(emulate: Path, workspace: Workspace) -> Path:
     """The emulator alone in a folder, under one name for every machine."""
-    folder = workspace.work() / "emulator"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = emptied(workspace.work() / "emulator")
     copy = folder / "emulator"
     copy.write_bytes(emulate.read_bytes())
     copy.chmod(0o755)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 
 from toolchain import recipe, strict_json
 from toolchain.catalog.bases import base_recipe
-from toolchain.catalog.codegen import Codegen
 from toolchain.catalog.components import check_files
 from toolchain.errors import BuildError, ContractError, UnsupportedError
-from toolchain.filesystem import read_built
+from toolchain.filesystem import emptied, read_built
 from toolchain.oci.image import read_layers
 from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
@@ -26,7 +24,7 @@ from toolchain.stages.codegen_choice import compare_pins
 from toolchain.stages.llvm import refined as refined_llvm
 from toolchain.stages.prebuilt import Intake, choices, names_allowed, take_in
 from toolchain.stages.python import own_python, versions_of
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, locked, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
 from toolchain.stages.triton_details import TritonDetails, refined
 from toolchain.stages.triton_report import lit, ninja_seconds
 from toolchain.stages.triton_tree import check_no_download, check_setup, check_tree, require_tree
@@ -75,11 +73,7 @@ class TritonSourceStage:
 
 
 def _check_pythons(request: Request) -> None:
-    """Require the one Python that a base of Debian has. Other images are checked by the build.
-
-    Raises:
-        UnsupportedError: another one is requested.
-    """
+    """Raise UnsupportedError if a base of Debian has another Python. Other images are checked by the build."""
     if request.base.image is not None or base_recipe(request.base.recipe).os_release["id"] != "debian":
         return
     own = own_python(request)
@@ -103,7 +97,6 @@ def plan_from_source(
 
     Args:
         recipe: digests of the files that shape it.
-        more: further inputs.
 
     Raises:
         SourceError: the tree is not one of Triton.
@@ -126,24 +119,19 @@ def plan_from_source(
             fix="leave out --only, or take a wheel of the index: --source triton=pypi:VERSION",
         )
     wheels = wheel_sources(details.bindings.projects(TRITON))
-    sources = source_inputs([source, *wheels], request.patches)
     under = {name: planned.input_digest for name, planned in dependencies.items()}
-    inputs: dict[str, Any] | None = None
-    if sources is not None and locked(*under.values()):
-        inputs = {
-            **common_inputs("triton", request),
-            **under,
-            "sources": sources,
-            "recipe": dict(recipe),
-            "pythons": list(details.pythons),
-            **more,
-            "binaries": choices("triton", request),
-            "site": SITE,
-        }
+    resolved = {**under, "sources": source_inputs([source, *wheels], request.patches)}
+    more = {
+        "recipe": dict(recipe),
+        "pythons": list(details.pythons),
+        **more,
+        "binaries": choices("triton", request),
+        "site": SITE,
+    }
     return Planned(
         name="triton",
         image=f"triton-{source.short_id}-{dependencies['base'].details.name}",
-        inputs=inputs,
+        inputs=stage_inputs("triton", request, resolved, more),
         sources=(source, *wheels),
         binaries=names_allowed("triton", request),
         disk=_DISK,
@@ -159,7 +147,6 @@ class Taken:
 
     Args:
         planned: the stage, with the binaries and the bindings that it really has.
-        source: its tree.
         intake, findings: prebuilt files in it, and the decision on each (`stages.prebuilt`).
     """
 
@@ -176,30 +163,21 @@ def take_source(planned: Planned[TritonDetails], dependencies: Mapping[str, Buil
         ToolchainError: not available, a different Triton, or with binaries that are not allowed; or LLVM lacks
             something.
     """
-    workspace.require_disk(_DISK)
     workspace.step("source")
     source = workspace.fetch(planned.sources[0])
     require_tree(source.path, source.ref)
     check_setup(source.path)
     check_tree(source.path, workspace.request, dependencies["llvm"].planned.sources[0])
-    _check_codegen(source.path, planned.details.rules, dependencies, workspace.request)
+    rules = planned.details.rules
+    revisions = {rule.target: str(dependencies[rule.stage].facts["codegen"]["revision"]) for rule in rules}
+    named = [rule.target for rule in rules if rule.llvm in workspace.request.sources]
+    compare_pins(source.path, revisions, named=named)
+    check_no_download(source.path, rules)
     details = refined(planned.details, source.path)
     check_llvm(workspace, dependencies["llvm"])
     intake, findings = take_in("triton", source.path, workspace.request)
     planned = replace(planned, binaries=intake.binaries(planned.binaries), details=details)
     return Taken(planned=planned, source=source, intake=intake, findings=findings)
-
-
-def _check_codegen(tree: Path, rules: Sequence[Codegen], dependencies: Mapping[str, Built], request: Request) -> None:
-    """Compare a fetched tree with the LLVMs for GPUs that it was planned with.
-
-    Raises:
-        PinError: it takes others.
-        SourceError: its build would download.
-    """
-    revisions = {rule.target: str(dependencies[rule.stage].facts["codegen"]["revision"]) for rule in rules}
-    compare_pins(tree, revisions, named=[rule.target for rule in rules if rule.llvm in request.sources])
-    check_no_download(tree, rules)
 
 
 def build_wheels(
@@ -273,7 +251,6 @@ def finish(
     Args:
         wheel: what the image holds, unpacked below `SITE`.
         check: of the image in a container, when a contract check is requested.
-        facts: further ones.
         with_base: whether the base's layers are below; its programs are this machine's.
         tested: whether the recipe runs upstream's tests.
     """
@@ -287,8 +264,7 @@ def finish(
         **(facts or {}),
     }
     workspace.step("layer")
-    tree = workspace.work() / "tree"
-    shutil.rmtree(tree, ignore_errors=True)
+    tree = emptied(workspace.work() / "tree")
     unzip(wheel, tree / SITE.lstrip("/"))
     return workspace.finish(
         taken.planned,
@@ -343,7 +319,7 @@ def run_contract(
     done = workspace.runner.run(
         image,
         [*python, "/recipe/aotriton/triton_contract.py", *CONTRACT_GPUS],
-        mounts=[Mount(recipe.root() / "aotriton", "/recipe/aotriton", read_only=True), *mounts],
+        mounts=[Mount(recipe.root() / "aotriton", "/recipe/aotriton"), *mounts],
         env={"HOME": "/tmp", **env},  # noqa: S108 - in the container
         log=workspace.log,
         capture=True,

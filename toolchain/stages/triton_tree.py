@@ -50,9 +50,6 @@ def setup_text(tree: Path) -> str:
 def require_tree(tree: Path, name: str) -> None:
     """Require a source tree of Triton that can be built: its setup.py, and both of its backends.
 
-    Args:
-        name: of the source, for messages.
-
     Raises:
         SourceError: a file is given, or a part is missing.
     """
@@ -246,9 +243,6 @@ def check_tree(tree: Path, request: Request, llvm: Source) -> None:
     """Compare a fetched tree with the request and with the LLVM that it will be built on.
 
     If neither a checkout nor the user named that LLVM, it came from a row of data; the tree's own pin is better.
-
-    Args:
-        llvm: the source of the LLVM below.
 
     Raises:
         PinError: it is not the requested version, or pins a different LLVM.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from toolchain.catalog.release_data import numbers
 from toolchain.errors import ConfigError, UnsupportedError
@@ -13,7 +12,7 @@ from toolchain.request import Request
 from toolchain.sources.pypi import pypi_row, python_of_wheel
 from toolchain.sources.tree import Source
 from toolchain.stages.python import own_python
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
 from toolchain.stages.wheel_archive import open_wheel
 
 BINARY = "triton-wheel"
@@ -36,15 +35,11 @@ class TritonWheelStage:
                 fix="name a source too: --source triton=PATH or URL@COMMIT",
             )
         _check_python(request, source)
-        under = dependencies["base"].input_digest
-        sources = source_inputs([source], {})
-        inputs: dict[str, Any] | None = None
-        if sources is not None and under is not None:
-            inputs = {**common_inputs(self.name, request), "base": under, "sources": sources, "site": SITE}
+        resolved = {"base": dependencies["base"].input_digest, "sources": source_inputs([source], {})}
         return Planned(
             name=self.name,
             image=f"triton-wheel-{source.short_id}-{dependencies['base'].details.name}",
-            inputs=inputs,
+            inputs=stage_inputs(self.name, request, resolved, {"site": SITE}),
             sources=(source,),
             binaries=(BINARY,),
         )
@@ -83,11 +78,7 @@ def wheel_source(request: Request) -> Source:
 
 
 def _check_python(request: Request, source: Source) -> None:
-    """Refuse a wheel that the base's Python cannot import; a user's own base is probed later.
-
-    Raises:
-        UnsupportedError: it is for a different CPython.
-    """
+    """Raise UnsupportedError for a wheel that the base's Python cannot import; a user's own base is probed later."""
     if request.base.image is not None:
         return
     file, has = pypi_row(source.where, source.version).file, own_python(request)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
@@ -15,23 +14,14 @@ from toolchain import recipe, strict_json
 from toolchain.catalog.wheels import WheelRow, wheel_row, wheel_rows
 from toolchain.digest import write_atomically
 from toolchain.errors import BuildError, ContractError, SourceError, ToolchainError
-from toolchain.filesystem import read_built
+from toolchain.filesystem import emptied, read_built
 from toolchain.recipe import Mount, Recipe, digests
 from toolchain.request import Request
 from toolchain.sources.scan import Finding, scan
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
-from toolchain.stages.stage import (
-    Built,
-    Planned,
-    Workspace,
-    common_inputs,
-    image_labels,
-    locked,
-    source_inputs,
-    triton_id,
-)
+from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs, triton_id
 from toolchain.stages.triton_wheel import SITE as TRITON_SITE
 from toolchain.stages.triton_wheel import unzip
 from toolchain.stages.wheel_archive import open_wheel
@@ -55,11 +45,7 @@ _FAILURES: Mapping[str, tuple[type[ToolchainError], str]] = {
 
 @dataclass(frozen=True)
 class WheelStage:
-    """See `Stage`.
-
-    Args:
-        row: of the project.
-    """
+    """See `Stage`."""
 
     row: WheelRow
 
@@ -74,25 +60,20 @@ class WheelStage:
         if source.path is not None and source.path.is_dir():
             require_needs(row, source.path, source.ref)
         wheels = wheel_sources(tuple(sorted({*_ALWAYS, *row.requires})))
-        sources = source_inputs([source, *wheels], request.patches)
         under = {name: dependencies[name].input_digest for name in ("base", "torch", "triton")}
-        inputs: dict[str, Any] | None = None
-        if sources is not None and locked(*under.values()):
-            inputs = {
-                **common_inputs(self.name, request),
-                **under,
-                "sources": sources,
-                "recipe": digests(RECIPE),
-                "row": asdict(row),
-                "binaries": choices(self.name, request),
-                "site": SITE,
-            }
+        resolved = {**under, "sources": source_inputs([source, *wheels], request.patches)}
+        more = {
+            "recipe": digests(RECIPE),
+            "row": asdict(row),
+            "binaries": choices(self.name, request),
+            "site": SITE,
+        }
         triton = triton_id(dependencies["triton"])
         stray = f"upstream packs {', '.join(row.stray)} along by accident" if row.stray else ""
         return Planned(
             name=self.name,
             image=f"{self.name}-{source.short_id}-triton-{triton}-{dependencies['base'].details.name}",
-            inputs=inputs,
+            inputs=stage_inputs(self.name, request, resolved, more),
             sources=(source, *wheels),
             binaries=tuple(sorted({*dependencies["triton"].binaries, *names_allowed(self.name, request)})),
             partial="; ".join(f"without {part}: {why}" for part, why in sorted(row.lacks.items())),
@@ -104,7 +85,6 @@ class WheelStage:
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         row, request = self.row, workspace.request
-        workspace.require_disk(_DISK)
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
         require_needs(row, source.path, planned.sources[0].ref)
@@ -123,8 +103,7 @@ class WheelStage:
         if len(wheels) != 1:
             raise BuildError(f"the build of {self.name} left {len(wheels)} wheels", fix="see the log")
         content = check_content(row, wheels[0])
-        tree = workspace.work() / "tree"
-        shutil.rmtree(tree, ignore_errors=True)
+        tree = emptied(workspace.work() / "tree")
         unzip(wheels[0], tree / SITE.lstrip("/"))
         facts = {**content, "wheels": [keep_wheel(wheels[0], workspace.cache)]}
         return workspace.finish(
@@ -171,43 +150,36 @@ class WheelStage:
 
 
 @dataclass(frozen=True)
-class WheelsDetails:
-    """What is decided of an image with several wheels: whose they are."""
-
-    rows: tuple[WheelRow, ...]
-
-
-@dataclass(frozen=True)
 class WheelsStage:
     """An image with the wheels of several projects beside one Triton: all that the request names, else every one."""
 
     name: str = "wheels"
 
-    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[WheelsDetails]:
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[tuple[WheelRow, ...]]:
         rows = tuple(wheel_row(name) for name in wheel_names(request))
         below = [dependencies[row.name] for row in rows]
         under = {name: dependencies[name].input_digest for name in ("torch", "triton", *(row.name for row in rows))}
-        inputs = {**common_inputs(self.name, request), **under} if locked(*under.values()) else None
         names, triton = "-".join(wheel.name for wheel in below), triton_id(dependencies["triton"])
         return Planned(
             name=self.name,
             image=f"wheels-{names}-triton-{triton}-{dependencies['base'].details.name}",
-            inputs=inputs,
+            inputs=stage_inputs(self.name, request, under),
             binaries=tuple(sorted({name for wheel in below for name in wheel.binaries})),
             partial="; ".join(f"{wheel.name} {wheel.partial}" for wheel in below if wheel.partial),
             disk=_DISK,
             engine=request.contract,
             has_contract_check=True,
-            details=WheelsDetails(rows),
+            details=rows,
         )
 
-    def build(self, planned: Planned[WheelsDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        rows = planned.details.rows
+    def build(
+        self, planned: Planned[tuple[WheelRow, ...]], dependencies: Mapping[str, Built], workspace: Workspace
+    ) -> Built:
+        rows = planned.details
         below = [dependencies[row.name] for row in rows]
         made = {wheel.planned.name: wheel.facts["wheels"] for wheel in below}
         planned = replace(planned, binaries=tuple(sorted({name for wheel in below for name in wheel.binaries})))
-        tree = workspace.work() / "tree"
-        shutil.rmtree(tree, ignore_errors=True)
+        tree = emptied(workspace.work() / "tree")
         (tree / LISTING).parent.mkdir(parents=True)
         (tree / LISTING).write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         return workspace.finish(
@@ -231,7 +203,7 @@ def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[s
         done = workspace.runner.run(
             image,
             ["python3", "/recipe/wheel/imports.py", *wanted, "--", *(name for row in rows for name in row.walks)],
-            mounts=[Mount(recipe.root() / "containerfiles", "/recipe", read_only=True)],
+            mounts=[Mount(recipe.root() / "containerfiles", "/recipe")],
             env={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},  # noqa: S108 - in the container
             log=workspace.log,
             capture=True,
@@ -312,7 +284,11 @@ def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
     wrong += [
         f"{name} must not be inside" for name in names if any(fnmatchcase(name, pattern) for pattern in row.without)
     ]
-    wrong += [f"{part} is inside, but its row calls it missing" for part in row.lacks if any(map(_like(part), names))]
+    wrong += [
+        f"{part} is inside, but its row calls it missing"
+        for part in row.lacks
+        if any(fnmatchcase(name, part) for name in names)
+    ]
     if set(tops) != set(row.packages):
         wrong.append(f"it holds {', '.join(tops)}, expected was {', '.join(row.packages)}")
     if wrong:
@@ -327,10 +303,6 @@ def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
 def elsewhere(findings: Sequence[Finding], folders: Sequence[str]) -> list[Finding]:
     """The findings outside of some folders of a source."""
     return [finding for finding in findings if not any(finding.file.startswith(f"{name}/") for name in folders)]
-
-
-def _like(pattern: str) -> Callable[[str], bool]:
-    return lambda name: fnmatchcase(name, pattern)
 
 
 def _failure(name: str, kind: str, what: str, why: str) -> ToolchainError:

@@ -10,8 +10,9 @@ from typing import Any
 
 from toolchain.cache import Cache
 from toolchain.digest import sha256_file
-from toolchain.filesystem import copy_built
+from toolchain.filesystem import copy_built, emptied
 from toolchain.sources.pypi import known_pypi, pypi_row
+from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Workspace
 
@@ -31,9 +32,7 @@ def wheel_sources(projects: Sequence[str]) -> tuple[Source, ...]:
 
 def wheel_folder(sources: Sequence[Source], workspace: Workspace) -> Path:
     """A folder with the fetched wheels under their own names; made again each time."""
-    folder = workspace.work() / "wheels"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder = emptied(workspace.work() / "wheels")
     for source in sources:
         fetched = workspace.fetch(source)
         place(fetched.path, folder / pypi_row(source.where, source.version).file)
@@ -54,8 +53,6 @@ def keep_wheel(wheel: Path, cache: Cache) -> dict[str, Any]:
     Returns:
         `{"file", "digest", "bytes"}`.
     """
-    from toolchain.sources.store import Store  # noqa: PLC0415 - a plan reads no store
-
     digest, size = sha256_file(wheel), wheel.stat().st_size
     store = Store(cache.store)
     if store.file(digest, verify=True) is None:
@@ -68,6 +65,4 @@ def keep_wheel(wheel: Path, cache: Cache) -> dict[str, Any]:
 
 def in_store(cache: Cache, digest: str) -> Path | None:
     """A file that an earlier build put into the store; None when it is not there or damaged."""
-    from toolchain.sources.store import Store  # noqa: PLC0415 - a plan reads no store
-
     return Store(cache.store).file(digest, verify=True)

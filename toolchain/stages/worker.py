@@ -15,17 +15,17 @@ from typing import Any
 import toolchain
 from toolchain import recipe, strict_json
 from toolchain.digest import canonical, sha256_file
-from toolchain.errors import ContractError, PolicyError, UnsupportedError
+from toolchain.errors import ContractError, UnsupportedError
+from toolchain.filesystem import emptied
 from toolchain.recipe import digests
 from toolchain.request import Request
 from toolchain.sources.pypi import known_pypi
-from toolchain.sources.tree import Source
 from toolchain.stages import aotriton_images, kernels
 from toolchain.stages.aotriton_library import aotriton_source, require_aotriton
 from toolchain.stages.kernel_workers import COMMAND, RECIPE, KernelProject, allocator, layer_digests
 from toolchain.stages.prebuilt import names_allowed, take_in
 from toolchain.stages.python import own_python
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
 from toolchain.stages.triton_wheel import unzip
 
 BINARY = "dask"
@@ -84,26 +84,24 @@ class WorkerStage:
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[WorkerDetails]:
         _check_python(request)
         variables, beside = {**self.project.variables, **allocator(request)}, digests(*self.project.recipe)
-        source = self._source(request)
+        source = aotriton_source(request) if self.of == "aotriton" else kernels.sdist_source(request)
         libraries = tuple(known_pypi(f"library-{project}", project, "") for project in WHEELS)
-        sources = source_inputs([source, *libraries], request.patches)
         triton = dependencies["triton"]
-        inputs: dict[str, Any] | None = None
-        if sources is not None and triton.input_digest is not None:
-            inputs = {
-                **common_inputs(self.name, request),
-                "triton": triton.input_digest,
-                "sources": sources,
-                "of": self.of,
-                "variables": variables,
-                "recipe": beside,
-                "program": {name: sha256_file(_package() / name) for name in _FILES},
-            }
+        resolved = {
+            "triton": triton.input_digest,
+            "sources": source_inputs([source, *libraries], request.patches),
+        }
+        more = {
+            "of": self.of,
+            "variables": variables,
+            "recipe": beside,
+            "program": {name: sha256_file(_package() / name) for name in _FILES},
+        }
         of = "aotriton" if self.of == "aotriton" else "flash-attn"
         return Planned(
             name=self.name,
             image=f"kernel-worker-{of}-{source.short_id}-{dependencies['base'].details.name}",
-            inputs=inputs,
+            inputs=stage_inputs(self.name, request, resolved, more),
             sources=(source, *libraries),
             binaries=tuple(sorted({*triton.binaries, *names_allowed(source.name, request), BINARY})),
             engine=request.contract,
@@ -111,25 +109,16 @@ class WorkerStage:
             details=WorkerDetails(variables=variables, beside=beside),
         )
 
-    def _source(self, request: Request) -> Source:
-        return aotriton_source(request) if self.of == "aotriton" else kernels.sdist_source(request)
-
     def build(self, planned: Planned[WorkerDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
         if self.of == "aotriton":
             require_aotriton(source.path)
-        intake, findings = take_in(planned.sources[0].name, source.path, workspace.request)
-        if intake.dropped:
-            raise PolicyError(
-                f"prebuilt files of {planned.sources[0].name} cannot be left out",
-                why=f"a campaign counts its whole tree: {', '.join(intake.dropped)}",
-                fix="leave --drop-binary out; --allow-binary NAME lets them in",
-            )
+        # Results are named by the whole tree.
+        intake, findings = take_in(planned.sources[0].name, source.path, workspace.request, whole=True)
         planned = replace(planned, binaries=intake.binaries(planned.binaries))
         triton = dependencies["triton"]
-        tree = workspace.work() / "tree"
-        shutil.rmtree(tree, ignore_errors=True)
+        tree = emptied(workspace.work() / "tree")
         for wheel in planned.sources[1:]:
             unzip(workspace.fetch(wheel).path, tree / FOLDER.lstrip("/") / "site")
         self._lay(tree, planned, source.path, layer_digests(triton, workspace.cache))
@@ -185,10 +174,9 @@ def _copy(file: Path, target: Path) -> None:
 
 
 def _check_python(request: Request) -> None:
-    """Refuse a base that cannot import Dask's wheels; a user's own base is checked when the image is tried.
+    """Raise UnsupportedError for a base whose Python cannot import Dask's wheels.
 
-    Raises:
-        UnsupportedError: it has a different Python.
+    A user's own base is checked when the image is tried.
     """
     if request.base.image is None and (has := own_python(request)) != PYTHON:
         raise UnsupportedError(
