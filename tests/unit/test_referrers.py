@@ -89,14 +89,6 @@ def test_what_decayed_in_a_layout_is_attached_anew(layout: Layout, subject: Desc
         there.verify(item.digest)
 
 
-def test_of_several_subjects(layout: Layout, subject: Descriptor) -> None:
-    first = about(layout, subject, "one")
-    with pytest.raises(RegistryError, match="of one image"):
-        attach(layout, [first, about(layout, first, "two")], LayoutRef(layout.root))
-    with pytest.raises(RegistryError, match="of one image"):
-        attach(layout, [subject], LayoutRef(layout.root))
-
-
 @pytest.fixture(params=[1, 1000])
 def with_api(request: pytest.FixtureRequest) -> Iterator[FakeRegistry]:
     with fake_registry(page=request.param) as registry:
