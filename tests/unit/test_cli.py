@@ -24,6 +24,7 @@ from toolchain.build.record import write_record
 from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
+from toolchain.cli.request import read_flag
 from toolchain.errors import ToolchainError
 from toolchain.filesystem import NewFile
 from toolchain.oci.reference import Target
@@ -118,6 +119,22 @@ def test_a_base_that_is_not_here_is_not_made_offline(clean: dict[str, str], tmp_
     assert done.stdout == ""
     cache = Path(clean["TOOLCHAIN_CACHE"])
     assert [path for path in cache.rglob("*") if path.is_file() and path.suffix not in {".lock", ".log"}] == []
+    planned = call(clean, "plan", "llvm", "--arch", "arm64", "--offline", cwd=tmp_path)
+    assert (planned.returncode, "exit code 18" in planned.stderr) == (0, True)
+    assert "18" not in call(clean, "plan", "llvm", "--arch", "arm64", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize(("text", "code"), [("0", 18), ("on", 18), ("perhaps", 3)])
+def test_a_variable_of_an_option_that_the_verb_does_not_list(
+    text: str, code: int, clean: dict[str, str], tmp_path: Path
+) -> None:
+    done = call(clean | {"TOOLCHAIN_KEEP_GOING": text}, "build", "llvm", "--arch", "arm64", "--offline", cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert ("TOOLCHAIN_KEEP_GOING is 'perhaps'" in done.stderr) == (code == 3)
+
+
+def test_a_flags_variable_is_read_as_typer_reads_it() -> None:
+    assert [read_flag(text) for text in ("0", "no", "False", "1", "Yes", "t")] == [False] * 3 + [True] * 3
 
 
 HOSTILE = ("base", "arch", "source", "patch", "triton", "aotriton", "gpu", "select", "allow-binary", "drop-binary",

@@ -94,8 +94,7 @@ def test_a_verb_reads_the_options_that_it_takes(verb: str, tmp_path: Path, monke
         CliRunner().invoke(app, [verb, *words, "--cache", str(tmp_path / "cache")])
     offered = {parameter.name for parameter in VERBS[verb].params}
     unread = {field for field, option in FIELDS.items() if option.parameter in offered} - read
-    # `plan` reaches out in no case, and takes what the builds that it shows take.
-    assert unread <= LATER | ({"offline"} if verb == "plan" else set())
+    assert unread <= LATER
 
 
 def test_fetch_and_bundle_export_take_what_plan_takes() -> None:

@@ -177,3 +177,8 @@ def undecided_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
     if not any(planned.name.startswith("triton") for planned, _ in tritons(rows, checkouts=True)):
         return []
     return [row.name for row in undecided(triton_here(request), request)]
+
+
+def online_in(rows: Sequence[PlanRow], request: Request) -> list[Planned]:
+    """The stages to build that only a network can make, with `--offline`."""
+    return [row.planned for row in rows if row.to_build and row.planned.online] if request.offline else []

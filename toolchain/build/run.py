@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from toolchain import console
 from toolchain.build.compiler_cache import key_of
 from toolchain.build.fetching import fetch_for
-from toolchain.build.plan import PlanRow, ask_tags, find, plan, tritons, undecided_in
+from toolchain.build.plan import PlanRow, ask_tags, find, online_in, plan, tritons, undecided_in
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.record import known_record, record_as_it_is, tell_unread
 from toolchain.build.targets import below, by_arch, request_of, stages_of
@@ -181,8 +181,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
         from toolchain.stages.kernel_numbers import require_check  # noqa: PLC0415 - most builds check nothing
 
         require_check()
-    away = [planned for planned in to_build if planned.online]
-    if away and request.offline:
+    if away := online_in(rows, request):
         images = " and ".join(planned.image for planned in away)
         verbs = dict.fromkeys(f"`toolchain build {planned.name} --arch {','.join(request.arch)}`" for planned in away)
         raise UnreachableError(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from toolchain import console
-from toolchain.build.plan import PlanRow, settled, undecided_in
+from toolchain.build.plan import PlanRow, online_in, settled, undecided_in
 from toolchain.build.plan import plan as plan_stages
 from toolchain.build.record import tell_unread
 from toolchain.build.untried import tried_in, untried_in
@@ -19,7 +19,7 @@ from toolchain.cli import options as o
 from toolchain.cli.amounts import amounts_told
 from toolchain.cli.request import CAMPAIGN, with_request
 from toolchain.engine.resources import MEMORY, cores
-from toolchain.errors import PolicyError, SourceError
+from toolchain.errors import PolicyError, SourceError, UnreachableError
 from toolchain.request import Request
 from toolchain.sources.distro import known_packages
 from toolchain.sources.tree import Source
@@ -47,6 +47,8 @@ def plan(stage: StageArg = "all", *, request: Request, trusting: Sequence[dict[s
     if refused := _refused(rows, request):
         names = " ".join(f"--allow-binary {name}" for name in refused)
         console.warn(f"`build` will refuse prebuilt inputs (exit code {PolicyError.code}) unless you add: {names}")
+    for planned in online_in(rows, request):
+        console.warn(f"`build --offline` will refuse to make {planned.image} (exit code {UnreachableError.code})")
     for name in undecided_in(rows, request):
         console.warn(
             f"`build` will refuse the prebuilt {name} in Triton's source (exit code {PolicyError.code}) unless you add"

@@ -117,7 +117,7 @@ def _from_elsewhere(context: typer.Context, option: Option) -> Any:
     if option.kind in {"names", "pairs"}:
         return text.split()
     try:
-        value = GIVEN[option.kind](text)
+        value = read_flag(text) if option.kind == "flag" else GIVEN[option.kind](text)
     except ValueError as error:
         raise ConfigError(f"{option.variable} is {text!r}", why=str(error), fix="correct it, or unset it") from error
     if option.least is not None and value < option.least:
@@ -125,6 +125,17 @@ def _from_elsewhere(context: typer.Context, option: Option) -> Any:
             f"{option.variable} is {text}", why=f"it must be at least {option.least:g}", fix="correct it, or unset it"
         )
     return value
+
+
+def read_flag(text: str) -> bool:
+    """A flag's variable, in the words that Typer reads."""
+    words = {"1": True, "true": True, "t": True, "yes": True, "y": True, "on": True} | dict.fromkeys(
+        ("0", "false", "f", "no", "n", "off"), False
+    )
+    try:
+        return words[text.strip().lower()]
+    except KeyError:
+        raise ValueError("neither true nor false") from None
 
 
 def origin_of(context: typer.Context, name: str) -> str:
