@@ -63,6 +63,8 @@ print(f"cmake.{sysconfig.get_platform()}-{sys.implementation.name}-{sysconfig.ge
     rm -rf "$build_link"
     ln -s "$TRITON_BUILD_DIR" "$build_link"
   fi
+  # In 2024 setup.py lists the profiler as a package whether it is built or not.
+  if grep -q '"triton/profiler"' "$setup/setup.py"; then mkdir -p "$setup/triton/profiler"; fi
   rm -f /build/tools/cmake
   if ! knows TRITON_APPEND_CMAKE_ARGS; then
     # Configuring is the one call whose first word is not an option.

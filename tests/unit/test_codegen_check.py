@@ -203,7 +203,7 @@ def python(code: str, note: Path) -> subprocess.CompletedProcess[str]:
 def test_a_build_that_reaches_out_is_stopped_and_noted(code: str, wanted: str, tmp_path: Path) -> None:
     done = python(code, tmp_path / "note")
     assert done.returncode == 1
-    assert "this build takes in nothing by itself" in done.stderr
+    assert "this build downloads nothing itself" in done.stderr
     assert wanted in (tmp_path / "note").read_text()
     # A build that continues all the same is noted too.
     quiet = python(f"try:\n    {code.replace('; ', chr(10) + '    ')}\nexcept OSError:\n    pass", tmp_path / "again")

@@ -120,8 +120,10 @@ def test_the_provenance_says_which_compressor_wrote_a_blob(
         return statement
 
     monkeypatch.setattr(attest, "provenance", listening)
+    key = tmp_path / "key"
+    new_key(key)
     for how in packing.PACKINGS:
-        call(request, "publish", f"oci:{tmp_path / 'out'}", "llvm-triton", "--compression", how)
+        call(request, "publish", f"oci:{tmp_path / 'out'}", "llvm-triton", "--compression", how, "--key", str(key))
     assert [text.partition("/")[0] for one in said for text in one.values()] == ["gzip", "zstd"]
 
 
