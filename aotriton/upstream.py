@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -42,9 +43,14 @@ def compile_one(script: str, rule: dict[str, Any]) -> dict[str, Any]:
     """Run the script for one rule in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "object.hsaco"
+        path = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+        # Triton before 2025 imports it, by which it would build launchers; none is built here.
+        if importlib.util.find_spec("setuptools") is None:
+            (Path(folder) / "setuptools.py").touch()
+            path.append(folder)
         done = subprocess.run(
             [sys.executable, script, *rule["arguments"], "-o", str(out), "--timeout", str(rule["timeout"])],
-            env={**os.environ, **ENVIRONMENT, "TRITON_CACHE_DIR": f"{folder}/cache"},
+            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": ":".join(path), "TRITON_CACHE_DIR": f"{folder}/cache"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -35,6 +36,7 @@ import sys
 import tempfile
 import time
 import traceback
+import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,9 @@ class Compiler:
         sys.dont_write_bytecode = True
         self._modules = _Modules()
         self._linked: list[str] = []
+        # Before 2025 it imports setuptools, by which it would build launchers; none is built here.
+        if importlib.util.find_spec("setuptools") is None:
+            sys.modules["setuptools"] = types.ModuleType("setuptools")
         self.triton = importlib.import_module("triton")
         self._compiler = importlib.import_module("triton.compiler")
         self._backends = importlib.import_module("triton.backends.compiler")
