@@ -50,7 +50,13 @@ def probe(storage: Storage, *, again: bool = False) -> str:
     """
     mode = isolation.mode_of_user()
     remembered = storage.cache.engine / "isolation.json"
-    tried = {"mode": mode, "buildah": storage.version(), "kernel": platform.release(), "measures": measures(mode)}
+    tried = {
+        "mode": mode,
+        "interfaces": 0,
+        "buildah": storage.version(),
+        "kernel": platform.release(),
+        "measures": measures(mode),
+    }
     proved = canonical({**tried, "held": list(attack.ATTEMPTS)})
     if not again and remembered.is_file() and remembered.read_bytes() == proved:
         return mode
