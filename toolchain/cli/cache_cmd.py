@@ -111,7 +111,8 @@ def _show(items: Sequence[Item]) -> None:
             table.add_row(kind, Text(console.plain(item.name)), console.size(item.bytes), _ago(item.used))
         if rest := [item for item in of_kind if item not in shown]:
             last = _ago(max(item.used for item in rest))
-            table.add_row(kind, f"{len(rest)} small items", console.size(_total(rest)), last)
+            count = f"{len(rest)} small item{'s' if len(rest) != 1 else ''}"
+            table.add_row(kind, count, console.size(_total(rest)), last)
     if items:
         console.show(table)
 
