@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_bare import BUILD, SOURCE, old_plan, old_tree
+from tests.plan_fixtures import BUILD, SOURCE, old_plan, old_tree
 from toolchain import recipe
 from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.catalog.gpus import parse_gpus

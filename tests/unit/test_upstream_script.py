@@ -1,0 +1,155 @@
+"""Our kernels held against what upstream's own compile script makes of the same rules."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.plan_fixtures import BUILD, SIGNATURE, SOURCE, plan_of, tree_of
+from toolchain.errors import ContractError
+from toolchain.kernels.aotriton_plan import parse_signature, read_plan
+from toolchain.kernels.campaign import CampaignResult
+from toolchain.kernels.ledger import Entry
+from toolchain.kernels.rules import RuleSet
+from toolchain.stages.aotriton_images import KernelImages, compare, upstream_arguments
+
+
+def entry(
+    out: str, status: str, sha256: str = "", reason: str = "TypeError: boom\nbecause", exit_code: int | None = None
+) -> Entry:
+    return Entry(
+        id=out, kernel="attn", target="gfx942", out=out, cluster="c", status=status, reason=reason, sha256=sha256,
+        exit_code=exit_code,
+    )  # fmt: skip
+
+
+def answer(sha256: str = "", *, code: int = 0, status: str = "", error: str = "") -> dict[str, object]:
+    return {"sha256": sha256, "size": len(sha256), "code": code, "status": status, "error": error, "reason": "said"}
+
+
+def test_upstreams_script_is_given_the_signature_it_wrote(tmp_path: Path) -> None:
+    plan = read_plan(plan_of(tmp_path / "p", {"c1": ["a"]}), tree_of(tmp_path / "t"), build=BUILD, source=SOURCE)
+    arguments = upstream_arguments(plan.rules[0])
+    # What is known to be 1 is a constant to both.
+    assert arguments[-1] == SIGNATURE.replace("u64:1", "1")
+    assert arguments[0] == "/build/src/modules/flash/kernel/fwd.py"
+    assert parse_signature(arguments[-1], [name for name, _ in plan.rules[0].signature], where="") == (
+        plan.rules[0].signature,
+        plan.rules[0].constexprs,
+    )
+
+
+BOOM = answer(code=1, error="TypeError: boom")
+
+
+def test_the_same_bytes_and_the_same_failures_pass() -> None:
+    counts = compare([entry("a", "done", "ff")], [entry("b", "failed")], {"a": answer("ff"), "b": BOOM})
+    assert counts == {"sampled": 1, "equal": 1, "failures": 1, "alike": 1}
+
+
+@pytest.mark.parametrize(
+    ("answers", "pattern"),
+    [
+        ({"a": answer("ee"), "b": BOOM}, "a: ff here, ee by upstream"),
+        ({"a": answer(), "b": BOOM}, "a: ff here, nothing by upstream"),
+        ({"a": answer("ff"), "b": answer("dd")}, r"b failed here \(TypeError: boom\), an object there"),
+    ],
+)
+def test_other_bytes_and_a_failure_of_our_own_are_told(answers: dict[str, dict[str, object]], pattern: str) -> None:
+    with pytest.raises(ContractError) as caught:
+        compare([entry("a", "done", "ff")], [entry("b", "failed")], answers)
+    assert re.search(pattern, caught.value.why)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "exit_code", "there", "alike"),
+    [
+        ("failed", "TypeError: boom", None, answer(code=1, error="TypeError: boom"), True),
+        (
+            "failed",
+            "a.b.CompilationError: at 1:2:\nx",
+            None,
+            answer(code=1, error="a.b.CompilationError: at 1:2:"),
+            True,
+        ),
+        # The script did not come so far as to compile.
+        ("failed", "TypeError: boom", None, answer(code=2), False),
+        (
+            "failed",
+            "TypeError: boom",
+            None,
+            answer(code=1, error="ModuleNotFoundError: No module named 'triton'"),
+            False,
+        ),
+        ("failed", "the worker was ended by SIGABRT\nLLVM ERROR", -6, answer(code=-6), True),
+        ("failed", "the worker was ended by SIGABRT\nLLVM ERROR", -6, answer(code=1, error="OSError: no"), False),
+        ("failed", "the worker exited with 3", 3, answer(code=3), True),
+        ("failed", "the worker exited with 3", 3, answer(code=1), False),
+        ("failed", "the file is empty", None, answer(), True),
+        ("failed", "the file is empty", None, answer(code=1, error="TypeError: boom"), False),
+        ("timeout", "no result after 3 s", None, answer(status="Timeout"), True),
+        ("timeout", "no result after 3 s", None, answer(status="Exception"), False),
+    ],
+)
+def test_only_the_same_failure_is_alike(
+    status: str, reason: str, exit_code: int | None, there: dict[str, object], alike: bool
+) -> None:
+    bad = [entry("b", status, reason=reason, exit_code=exit_code)]
+    if alike:
+        assert compare([], bad, {"b": there})["alike"] == 1
+    else:
+        with pytest.raises(ContractError, match="1 of 1 failures differ there"):
+            compare([], bad, {"b": there})
+
+
+def test_what_ended_upstreams_script_is_found_in_what_it_said(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "try:\n    raise KeyError('inner')\nexcept KeyError as e:\n    raise ValueError('first\\nerror: more') from e\n"
+    )
+    job = {"script": str(script), "jobs": 1, "rules": [{"id": "x", "arguments": [], "timeout": 0}]}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    upstream = Path(__file__).resolve().parents[2] / "aotriton/upstream.py"
+    done = subprocess.run([sys.executable, upstream, tmp_path / "job.json"], capture_output=True, text=True, check=True)
+    answer_ = json.loads(done.stdout)
+    assert (answer_["code"], answer_["error"], answer_["size"]) == (1, "ValueError: first", 0)
+
+
+def test_a_kernel_that_was_stopped_for_its_memory_is_not_given_to_upstreams_script(tmp_path: Path) -> None:
+    """Nothing bounds that script: it would take the machine's memory. One that ran for an hour gets an hour there."""
+    folder = plan_of(tmp_path / "p", {"c1": ["a", "b", "c"]})
+    rules = read_plan(folder, tree_of(tmp_path / "t"), build=BUILD, source=SOURCE).rules
+    good, large, late = rules
+    entries = (
+        Entry.of(good, "done", sha256="ab"),
+        Entry.of(large, "failed", reason="memory: 9 GB, one kernel may take 4 GB", over_memory=True),
+        Entry.of(late, "timeout", reason="no result after 3600 s"),
+    )
+    sent: list[dict[str, Any]] = []
+
+    def run(_: str, __: object, *, mounts: Sequence[Any], **___: object) -> Any:
+        (path,) = (mount.source for mount in mounts if mount.target == "/job.json")
+        sent.extend(json.loads(path.read_text())["rules"])
+        answers = {
+            good.id: {"sha256": "ab", "size": 1, "status": "Complete"},
+            late.id: {"sha256": "", "size": 0, "status": "Timeout"},
+        }
+        rows = [{"id": mount["id"], "code": 0, "error": "", "reason": "", **answers[mount["id"]]} for mount in sent]
+        return SimpleNamespace(stdout="\n".join(map(json.dumps, rows)))
+
+    workspace: Any = SimpleNamespace(
+        request=SimpleNamespace(kernel_timeout=None), work=lambda: tmp_path, jobs=lambda _: 1, log=tmp_path / "log",
+        runner=SimpleNamespace(run=run), on_line=print,
+    )  # fmt: skip
+    result = CampaignResult(entries=entries, skipped=0, partial=False, about={})
+    images = KernelImages(folder, tmp_path / "t", "image", workspace)
+    assert images.against_upstream(RuleSet(rules, total=3), result)["failures"] == 1
+    assert [(row["id"], row["timeout"]) for row in sent] == [(good.id, 0), (late.id, 60.0)]
