@@ -15,11 +15,12 @@ from tests.small_llvm import small_llvm
 from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.components import check_generation, needs_for, newest_triton_on
-from toolchain.catalog.release_data import triton_releases
+from toolchain.catalog.release_data import aotriton_releases, triton_releases
+from toolchain.catalog.releases import triton_at
 from toolchain.errors import SourceError, UnsupportedError
 from toolchain.request import Request
 from toolchain.sources.tree import Source
-from toolchain.stages.llvm import LlvmStage, llvm_needs
+from toolchain.stages.llvm import LlvmStage, llvm_needs, refined
 from toolchain.stages.llvm_version import major_of, version_of_tree
 from toolchain.stages.stage import Planned
 
@@ -107,6 +108,7 @@ def test_lld_is_refused_where_the_llvm_cannot_install_it_by_itself() -> None:
 def test_the_llvm_of_a_given_triton_is_the_same_whatever_is_built_above_it(request_: Request, tmp_path: Path) -> None:
     llvm, triton = small_llvm(tmp_path / "llvm", version="21.1.8"), tmp_path / "triton"
     triton.mkdir()
+    (triton / "llvm-hash.txt").write_text("0" * 40)
     alone = replace(request_, sources=specs({"triton": str(triton)}))
     below = replace(alone, aotriton="0.10b")  # whose own Triton is 3.4
     assert plan(alone, llvm).input_digest == plan(below, llvm).input_digest is not None
@@ -122,6 +124,37 @@ def test_a_checkout_of_triton_adds_to_what_its_llvm_serves(request_: Request, tm
     with pytest.raises(UnsupportedError, match="LLVM 19, not 21 or newer"):
         plan(request, "distro:llvm-toolchain-19")
     plan(request, "distro:llvm-toolchain-22")
+
+
+@pytest.mark.parametrize(
+    ("pin", "parts"),
+    [
+        ("f6ded0be897e2878612dd903f7e8bb85448269e5", "3.6.0"),
+        ("570885128351868c1308bb22e8ca351d318bc4a1", "b59fb1f66f021ccb57ef555f3651cc705af91163"),
+        ("4713bd4ccc0c0d568f92916e7851d993291742c0", ""),
+    ],
+)
+def test_a_checkout_on_its_own_pin_gets_the_parts_of_that_llvm(
+    pin: str, parts: str, request_: Request, tmp_path: Path
+) -> None:
+    triton = tmp_path / "triton"
+    (triton / "cmake").mkdir(parents=True)
+    (triton / "cmake/llvm-hash.txt").write_text(f"{pin}\n")
+    request = replace(request_, sources=specs({"triton": str(triton)}))
+    planned = LlvmStage().plan(request, UNDER)
+    assert planned.serves == parts
+    details = refined(planned.details, "19.0.0", request)
+    assert details.needs.serves == (parts or "3.1")
+    if not parts:
+        details.check(planned.sources[0])
+
+
+@pytest.mark.parametrize(
+    "llvm", sorted({row.llvm for row in triton_releases()} | {row.llvm for row in aotriton_releases()})
+)
+def test_the_needs_of_every_triton_that_a_pin_on_record_names_are_known(llvm: str) -> None:
+    if triton := triton_at(llvm):
+        needs_for(triton)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from toolchain.cache import Cache
 from toolchain.catalog.pin_files import pin_files, read_pin
-from toolchain.catalog.release_data import LlvmPin, TritonRelease, aotriton_releases, is_commit, triton_releases
-from toolchain.catalog.releases import aotriton_release, is_version, newest_patch, triton_release
+from toolchain.catalog.release_data import LlvmPin, TritonRelease, is_commit
+from toolchain.catalog.releases import aotriton_release, is_version, newest_patch, triton_at, triton_release
 from toolchain.catalog.stages import involves
 from toolchain.errors import ConfigError, PinError, UnsupportedError
 from toolchain.sources.pypi import pypi_row
@@ -187,14 +187,9 @@ def _is_checkout(folder: Path) -> bool:
 
 def _by_pin(choice: Choice, pin: LlvmPin) -> Choice:
     """The LLVM of a pin file, and the Triton that pins it; None if none on record does."""
-    plain = [row for row in triton_releases() if row.version and "+" not in row.version]
-    versions = [row.version for row in plain if row.llvm == pin.commit]
-    commits = [row.commit for row in triton_releases() if row.llvm == pin.commit and not row.version]
-    carried = [row.triton for row in aotriton_releases() if row.llvm == pin.commit and row.triton]
-    like = [*carried[:1], *commits[:1], *versions]
     return replace(
         choice,
-        triton=like[-1] if like else None,
+        triton=triton_at(pin.commit),
         sources={**choice.sources, "llvm": of_github(pin.repository, pin.commit)},
     )
 

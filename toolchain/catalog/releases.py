@@ -74,6 +74,14 @@ def newest_on_one_llvm() -> str:
     return [row.version for row in _plain() if not row.codegen][-1]
 
 
+def triton_at(llvm: str) -> str | None:
+    """The Triton on record that pins this commit of LLVM: a version rather than a commit, the newest of several."""
+    versions = [row.version for row in _plain() if row.llvm == llvm]
+    commits = [row.commit for row in triton_releases() if row.llvm == llvm and not row.version]
+    carried = [row.triton for row in aotriton_releases() if row.llvm == llvm and row.triton]
+    return next(iter([*reversed(versions), *commits[:1], *carried[:1]]), None)
+
+
 def is_version(text: str) -> bool:
     """Whether `text` reads as a version: MAJOR.MINOR[.PATCH], with a `v` before it or not."""
     return _VERSION.fullmatch(text.strip()) is not None

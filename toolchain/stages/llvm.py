@@ -22,7 +22,7 @@ from toolchain.catalog.floors import floor_of
 from toolchain.catalog.pin_files import read_pin
 from toolchain.catalog.release_data import LlvmPin, is_commit, triton_releases
 from toolchain.catalog.release_data import require as require_known
-from toolchain.catalog.releases import aotriton_release, newest_on_one_llvm, triton_release
+from toolchain.catalog.releases import aotriton_release, newest_on_one_llvm, triton_at, triton_release
 from toolchain.digest import sha256_json
 from toolchain.errors import PinError, UnsupportedError
 from toolchain.oci import labels
@@ -304,7 +304,8 @@ def _require(tree: Path, needs: LlvmRequirements) -> None:
 
 
 def triton_of(request: Request) -> str | None:
-    """The Triton whose needs are used: the requested version, or the commit of `--source`, or of an AOTriton release.
+    """The Triton whose needs are used: the requested version, or the commit of `--source`, or of an AOTriton release;
+    for a checkout on the LLVM it pins, the Triton on record with that pin.
 
     None if the LLVM's own version decides: no Triton is named, or one as a folder, or by a commit that is not on
     record.
@@ -330,7 +331,9 @@ def _named_triton(request: Request) -> str | None:
         return _by_version(spec.version)
     if spec is not None and spec.kind == "pypi" and "llvm" not in request.sources:
         return spec.version or DEFAULT_TRITON
-    return None if "llvm" in request.sources else DEFAULT_TRITON
+    if "llvm" in request.sources:
+        return None
+    return DEFAULT_TRITON if (checkout := local_triton(request)) is None else triton_at(read_pin(checkout).commit)
 
 
 def _by_version(triton: str) -> str:
