@@ -114,6 +114,7 @@ def _program(name: str, why: str, *, needed: bool = True) -> Check:
 
 def _cache(cache: Cache) -> Check:
     cache.check()
+    cache.make()  # the checks below write there, after which a build would not mark it
     return Check("cache", "ok", str(cache.root))
 
 

@@ -345,6 +345,8 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, named: str) -> 
     age(thesis, 60)
     age(thesis.parent, 60)
     cache = Cache(tmp_path)
+    said = CliRunner().invoke(app, ["cache", "prune", "--cache", str(tmp_path)])
+    assert (said.exit_code, cache.locks.exists()) == (3, False)
     for dry in (True, False):
         with pytest.raises(ConfigError, match="is not a cache of this tool"):
             prune(cache, unused_for=DAY, dry=dry, unfinished=True)
