@@ -23,7 +23,7 @@ from toolchain.errors import PolicyError, SourceError, UnreachableError
 from toolchain.request import Request
 from toolchain.sources.distro import known_packages
 from toolchain.sources.tree import Source
-from toolchain.stages.prebuilt import let_in_names
+from toolchain.stages.prebuilt import let_in_names, unknown_names
 
 StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
 
@@ -47,6 +47,8 @@ def plan(stage: StageArg = "all", *, request: Request, trusting: Sequence[dict[s
     if refused := _refused(rows, request):
         names = " ".join(f"--allow-binary {name}" for name in refused)
         console.warn(f"`build` will refuse prebuilt inputs (exit code {PolicyError.code}) unless you add: {names}")
+    for name in unknown_names(request):
+        console.warn(f"no prebuilt on record is called {name!r}; docs/reference/prebuilt.md lists the names")
     for planned in online_in(rows, request):
         console.warn(f"`build --offline` will refuse to make {planned.image} (exit code {UnreachableError.code})")
     for name in undecided_in(rows, request):
@@ -142,12 +144,13 @@ def _kernels(cost: Cost, details: Any, cores: int) -> str:
 
 def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
     """The Dockerfile lines that copy the images once they are published."""
-    wanted = [row.planned for row in rows if row.planned.prefix and row.planned.name in stages.published(target)]
+    kept = (row.planned for row in rows if row.planned.prefix and row.planned.name in stages.published(target))
+    wanted = dict.fromkeys((planned.image, planned.prefix) for planned in kept)  # once for all architectures
     if wanted:
         yield "in a Dockerfile, once it is published to REGISTRY/NAMESPACE:"
-    for planned in wanted:
-        yield f"  COPY --from=REGISTRY/NAMESPACE/{planned.image} \\"
-        yield f"      {planned.prefix} {planned.prefix}"
+    for image, prefix in wanted:
+        yield f"  COPY --from=REGISTRY/NAMESPACE/{image} \\"
+        yield f"      {prefix} {prefix}"
 
 
 def _how_sure(source: Source) -> str:

@@ -85,6 +85,13 @@ def let_in_names(request: Request) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*given, *(row.name for row in known_files() if any(map(row.matches, given)))]))
 
 
+def unknown_names(request: Request) -> list[str]:
+    """What `--allow-binary` and `--drop-binary` name that is neither on record nor, by a `/` or `.`, a file; sorted."""
+    known = APART | {row.name for row in known_files()}
+    given = {*request.allow_binary, *request.drop_binary} - known
+    return sorted(name for name in given if not {"/", "."} & set(name))
+
+
 @memoize
 def known_files() -> tuple[Known, ...]:
     """The rows of data/prebuilt.toml."""
