@@ -125,6 +125,11 @@ class _Timed:
     """A connection whose answers are timed."""
 
     host: str
+    port: int
+
+    def __str__(self) -> str:
+        """What urllib3's messages begin with."""
+        return f"{self.host}:{self.port}"
 
     @property
     def response_class(self) -> Callable[..., http.client.HTTPResponse]:

@@ -79,6 +79,9 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
     class Bounded(Retry):
         """Waits as long as a server asks, but not for ever."""
 
+        def __repr__(self) -> str:  # urllib3 logs `Retrying (%r) after …`
+            return f"{self.total} more"
+
         def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
             header = response.headers.get("Retry-After", "")
             seconds: float | None = header_number(header)

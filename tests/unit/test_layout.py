@@ -31,6 +31,13 @@ def stray(layout: Layout) -> list[str]:
     return [path.name for path in (layout.root / "blobs" / "sha256").iterdir() if path.name.startswith(".")]
 
 
+def test_a_folder_that_is_not_there_is_told_from_one_of_another_kind(tmp_path: Path) -> None:
+    for folder, why in ((tmp_path, "it has no oci-layout"), (tmp_path / "none", "it does not exist")):
+        with pytest.raises(RegistryError, match="is not an OCI layout") as refused:
+            resolve(LayoutRef(folder, "latest"))
+        assert refused.value.why == why
+
+
 def test_a_new_layout_is_one_as_the_specification_says(layout: Layout) -> None:
     assert json.loads((layout.root / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
     index = json.loads((layout.root / "index.json").read_text())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from toolchain.errors import RegistryError
+from toolchain.errors import RegistryError, UnreachableError
+from toolchain.oci.registry import Registry
 from toolchain.web import LONGEST_ASKED, LONGEST_BACKOFF, PROGRESS, Retries, TryAgainError, is_loopback
 
 PROBLEM = RegistryError("it fails")
@@ -59,3 +62,15 @@ def test_only_what_was_never_reached_is_progress() -> None:
 )
 def test_which_host_is_this_machine(host: str | None, here: bool) -> None:
     assert is_loopback(host) is here
+
+
+def test_a_host_that_refuses_is_told_without_names_of_our_classes(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with Registry(address, attempts=2, backoff=0.01) as registry, pytest.raises(UnreachableError) as refused:
+        registry.get_manifest("ns/thing", "latest")
+    assert f"{address}: " in refused.value.why
+    said = f"{caplog.text}{refused.value.why}"
+    assert "Connection(" not in said
+    assert "Bounded" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -79,10 +80,11 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
     Raises:
         ToolchainError: a source is not available, or nothing promises its digest.
     """
-    if path.is_dir() or not path.absolute().parent.is_dir():
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):  # before any fetch
         raise ConfigError(
             f"cannot write {path}",
-            why="it is a folder, or in one that does not exist",
+            why="it is a folder, or in one that does not exist or may not be written to",
             fix="name another file: -o FILE",
         )
     fetch_all(request, planned)

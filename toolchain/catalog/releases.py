@@ -228,9 +228,9 @@ def _triton_by_version(line: str, patch: str | None, local: str) -> TritonReleas
 def _neighbours(version: str) -> str:
     """The releases next to a version that does not exist, for display."""
     near = sorted({row.version for row in _plain()}, key=numbers)
-    below = [f"{near_by} below" for near_by in near if numbers(near_by) < numbers(version)][-1:]
-    above = [f"{near_by} above" for near_by in near if numbers(near_by) > numbers(version)][:1]
-    return f"the releases next to it are {' and '.join([*below, *above])}"
+    older = [near_by for near_by in near if numbers(near_by) < numbers(version)][-1:]
+    newer = [near_by for near_by in near if numbers(near_by) > numbers(version)][:1]
+    return f"the nearest on record: {' and '.join([*older, *newer])}"
 
 
 def _no_such_triton(version: str) -> UnsupportedError:

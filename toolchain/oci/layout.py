@@ -75,7 +75,9 @@ class Layout(Blobs):
             return read_regular(self.root / name, limit, within=self.root)
         except FileNotFoundError as error:
             raise RegistryError(
-                f"{self.root} is not an OCI layout", why=f"it has no {name}", fix=f"name a folder that {_WRITERS} wrote"
+                f"{self.root} is not an OCI layout",
+                why=f"it has no {name}" if self.root.exists() else "it does not exist",
+                fix=f"name a folder that {_WRITERS} wrote",
             ) from error
         except OSError as error:  # a loop of links, no permission, a name that is too long
             raise RegistryError(
