@@ -185,7 +185,7 @@ def test_what_no_verb_takes_is_not_written(here: Path) -> None:
     call("init", "--dest", "not a place", code=3)
     call("init", "--stage", "nothing", code=7)
     call("init", "--only", "everything", code=7)
-    call("init", "--python", "3.013", code=4)
+    call("init", "--python", "3.013", code=3)
     call("init", "--base", "debian31", code=7)
     call("init", "--stage", "triton", "--only", "tablegen", code=11)
     assert list(here.iterdir()) == []

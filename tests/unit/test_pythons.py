@@ -22,7 +22,7 @@ from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.pythons import check_range, load_pythons, python_of
-from toolchain.errors import ContractError, LockedError, PinError, SourceError, UnsupportedError
+from toolchain.errors import ConfigError, ContractError, LockedError, PinError, SourceError, UnsupportedError
 from toolchain.lock import file as lockfile
 from toolchain.oci.reference import LayoutRef
 from toolchain.publish import attestations
@@ -102,7 +102,7 @@ def test_every_row_can_be_asked_for() -> None:
 
 @pytest.mark.parametrize("version", ["3", "3.13.1", "2.7", "\uff13.13", "3.x", "", "3.13\n"])
 def test_what_is_no_version_is_refused(version: str) -> None:
-    with pytest.raises(PinError, match="is not a Python version"):
+    with pytest.raises(ConfigError, match="is not a Python version"):
         python_of(version)
 
 

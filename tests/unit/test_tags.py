@@ -16,7 +16,7 @@ from tests.git_server import git, served, triton_repository
 from tests.small_llvm import small_llvm
 from toolchain.catalog.releases import triton_release
 from toolchain.cli.app import app
-from toolchain.errors import SourceError
+from toolchain.errors import ConfigError, SourceError
 from toolchain.lock import file as lockfile
 from toolchain.sources.network import mirrored, parse_mirrors
 
@@ -200,13 +200,13 @@ def test_mirrors_replace_whole_parts_of_an_address_the_longest_first() -> None:
     assert mirrored("https://github.company/x", mirrors) == "https://github.company/x"
     assert mirrored("https://a.example/x/y.tar", mirrors) == "/m/y.tar"
     for wrong in ("https://github.com", "https://github.com=", "=https://x.example/", "a=b"):
-        with pytest.raises(SourceError, match="not of the form URL=URL"):
+        with pytest.raises(ConfigError, match="not of the form URL=URL"):
             parse_mirrors([wrong])
     for wrong in ("https://github.com=https://x.example:99999/", "https:///=https://x.example/"):
         with pytest.raises(SourceError, match="not a URL"):
             parse_mirrors([wrong])
     assert parse_mirrors(["HTTPS://github.com=HTTPS://x.example"]) == (("https://github.com", "https://x.example"),)
-    with pytest.raises(SourceError, match="more than once"):
+    with pytest.raises(ConfigError, match="more than once"):
         parse_mirrors(["https://github.com=https://x.example/", "https://github.com/=https://y.example/"])
     with pytest.raises(SourceError) as caught:
         parse_mirrors(["https://github.com=https://me:hunter2@x.example/"])

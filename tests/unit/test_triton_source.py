@@ -14,7 +14,7 @@ from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.release_data import aotriton_releases, triton_releases
 from toolchain.cli.request import make_request
-from toolchain.errors import BuildError, PinError, SourceError, UnsupportedError
+from toolchain.errors import BuildError, ConfigError, PinError, SourceError, UnsupportedError
 from toolchain.request import Request
 from toolchain.stages.aotriton_library import aotriton_source, commit_of
 from toolchain.stages.llvm import llvm_needs, llvm_pin, llvm_source
@@ -207,7 +207,7 @@ def test_a_package_that_would_be_downloaded_is_refused_by_its_name(tmp_path: Pat
 
 @pytest.mark.parametrize("text", ["cp313", "3.013", "3", "3.13,2.7", "\uff13.13"])
 def test_a_python_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(PinError, match="not a Python version"):
+    with pytest.raises(ConfigError, match="not a Python version"):
         make_request(cache=tmp_path, python=text)
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from toolchain.data import FOLDER, load, typed_row
-from toolchain.errors import PinError, UnsupportedError
+from toolchain.errors import ConfigError, PinError, UnsupportedError
 
 _VERSION = re.compile(r"3\.(0|[1-9][0-9]?)")
 
@@ -47,7 +47,7 @@ def python_of(version: str) -> Python:
     """The CPython of this version.
 
     Raises:
-        PinError: it is not a version of Python.
+        ConfigError: it is not a version of Python.
         UnsupportedError: no row knows it; those that are known are named.
     """
     known = load_pythons()
@@ -64,10 +64,10 @@ def check_version(version: str) -> str:
     """The version, if it is one of Python: `3.13`.
 
     Raises:
-        PinError: it is invalid.
+        ConfigError: it is invalid.
     """
     if not _VERSION.fullmatch(version):
-        raise PinError(f"{version!r} is not a Python version", fix="give e.g. --python 3.13")
+        raise ConfigError(f"{version!r} is not a Python version", fix="give e.g. --python 3.13")
     return version
 
 

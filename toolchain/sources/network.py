@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from toolchain import web
-from toolchain.errors import SourceError, UnreachableError
+from toolchain.errors import ConfigError, SourceError, UnreachableError
 
 if TYPE_CHECKING:
     import requests
@@ -147,21 +147,22 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
     """`URL=URL` pairs as `--mirror` gives them: what begins with the first is fetched from the second.
 
     Raises:
-        SourceError: one is not such a pair, or holds a password; or two replace the same URL.
+        ConfigError: one is not such a pair, or two replace the same URL.
+        SourceError: one holds a password, or is no address.
     """
     pairs: list[tuple[str, str]] = []
     for value in values:
         match = _MIRROR.fullmatch(value)
         if not match:
             fix = "e.g. --mirror https://github.com/=https://git.example/github/"
-            raise SourceError(
+            raise ConfigError(
                 f"--mirror {value[:200]!r} is not of the form URL=URL", why="two URLs with a = between", fix=fix
             )
         for url in match.groups():
             refuse_credentials(url)
         old, new = (url if url.startswith("/") else check_address(url) for url in match.groups())
         if any(old.rstrip("/") == earlier.rstrip("/") for earlier, _ in pairs):
-            raise SourceError(f"--mirror names {old} more than once", fix="leave one of them")
+            raise ConfigError(f"--mirror names {old} more than once", fix="leave one of them")
         pairs.append((old, new))
     return tuple(pairs)
 
