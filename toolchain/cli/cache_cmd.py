@@ -67,7 +67,7 @@ def cache_prune(
     named = named_images(where, images or ())
     if not where.root.is_dir():
         done = Pruned()
-    elif dry_run or not where.is_ours:  # which is refused, without a lock file in somebody's folder
+    elif dry_run or not where.is_ours:  # where it is not, this raises and leaves no lock file
         done = prune(where, unused_for=unused_for * _DAY, unfinished=unfinished, dry=True, images=named)
     else:
         with alone(where):

@@ -147,8 +147,8 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
     """`URL=URL` pairs as `--mirror` gives them: what begins with the first is fetched from the second.
 
     Raises:
-        ConfigError: one is not such a pair, or two replace the same URL.
-        SourceError: one holds a password, or is no address.
+        ConfigError: a value is not such a pair, or two replace the same URL.
+        SourceError: a URL holds a password or is malformed.
     """
     pairs: list[tuple[str, str]] = []
     for value in values:
