@@ -98,8 +98,11 @@ def test_the_file_of_older_pytorchs_is_read_and_edited(tmp_path: Path) -> None:
     changed = edits(wanted, {archive.name: "3" * 64})
     assert changed == {VERSION_FILE: text.replace("2" * 64, "3" * 64)}
     (tmp_path / VERSION_FILE).unlink()
-    with pytest.raises(SourceError, match="aotriton_version"):
+    with pytest.raises(UnsupportedError, match="gfx950"):
+        wanted.needed("6.2", ("gfx950",))
+    with pytest.raises(SourceError, match="aotriton_version") as missing:
         read_pytorch(tmp_path)
+    assert "add it" in missing.value.fix
 
 
 def test_what_a_pytorch_does_not_download_is_refused_and_files_that_are_no_pytorchs(tmp_path: Path) -> None:
@@ -110,8 +113,29 @@ def test_what_a_pytorch_does_not_download_is_refused_and_files_that_are_no_pytor
     for text in ("project(x)\n", LISTS.replace('"amd-gfx942" ', ""), LISTS.replace('"rocm6.4" "rocm7.2"', '"rocm6.4"')):
         with pytest.raises(SourceError):
             read_pytorch(tree_of(tmp_path, text))
+    with pytest.raises(UnsupportedError, match="gfx950"):
+        wanted.needed("", ("gfx950",))
     with pytest.raises(SourceError):
         read_pytorch(tmp_path / "nothing")
+
+
+def test_packs_of_a_release_that_is_not_on_record_are_chosen_as_pytorch_does(tmp_path: Path) -> None:
+    wanted = read_pytorch(tree_of(tmp_path, LISTS.replace("0.13b", "0.99b")))
+    assert [archive.pack for archive in wanted.needed("7.2", ("gfx1103", "gfx942"))] == [
+        "",
+        "amd-gfx942",
+        "amd-gfx110x",
+    ]
+    with pytest.raises(UnsupportedError, match="gfx1151"):
+        wanted.needed("7.2", ("gfx1151",))
+
+
+@pytest.mark.parametrize(("old", "new"), [('VER "0.13b"', 'VER "../0.13b"'), ("amd-gfx110x", "../gfx110x")])
+def test_a_file_that_leads_elsewhere_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    with pytest.raises(SourceError, match=r"names '\.\./"):
+        read_pytorch(tree_of(tmp_path, LISTS.replace(old, new)))
+    with pytest.raises(SourceError, match=r"names '\.\./"):
+        read_pytorch(tree_of(tmp_path / "old", OLD, f"../x\nmanylinux_2_28\nrocm6.2\n{COMMIT}\n{'1' * 64}\n"))
 
 
 def prefix_of(top: Path, *packs: str, version: tuple[int, int, int] = (0, 13, 0)) -> Path:
@@ -172,6 +196,14 @@ def test_the_verb_tells_and_writes_the_patch(tmp_path: Path) -> None:
     assert result["edited"] == [CMAKE]
     assert (tmp_path / "p.diff").read_text().startswith(f"--- a/{CMAKE}\n")
     assert CliRunner().invoke(app, [*words, "--prefix", str(top)]).exit_code == ContractError.code
+    prefix = ["--prefix", str(prefix_of(tmp_path / "prefix", "amd-gfx950"))]
+    taken = CliRunner().invoke(app, ["pytorch", str(top), *prefix, "--gpu", "gfx950"])
+    assert taken.output.splitlines()[-1] == "prefix: 0.13.0, amd-gfx950", "PyTorch itself has no pack of it"
+    asked = CliRunner().invoke(app, ["pytorch", str(top), *prefix, "--rocm", "7.3"])
+    assert "not a complete ELF file" in asked.output, "a prefix may be for a ROCm that PyTorch does not name"
+    unchanged = CliRunner().invoke(app, ["pytorch", str(top), "--patch", str(tmp_path / "none.diff")])
+    assert "rocm6.4-shared.tar.gz  no digest" in unchanged.output
+    assert "is empty" in unchanged.output
     assert CliRunner().invoke(app, ["pytorch", str(top), "--from", str(tmp_path / "nothing")]).exit_code == 3
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +13,9 @@ from toolchain.catalog.gpus import parse_gpus
 from toolchain.cli import options as o
 from toolchain.digest import write_atomically
 from toolchain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from toolchain.publish.pytorch import Archive
 
 TreeArg = Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A PyTorch source tree, or its aotriton.cmake.")]
 RocmOpt = Annotated[str, typer.Option("--rocm", metavar="X.Y", help="ROCm version that PyTorch is built with.")]
@@ -47,7 +51,8 @@ def pytorch(
             raise ConfigError(f"{name} {folder} is not a folder", fix="name an existing folder")
     wanted = facts.read_pytorch(tree)
     gpus = parse_gpus(gpu)
-    needed = wanted.needed(rocm, gpus) if rocm else list(wanted.archives)
+    # With a prefix alone PyTorch downloads nothing, and takes any ROCm and any GPU.
+    needed = wanted.needed(rocm, gpus) if prefix is None or archives is not None else []
     laid: dict[str, str] = {}
     if to is not None:
         from toolchain.publish.pytorch_archives import lay  # noqa: PLC0415 - only with --to
@@ -60,6 +65,10 @@ def pytorch(
     changed = facts.edits(wanted, found, url=url)
     if patch is not None:
         write_atomically(patch, facts.as_patch(wanted, changed).encode())
+        if not changed:
+            console.note(f"nothing is to edit: {patch} is empty")
+    if url and not wanted.fixed_url:
+        console.note(f"--url edits nothing: this PyTorch reads the address from {facts.URL_VARIABLE}")
     if json_:
         rows = [
             {"name": archive.name, "sha256": archive.sha256, "found": found.get(archive.name)} for archive in needed
@@ -73,14 +82,22 @@ def pytorch(
     how = f"fixed: {wanted.url}" if wanted.fixed_url else f"{facts.URL_VARIABLE}, else {wanted.url}"
     console.text(f"address: {how}")
     for archive in needed:
-        digest = found.get(archive.name)
-        state = "" if archives is None else "missing" if digest is None else "found, digest matches"
-        if digest is not None and digest != archive.sha256:
-            state = f"found, digest differs: {digest}"
-        console.text(f"{archive.name}  {archive.sha256 or 'no digest'}  {state}".rstrip())
+        state = _state(archive, found) if archives is not None else ""
+        digest = archive.sha256 if archive.sha256.strip("0") else "no digest"
+        console.text(f"{archive.name}  {digest}  {state}".rstrip())
     for name, ours in laid.items():
         console.text(f"{ours} copied to {wanted.release}/{name}")
     for path in sorted(changed):
         console.text(f"to edit: {path}")
     if checked:
-        console.text(f"prefix: {checked['version']}, {len(checked) - 1} packs")
+        packs = ", ".join(name for name in checked if name != "version")
+        unchecked = "kernels in the library" if gpus else "images unchecked, as --gpu names none"
+        console.text(f"prefix: {checked['version']}, {packs or unchecked}")
+
+
+def _state(archive: Archive, found: Mapping[str, str]) -> str:
+    """Whether an archive is here, and is the one that PyTorch wants."""
+    digest = found.get(archive.name)
+    if digest is None:
+        return "missing"
+    return "found, digest matches" if digest == archive.sha256 else f"found, digest differs: {digest}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,12 +33,14 @@ _LARGEST = 1 << 20
 _SET = re.compile(r"\bset\s*\(\s*__AOTRITON_(\w+)\s((?:[^()#\"]|\"[^\"]*\"|#[^\n]*)*)\)")
 _VALUE = re.compile(r"\"([^\"]*)\"|#[^\n]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+# A release, a ROCm, a floor or a pack: each becomes part of a file's name.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*")
 
 
 @dataclass(frozen=True)
 class Archive:
-    """One file that PyTorch downloads: its name, the SHA-256 that it insists on (64 hex digits, or none), the packs of
-    GPUs in it; of a runtime the ROCm that it is for."""
+    """One file that PyTorch downloads: its name, the SHA-256 that it insists on (64 hex digits; all 0, or none, where
+    upstream did not make the file), the packs of GPUs in it; of a runtime the ROCm that it is for."""
 
     name: str
     sha256: str
@@ -77,33 +79,46 @@ class Wanted:
         return tuple(archive.rocm for archive in self.archives if archive.rocm)
 
     def needed(self, rocm: str, gpus: Sequence[str]) -> list[Archive]:
-        """The archives for one ROCm and these GPUs.
+        """The archives for one ROCm and these GPUs; for every one if none is named.
 
         Raises:
             UnsupportedError: there is no runtime for that ROCm, or no pack for a GPU.
         """
-        if rocm not in self.rocms:
+        if rocm and rocm not in self.rocms:
             raise UnsupportedError(
                 f"this PyTorch names no AOTriton runtime for ROCm {rocm}",
                 why=f"it has them for {', '.join(self.rocms)}; for any other its build compiles the library itself",
                 fix=f"build with one of those, or set AOTRITON_INSTALLED_PREFIX to a prefix of {self.release}",
             )
         packs = {archive.pack for archive in self.archives if archive.pack}
-        wanted: set[str] = set()
-        if packs:
-            generation = _generation(self.release)
-            rows = generation.packs.items() if generation else ()
-            known = {gpu: f"amd-{name}" for name, many in rows for gpu in many}
-            if lacking := [gpu for gpu in gpus if known.get(gpu) not in packs]:
-                raise UnsupportedError(
-                    f"this PyTorch downloads no images for {', '.join(lacking)}",
-                    why=f"it has {', '.join(sorted(packs))}",
-                    fix="without them attention falls back to slower kernels or fails; leave the GPU out",
-                )
-            wanted = {known[gpu] for gpu in gpus}
+        known = packs_by_gpu(self.release, packs, gpus)
+        if lacking := [gpu for gpu in gpus if gpu not in known or (packs and known[gpu] not in packs)]:
+            one = f"one archive, for {', '.join(sorted(known))}"
+            raise UnsupportedError(
+                f"this PyTorch downloads no images for {', '.join(lacking)}",
+                why=f"it has {', '.join(sorted(packs)) or one}",
+                fix="without them attention falls back to slower kernels or fails; leave the GPU out",
+            )
+        wanted = {known[gpu] for gpu in gpus} if gpus else packs
         return [
-            archive for archive in self.archives if archive.rocm == rocm or (archive.pack and archive.pack in wanted)
+            archive
+            for archive in self.archives
+            if (archive.pack in wanted if archive.pack else rocm in {"", archive.rocm})
         ]
+
+
+def packs_by_gpu(release: str, packs: Iterable[str], gpus: Sequence[str]) -> dict[str, str]:
+    """The pack of each GPU of a release, `amd-gfx110x`; empty text for one whose kernels are in the library.
+
+    Args:
+        packs: those that PyTorch names: which of `gpus` they are for if the release is not on record.
+    """
+    if (generation := _generation(release)) is not None:
+        found = dict.fromkeys(generation.gpus, "") if generation.inside else {}
+        return found | {gpu: f"amd-{pack}" for pack, many in generation.packs.items() for gpu in many}
+    # PyTorch's own rule.
+    rules = {pack: re.escape(pack.removeprefix("amd-gfx")).replace("x", ".") for pack in packs}
+    return {gpu: pack for gpu in gpus for pack, rule in (rules or {"": ""}).items() if re.search(rule, gpu)}
 
 
 def read_pytorch(path: Path) -> Wanted:
@@ -130,14 +145,29 @@ def read_pytorch(path: Path) -> Wanted:
     )
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, fix: str = f"give PyTorch's tree, or its {CMAKE}") -> str:
     try:
         if path.stat().st_size > _LARGEST:
-            raise SourceError(f"{path} is too large for that file", fix=f"give PyTorch's tree, or its {CMAKE}")
+            raise SourceError(f"{path} is too large for that file", fix=fix)
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise SourceError(f"cannot read {path}", why=why, fix=f"give PyTorch's tree, or its {CMAKE}") from error
+        raise SourceError(f"cannot read {path}", why=why, fix=fix) from error
+
+
+def _check_names(path: Path, names: Iterable[str]) -> None:
+    """Refuse what is no part of a file's name, such as `../x`: files are read and written by these.
+
+    Raises:
+        SourceError: with the first one.
+    """
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise SourceError(
+                f"{path} names {name[:80]!r}",
+                why="a release, ROCm, floor or pack is part of a file's name",
+                fix="give PyTorch's own file",
+            )
 
 
 def _of_lists(cmake: Path, text: str, values: Mapping[str, list[str]]) -> Wanted:
@@ -151,6 +181,7 @@ def _of_lists(cmake: Path, text: str, values: Mapping[str, list[str]]) -> Wanted
             f"{len(images)} packs, {len(image_sums)} digests",
             fix="give PyTorch's own file",
         )
+    _check_names(cmake, [release, *rocms, *floors, *images])
     runtimes = [
         Archive(f"aotriton-{release}-{floor}_x86_64-{rocm}-shared.tar.gz", digest, rocm=rocm.removeprefix("rocm"))
         for rocm, floor, digest in zip(rocms, floors, sums, strict=True)
@@ -167,7 +198,7 @@ def _of_lists(cmake: Path, text: str, values: Mapping[str, list[str]]) -> Wanted
 
 
 def _of_version_file(text: str, path: Path) -> Wanted:
-    lines = _text(path).splitlines()
+    lines = _text(path, "add it from PyTorch's repository: this PyTorch reads its AOTriton there").splitlines()
     if len(lines) < 5 or not all(_DIGEST.fullmatch(digest) for digest in lines[4].strip().split(";")):
         raise SourceError(
             f"{path} has another form than was expected",
@@ -177,6 +208,7 @@ def _of_version_file(text: str, path: Path) -> Wanted:
     release, floors, rocms, commit, digests = (line.strip().split(";") for line in lines[:5])
     if not len(floors) == len(rocms) == len(digests):
         raise SourceError(f"the lists of {path} do not fit together", fix="give PyTorch's own file")
+    _check_names(path, [*release, *floors, *rocms])
     # Each holds all: library and images of every GPU.
     archives = tuple(
         Archive(f"aotriton-{release[0]}-{floor}_x86_64-{rocm}-shared.tar.gz", digest, rocm=rocm.removeprefix("rocm"))
@@ -268,14 +300,13 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
         faults.append(
             "lib/aotriton.images is a link, and PyTorch copies no more than that: unpack archives into one folder"
         )
-    generation = _generation(wanted.release)
-    known = {gpu: f"amd-{pack}" for pack, gpus in generation.packs.items() for gpu in gpus} if generation else {}
+    known = packs_by_gpu(wanted.release, {archive.pack for archive in wanted.archives if archive.pack}, gpus)
     for gpu in gpus:
-        if generation and generation.layout == "library" and gpu in generation.gpus:
-            continue  # its kernels are in the library, which nothing lists
         if gpu not in known:
             faults.append(f"AOTriton {wanted.release} has no images for {gpu}")
             continue
+        if not known[gpu]:
+            continue  # its kernels are in the library, which nothing lists
         signature = images / known[gpu] / "__signature__"
         try:
             commits[known[gpu]] = str(

@@ -38,17 +38,16 @@ def lay(folder: Path, into: Path, wanted: Wanted, needed: Sequence[Archive]) -> 
         ContractError: an archive is not what the name would say.
         SourceError: several could be meant.
     """
-    laid = {}
-    for archive in needed:
-        ours = _ours(folder, archive)
-        if ours is None:
-            continue
+    found = [(archive, ours) for archive in needed if (ours := _ours(folder, archive)) is not None]
+    for archive, ours in found:
         with tempfile.TemporaryDirectory(prefix="toolchain-") as scratch:
             tree = Path(scratch) / "tree"
             unpack_tar(ours, tree)
             faults = _runtime(tree, archive, wanted) if archive.rocm else _images(tree, archive, wanted)
         if faults:
             raise ContractError(f"{ours.name} is not what {archive.name} says", why="; ".join(faults), fix=_FIX)
+    laid = {}
+    for archive, ours in found:  # behind the checks: either all are laid or none
         target = into / wanted.release / archive.name
         target.parent.mkdir(parents=True, exist_ok=True)
         with NewFile(target) as new, ours.open("rb") as stream:
