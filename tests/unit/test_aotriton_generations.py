@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 
+from toolchain.build.fetching import fetch_for
 from toolchain.catalog.aotriton_generations import (
     buildable,
     check_databases,
@@ -17,13 +19,16 @@ from toolchain.catalog.aotriton_generations import (
     generator_in,
     git_id,
     refuse,
+    refuse_gpus_not_in,
 )
 from toolchain.catalog.costs import costs
 from toolchain.catalog.gpus import known_gpus, parse_gpus
 from toolchain.catalog.release_data import AotritonRelease, aotriton_releases
+from toolchain.cli.request import make_request
 from toolchain.errors import ConfigError, SourceError, UnsupportedError
 from toolchain.option_values import without
-from toolchain.stages.aotriton_library import require_aotriton
+from toolchain.stages.aotriton import AotritonStage
+from toolchain.stages.aotriton_library import database_source, require_aotriton
 
 RELEASES = aotriton_releases()
 
@@ -133,7 +138,15 @@ def test_a_whole_tree_of_an_older_generator_is_not_called_incomplete(tmp_path: P
     assert require_aotriton(old) == generation_of("0.11.2b")
     (old / "CMakeLists.txt").write_text(VERSION.format(minor=12, patch=7))
     assert require_aotriton(old).fields == 10
-    assert require_aotriton(old, "0.10b") == generation_of("0.10b")
+    for release, why in (("0.10b", "says 0.12.7"), ("0.13b", "says 0.12.7"), ("0.7.1b", "says 0.12.7")):
+        with pytest.raises(SourceError, match=f"is not AOTriton {release}") as other:
+            require_aotriton(old, release)
+        assert why in other.value.why
+    assert require_aotriton(old, "0.12.1b") == generation_of("0.12.1b")
+    (old / "CMakeLists.txt").write_text("")
+    with pytest.raises(SourceError, match=r"is not AOTriton 0\.13b") as other:
+        require_aotriton(old, "0.13b")
+    assert "v3python" in other.value.why
     new = tree_of(
         tmp_path / "new", "v3src/CMakeLists.txt", "python/generate.py", "python/gpu_targets.py", "modules/flash/a.py"
     )
@@ -177,6 +190,35 @@ def test_a_database_that_the_user_gives_takes_the_place_of_the_trees(tmp_path: P
     given.write_text("")
     with pytest.raises(SourceError, match="empty"):
         check_databases(tree, "", given)
+
+
+def test_a_database_of_another_release_is_refused_before_the_tree_is_fetched(tmp_path: Path) -> None:
+    given = tmp_path / "given.sqlite3"
+    given.write_bytes(b"SQLite format 3\0")
+    request = make_request(
+        aotriton="0.7.1b", gpu="gfx942", source=[f"aotriton-database={given}"], cache=tmp_path / "cache"
+    )
+    with pytest.raises(SourceError, match=r"not the tuning database of AOTriton 0\.7\.1b"):
+        AotritonStage().plan(request, {})
+
+
+def test_a_packed_database_stays_the_file_that_has_the_id(tmp_path: Path) -> None:
+    given = tmp_path / "tuning_database.sqlite3.tar.xz"
+    with tarfile.open(given, "w:xz") as archive:
+        archive.add(tree_of(tmp_path / "t") / "CMakeLists.txt", "tuning_database.sqlite3")
+    request = make_request(source=[f"aotriton-database={given}"], cache=tmp_path / "cache")
+    source = database_source(request)
+    assert source is not None
+    assert git_id(fetch_for(request, source).path) == git_id(given)
+
+
+def test_a_gpu_that_a_tree_of_no_release_does_not_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "v3python").mkdir()
+    refuse_gpus_not_in(tmp_path, "v3python", ("gfx1103",))
+    (tmp_path / "v3python/gpu_targets.py").write_text("GPUS = ('gfx942_mod0', 'gfx1100_mod0', 'gfx11030')\n")
+    refuse_gpus_not_in(tmp_path, "v3python", ("gfx942", "gfx1100"))
+    with pytest.raises(UnsupportedError, match="no kernels for gfx1103"):
+        refuse_gpus_not_in(tmp_path, "v3python", ("gfx942", "gfx1103"))
 
 
 def test_an_id_is_the_one_that_git_gives(tmp_path: Path) -> None:

@@ -251,7 +251,8 @@ def _as_folder(choice: Choice, path: Path, cache: Cache) -> Choice:
     if choice.aotriton:
         carried, head = aotriton_release(choice.aotriton, allow_unknown=True).triton, head_of(path)
         if not head or head != carried:
-            raise _two(f"--triton {path}", f"--aotriton {choice.aotriton}", head or "no commit", carried or "not known")
+            first, second = head or "no commit", carried or "not known"
+            raise _two(f"--triton {path}", f"--aotriton {choice.aotriton}", first, second, f"{_ANOTHER}{path}")
     return replace(choice, triton=None, sources={**choice.sources, "triton": of_folder(path)})
 
 
@@ -302,7 +303,8 @@ def _compare_release(wanted: str, release: str) -> None:
     commit = wanted if is_commit(wanted) else row.commit if row is not None else ""
     if not carried or commit != carried:
         theirs = carried or "an unknown commit"
-        raise _two(f"--triton {wanted}", f"--aotriton {release}", commit or f"upstream's tag v{wanted}", theirs)
+        first = commit or f"upstream's tag v{wanted}"
+        raise _two(f"--triton {wanted}", f"--aotriton {release}", first, theirs, f"{_ANOTHER}URL@COMMIT")
 
 
 def _row(wanted: str) -> TritonRelease | None:
@@ -320,9 +322,13 @@ def _tree(spec: SourceSpec, cache: Cache) -> Path | None:
     return path if path is not None and path.is_dir() else None
 
 
-def _two(first: str, second: str, first_value: str, second_value: str) -> PinError:
+# With what a release is built on another Triton than its own.
+_ANOTHER = "; for the release with another Triton, --source triton="
+
+
+def _two(first: str, second: str, first_value: str, second_value: str, also: str = "") -> PinError:
     return PinError(
         f"{first} and {second} differ",
         why=f"the first is {first_value}, the second {second_value}",
-        fix="leave one of them out",
+        fix=f"leave one of them out{also}",
     )

@@ -195,11 +195,21 @@ def generation_in(tree: Path, release: str = "") -> Generation:
         release: on record; empty for a tree of none.
 
     Raises:
-        SourceError: it has no generator that is known.
+        SourceError: it has no generator that is known, or is a tree of another release.
     """
-    if release:
-        return generation_of(release)
     generator = generator_in(tree)
+    if release:
+        row, stated = generation_of(release), _stated_version(tree)
+        differs = f"it plans its kernels with {generator or 'nothing'}" if generator != row.generator else ""
+        if stated and stated[:2] != numbers(release)[:2]:
+            differs = f"its CMakeLists.txt says {'.'.join(map(str, stated))}"
+        if differs:
+            raise SourceError(
+                f"the source tree is not AOTriton {release}",
+                why=differs,
+                fix="give that release's tree, or leave --aotriton out: then the tree decides",
+            )
+        return row
     # Later ones differ in what they compile besides, not in how they plan it.
     if generator == "aotriton":
         return generation_of("0.13b")
@@ -214,17 +224,51 @@ def generation_in(tree: Path, release: str = "") -> Generation:
     return fits[-1]
 
 
+def refuse_gpus_not_in(tree: Path, generator: str, gpus: Sequence[str]) -> None:
+    """Refuse GPUs that the generator of a tree of no release does not name.
+
+    Raises:
+        UnsupportedError: with those.
+    """
+    file = f"{'python' if generator == 'aotriton' else generator}/gpu_targets.py"
+    if not (tree / file).is_file():
+        return
+    text = (tree / file).read_text(encoding="utf-8", errors="replace")
+    if missing := [gpu for gpu in gpus if not re.search(rf"{gpu}(?![0-9a-z])", text)]:
+        raise UnsupportedError(
+            f"this AOTriton has no kernels for {', '.join(missing)}",
+            why=f"its {file} does not name it",
+            fix="choose others by --gpu, or give a newer AOTriton",
+        )
+
+
 def _version_in(tree: Path) -> tuple[int, ...]:
-    """The version in a tree's CMakeLists.txt; before 0.8 there is none, and the generator decides."""
-    text = (tree / "CMakeLists.txt").read_text(encoding="utf-8", errors="replace")
-    parts = [re.search(rf"set\(AOTRITON_VERSION_{part}_INT (\d+)\)", text) for part in ("MAJOR", "MINOR", "PATCH")]
-    if all(parts):
-        return tuple(int(part[1]) for part in parts if part)
+    """The version of a tree; before 0.8 its CMakeLists.txt has none, and the generator decides."""
+    if stated := _stated_version(tree):
+        return stated
     if (tree / "v2python/autotune_config.py").is_file():
         return (0, 7, 3)
     generator = tree / "v2python/generate_compile.py"
     bare = generator.is_file() and "bare_mode" in generator.read_text(encoding="utf-8", errors="replace")
     return (0, 6) if bare else (0, 5)
+
+
+def _stated_version(tree: Path) -> tuple[int, ...]:
+    """The version in a tree's CMakeLists.txt; nothing if it has none."""
+    text = (tree / "CMakeLists.txt").read_text(encoding="utf-8", errors="replace")
+    parts = [re.search(rf"set\(AOTRITON_VERSION_{part}_INT (\d+)\)", text) for part in ("MAJOR", "MINOR", "PATCH")]
+    return tuple(int(part[1]) for part in parts if part) if all(parts) else ()
+
+
+def check_given_database(release: str, given: Path) -> Database:
+    """Require that a user's tuning database is one of a release's.
+
+    Raises:
+        SourceError: it is empty, or another release's.
+    """
+    row = _taken(databases_of(release), release, given)
+    _check_database(row, given, release, str(given))
+    return row
 
 
 def check_databases(tree: Path, release: str, given: Path | None = None) -> Database | None:
@@ -244,28 +288,36 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
     taken = _taken(rows, release, given) if given is not None else None
     # Where the databases of a tree behind the releases are, no row says.
     for row in rows if release or generator_in(tree) != "aotriton" else ():
-        path = given if row is taken and given is not None else tree / row.path
-        if not path.exists():
+        own = tree / row.path
+        if row is taken and given is not None:
+            _check_database(row, given, release, str(given))
+        elif own.exists():
+            _check_database(row, own, release, row.path)
+        else:
             raise SourceError(
                 f"the tuning database of {f'AOTriton {release}' if release else 'this AOTriton'} is not in its source",
                 why=f"without {row.path} the generator silently plans every possible kernel",
-                fix=f"--source {DATABASE}=PATH of it, or take the source by git; "
+                fix=f"{'lay it there' if taken else f'--source {DATABASE}=PATH of it'}, or take the source by git; "
                 f"that of {release or row.releases[-1]} has git's id {row.id}",
             )
-        if path.is_file() and not path.stat().st_size:
-            raise SourceError(
-                f"the tuning database {row.path} is empty",
-                why="sqlite makes such a file where none is; the generator then plans every kernel there could be",
-                fix=f"--source {DATABASE}=PATH of the real one, whose git id is {row.id}",
-            )
-        if release and (id_ := git_id(path)) != row.id:
-            same_id = ", ".join(name for like in _rows()[1] if like.id == id_ for name in like.releases)
-            raise SourceError(
-                f"{path if row is taken else row.path} is not the tuning database of AOTriton {release}",
-                why=f"its git id is {id_}{f', as in {same_id}' if same_id else ''}; that of {release} has {row.id}",
-                fix="take that release's own; a tree with another one goes without a release: --source aotriton=PATH",
-            )
     return taken
+
+
+def _check_database(row: Database, path: Path, release: str, shown: str) -> None:
+    """Check a database that is there; see `check_databases`."""
+    if path.is_file() and not path.stat().st_size:
+        raise SourceError(
+            f"the tuning database {row.path} is empty",
+            why="sqlite makes such a file where none is; the generator then plans every kernel there could be",
+            fix=f"--source {DATABASE}=PATH of the real one, whose git id is {row.id}",
+        )
+    if release and (id_ := git_id(path)) != row.id:
+        same_id = ", ".join(name for like in _rows()[1] if like.id == id_ for name in like.releases)
+        raise SourceError(
+            f"{shown} is not the tuning database of AOTriton {release}",
+            why=f"its git id is {id_}{f', as in {same_id}' if same_id else ''}; that of {release} has {row.id}",
+            fix="take that release's own; a tree with another one goes without a release: --source aotriton=PATH",
+        )
 
 
 def _taken(rows: Sequence[Database], release: str, given: Path) -> Database:

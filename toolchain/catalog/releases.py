@@ -126,7 +126,9 @@ def aotriton_release(name: str, *, allow_unknown: bool = False) -> AotritonRelea
     by_name = {row.name: row for row in aotriton_releases()}
     row = by_name.get(wanted) or by_name.get(f"{wanted}b")
     if row is None:
-        raise _no_such("AOTriton release", name, by_name)
+        raise _no_such(
+            "AOTriton release", name, by_name, also="for a tree of your own: --source aotriton=PATH|URL@COMMIT"
+        )
     if not allow_unknown:
         require(row, "commit", "triton", "llvm")
     return row
@@ -140,11 +142,14 @@ def check_release_gpus(name: str, gpus: Sequence[str]) -> None:
     """
     row = aotriton_release(name, allow_unknown=True)
     if missing := [gpu for gpu in gpus if gpu not in row.gpus]:
-        releases = [release.name for release in aotriton_releases() if set(gpus) <= set(release.gpus)]
+        # Not one that is refused itself.
+        releases = [
+            row.name for row in aotriton_releases() if set(gpus) <= set(row.gpus) and row.certainty != "unknown"
+        ]
         raise UnsupportedError(
             f"AOTriton {row.name} has no kernels for {', '.join(missing)}",
             why=f"it builds for {', '.join(row.gpus)}",
-            fix=f"leave it out of --gpu, or take {' or '.join(releases[-2:])}" if releases else "leave it out of --gpu",
+            fix="choose others by --gpu" + (f", or take {' or '.join(releases[-2:])}" if releases else ""),
         )
 
 

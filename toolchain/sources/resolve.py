@@ -125,6 +125,10 @@ def _stat_cache(path: Path, cache: Cache) -> Path:
     return cache.store / "stat" / f"{hashlib.sha256(bytes(path.resolve())).hexdigest()[:24]}.json"
 
 
+# AOTriton's own build unpacks its tuning database, where that is a tar archive.
+_PACKED = "aotriton-database"
+
+
 @memoize
 def part_of(name: str, *, tests: bool = False) -> Part:
     """The part of the source `name` that is used: the needed folders of a large monorepo, all of any other.
@@ -163,7 +167,8 @@ def fetch_source(
     Raises:
         ToolchainError: see the modules of each kind; PatchError for a patch that does not apply.
     """
-    how = _How(part_of(source.name, tests=tests or bool(patches)), verify, mirrors)
+    part = part_of(source.name, tests=tests or bool(patches))
+    how = _How(part, verify, mirrors, packed=source.name == _PACKED)
     with in_use(cache, make=True):
         got = _fetched(source, cache, offline, how)
         for patch in patches:  # so that what is made with them can be made again
@@ -236,16 +241,18 @@ def _fetch_row(source: Source, store: Store, *, offline: bool) -> Path:
 
 @dataclass(frozen=True)
 class _How:
-    """Which part of a source is taken, whether a tree is read again, and where it is asked."""
+    """Which part of a source is taken, whether a tree is read again, where it is asked, and whether a tar archive is
+    taken as the file that it is."""
 
     part: Part
     verify: bool
     mirrors: Mirrors
+    packed: bool = False
 
 
 def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:
     """The tree of a tar archive; any other file is a source as it is."""
-    if not TAR.search(file.name):
+    if how.packed or not TAR.search(file.name):
         return file
     return store.tree(digest, lambda dest: unpack_tar(file, dest, part=how.part), part=how.part.name, verify=how.verify)
 

@@ -13,7 +13,15 @@ from typing import Any
 
 from toolchain import recipe
 from toolchain.cache import Cache
-from toolchain.catalog.aotriton_generations import DATABASE, Generation, check_databases, foreign_in, refuse_foreign
+from toolchain.catalog.aotriton_generations import (
+    DATABASE,
+    Generation,
+    check_databases,
+    check_given_database,
+    foreign_in,
+    refuse_foreign,
+    refuse_gpus_not_in,
+)
 from toolchain.catalog.gpus import known_gpus
 from toolchain.digest import sha256_json, write_atomically
 from toolchain.errors import ContractError, HostileInputError
@@ -69,6 +77,8 @@ class AotritonStage:
         details = AotritonDetails.of(request)
         if source.path is not None:
             refined(details, source.path, request, database.path if database is not None else None)
+        elif database is not None and database.path is not None and (release := release_to_check(details, request)):
+            check_given_database(release, database.path)
         further = (*wheel_sources(AOTRITON), *([database] if database is not None else []))
         under = {name: dependency.input_digest for name, dependency in dependencies.items()}
         part = part_of_kernels(request)
@@ -182,9 +192,15 @@ def refined(
     """What only the tree decides: how it plans its kernels, and the place in it of the user's database."""
     generation = require_aotriton(tree, details.release)
     refuse_foreign("this AOTriton", foreign_in(tree) or generation.foreign, request.without)
-    # A patched tree may have another database, and says so by its patches.
-    row = check_databases(tree, "" if request.patches.get("aotriton") else details.release, given)
+    if not details.release:
+        refuse_gpus_not_in(tree, generation.generator, details.gpus)
+    row = check_databases(tree, release_to_check(details, request), given)
     return generation, (given, row.path) if given is not None and row is not None else None
+
+
+def release_to_check(details: AotritonDetails, request: Request) -> str:
+    """The release whose database is required; empty for a patched tree, which may have another."""
+    return "" if request.patches.get("aotriton") else details.release
 
 
 def _objects(dependencies: Mapping[str, Built], request: Request, library: Library) -> dict[str, Any]:
