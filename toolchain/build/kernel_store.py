@@ -91,6 +91,21 @@ def shared_results(
         yield SharedResults(stores, naming, key=result_key(request.kernel_key), only=bool(request.shards), about=about)
 
 
+def check_folders(request: Request) -> None:
+    """Refuse folders that cannot be kernel stores, and those of shards that hold none; asks no registry.
+
+    Raises:
+        ConfigError: with the folder.
+    """
+    for place in request.shards or ((request.kernel_store,) if request.kernel_store else ()):
+        if is_store_folder(place) and not FolderStore(Path(place)).made and request.shards:
+            raise ConfigError(
+                f"there is no kernel store at {place}",
+                why="a shard makes one there with its first result",
+                fix="name the folder that was the shard's --kernel-store",
+            )
+
+
 @contextlib.contextmanager
 def open_store(place: str, cache: Cache, *, offline: bool = False) -> Iterator[KernelStore]:
     """A store, until the end of the `with`.

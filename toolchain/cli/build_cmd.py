@@ -155,12 +155,14 @@ def _campaign(request: Request, stage: str, reuse: Reuse | None) -> None:
 
 
 def _check_kernel_store(request: Request) -> None:
-    """Before a long build begins, load the key of the kernel store, and refuse a --scheduler without store or Dask."""
-    if request.kernel_key is not None:
-        from toolchain.build.kernel_store import result_key  # noqa: PLC0415 - cryptography
+    """Before a long build begins, look at the kernel store and its key, and refuse a --scheduler without store or
+    Dask."""
+    if request.kernel_key is not None or request.kernel_store is not None or request.shards:
+        from toolchain.build.kernel_store import check_folders, result_key  # noqa: PLC0415 - cryptography
 
         result_key(request.kernel_key)
-    elif request.kernel_store is not None or request.shards:
+        check_folders(request)
+    if request.kernel_key is None and (request.kernel_store is not None or request.shards):
         console.note("results in --kernel-store are neither signed nor verified (--kernel-key does both)")
     if request.scheduler is not None:
         from toolchain.kernels.dask_link import library  # noqa: PLC0415 - most builds have no scheduler

@@ -269,6 +269,11 @@ class FolderStore:
         except (OSError, ValueError) as error:
             raise ConfigError(f"{root} cannot be a kernel store", why=str(error), fix="name another folder") from error
 
+    @property
+    def made(self) -> bool:
+        """Whether something was stored."""
+        return os.path.lexists(self._root / self._MARKER)
+
     def prepare(self, scope: str, targets: Sequence[str]) -> None:
         """See `KernelStore`."""
 
