@@ -10,6 +10,7 @@ import typer
 from toolchain import request as request_module
 from toolchain.cli.app import app
 from toolchain.cli.config_file import OF_VERBS
+from toolchain.cli.defaults import APART, OTHERWISE
 from toolchain.cli.verbs import VERBS, LazyCommand
 from toolchain.options import Option
 
@@ -67,7 +68,8 @@ def page(verbs: Mapping[str, Any]) -> str:
     of_verbs: list[str] = []
     for key, names in sorted(rows.items()):
         name = by_flag[key].opts[0].removeprefix("--")
-        line = _row(key, names, by_flag[key], of_builds.get(name) if names != ["pins"] else None)
+        otherwise = names == ["pins"] or (name in APART and set(names) <= OTHERWISE)
+        line = _row(key, names, by_flag[key], None if otherwise else of_builds.get(name))
         (for_builds if name in of_builds and "build" in names else of_verbs).append(line)
     head = ["| option | meaning | verbs | set by | recorded | locked |", "|---|---|---|---|---|---|"]
     return _HEAD + "\n".join(

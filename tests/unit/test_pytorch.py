@@ -207,6 +207,19 @@ def test_the_verb_tells_and_writes_the_patch(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["pytorch", str(top), "--from", str(tmp_path / "nothing")]).exit_code == 3
 
 
+def test_values_for_builds_are_not_taken_for_the_verbs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree_of(tmp_path, LISTS)
+    values = 'gpu = "gfx950"\nrocm = "6,7"\npatch = ["triton=my.patch"]\nsource = ["hip6=x"]\n'
+    (tmp_path / "toolchain.toml").write_text(values)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOOLCHAIN_PATCH", "triton=my.patch")
+    done = CliRunner().invoke(app, ["pytorch", "."])
+    assert done.exit_code == 0, done.output
+    (tmp_path / "empty").mkdir()
+    audited = CliRunner().invoke(app, ["audit", "empty", "--cache", str(tmp_path / "cache")])
+    assert audited.exit_code != 2, audited.output  # usage, as the file's list of sources is no folder
+
+
 OURS = "aotriton-6e00ef3e0000"
 
 

@@ -12,6 +12,9 @@ from toolchain.cli.approval import Settings, settings
 from toolchain.cli.verbs import tree
 
 DEFAULT = "toolchain.toml"
+# Options of these verbs that have a name of a build's option and mean something else: a tree, a file, a filter.
+OTHERWISE = frozenset({"pytorch", "audit", "kernels check", "kernels diff", "kernels try"})
+APART = frozenset({"gpu", "rocm", "source", "patch"})
 
 
 def read_settings(config: Path | None) -> Settings | None:
@@ -37,6 +40,9 @@ def defaults(file: Settings | None) -> dict[str, Any] | None:
     # `pins` takes one option at a time. A file must not decide whom `verify` trusts and what it accepts.
     judged = {name: value for name, value in values.items() if name not in {"key", "public_key", "allow_binary"}}
     by_verb = tree(values) | {"pins": {}, "verify": judged}
+    for verb in OTHERWISE:
+        group, _, name = verb.rpartition(" ")
+        (by_verb[group] if group else by_verb)[name] = {key: values[key] for key in values.keys() - APART}
     if values.get("stage") not in CAMPAIGNS:
         # The stage of these verbs must have kernels; the file's stage is for the others.
         for verb in ("run", "worker"):
