@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from toolchain.cache import Cache
-from toolchain.errors import PolicyError
+from toolchain.cli.request import make_request
+from toolchain.errors import ConfigError, PolicyError
 from toolchain.record import Fate
 from toolchain.request import Request
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
@@ -119,3 +120,8 @@ def test_what_only_upstreams_tests_read_is_counted_apart(triton: Path, tmp_path:
     assert fates["llvm/lib/test.bc"] == Fate.ALLOWED
     with pytest.raises(PolicyError, match="2 prebuilt files"):  # a file called test is not a folder of tests
         take_in("triton", triton, request(tmp_path), tests=("test", "unittests"))
+
+
+def test_a_binary_is_not_allowed_and_dropped_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--allow-binary libdevice and --drop-binary libdevice exclude each other"):
+        make_request(allow_binary=["libdevice"], drop_binary=["libdevice", "ocml"], cache=tmp_path / "cache")

@@ -393,6 +393,10 @@ def make_request(
         _tell_places(error, origins, name)
         raise
     request = request_module.Request(**values)
+    if both := sorted({*request.allow_binary} & {*request.drop_binary}):
+        with _told_where(origins):
+            what = f"--allow-binary {both[0]} and --drop-binary {both[0]} exclude each other"
+            raise ConfigError(what, fix="leave one of them out")
     _note_used(request.cache, request)
     lock: Lock | None = None
     if request.locked or request.lock_file is not None:
