@@ -19,6 +19,7 @@ from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
 from toolchain.oci.auth import _login_files
+from toolchain.publish.pytorch import VERSION_FILE
 from toolchain.request import Request
 from toolchain.sources.tree import Source
 
@@ -46,6 +47,17 @@ def test_what_is_no_layout(tmp_path: Path, verb: str, kind: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
     path = tmp_path / (LONG if kind == "long" else kind)
     fails([verb, f"oci:{path}"], 13, "cannot be read as an OCI layout")
+
+
+def test_of_a_file_that_would_replace_a_folder_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "aotriton.cmake").write_text('file(aotriton_version.txt)\nset(URL "https://x.example/")\n')
+    version = tmp_path / VERSION_FILE
+    version.parent.mkdir(parents=True)
+    version.write_text(f"0.8b\nmanylinux_2_28\nrocm6.2\n{'1' * 40}\n{'2' * 64}\n")
+    words = ["pytorch", os.fspath(tmp_path / "aotriton.cmake"), "--patch", os.fspath(tmp_path / "folder")]
+    fails(words, 3, f"{tmp_path}/folder cannot be used")
+    assert not list(tmp_path.glob(".folder*"))
 
 
 def test_a_patch_a_cache_and_an_archive_that_cannot_be(tmp_path: Path, llvm: Path) -> None:

@@ -74,7 +74,8 @@ def _bad_path(error: Exception) -> ConfigError | None:
     if error.errno not in _OF_PATHS or error.filename is None:
         return None
     return ConfigError(
-        f"{os.fsdecode(error.filename)} cannot be used",
+        # Of a renaming the second one is what the user named.
+        f"{os.fsdecode(error.filename2 or error.filename)} cannot be used",
         why=error.strerror or str(error),
         fix="use another path, or change its permissions",
     )
