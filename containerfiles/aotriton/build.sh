@@ -7,7 +7,8 @@
 #   DROP             files of the source that must not be built in, with `;` between
 #   ROCM             `6=hip6 7=hip6`: a library for each ROCm, against the system in /sysroot and the headers and libraries
 #                    to link with in /hip; empty for one library against the base and its HIP
-#   WORDS            GPUS by the words of a release whose library holds its kernels (0.7); of no other
+#   WORDS            GPUS by the words of a release that has its own (before 0.10)
+#   INSIDE           whether the library holds its kernels (before 0.8)
 #   OBJECTS          whether /objects holds those kernels; the library is built with them, and without them there is only a plan
 #   JOBS
 # Reads /src/aotriton, what /database holds in its place, and /wheels, keeps its tree in /build, writes /out:
@@ -32,7 +33,7 @@ mkdir -p "$HOME"
 configure() {
   folder=$1 prefix=$2 linker=$3
   shift 3
-  targets=$(echo "$GPUS" | tr ' ' ';')
+  targets=$(echo "$GPUS" | tr ' ' ';') words=$(echo "${WORDS:-}" | tr ' ' ';')
   flags='-ffile-prefix-map=/build/src=. -ffile-prefix-map=/build=.'
   # v3src/packed_kernel.cc of 0.10 narrows an initializer, which gcc only warns of.
   cmake -G Ninja -S "$top" -B "$folder" \
@@ -42,7 +43,7 @@ configure() {
     -DCMAKE_SHARED_LINKER_FLAGS="-fuse-ld=lld -Wl,--build-id=sha1${linker:+ $linker}" \
     -DCMAKE_POLICY_VERSION_MINIMUM=3.5 -DCMAKE_PROJECT_INCLUDE=/recipe/containerfiles/aotriton/precompiled.cmake \
     -DCMAKE_PCH_INSTANTIATE_TEMPLATES=OFF \
-    -DAOTRITON_NOIMAGE_MODE=ON -DAOTRITON_NO_PYTHON=ON -DAOTRITON_TARGET_ARCH="$targets" "$@"
+    -DAOTRITON_NOIMAGE_MODE=ON -DAOTRITON_NO_PYTHON=ON -DAOTRITON_TARGET_ARCH="$targets" ${words:+"-DTARGET_GPUS=$words"} "$@"
 }
 
 # Has what is compiled and linked next see one ROCm: `6=hip6`.
@@ -98,16 +99,20 @@ if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" !
     IFS=';'
     for file in ${DROP:-}; do rm -f "/build/src/$file"; done
   )
-  # Before 0.12 the version comes in by a script for GNU's linker, which puts a section behind itself; lld does not.
-  if [ -f /build/src/v3python/ld_script.py ]; then
-    sed -i 's/INSERT AFTER \.comment;/INSERT AFTER .dynamic;/' /build/src/v3python/ld_script.py
-  fi
+  # From 0.9 to 0.11 the version comes in by a script for GNU's linker, which puts a section behind itself; lld does not.
+  for script in /build/src/v[23]python/ld_script.py; do
+    if [ -f "$script" ]; then sed -i 's/INSERT AFTER \.comment;/INSERT AFTER .dynamic;/' "$script"; fi
+  done
   python3 /recipe/containerfiles/aotriton/without_aiter.py /build/src /build/redirected.json
   if [ -n "${ROCM:-}" ]; then
     python3 /recipe/containerfiles/aotriton/old_libstdcxx.py /build/src
   fi
-  if [ -z "${WORDS:-}" ]; then
-    configure_all
+  # Before 0.10 the library asks git for its commit.
+  mkdir -p /build/tools
+  printf '#!/bin/sh\necho %s\n' "$SHA1" >/build/tools/git
+  chmod 0755 /build/tools/git
+  if [ -z "${INSIDE:-}" ]; then
+    PATH="/build/tools:$PATH" configure_all
   else
     python3 -m venv /build/venv
     /build/venv/bin/python -m pip install --quiet numpy
@@ -117,11 +122,12 @@ fi
 
 echo "@step plan"
 venv=$runtime/venv
-if [ -n "${WORDS:-}" ]; then venv=/build/venv; fi
+if [ -n "${INSIDE:-}" ]; then venv=/build/venv; fi
 # Since 0.13 the generator is installed beside what it imports; before, it is run out of its tree.
 package=aotriton root='--root_dir /build/src'
 if [ ! -d /build/src/modules ]; then package=v3python root=; fi
-# The generator before 0.8, one of its modules, and what it says nothing useful in.
+if [ -n "${WORDS:-}" ]; then package=v2python; fi
+# The generator before 0.10, one of its modules, and what it says nothing useful in.
 v2() {
   (
     cd /build/src
@@ -134,7 +140,9 @@ v2() {
 if [ ! -f /build/planned ] && [ -n "${WORDS:-}" ]; then
   rm -rf /build/plan
   mkdir -p /build/plan
-  v2 generate_compile --bare_mode
+  clusters=
+  if [ -z "${INSIDE:-}" ]; then clusters=--generate_cluster_info; fi
+  v2 generate_compile "--bare_mode $clusters"
   sync -f /build/plan
   touch /build/planned
 fi
@@ -167,7 +175,7 @@ echo "@step compile"
 rm -rf /out /build/install
 mkdir -p /out/prefix /out/plan
 cp /build/redirected.json /out/redirected.json
-if [ -n "${WORDS:-}" ]; then
+if [ -n "${INSIDE:-}" ]; then
   if [ -z "${OBJECTS:-}" ]; then
     cp /build/plan/Bare.compile /out/plan/
     mkdir -p /out/python
@@ -217,7 +225,7 @@ done
     \( -name '*.nsv' -o -name '*.sqlite3' -o -path './Bare.*' -o -path './Affine.*' \) -exec cp --parents --target-directory /out/plan '{}' +
 )
 cp -a "$("$venv/bin/python" -c 'import site; print(site.getsitepackages()[0])')" /out/python
-if [ "$package" = v3python ] && [ -z "${WORDS:-}" ]; then cp -a /build/src/v3python /out/python/v3python; fi
+if [ "$package" != aotriton ] && [ -z "${INSIDE:-}" ]; then cp -a "/build/src/$package" "/out/python/$package"; fi
 find /out/python -name __pycache__ -prune -exec rm -rf '{}' +
 sed -n 's/^set(PACKAGE_VERSION "\([0-9.]*\).*/\1/p' "$ROCM_PATH"/lib/*/cmake/hip/hip-config-version.cmake "$ROCM_PATH"/lib/cmake/hip/hip-config-version.cmake 2>/dev/null | head -n 1 >/out/hip-version
 cp "$runtime/.ninja_log" /out/ninja.log

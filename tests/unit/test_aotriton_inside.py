@@ -17,7 +17,7 @@ from toolchain.kernels.aotriton_plan import read_plan
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Entry
 from toolchain.kernels.rules import cut
-from toolchain.stages.aotriton_inside import LEDGER, lay_ledger, lay_objects
+from toolchain.stages.aotriton_inside import LEDGER, lay_copies, lay_ledger, lay_objects
 
 OF = generation_of("0.7.1b")
 
@@ -47,6 +47,26 @@ def test_each_line_of_the_plan_gets_an_object(tmp_path: Path) -> None:
     ledger = json.loads((tmp_path / "tree/usr/x" / LEDGER).read_text())
     kernel = ledger["kernels"][0]
     assert (ledger["partial"], kernel["out"], kernel["reason"]) == (True, "flash/a.hsaco", "no")
+
+
+def test_copies_are_packed_where_clusters_are_files(tmp_path: Path) -> None:
+    rows = [("a", "MI300X", 1), ("b", "MI300X", 2), ("c", "MI300X", 3)]
+    folder = old_plan(tmp_path / "p", rows, clusters={"^F,False": ["a", "b", "c"]})
+    of = generation_of("0.8b")
+    plan = read_plan(folder, old_tree(tmp_path / "t"), build=BUILD, source=SOURCE, of=of)
+    rules = cut(plan.rules, limit=1)
+    assert [cluster.name for cluster in plan.whole(rules)] == ["amd-gfx942/flash/attn/^F,False"]
+    assert [rule.out for rule in plan.with_copies(rules.rules)] == ["flash/a.hsaco", "flash/b.hsaco", "flash/c.hsaco"]
+    (folder / "flash").mkdir()
+    (folder / "flash/a.hsaco").write_bytes(b"old")
+    (folder / "flash/a.json").write_text("{}")
+    result = CampaignResult(entries=(entry("flash/a.hsaco"),), skipped=0, partial=False, about={})
+    lay_copies(plan, result, folder)
+    (folder / "flash/a.hsaco").unlink()
+    (folder / "flash/a.hsaco").write_bytes(b"code")
+    assert lay_copies(plan, result, folder) == dict.fromkeys(["flash/a.hsaco", "flash/b.hsaco", "flash/c.hsaco"], "ab")
+    assert [(folder / f"flash/{name}.hsaco").read_bytes() for name in "bc"] == [b"code", b"code"]
+    assert (folder / "flash/c.json").read_text() == "{}"
 
 
 def test_gpus_go_by_the_words_of_their_release() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from toolchain.cache import Cache
+from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.errors import BuildError
 from toolchain.kernels.ledger import Entry
 from toolchain.request import Request
@@ -44,7 +45,7 @@ def request(tmp_path: Path, *gpus: str) -> Request:
 def library(under: Mapping[str, Built], asked: Request) -> Library:
     details = AotritonDetails.of(asked)
     planned = Planned(name="aotriton", image="a", inputs={}, sources=(SOURCE,), details=details)
-    return library_of(planned, under, asked, SOURCE, ())
+    return library_of(planned, under, asked, SOURCE, (), generation=generation_of("0.13b"))
 
 
 @pytest.mark.parametrize(

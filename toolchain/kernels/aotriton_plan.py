@@ -13,7 +13,7 @@ import ast
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache as memoize
 from pathlib import Path, PurePosixPath
 from typing import TypeGuard
@@ -78,9 +78,13 @@ class BarePlan:
     archives: tuple[Archive, ...]
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def with_copies(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
+        """Some rules, and with each the copies of its object."""
+        return tuple(replace(rule, out=out) for rule in rules for out in (rule.out, *self.copies.get(rule.out, ())))
+
     def whole(self, rules: RuleSet) -> tuple[Cluster, ...]:
         """The clusters that some rules make whole."""
-        there = {rule.out for rule in rules.rules}
+        there = {rule.out for rule in self.with_copies(rules.rules)}
         return tuple(cluster for cluster in self.clusters if all(path in there for path, _ in cluster.objects))
 
 

@@ -122,8 +122,9 @@ class AotritonStage:
         given = next((workspace.fetch(row).path for row in planned.sources if row.name == DATABASE), None)
         generation, database = refined(planned.details, source.path, request, given)
         intake, findings = take_in("aotriton", source.path, request)
-        words = generation.words_of(gpus) if generation.inside else ()
-        library = library_of(planned, dependencies, request, source, intake.dropped, words=words, database=database)
+        library = library_of(
+            planned, dependencies, request, source, intake.dropped, generation=generation, database=database
+        )
         tree_of = workspace.cache.locks / f"aotriton-tree-{library.key.removeprefix('sha256:')[:12]}.lock"
         making = library_recipe(planned, dependencies, workspace, library)
         # Builds of several parts share this tree.
@@ -323,7 +324,7 @@ def _check(
     def check(image: str) -> Mapping[str, Any]:
         workspace.step("contract")
         runner, log = workspace.runner, workspace.log
-        if generation.inside:
+        if generation.generator == "v2python":
             # Its API differs from the one that the program uses.
             name = f"{library.prefix}/{{}}lib/libaotriton_v2.so"
             files = {rocm: name.format(f"rocm{rocm}/") for rocm in library.rocm} or {"": name.format("")}

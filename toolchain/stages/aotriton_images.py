@@ -33,7 +33,7 @@ from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
 from toolchain.kernels.worker import CompileSetup
 from toolchain.process import Result
 from toolchain.recipe import Mount
-from toolchain.stages.aotriton_inside import OBJECTS, lay_objects
+from toolchain.stages.aotriton_inside import OBJECTS, lay_copies, lay_objects
 from toolchain.stages.kernel_numbers import check_numbers
 from toolchain.stages.kernel_workers import (
     COMMAND,
@@ -138,7 +138,9 @@ class KernelImages:
             rules=len(plan.rules),
             partial=rules.partial,
             against=against,
-            launches=launch_files(rules.rules, clusters, archives, lambda out: _scratch(self.build / out)),
+            launches=launch_files(
+                plan.with_copies(rules.rules), clusters, archives, lambda out: _scratch(self.build / out)
+            ),
             numbers=numbers,
         )
 
@@ -157,9 +159,10 @@ class KernelImages:
             lay_objects(plan, result, self.build, self.build.with_name(OBJECTS))
             return (), []
         self.workspace.step("pack")
+        good = lay_copies(plan, result, self.build)
         packs = self.pack(plan, clusters, python=python, sha1=sha1, gpus=gpus)
         archives = packed(plan, clusters)
-        check_images(self.build, clusters, archives, result.objects)
+        check_images(self.build, clusters, archives, good)
         return packs, archives
 
     def _shared(self) -> AbstractContextManager[SharedResults | None]:

@@ -1,4 +1,4 @@
-"""An AOTriton whose library holds its kernels (0.7): the objects as its build takes them, and their ledger."""
+"""Objects of old AOTritons (before 0.10) as their build and packer take them, and the ledger of those in a library."""
 
 from __future__ import annotations
 
@@ -48,6 +48,22 @@ def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path)
                 "num_stages": rule.num_stages, "warp_size": wide,
             }  # fmt: skip
             target.with_suffix(".json").write_text(json.dumps(metadata), encoding="utf-8")
+
+
+def lay_copies(plan: BarePlan, result: CampaignResult, build: Path) -> dict[str, str]:
+    """Lay each copy of a plan's objects, and its JSON, beside the object.
+
+    Returns:
+        SHA-256 (64 hex digits) of all objects that compiled, copies too, by path below `build`.
+    """
+    good = result.objects
+    for out, copies in plan.copies.items():
+        for path, copy in ((build / out, build / more) for more in copies if (build / out).is_file()):
+            for suffix in (path.suffix, ".json"):
+                copy.with_suffix(suffix).unlink(missing_ok=True)
+                place(path.with_suffix(suffix), copy.with_suffix(suffix))
+        good |= dict.fromkeys(copies, good[out]) if out in good else {}
+    return good
 
 
 def lay_ledger(tree: Path, prefix: str, result: CampaignResult, facts: Mapping[str, Any]) -> None:

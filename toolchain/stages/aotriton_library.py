@@ -72,7 +72,8 @@ class Library:
         sha1: see `commit_of`.
         dropped: files of the source that stay out.
         rocm: the ROCms that it is linked for, on the portable system; empty for the HIP of the base.
-        words: the GPUs as a release calls them whose library holds its kernels; none of any other.
+        words: the GPUs as a release calls them that has words of its own; none of any other.
+        inside: whether the library holds its kernels.
         database: (a tuning database, its place below the source), where the user gave one.
         key: digest of all that library and plan rest on; another selection of kernels builds neither again.
     """
@@ -84,6 +85,7 @@ class Library:
     rocm: tuple[str, ...]
     key: str
     words: tuple[str, ...] = ()
+    inside: bool = False
     database: tuple[Path, str] | None = None
 
 
@@ -94,10 +96,10 @@ def library_of(
     source: FetchedSource,
     dropped: tuple[str, ...],
     *,
-    words: tuple[str, ...] = (),
+    generation: Generation,
     database: tuple[Path, str] | None = None,
 ) -> Library:
-    """The settings of upstream's build; `words` and `database` as in `Library`."""
+    """The settings of upstream's build; `dropped` and `database` as in `Library`."""
     details, under = planned.details, {name: dependency.input_digest for name, dependency in dependencies.items()}
     key = sha256_json(
         {
@@ -109,7 +111,10 @@ def library_of(
             **portable_inputs(under, details.rocms, request.glibc),
         }
     )
-    return Library(source, planned.prefix, commit_of(source), dropped, details.rocms, key, words, database)
+    words = generation.words_of(details.gpus) if generation.words else ()
+    return Library(
+        source, planned.prefix, commit_of(source), dropped, details.rocms, key, words, generation.inside, database
+    )
 
 
 def portable_inputs(under: Mapping[str, str | None], rocms: Sequence[str], glibc: str) -> dict[str, Any]:
@@ -150,6 +155,7 @@ def library_recipe(
             "DROP": ";".join(what.dropped),
             **({"ROCM": " ".join(f"{row}={rocm_of(row).headers}" for row in what.rocm)} if what.rocm else {}),
             **({"WORDS": " ".join(what.words)} if what.words else {}),
+            **({"INSIDE": "1"} if what.inside else {}),
             **({"OBJECTS": "1"} if objects is not None else {}),
             "JOBS": str(workspace.jobs("compile")),
             "INPUT_DIGEST": what.key,
