@@ -35,7 +35,8 @@ configure() {
   shift 3
   targets=$(echo "$GPUS" | tr ' ' ';') words=$(echo "${WORDS:-}" | tr ' ' ';')
   flags='-ffile-prefix-map=/build/src=. -ffile-prefix-map=/build=.'
-  # v3src/packed_kernel.cc of 0.10 narrows an initializer, which gcc only warns of.
+  # v3src/packed_kernel.cc of 0.10 narrows an initializer, which gcc only warns of. 0.8 does not name libdl, which glibc had
+  # apart before 2.34.
   cmake -G Ninja -S "$top" -B "$folder" \
     -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX="$prefix" \
     -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
@@ -43,7 +44,8 @@ configure() {
     -DCMAKE_SHARED_LINKER_FLAGS="-fuse-ld=lld -Wl,--build-id=sha1${linker:+ $linker}" \
     -DCMAKE_POLICY_VERSION_MINIMUM=3.5 -DCMAKE_PROJECT_INCLUDE=/recipe/containerfiles/aotriton/precompiled.cmake \
     -DCMAKE_PCH_INSTANTIATE_TEMPLATES=OFF \
-    -DAOTRITON_NOIMAGE_MODE=ON -DAOTRITON_NO_PYTHON=ON -DAOTRITON_TARGET_ARCH="$targets" ${words:+"-DTARGET_GPUS=$words"} "$@"
+    -DAOTRITON_NOIMAGE_MODE=ON -DAOTRITON_NO_PYTHON=ON -DAOTRITON_TARGET_ARCH="$targets" ${words:+"-DTARGET_GPUS=$words"} \
+    "-DCMAKE_CXX_STANDARD_LIBRARIES=-Wl,--as-needed -ldl" "$@"
 }
 
 # Has what is compiled and linked next see one ROCm: `6=hip6`.
