@@ -18,6 +18,7 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import multiprocessing
 import os
 import shutil
 import sys
@@ -40,6 +41,10 @@ PTX_VERSION = 80
 
 class UnsupportedGpuError(Exception):
     """This Triton or its LLVM does not know the GPU."""
+
+
+class CompilerError(Exception):
+    """What Triton raised, as text, or how its process ended."""
 
 
 def source() -> Any:
@@ -121,20 +126,50 @@ def code_object(gpu: str, kernel: Any) -> dict[str, Any]:
 
     Raises:
         UnsupportedGpuError: Triton or LLVM says so.
+        CompilerError: it does not compile.
         ValueError: what came out is not an AMDGPU ELF.
     """
     triton = importlib.import_module("triton")
     target = target_of("hip", gpu, 32 if int(gpu[3:-2]) >= 10 else 64)
     with said_on_stderr() as said:
         if is_old(importlib.import_module("triton.compiler.compiler")):
-            code = bytes(by_stages(kernel, target, {}))
+            code = in_process(lambda: bytes(by_stages(kernel, target, {})))
         else:
-            code = bytes(triton.compile(kernel, target=target).kernel)
+            code = in_process(lambda: bytes(triton.compile(kernel, target=target).kernel))
         if any(text in said() for text in UNSUPPORTED):
             raise UnsupportedGpuError(gpu)
     if code[:4] != b"\x7fELF" or int.from_bytes(code[18:20], "little") != EM_AMDGPU:
         raise ValueError(f"no AMDGPU ELF: {code[:20]!r}")
     return {"bytes": len(code), "sha256": hashlib.sha256(code).hexdigest()}
+
+
+def in_process(make: Callable[[], bytes]) -> bytes:
+    """Call `make` in a process of its own: LLVM ends its process where it cannot select an instruction.
+
+    Raises:
+        CompilerError: it raised, or the process ended.
+    """
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+
+    def answer() -> None:
+        try:
+            there.send((make(), ""))
+        except Exception as error:  # noqa: BLE001 - whatever the compiler raises is the finding
+            traceback.print_exc()
+            there.send((b"", f"{type(error).__name__}: {error}"))
+
+    child = context.Process(target=answer)
+    child.start()
+    there.close()
+    try:
+        made, why = here.recv()
+    except EOFError:
+        made, why = b"", "the compiler's process ended"
+    child.join()
+    if why:
+        raise CompilerError(f"{why}, exit code {child.exitcode}" if child.exitcode else why)
+    return bytes(made)
 
 
 @contextlib.contextmanager
@@ -223,9 +258,8 @@ def main(gpus: list[str]) -> int:
                 found["objects"][gpu] = code_object(gpu, source())
             except UnsupportedGpuError:
                 found["unsupported"].append(gpu)
-            except Exception as error:  # noqa: BLE001 - whatever the compiler raises is the finding
-                traceback.print_exc()
-                found["failed"][gpu] = f"{type(error).__name__}: {error}"
+            except (CompilerError, ValueError) as error:
+                found["failed"][gpu] = str(error)
         try:
             found["ptx"] = ptx()
         except Exception as error:  # noqa: BLE001
