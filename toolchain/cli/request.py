@@ -403,10 +403,6 @@ def make_request(
         from toolchain.lock.file import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
 
         lock = read(request.lock_file or Path(DEFAULT))
-    if both := {*request.allow_binary} & {*request.drop_binary}:
-        raise ConfigError(
-            f"--allow-binary and --drop-binary both name {', '.join(sorted(both))}", fix="leave one of them out"
-        )
     choice = Choice(
         target=target,
         triton=request.triton,
