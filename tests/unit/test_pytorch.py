@@ -217,7 +217,7 @@ def test_values_for_builds_are_not_taken_for_the_verbs_own(tmp_path: Path, monke
     assert done.exit_code == 0, done.output
     (tmp_path / "empty").mkdir()
     audited = CliRunner().invoke(app, ["audit", "empty", "--cache", str(tmp_path / "cache")])
-    assert audited.exit_code != 2, audited.output  # usage, as the file's list of sources is no folder
+    assert audited.exit_code != 2, audited.output  # usage: the file's list of sources is not the folder
 
 
 OURS = "aotriton-6e00ef3e0000"

@@ -17,6 +17,7 @@ from tests.git_server import triton_repository
 from toolchain.build.plan import PlanRow, plan
 from toolchain.catalog.releases import triton_release
 from toolchain.cli.app import app
+from toolchain.kernels.store import FORMAT
 from toolchain.request import Request
 from toolchain.sources.tree import Source
 
@@ -72,6 +73,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
+    (folder / "store").mkdir()
+    (folder / "store/kernel-store.json").write_text(json.dumps({"format": FORMAT}))
     (tmp_path / "empty").mkdir()
     (tmp_path / "llvm-hash.txt").write_text(NEWEST.llvm)
     triton_repository(tmp_path / "checkout", version="3.6.0", llvm=NEWEST.llvm, tag="v3.6.0")
@@ -112,9 +115,9 @@ KINDS: list[tuple[str, Callable[[Source], bool] | int, str]] = [
     ("../checkout", lambda source: source.ref == "local:checkout" and source.repository == "local", ""),
     ("../llvm-hash.txt", 4, "names no Triton"),
     ("../empty", 4, "not a checkout of Triton"),
-    ("3.6.7", 7, "3.6.0 below and 3.7.0 above"),
-    ("3.1.9", 7, "3.1.0 below and 3.2.0 above"),
-    ("4.0", 7, " below"),
+    ("3.6.7", 7, "the nearest on record: 3.6.0 and 3.7.0"),
+    ("3.1.9", 7, "the nearest on record: 3.1.0 and 3.2.0"),
+    ("4.0", 7, "the nearest on record: 3.9.0"),
     ("3.99.0", 7, "second LLVM"),
     ("2.2.0", 4, "its LLVM is unknown"),
     (NOWHERE, 7, "not on record"),

@@ -156,7 +156,7 @@ def _text(path: Path, fix: str = f"give PyTorch's tree, or its {CMAKE}") -> str:
 
 
 def _check_names(path: Path, names: Iterable[str]) -> None:
-    """Refuse what is no part of a file's name, such as `../x`: files are read and written by these.
+    """Refuse what cannot be part of a file's name, such as `../x`: files are read and written by these.
 
     Raises:
         SourceError: with the first one.
