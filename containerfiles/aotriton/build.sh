@@ -110,9 +110,11 @@ if [ -z "${INPUT_DIGEST:-}" ] || [ "$(cat /build/toolchain-stamp 2>/dev/null)" !
     python3 /recipe/containerfiles/aotriton/old_libstdcxx.py /build/src
   fi
   # Before 0.10 the library asks git for its commit.
-  mkdir -p /build/tools
-  printf '#!/bin/sh\necho %s\n' "$SHA1" >/build/tools/git
-  chmod 0755 /build/tools/git
+  if [ -n "${WORDS:-}" ]; then
+    mkdir -p /build/tools
+    printf '#!/bin/sh\necho %s\n' "$SHA1" >/build/tools/git
+    chmod 0755 /build/tools/git
+  fi
   if [ -z "${INSIDE:-}" ]; then
     PATH="/build/tools:$PATH" configure_all
   else
