@@ -17,7 +17,7 @@ from tests.git_server import triton_repository
 from toolchain.build.plan import PlanRow, plan
 from toolchain.catalog.releases import triton_release
 from toolchain.cli.app import app
-from toolchain.kernels.store import FORMAT
+from toolchain.kernels.result_name import FORMAT
 from toolchain.request import Request
 from toolchain.sources.tree import Source
 
