@@ -157,7 +157,7 @@ def in_process(make: Callable[[], bytes]) -> bytes:
             there.send((make(), ""))
         except Exception as error:  # noqa: BLE001 - whatever the compiler raises is the finding
             traceback.print_exc()
-            there.send((b"", f"{type(error).__name__}: {error}"))
+            there.send((b"", _text(error)))
 
     child = context.Process(target=answer)
     child.start()
@@ -170,6 +170,10 @@ def in_process(make: Callable[[], bytes]) -> bytes:
     if why:
         raise CompilerError(f"{why}, exit code {child.exitcode}" if child.exitcode else why)
     return bytes(made)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 @contextlib.contextmanager
@@ -258,13 +262,14 @@ def main(gpus: list[str]) -> int:
                 found["objects"][gpu] = code_object(gpu, source())
             except UnsupportedGpuError:
                 found["unsupported"].append(gpu)
-            except (CompilerError, ValueError) as error:
-                found["failed"][gpu] = str(error)
+            except Exception as error:  # noqa: BLE001 - whatever the compiler raises is the finding
+                traceback.print_exc()
+                found["failed"][gpu] = str(error) if isinstance(error, CompilerError) else _text(error)
         try:
             found["ptx"] = ptx()
         except Exception as error:  # noqa: BLE001
             traceback.print_exc()
-            found["failed"]["sm_90"] = f"{type(error).__name__}: {error}"
+            found["failed"]["sm_90"] = _text(error)
     print(json.dumps(found, sort_keys=True))
     return 1 if found["failed"] or (gpus and not found["objects"]) else 0
 
