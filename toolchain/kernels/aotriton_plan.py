@@ -80,7 +80,10 @@ class BarePlan:
 
     def with_copies(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
         """Some rules, and with each the copies of its object."""
-        return tuple(replace(rule, out=out) for rule in rules for out in (rule.out, *self.copies.get(rule.out, ())))
+        copies = self.copies
+        return tuple(
+            one for rule in rules for one in (rule, *(replace(rule, out=out) for out in copies.get(rule.out, ())))
+        )
 
     def whole(self, rules: RuleSet) -> tuple[Cluster, ...]:
         """The clusters that some rules make whole."""
