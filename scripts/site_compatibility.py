@@ -271,24 +271,24 @@ def _aotritons() -> str:
     rows = []
     for one in aotriton_releases():
         generation = generation_of(one.name)
-        packs = " ".join(generation.packs) or "in the library"
+        same = [" ".join(generation.packs) or "in the library", f"`{generation.python}`"]
         if generation.refused:
             pins = [f"`{text[:8]}`" if text else "unknown" for text in (one.triton, one.llvm)]
-            rows.append([one.name, *pins, packs, f"refused: [7](exit-codes.md): {generation.refused}"])
+            rows.append([one.name, *pins, *same, f"refused: [7](exit-codes.md): {generation.refused}"])
             continue
         try:
             known = aotriton_release(one.name)
         except ToolchainError as error:
             rows.append(
-                [one.name, f"`{one.triton[:8]}`" if one.triton else "unknown", "unknown", packs, refused(error)]
+                [one.name, f"`{one.triton[:8]}`" if one.triton else "unknown", "unknown", *same, refused(error)]
             )
             continue
-        rows.append([one.name, f"`{known.triton[:8]}`", f"`{known.llvm[:8]}` {known.certainty}", packs, _UNTRIED])
+        rows.append([one.name, f"`{known.triton[:8]}`", f"`{known.llvm[:8]}` {known.certainty}", *same, _UNTRIED])
     text = "An *inferred* LLVM is used with a warning, and the build stops after the fetch if the tree pins another one. An"
     text += " *unknown* one must be named: `--source llvm=URL@COMMIT`, from `cmake/llvm-hash.txt` of the release's Triton. If"
     text += " Triton's or AOTriton's commit is unknown too, name `--source triton=` and `--source aotriton=`."
     return f"{text} One commit near 0.14 was tested.\n\n" + table(
-        ["AOTriton", "Triton", "LLVM", "image packs", "on debian13"], rows
+        ["AOTriton", "Triton", "LLVM", "image packs", "Pythons of upstream's build", "on debian13"], rows
     )
 
 
