@@ -105,6 +105,20 @@ def test_an_aotriton_whose_llvm_nobody_knows_is_planned_on_the_one_that_is_named
     assert aotriton_source(named).ref == "98371989e8a23267e284c94e95156a139e4b33c4"
 
 
+def test_an_aotriton_at_a_releases_commit_takes_that_releases_triton(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = next(row for row in aotriton_releases() if row.name == "0.11b")
+    monkeypatch.setattr("toolchain.build.triton_choice.head_of", lambda _: row.commit)
+    (tmp_path / "a").mkdir()
+    for where in (f"aotriton={tmp_path / 'a'}", f"aotriton=https://github.com/ROCm/aotriton@{row.commit}"):
+        request = make_request(target="aotriton", source=[where], cache=tmp_path / "cache")
+        assert (request.aotriton, triton_source(request).version) == ("0.11b", row.triton)
+        assert "is at the commit of release 0.11b" in capsys.readouterr().err
+    named = make_request(target="aotriton", source=[where], triton="3.7.1", cache=tmp_path / "cache")
+    assert named.aotriton is None
+
+
 def test_names_of_images_take_any_version(request_: Request) -> None:
     source = replace(llvm_source(replace(request_, sources=specs({"llvm": "distro:llvm-toolchain-22"}))), kind="distro")
     assert replace(source, version="22.1.8").short_id == "22.1.8"

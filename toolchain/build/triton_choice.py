@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolchain.cache import Cache
+from toolchain.catalog.aotriton_generations import release_of
 from toolchain.catalog.pin_files import pin_files, read_pin
 from toolchain.catalog.release_data import LlvmPin, TritonRelease, is_commit
 from toolchain.catalog.releases import aotriton_release, is_version, newest_patch, triton_at, triton_release
@@ -67,6 +68,7 @@ def settle(choice: Choice, *, lock: Lock | None, folder: Path, cache: Cache) -> 
     choice = _strongest(choice)
     if lock is not None:
         choice = _as_locked(choice, lock)
+    choice = _as_released(choice, cache)
     if choice.triton is None:
         return _as_found(choice, folder, lock)
     text = choice.triton.strip()
@@ -151,6 +153,20 @@ def _as_locked(choice: Choice, lock: Lock) -> Choice:
             fix="make the lock again: toolchain lock",
         )
     return replace(choice, triton=version, aotriton=release, sources={**specs, **choice.sources})
+
+
+def _as_released(choice: Choice, cache: Cache) -> Choice:
+    """With the release whose commit the source of AOTriton is at, where nothing else names a Triton."""
+    spec = choice.sources.get("aotriton")
+    if spec is None or choice.aotriton or choice.triton or "triton" in choice.sources:
+        return choice
+    tree = _tree(spec, cache, "aotriton")
+    release = release_of(spec.version if spec.kind == "git" else head_of(tree) if tree is not None else "")
+    if not release:
+        return choice
+    return choice.noting(
+        f"--source aotriton is at the commit of release {release}, whose Triton is used", aotriton=release
+    )
 
 
 # --- what is in the folder ---
@@ -314,11 +330,11 @@ def _row(wanted: str) -> TritonRelease | None:
         return None  # an unknown commit
 
 
-def _tree(spec: SourceSpec, cache: Cache) -> Path | None:
+def _tree(spec: SourceSpec, cache: Cache, name: str = "triton") -> Path | None:
     """The folder that a source names; None for what is fetched or unpacked first."""
     if spec.kind not in {"local", "stored"}:
         return None
-    path = locate("triton", spec, cache=cache).path
+    path = locate(name, spec, cache=cache).path
     return path if path is not None and path.is_dir() else None
 
 
