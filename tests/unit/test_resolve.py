@@ -235,6 +235,17 @@ def test_a_local_file_by_several_at_once(tmp_path: Path, cache: Cache) -> None:
     assert failures(lambda: fetch_source(source, cache=cache, offline=True, verify=True)) == []
 
 
+def test_a_misspelt_suite_is_refused_before_anything_is_fetched(cache: Cache) -> None:
+    def suite(name: str) -> str:
+        return locate("llvm", parse_source_spec(f"distro:llvm-toolchain-22@{name}", project="llvm"), cache=cache).suite
+
+    with pytest.raises(SourceError, match="unknown suite 'trixi'; did you mean trixie") as refused:
+        suite("trixi")
+    assert refused.value.fix == "write distro:llvm-toolchain-22@trixie"
+    for name in ("trixie", "trixie-backports", "unstable", "jammy", "buster-security"):
+        assert suite(name) == name
+
+
 def test_what_only_a_bundle_said_of_a_package(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """It counts until the distribution's signed index can be asked, and that has the last word."""
     store = Store(cache.store)

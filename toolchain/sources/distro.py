@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import tomllib
 from collections.abc import Sequence
@@ -42,13 +43,24 @@ def known_package(package: str, version: str, cache: Cache) -> Package | None:
     return _row(package, version) or _noted(package, version, cache)
 
 
-def known_distro(name: str, package: str, version: str, *, cache: Cache) -> Source:
+def known_distro(name: str, package: str, version: str, *, cache: Cache, suite: str = "") -> Source:
     """A source package as far as it is known without a network: by the data, else by what an earlier fetch noted.
 
     Args:
         name: the source's name.
         version: upstream version; empty for the data's default, else the newest.
+        suite: to look in; empty for all.
+
+    Raises:
+        SourceError: the suite is almost one of Debian's. Any other name may be a suite of this machine's mirrors.
     """
+    known = load("distro")["suites"]
+    if suite not in known and (close := difflib.get_close_matches(suite, known, n=1, cutoff=0.85)):
+        raise SourceError(
+            f"unknown suite {suite!r}; did you mean {close[0]}?",
+            why=f"known: {', '.join(known)}",
+            fix=f"write distro:{package}@{close[0]}",
+        )
     row = known_package(package, version, cache)
     return Source(
         name=name,
@@ -57,6 +69,7 @@ def known_distro(name: str, package: str, version: str, *, cache: Cache) -> Sour
         version=row.version if row is not None else version,
         digest=f"sha256:{row.sha256}" if row is not None else None,
         path=None,
+        suite=suite,
         locked=_row(package, version) is not None,
         license=row.license if row is not None else "",
     )

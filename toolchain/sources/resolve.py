@@ -73,7 +73,7 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache) -> Source:
                 commit=commit_of(spec.version),
             )
         case "distro":
-            return replace(known_distro(name, spec.where, spec.version, cache=cache), suite=spec.suite)
+            return known_distro(name, spec.where, spec.version, cache=cache, suite=spec.suite)
         case "pypi":
             return known_pypi(name, spec.where, spec.version)
         case _:
