@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -100,8 +101,36 @@ def test_json_is_the_same_whatever_the_order_time_and_attempts(tmp_path: Path) -
 def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
     (tmp_path / "l").write_bytes(b"not a database, but long enough to be read as one" * 20)
 
-    with pytest.raises(ConfigError, match="ledger"):
+    with pytest.raises(ConfigError, match="ledger") as caught:
         Ledger(tmp_path / "l")
+    assert caught.value.fix == f"remove {tmp_path / 'l'}"
+
+
+def test_a_ledger_that_another_holds_need_not_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "l"
+    with Ledger(path) as ledger:
+        ledger.record(Entry.of(make_rule("k"), DONE))
+    connect = sqlite3.connect
+    with contextlib.closing(connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        monkeypatch.setattr(sqlite3, "connect", partial(connect, timeout=0.01))
+        for use in (Ledger, look):
+            with pytest.raises(ConfigError, match="cannot be used") as caught:
+                use(path)
+            assert "locked" in caught.value.why
+            assert "remove" not in caught.value.fix
+
+
+def test_damage_that_shows_when_it_is_read_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    with Ledger(path) as ledger:
+        for number in range(40):
+            ledger.record(Entry.of(make_rule(f"k{number}"), FAILED, reason="x" * 500))
+    content = path.read_bytes()
+    path.write_bytes(content[:16384] + bytes(len(content) - 16384))
+    with Ledger(path) as ledger, pytest.raises(ConfigError, match="cannot be used") as caught:
+        ledger.entries([make_rule(f"k{number}") for number in range(40)])
+    assert caught.value.fix == f"remove {path}"
 
 
 def test_how_far_the_latest_request_is(tmp_path: Path) -> None:

@@ -131,24 +131,20 @@ class Ledger:
             # FULL: a committed entry is on disk, whatever is killed next.
             self._db = sqlite3.connect(path, isolation_level=None)
         except sqlite3.DatabaseError as error:
-            raise self._unusable(error) from error
+            raise _unusable(path, error) from error
         try:
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
             known = dict(self._db.execute("SELECT name, value FROM about"))
         except sqlite3.DatabaseError as error:
             self._db.close()
-            raise self._unusable(error) from error
+            raise _unusable(path, error) from error
         if known.get("format") != FORMAT:
             self._db.execute("BEGIN IMMEDIATE")
             with self._db:  # commits, or rolls back after an error
                 self._db.execute("DELETE FROM entry")
                 self._db.execute("DELETE FROM about")
                 self._db.execute("INSERT INTO about VALUES ('format', ?)", (FORMAT,))
-
-    def _unusable(self, error: sqlite3.DatabaseError) -> ConfigError:
-        path = self.path
-        return ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=f"remove {path}")
 
     def __enter__(self) -> Ledger:
         return self
@@ -179,8 +175,15 @@ class Ledger:
             ) from error
 
     def get(self, rule_id: str) -> Entry | None:
-        """The entry of a rule."""
-        row = self._db.execute("SELECT content FROM entry WHERE id = ?", (rule_id,)).fetchone()
+        """The entry of a rule.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        try:
+            row = self._db.execute("SELECT content FROM entry WHERE id = ?", (rule_id,)).fetchone()
+        except sqlite3.DatabaseError as error:
+            raise _unusable(self.path, error) from error
         return None if row is None else _entry(row[0])
 
     def note_check(self, rule_id: str, row: Mapping[str, Any]) -> None:
@@ -246,7 +249,7 @@ def look(path: Path) -> Standing:
             if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'numbers'").fetchone():
                 checked = db.execute("SELECT content FROM numbers").fetchall()
     except sqlite3.DatabaseError as error:
-        raise ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=f"remove {path}") from error
+        raise _unusable(path, error) from error
     count, _, total = known.get(_PROGRESS, "").partition("/")
     return Standing(
         count=int(count or 0),
@@ -254,6 +257,13 @@ def look(path: Path) -> Standing:
         entries=tuple(_entry(content) for (content,) in rows),
         numbers=Counter(str(strict_json.read(content, "the ledger")["status"]) for (content,) in checked),
     )
+
+
+def _unusable(path: Path, error: sqlite3.DatabaseError) -> ConfigError:
+    # A ledger that is locked, or cannot be opened, is whole: without it hours of kernels would be compiled again.
+    whole = isinstance(error, sqlite3.OperationalError)
+    fix = "see what else uses it, check its permissions and the disk, and run it again" if whole else f"remove {path}"
+    return ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=fix)
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
