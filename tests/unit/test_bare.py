@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.kernel_fixtures import make_rule
 from tests.plan_fixtures import BUILD, SIGNATURE, SOURCE, old_plan, old_tree, plan_of, tree_of
 from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.errors import KernelError, SourceError, UnsupportedError
@@ -44,6 +47,13 @@ def test_a_part_takes_whole_clusters(tmp_path: Path) -> None:
     whole = cut(plan.rules)
     assert not whole.partial
     assert len(plan.whole(whole)) == 3
+
+
+def test_a_large_part_is_cut_as_fast_as_a_small_one() -> None:
+    rules = [replace(make_rule("k"), out=str(number), cluster=str(number)) for number in range(20_000)]
+    began = time.process_time()
+    assert len(cut(rules, limit=19_999).rules) == 19_999
+    assert time.process_time() - began < 2, "each cluster once: a release has tens of thousands"
 
 
 def test_clusters_that_share_an_object_come_together(tmp_path: Path) -> None:

@@ -157,13 +157,15 @@ def _first(clusters: Mapping[str, list[Rule]], limit: int) -> dict[str, list[Rul
     for name, inside in clusters.items():
         queues.setdefault((inside[0].target, inside[0].kernel), []).append(name)
     taken: dict[str, list[Rule]] = {}
+    left = limit
     for round_of_names in itertools.zip_longest(*queues.values()):
         for name in round_of_names:
             if name is None:
                 continue
-            if sum(len(inside) for inside in taken.values()) >= limit:
+            if left <= 0:
                 return taken
             taken[name] = clusters[name]
+            left -= len(clusters[name])
     return taken
 
 
