@@ -90,6 +90,20 @@ def test_only_digests_of_what_lies_here_are_edited_and_the_patch_applies(tmp_pat
     assert edits(after, digests) == {}, "it asks for what lies here"
 
 
+def test_a_digest_is_edited_where_it_is_or_refused(tmp_path: Path) -> None:
+    longer = LISTS.replace("rocm6.4", "rocm7.2.1")
+    wanted = read_pytorch(tree_of(tmp_path / "longer", longer))
+    (changed,) = edits(wanted, {RUNTIME: "a" * 64}).values()
+    assert changed == longer.replace(f'"{"0" * 64}"  # rocm7.2\n', f'"{"a" * 64}"  # rocm7.2\n')
+
+    odd = read_pytorch(tree_of(tmp_path / "odd", LISTS.replace(f'"{"0" * 64}"  # rocm7.2', '"(none"  # rocm7.2')))
+    assert "(none" not in edits(odd, {RUNTIME: "a" * 64})[CMAKE]
+
+    silent = LISTS.replace("# rocm", "# ROCm ")
+    with pytest.raises(SourceError, match=f"which digest is that of {RUNTIME}"):
+        edits(read_pytorch(tree_of(tmp_path / "silent", silent)), {RUNTIME: "a" * 64})
+
+
 def test_the_file_of_older_pytorchs_is_read_and_edited(tmp_path: Path) -> None:
     text = f"0.7b\nmanylinux_2_17;manylinux_2_17\nrocm6.1;rocm6.2\n{COMMIT}\n{'1' * 64};{'2' * 64}\ngz\n"
     wanted = read_pytorch(tree_of(tmp_path, OLD, text))

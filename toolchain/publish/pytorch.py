@@ -239,24 +239,31 @@ def edits(wanted: Wanted, digests: Mapping[str, str], *, url: str = "") -> dict[
     Args:
         digests: see `found_in`.
         url: to be written where the address is fixed; empty to leave it.
+
+    Raises:
+        SourceError: nothing says which of several digests is that of an archive.
     """
-    changed = {}
-    for path, text in wanted.files.items():
-        new = text
-        for archive in wanted.archives:
-            if archive.name in digests and archive.sha256 != digests[archive.name]:
-                new = _with_digest(new, archive, digests[archive.name])
-        if url and wanted.fixed_url:
-            new = new.replace(f'"{wanted.url}"', f'"{url.rstrip("/")}/"')
-        if new != text:
-            changed[path] = new
-    return changed
+    texts = dict(wanted.files)
+    for archive in wanted.archives:
+        digest = digests.get(archive.name, archive.sha256)
+        if digest == archive.sha256:
+            continue
+        before, texts = texts, {path: _with_digest(text, archive, digest) for path, text in texts.items()}
+        if texts == before:
+            raise SourceError(
+                f"this PyTorch does not say which digest is that of {archive.name}",
+                why=f"several are {archive.sha256[:12] or 'empty'}, and no comment beside one names it",
+                fix=f"write {digest} in its place, then run it again",
+            )
+    if url and wanted.fixed_url:
+        texts = {path: text.replace(f'"{wanted.url}"', f'"{url.rstrip("/")}/"') for path, text in texts.items()}
+    return {path: text for path, text in texts.items() if text != wanted.files[path]}
 
 
 def _with_digest(text: str, archive: Archive, digest: str) -> str:
     """The text with another digest for one archive; several may have the same one, as zeros or none."""
     named = rf"rocm{re.escape(archive.rocm)}" if archive.rocm else re.escape(archive.pack)
-    by_comment = re.compile(rf"\"{archive.sha256}\"(\s*#\s*{named}\b(?!\+))")
+    by_comment = re.compile(rf"\"{re.escape(archive.sha256)}\"(\s*#\s*{named}(?![\w+]|\.\d))")
     if by_comment.search(text):
         return by_comment.sub(rf'"{digest}"\1', text, count=1)
     if _DIGEST.fullmatch(archive.sha256) and text.count(archive.sha256) == 1:
