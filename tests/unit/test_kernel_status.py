@@ -76,6 +76,31 @@ def test_only_the_last_minutes_say_how_fast_it_is(tmp_path: Path) -> None:
     assert board.as_json()["rate"] == round(1 / 600, 3)
 
 
+def test_the_speed_is_that_of_compiling_and_of_now(tmp_path: Path) -> None:
+    clock = Clock()
+    board = board_of(tmp_path / STATUS, clock)
+    for number in range(9):
+        clock.now += 60
+        board.count(Entry.of(make_rule("quick", warps=2**number), DONE, seconds=2.0), reused=True)
+    clock.now += 10
+    board.count(Entry.of(make_rule("costly"), DONE, seconds=10.0))
+    assert board.as_json()["rate"] == 0.1, "reading what was there is no compiling"
+    assert board.as_json()["left_seconds"] == 42.0
+    clock.now += 601
+    assert (board.as_json()["rate"], board.as_json()["left_seconds"]) == (None, None), "nothing came for long"
+
+
+def test_a_campaign_without_workers_has_not_finished(tmp_path: Path) -> None:
+    for through, state in ((14, "stopped"), (15, "failed")):
+        board = board_of(tmp_path / STATUS, Clock())
+        for number in range(through):
+            kernel, warps = ("quick", number) if number < 10 else ("costly", number - 10)
+            board.count(Entry.of(make_rule(kernel, warps=2**warps), FAILED))
+        with pytest.raises(KernelError), board:
+            raise KernelError("a kernel worker does not start", fix="check it")
+        assert json.loads((tmp_path / STATUS).read_bytes())["state"] == state
+
+
 def test_what_failed_and_what_was_slow(tmp_path: Path) -> None:
     board = board_of(tmp_path / STATUS, Clock(), command="toolchain build aotriton")
     for number in range(8):

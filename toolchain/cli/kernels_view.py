@@ -98,7 +98,8 @@ def _counts(row: Mapping[str, Any]) -> str:
 
 def _speed(row: Mapping[str, Any]) -> str:
     left = _left(row)
-    pace = f"{row['rate']:.2f} kernels per second" if row["rate"] else "no kernel yet"
+    none = "no kernel in ten minutes" if row["slowest"] else "no kernel yet"
+    pace = f"{row['rate']:.2f} kernels per second" if row["rate"] else none
     return f"{pace}, about {console.duration(left)} left" if left is not None else pace
 
 

@@ -80,7 +80,7 @@ class Board:
         self._bounds = bounds
         self._command = command
         self._clock = clock
-        self._began = clock()
+        self._began = self._paced = clock()  # the latter is when the last result came that was not compiled here
         self._state = RUNNING
         self._groups: dict[tuple[str, str], _Group] = {}
         for rule in rules:
@@ -100,7 +100,8 @@ class Board:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._stop.set()
         self._thread.join(10)
-        self._state = ENDED if error is None else FAILURES if isinstance(error, KernelError) else STOPPED
+        through = all(group.through >= group.total for group in self._groups.values())
+        self._state = ENDED if error is None else FAILURES if through and isinstance(error, KernelError) else STOPPED
         self._write()
 
     def count(self, entry: Entry, *, reused: bool = False) -> None:
@@ -117,11 +118,9 @@ class Board:
             group.reused += reused
             group.seconds += entry.seconds
             if reused:
+                self._paced = self._clock()
                 return
-            now = self._clock()
-            self._recent.append((now, entry.seconds))
-            while now - self._recent[0][0] > _WINDOW:
-                self._recent.popleft()
+            self._recent.append((self._clock(), entry.seconds))
             heapq.heappush(self._slowest, (entry.seconds, entry.out, entry.kernel, entry.target))
             if len(self._slowest) > SHOWN:
                 heapq.heappop(self._slowest)
@@ -181,10 +180,13 @@ class Board:
 
         So the rest is estimated in seconds of compiling, at the rate of the last ten minutes.
         """
+        now = self._clock()
+        while self._recent and now - self._recent[0][0] > _WINDOW:
+            self._recent.popleft()
         left = sum(group.total - group.through for group in self._groups.values())
         if self._state != RUNNING or not self._recent:
             return None, None if left else 0.0
-        passed = max(self._clock() - max(self._began, self._clock() - _WINDOW), 0.001)
+        passed = max(min(now - self._paced, _WINDOW), 0.001)
         through = sum(group.through for group in self._groups.values())
         mean = sum(group.seconds for group in self._groups.values()) / through
         work = sum(
