@@ -144,6 +144,21 @@ def test_how_far_the_latest_request_is(tmp_path: Path) -> None:
         assert counts(look(ledger.path).entries)["done"] == 1
 
 
+def test_an_entry_and_the_progress_are_one_write(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    said: list[str] = []
+    with Ledger(path) as ledger:
+        ledger.progress(0, 2)
+        ledger._db.set_trace_callback(said.append)
+        ledger.record(Entry.of(make_rule("k"), DONE), (1, 2))
+        assert said.count("COMMIT") == 1, "each is flushed to disk"
+        assert (look(path).count, look(path).total, len(look(path).entries)) == (1, 2, 1)
+        ledger._db.execute("PRAGMA max_page_count = 4")
+        with pytest.raises(ResourceError):
+            ledger.record(Entry.of(make_rule("l"), FAILED, reason="x" * 100_000), (2, 2))
+        assert (look(path).count, len(look(path).entries)) == (1, 1)
+
+
 def test_a_write_that_was_killed_halfway_is_undone_by_who_looks(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     with Ledger(path) as ledger:

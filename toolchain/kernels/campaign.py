@@ -221,6 +221,7 @@ class _Run:
         Args:
             earlier: rules that an earlier run had finished.
         """
+        self.ledger.progress(*self.progress)
         self.tell()
         for rule in self.todo.values():
             _objects(self.out, rule, unlink=True)
@@ -232,16 +233,18 @@ class _Run:
         self.shared.add_earlier(earlier, {entry.id: entry for entry in self.ledger.entries(earlier)}, self.out)
         self.shared.flush()
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        return len(self.wanted) - len(self.todo), len(self.wanted)
+
     def tell(self, label: str = "") -> None:
-        count = len(self.wanted) - len(self.todo)
-        self.ledger.progress(count, len(self.wanted))
         if self.on_count is not None:
-            self.on_count(count, len(self.wanted), label)
+            self.on_count(*self.progress, label)
 
     def record(self, entry: Entry, label: str = "", *, reused: bool = False) -> None:
-        self.ledger.record(entry)
-        self.board.count(entry, reused=reused)
         del self.todo[entry.id]
+        self.ledger.record(entry, self.progress)
+        self.board.count(entry, reused=reused)
         self.tell(f"{entry.kernel} {entry.target}{label}")
 
     def compile_rest(self) -> None:

@@ -156,17 +156,22 @@ class Ledger:
         """Close the file."""
         self._db.close()
 
-    def record(self, entry: Entry) -> None:
-        """Note an entry; it is on disk when this returns.
+    def record(self, entry: Entry, progress: tuple[int, int] | None = None) -> None:
+        """Note an entry, and perhaps the progress after it; both are on disk when this returns.
 
         Raises:
             ResourceError: it could not be written.
         """
-        self._write("entry", entry.id, canonical(asdict(entry)).decode())
+        rows = [] if progress is None else [("about", _PROGRESS, "{}/{}".format(*progress))]
+        self._write(("entry", entry.id, canonical(asdict(entry)).decode()), *rows)
 
-    def _write(self, table: str, key: str, value: str) -> None:
+    def _write(self, *rows: tuple[str, str, str]) -> None:
+        # In one transaction: each is flushed to disk, which takes longer than reading a kernel from a store.
         try:
-            self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (key, value))  # noqa: S608 - ours
+            self._db.execute("BEGIN IMMEDIATE")
+            with self._db:
+                for table, key, value in rows:
+                    self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (key, value))  # noqa: S608 - ours
         except sqlite3.Error as error:
             raise ResourceError(
                 f"the ledger {self.path} cannot be written",
@@ -192,7 +197,7 @@ class Ledger:
         Raises:
             ResourceError: it could not be written.
         """
-        self._write("numbers", rule_id, canonical(dict(row)).decode())
+        self._write(("numbers", rule_id, canonical(dict(row)).decode()))
 
     def checks(self) -> dict[str, dict[str, Any]]:
         """The results of such checks, by rule."""
@@ -209,7 +214,7 @@ class Ledger:
         Raises:
             ResourceError: it could not be written.
         """
-        self._write("about", _PROGRESS, f"{count}/{total}")
+        self._write(("about", _PROGRESS, f"{count}/{total}"))
 
 
 @dataclass(frozen=True, kw_only=True)
