@@ -169,6 +169,11 @@ def test_another_process_of_the_same_number_is_not_the_campaign(running: tuple[P
     assert child.poll() is None
 
 
+def test_a_look_reads_no_entry(running: tuple[Path, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolchain.kernels.ledger._entry", None)
+    assert (read(running[0])["count"], read(running[0])["done"]) == (1, 1)
+
+
 def test_the_figures_are_renewed_while_it_runs(running: tuple[Path, subprocess.Popen[str]]) -> None:
     folder, _ = running
     before = (folder / STATUS).stat().st_mtime_ns

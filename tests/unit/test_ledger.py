@@ -16,7 +16,7 @@ import pytest
 
 from tests.kernel_fixtures import make_rule
 from toolchain.errors import ConfigError, ResourceError
-from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, counts, look, reproducible
+from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, Standing, counts, look, reproducible
 
 WRITER = """
 import os, sys
@@ -142,6 +142,19 @@ def test_how_far_the_latest_request_is(tmp_path: Path) -> None:
     with Ledger(path) as ledger:
         assert (look(path).count, look(path).total) == (3, 328)
         assert counts(look(ledger.path).entries)["done"] == 1
+
+
+def test_entries_are_counted_without_reading_them(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    path.touch()
+    assert look(path) == Standing(), "another process is making it"
+    with Ledger(path) as ledger:
+        for number, status in enumerate((DONE, FAILED, FAILED, TIMEOUT)):
+            reason = '{"status":"done"}' if status != DONE else ""
+            ledger.record(Entry.of(make_rule(f"k{number}"), status, reason=reason))
+    seen = look(path, entries=False)
+    assert seen.counted == counts(look(path).entries) == {"done": 1, "failed": 2, "timed_out": 1}
+    assert seen.entries == ()
 
 
 def test_an_entry_and_the_progress_are_one_write(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ FAILED = "failed"
 TIMEOUT = "timeout"
 FORMAT = "1"
 _PROGRESS = "progress"
+_STATES = (("done", DONE), ("failed", FAILED), ("timed_out", TIMEOUT))
+# In the canonical form; inside of any other text the quotes would have a backslash.
+_COUNT = "SELECT count(*) FROM entry WHERE instr(content, ?)"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS entry (id TEXT PRIMARY KEY, content TEXT NOT NULL);
@@ -106,7 +109,7 @@ _KEYS: Keys = dict.fromkeys(part.name for part in fields(Entry))
 def counts(entries: Iterable[Entry]) -> dict[str, int]:
     """Entries by status."""
     by_status = Counter(entry.status for entry in entries)
-    return {"done": by_status[DONE], "failed": by_status[FAILED], "timed_out": by_status[TIMEOUT]}
+    return {name: by_status[status] for name, status in _STATES}
 
 
 def by_kernel(entries: Iterable[Entry]) -> list[tuple[str, str, list[Entry]]]:
@@ -223,21 +226,26 @@ class Standing:
 
     Args:
         count, total: how many of those in the latest request are finished; zeros if that is unknown.
-        entries: by id.
+        counted: entries by status, see `counts`.
+        entries: by id; none where only their counts were wanted.
         numbers: of kernels whose numbers were checked, how many are `right`, `wrong`, `skipped` and `refused`.
     """
 
     count: int = 0
     total: int = 0
+    counted: Mapping[str, int] = field(default_factory=lambda: counts(()))
     entries: tuple[Entry, ...] = ()
     numbers: Mapping[str, int] = field(default_factory=dict)
 
 
-def look(path: Path) -> Standing:
+def look(path: Path, *, entries: bool = True) -> Standing:
     """Read a ledger that a campaign may be writing to at this moment, and change nothing in it.
 
+    Args:
+        entries: read them too: of a whole release that takes half a second.
+
     Returns:
-        Nothing but zeros for a ledger of another format.
+        Nothing but zeros for a ledger of another format, or one that is being made.
 
     Raises:
         ConfigError: it cannot be read.
@@ -245,20 +253,21 @@ def look(path: Path) -> Standing:
     try:
         # mode=ro could not undo what a killed campaign left half-written. A file without write access is only read.
         with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True)) as db:
-            known = dict(db.execute("SELECT name, value FROM about"))
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            known = dict(db.execute("SELECT name, value FROM about")) if "about" in tables else {}
             if known.get("format") != FORMAT:
                 return Standing()
             # All at once: while rows are read the campaign cannot write.
-            rows = db.execute("SELECT content FROM entry ORDER BY id").fetchall()
-            checked = []
-            if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'numbers'").fetchone():
-                checked = db.execute("SELECT content FROM numbers").fetchall()
+            rows = db.execute("SELECT content FROM entry ORDER BY id").fetchall() if entries else []
+            by_status = {name: db.execute(_COUNT, (f'"status":"{status}"',)).fetchone()[0] for name, status in _STATES}
+            checked = db.execute("SELECT content FROM numbers").fetchall() if "numbers" in tables else []
     except sqlite3.DatabaseError as error:
         raise _unusable(path, error) from error
     count, _, total = known.get(_PROGRESS, "").partition("/")
     return Standing(
         count=int(count or 0),
         total=int(total or 0),
+        counted=by_status,
         entries=tuple(_entry(content) for (content,) in rows),
         numbers=Counter(str(strict_json.read(content, "the ledger")["status"]) for (content,) in checked),
     )

@@ -218,9 +218,9 @@ def read(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the ledger cannot be read.
     """
-    standing = look(folder / LEDGER)
     content = _status_in(folder / STATUS)
-    named = {"campaign": folder.name, "count": standing.count, "asked": standing.total, **counts(standing.entries)}
+    standing = look(folder / LEDGER, entries=content is None)
+    named = {"campaign": folder.name, "count": standing.count, "asked": standing.total, **standing.counted}
     named["numbers"] = dict(sorted(standing.numbers.items()))
     if content is None:
         return {**named, "state": "unknown", **_nothing(standing)}
