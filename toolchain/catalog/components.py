@@ -155,10 +155,12 @@ def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
             fix=f"use LLVM {own - 1} or {own}, or {_tritons_for(llvm)}",
         )
     if llvm < needs.since:
+        # A newer one than its own is too new; that of a checkout may be newer than its version says.
+        fitting = str(own) if needs.since == own else f"{needs.since} or newer"
         raise UnsupportedError(
-            f"{where} is too old for Triton {needs.serves}: LLVM {llvm}, not {needs.since} or newer",
+            f"{where} is too old for Triton {needs.serves}: LLVM {llvm}, not {fitting}",
             why=f"this Triton links libraries of LLVM, MLIR or lld that LLVM {needs.since} is the first to install",
-            fix=f"use LLVM {needs.since} or newer",
+            fix=f"use LLVM {fitting}",
         )
 
 
