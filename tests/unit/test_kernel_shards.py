@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.kernel_fixtures import make_rule
 from tests.unit.test_kernel_store import Machine, PlainKey
+from toolchain.cli.app import app
 from toolchain.errors import ConfigError, KernelError, ToolchainError
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
@@ -221,3 +223,12 @@ def test_a_shard_whose_results_are_not_in_the_store_is_not_through(tmp_path: Pat
 def test_a_shard_needs_a_store() -> None:
     with pytest.raises(ConfigError, match="needs --kernel-store"):
         shard_of(RuleSet(tuple(RULES), len(RULES)), (1, 2), None)
+
+
+@pytest.mark.parametrize("words", [["kernels", "run", "--shard", "1/2"], ["build", "all"]])
+def test_a_shard_without_a_store_is_refused_before_anything_is_built(words: list[str], tmp_path: Path) -> None:
+    environment = {"TOOLCHAIN_SHARD": "1/2", "TOOLCHAIN_CACHE": str(tmp_path / "cache")}
+    done = CliRunner().invoke(app, [*words, "--json"], env=environment)
+    assert done.exit_code == 3, done.output
+    assert json.loads(done.stdout)["what"] == "--shard 1/2 needs --kernel-store"
+    assert not (tmp_path / "cache").exists()

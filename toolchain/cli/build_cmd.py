@@ -81,7 +81,7 @@ def build(
         from toolchain.publish.files import check_folder  # noqa: PLC0415
 
         check_folder(stage, archive, request.sources)
-    _check_kernel_store(request)
+    _check_kernel_store(request, stage)
     built = build_stages(request, stage, reuse=reuse)
     if archive is not None:
         _archive(request, built, archive, reuse)
@@ -141,22 +141,22 @@ def kernels_worker(
     """
     _require_kernels(stage)
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
-    _check_kernel_store(request)
+    _check_kernel_store(request, stage)
     from toolchain.build.kernel_worker import serve_kernels  # noqa: PLC0415 - only a worker needs it
 
     serve_kernels(request, stage, address, name=name, reuse=reuse)
 
 
 def _campaign(request: Request, stage: str, reuse: Reuse | None) -> None:
-    _check_kernel_store(request)
+    _check_kernel_store(request, stage)
     built = build_stages(request, stage, reuse=reuse)
     _show(request, stage, built)
     _tell_known_bad(built)
 
 
-def _check_kernel_store(request: Request) -> None:
-    """Before a long build begins, look at the kernel store and its key, and refuse a --scheduler without store or
-    Dask."""
+def _check_kernel_store(request: Request, stage: str) -> None:
+    """Before a long build begins, look at the kernel store and its key, and refuse a --shard or --scheduler without a
+    store, or a --scheduler without Dask."""
     if request.kernel_key is not None or request.kernel_store is not None or request.shards:
         from toolchain.build.kernel_store import check_folders, result_key  # noqa: PLC0415 - cryptography
 
@@ -164,6 +164,11 @@ def _check_kernel_store(request: Request) -> None:
         check_folders(request)
     if request.kernel_key is None and (request.kernel_store is not None or request.shards):
         console.note("results in --kernel-store are neither signed nor verified (--kernel-key does both)")
+    campaign = any(stages.involves(stage, one) for one in stages.CAMPAIGNS)
+    if request.shard is not None and request.kernel_store is None and campaign:
+        from toolchain.kernels.shards import without_store  # noqa: PLC0415 - most builds have no shard
+
+        raise without_store(request.shard)
     if request.scheduler is not None:
         from toolchain.kernels.dask_link import library  # noqa: PLC0415 - most builds have no scheduler
 

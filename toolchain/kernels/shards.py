@@ -129,6 +129,15 @@ def _identity(rules: RuleSet, shared: SharedResults) -> dict[str, Any]:
     }
 
 
+def without_store(part: tuple[int, int]) -> ConfigError:
+    """The error of a part of a campaign whose results would stay on this machine."""
+    return ConfigError(
+        f"--shard {part[0]}/{part[1]} needs --kernel-store",
+        why="its results reach the others through it",
+        fix="give a folder, oci:DIR or REGISTRY/NAME",
+    )
+
+
 def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults | None) -> Shard:
     """The part of the rules that this machine has to compile; all of them if no part was requested.
 
@@ -145,11 +154,7 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
     if part is None:
         return Shard(rules, {}, None)
     if shared is None:
-        raise ConfigError(
-            f"--shard {part[0]}/{part[1]} needs --kernel-store",
-            why="its results reach the others through it",
-            fix="give a folder, oci:DIR or REGISTRY/NAME",
-        )
+        raise without_store(part)
     identity = _identity(rules, shared)
     numbers = _agreed(rules, part[1], shared.stores[0], identity)
     mine = {name for name, number in numbers.items() if number == part[0]}
