@@ -191,7 +191,7 @@ def test_the_order_of_the_places(here: Here) -> None:
     # Each of these names the Triton as well, and the command line is the strongest.
     ref, _, said = here.llvm("--aotriton", "0.10b", env=env)
     assert ref == release.llvm
-    assert "overrules" in said
+    assert "overrides" in said
     assert here.triton("--source", f"triton={UPSTREAM}@{COMMIT}", env=env) == COMMIT
     assert here.llvm("--source", f"llvm=https://github.com/a/b@{UNKNOWN}", env=env)[0] == UNKNOWN
     file.write_text(f'source = ["triton={UPSTREAM}@{COMMIT}"]\n')
@@ -329,7 +329,7 @@ def test_sources_of_all_places_are_joined_by_name(here: Here) -> None:
     # The file's Triton is weaker than the command line's, whoever else names an LLVM.
     ref, commit, said = planned("--source", other, "--triton", "3.7.1")
     assert (ref, commit) == (UNKNOWN, V37.commit)
-    assert "overrules" in said
+    assert "overrides" in said
 
 
 def test_patches_of_all_places_are_joined_by_name(here: Here) -> None:

@@ -125,14 +125,14 @@ def _strongest(choice: Choice) -> Choice:
     if stronger:
         what = "--source triton" if stronger[0] == "source" else "--aotriton"
         return choice.noting(
-            f"{what} overrules --triton {choice.triton}, which is not of the command line", triton=None
+            f"{what} overrides --triton {choice.triton}, which is not of the command line", triton=None
         )
     if "source" in rivals and choice.rank("source") > choice.rank("triton"):
         rest = {name: spec for name, spec in choice.sources.items() if name != "triton"}
-        choice = choice.noting(f"--triton {choice.triton} overrules triton={choice.sources['triton']}", sources=rest)
+        choice = choice.noting(f"--triton {choice.triton} overrides triton={choice.sources['triton']}", sources=rest)
     weaker = "aotriton" in rivals and choice.rank("aotriton") > choice.rank("triton")
     if weaker and choice.target in {"llvm", "triton", "kernels"}:
-        choice = choice.noting(f"--triton {choice.triton} overrules AOTriton {choice.aotriton}", aotriton=None)
+        choice = choice.noting(f"--triton {choice.triton} overrides AOTriton {choice.aotriton}", aotriton=None)
     return choice
 
 
@@ -142,7 +142,7 @@ def _as_locked(choice: Choice, lock: Lock) -> Choice:
     texts = {name: str(text) for name, text in dict(held.get("source", {})).items() if text != "PATH"}
     specs = {name: parse_source_spec(text, project=name) for name, text in texts.items()}
     if choice.triton is not None and choice.rank("lock") < choice.rank("triton") and (specs or "triton" in held):
-        choice = choice.noting(f"the lock overrules --triton {choice.triton}", triton=None)
+        choice = choice.noting(f"the lock overrides --triton {choice.triton}", triton=None)
     if choice.triton or choice.aotriton or "triton" in choice.sources:
         return choice
     version, release = held.get("triton"), held.get("aotriton")

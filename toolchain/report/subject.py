@@ -7,7 +7,7 @@ from pathlib import Path
 
 from toolchain import strict_json
 from toolchain.cache import LEDGER, Cache
-from toolchain.errors import ConfigError
+from toolchain.errors import ConfigError, SourceError
 from toolchain.examine.kernels import Kernel, kernels_in
 from toolchain.filesystem import read_regular
 from toolchain.kernels.ledger import look
@@ -44,7 +44,14 @@ def report_of(what: str, cache: Cache) -> Report:
         from toolchain.build.images import one_image  # noqa: PLC0415 - brings the plan in
         from toolchain.report.builds import build_report  # noqa: PLC0415
 
-        return build_report(cache, one_image(cache, what))
+        try:
+            return build_report(cache, one_image(cache, what))
+        except SourceError as error:
+            raise SourceError(
+                error.what,
+                why=error.why,
+                fix=f"{error.fix}; `toolchain kernels status` lists unfinished campaigns",
+            ) from error
     return kernels_report(what, kernels_in(what, cache))
 
 
