@@ -98,14 +98,14 @@ def compatibility() -> str:
         ("A wheel is built for each `--python`, on the portable layer (glibc 2.31); the last column is for `--base debian13`."
         " Every wheel compiles for AMD; for NVIDIA it needs `--allow-binary libdevice`.\n"),
         _tritons(),
-        ("Wheels on the portable layer were built for CPython 3.11 and 3.13 of one Triton, on an LLVM that is not its pin."
+        ("Wheels on the portable layer were only built on an LLVM that is not Triton's pin: the table below."
         " Pythons outside of the tree's `python_requires` are refused with 7: by `plan` for a local tree, otherwise right after"
         " the fetch; with `--reuse-from` only when Triton is built.\n"),
         ("3.8.0+rhaiv.1 is a Triton of Red Hat. Only its LLVM is known, so its wheels need `--source triton=` with a"
         " checkout or `URL@COMMIT`.\n"),
         ("`--python` must include the base's own Python, 3.13 of `debian13`: `--python 3.11,3.13`. With the stable ABI, from 3.9.0"
         " on, 3.13's wheel is `cp312-abi3` and works with 3.12 and later; 3.11 gets a separate wheel.\n"),
-        "Also tested, all but the kernels on an LLVM that is not the pin:\n",
+        "Also tested; each Triton below, except that of the kernels, is on an LLVM that is not its pin:\n",
         _others(),
         "## Triton on a release of LLVM\n",
         ("Triton pins a commit between two releases of LLVM. The table has the releases themselves, as listed by"
@@ -287,7 +287,12 @@ def _aotritons() -> str:
     text = "An *inferred* LLVM is used with a warning, and the build stops after the fetch if the tree pins another one. An"
     text += " *unknown* one must be named: `--source llvm=URL@COMMIT`, from `cmake/llvm-hash.txt` of the release's Triton. If"
     text += " Triton's or AOTriton's commit is unknown too, name `--source triton=` and `--source aotriton=`."
-    return f"{text} One commit near 0.14 was tested.\n\n" + table(
+    text += (
+        " Since 0.14 some kernels are made by a compiler other than Triton and must be left out: `--without flydsl`,"
+    )
+    text += f" otherwise [7](exit-codes.md). One commit near 0.14 was tested. Of some releases [parts]({measured('AOTriton releases')})"
+    text += " were built with other Tritons; no release was built completely, or with its own Triton.\n\n"
+    return text + table(
         ["AOTriton", "Triton", "LLVM", "image packs", "Pythons of upstream's build", "on debian13"], rows
     )
 

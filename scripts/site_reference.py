@@ -146,8 +146,15 @@ def names() -> str:
             ["`…-instrumented`, `…-profile`, `…-pgo`", "instrumented LLVM and Triton; the profile; both built with it"],
             ["`kernel-worker-NAME-VERSION-BASE`", "a worker for `aotriton` or `flash-attn`"],
             ["`flash-attn-kernels-VERSION-triton-TRITON-BASE`", "FlashAttention code objects; `-partial-` if not all"],
-            ["`aotriton-HASH8-GPUS-BASE`", "AOTriton's library and kernels"],
+            ["`toolchain-hip-ROCMS`", "HIP headers and stub libraries to link with"],
+            ["`aotriton-HASH8-GPUS`", "AOTriton's library for several ROCms, and kernels"],
+            ["`aotriton-HASH8-GPUS-BASE`", "the same for the HIP of one base, by `--base`"],
+            ["`toolchain-torch-BASE`", "the distribution's PyTorch"],
+            ["`flash-attn-VERSION-triton-TRITON-BASE`, `aiter-…`, `vllm-…`, `wheels-WHEELS-triton-TRITON-BASE`",
+             "wheels built on Triton, with base, Triton and PyTorch"],
+            ["`triton-cache-WHEEL-triton-TRITON-BASE`", "the kernels of a wheel, compiled ahead of time"],
         ]),
+        ("TRITON is the first eight digits of Triton's commit, or the version of the index's wheel.\n"),
         ("BASE is the base's name; for your own image (`--base oci:mybase`) it is `local-` and the first eight digits of its"
          " manifest's digest, as in `llvm-triton-f6ded0be-local-0123abcd`.\n"),
         ("The path in the image never contains the base, the part or `-pgo`: `llvm-triton-f6ded0be-debian13` and"
