@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.emulator_fixtures import LDS, SCRATCH, code_object, get, pair, program, put, run, wave_of, workgroup
-from toolchain.emulator import codeobject, messagepack
+from toolchain.emulator import codeobject, extra, messagepack
 from toolchain.emulator.control import wait
 from toolchain.emulator.decode import decode
 from toolchain.emulator.disassembly import Line
@@ -28,6 +28,14 @@ GFX942, GFX1100, GFX1201 = Target("gfx942", 64), Target("gfx1100", 32), Target("
 
 
 # -------------------------------------------------------------------- memory
+
+
+def test_the_remedy_for_a_missing_numpy_is_not_another_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="--check needs numpy") as refusal:
+        extra.require_numpy("--check")
+    # The Python index has a project with the name of this one.
+    assert "install 'toolchain" not in refusal.value.fix
 
 
 def test_a_global_load_gathers_and_a_store_scatters() -> None:

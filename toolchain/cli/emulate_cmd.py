@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,10 +113,10 @@ def decoder(path: Path | None) -> Disassembler:
         ConfigError: numpy is not installed.
         EngineError: there is no suitable disassembler.
     """
-    if find_spec("numpy") is None:
-        raise ConfigError("the emulator needs numpy", fix="pip install 'toolchain[emulator]'")
     from toolchain.emulator.disassembly import find_disassembler  # noqa: PLC0415
+    from toolchain.emulator.extra import require_numpy  # noqa: PLC0415
 
+    require_numpy()
     return find_disassembler(path)
 
 

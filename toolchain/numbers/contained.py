@@ -7,14 +7,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from toolchain import process, strict_json
 from toolchain.cache import Cache
 from toolchain.emulator.disassembly import Disassembler
+from toolchain.emulator.extra import require_numpy
 from toolchain.engine import launcher, namespace, view
-from toolchain.errors import ConfigError, EngineError
+from toolchain.errors import EngineError
 from toolchain.numbers.campaign import Report
 from toolchain.numbers.check import Checked
 from toolchain.numbers.inside import ROW
@@ -56,7 +56,7 @@ def check_contained(
 
     with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch:
         copies = Path(scratch, "copies")
-        prefix, modules = Path(sys.base_prefix).resolve(), _modules()
+        prefix, modules = Path(sys.base_prefix).resolve(), require_numpy()
         show = [
             Mount(view.visible(folder, copies), _OBJECTS),
             Mount(view.visible(_PACKAGE, copies), f"{_TOOL}/{_PACKAGE.name}"),
@@ -89,15 +89,3 @@ def check_contained(
             fix="give fewer --jobs; report it otherwise",
         )
     return Report(tuple(checked[each.name] for each in objects), available, disassembler.label)
-
-
-def _modules() -> Path:
-    """The folder that numpy is imported from, and with it all that the tool imports.
-
-    Raises:
-        ConfigError: numpy is not installed.
-    """
-    spec = find_spec("numpy")
-    if spec is None or spec.origin is None:
-        raise ConfigError("the emulator needs numpy", fix="pip install 'toolchain[emulator]'")
-    return Path(spec.origin).resolve().parents[1]

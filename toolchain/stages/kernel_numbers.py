@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolchain import console
 from toolchain.cache import Cache
 from toolchain.emulator.disassembly import Disassembler, find_disassembler
-from toolchain.errors import ConfigError
+from toolchain.emulator.extra import require_numpy
 from toolchain.numbers.objects import Object, sample
 from toolchain.numbers.summary import describe
 from toolchain.request import Request
@@ -33,8 +32,7 @@ def require_check() -> Disassembler:
     Raises:
         ConfigError, EngineError: numpy or llvm-objdump is missing.
     """
-    if find_spec("numpy") is None:
-        raise ConfigError("--check needs numpy", fix="pip install 'toolchain[emulator]'")
+    require_numpy("--check")
     return find_disassembler()
 
 
