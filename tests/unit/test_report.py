@@ -184,7 +184,9 @@ def test_other_documents_are_refused(tmp_path: Path, content: str, reason: str) 
 
 
 def test_a_name_that_means_nothing_is_told(tmp_path: Path) -> None:
-    assert "no finished image" in made(tmp_path, "nothing-here", code=5)
+    said = made(tmp_path, "nothing-here", code=5)
+    assert "no finished image" in said
+    assert "toolchain kernels status" in said  # which lists the campaigns
 
 
 def test_ninjas_log_becomes_lanes_and_later_runs_follow() -> None:
