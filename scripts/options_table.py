@@ -24,10 +24,10 @@ the file overrides the default. The file is `toolchain.toml` in the current fold
 `toolchain --config FILE VERB`; `toolchain init` writes one. Its keys are the options without dashes. Relative paths in
 it are relative to its folder.
 
-"Set by" lists where an option can be set. The environment variable is `TOOLCHAIN_` and the name in capitals:
-`--kernel-timeout` is `TOOLCHAIN_KERNEL_TIMEOUT`. `verify` ignores keys and `allow-binary` in the file, and `pins`
-ignores all of it. Options that affect trust are ignored in a file that you have neither named nor approved:
-[approval](trust.md#whose-toolchaintoml).
+"Set by" lists where an option can be set. The environment variable is `TOOLCHAIN_` and the name in capitals,
+unless the table names another: `--kernel-timeout` is `TOOLCHAIN_KERNEL_TIMEOUT`. `verify` ignores keys and
+`allow-binary` in the file, and `pins` ignores all of it. Options that affect trust are ignored in a file that you have
+neither named nor approved: [approval](trust.md#whose-toolchaintoml).
 
 `--key` is the private key of `publish`, `--public-key` the key that signatures are verified with, and `--kernel-key`
 the key of a kernel store; a private one also signs new results.
@@ -83,7 +83,9 @@ def _row(key: tuple[str, str], names: list[str], parameter: Any, option: Option 
     variable = parameter.envvar or (option.variable if option is not None and option.kind == "pairs" else "")
     if names == ["verify"] and name in {"public-key", "allow-binary"}:
         in_file = False
-    ways = ["command line", *(["environment"] if variable else []), *(["file"] if in_file else [])]
+    usual = f"TOOLCHAIN_{name.upper().replace('-', '_')}"
+    environment = "environment" if variable == usual else f"environment: `{variable}`"
+    ways = ["command line", *([environment] if variable else []), *(["file"] if in_file else [])]
     text = key[1].partition(" \\[env var")[0].replace("|", "\\|")
     kept = {"always": "always", "changed": "when set"}.get(option.lock, "") if option is not None else ""
     recorded = "yes" if option is not None and option.is_input else ""

@@ -79,13 +79,14 @@ def configuration() -> str:
         "```toml\n" + render({}, Path()) + "```\n",
         "`only = \"distribution\"` is the default, and means all of LLVM.\n",
         "## Environment\n",
-        ("Most options can also be set by an environment variable: `TOOLCHAIN_` and the name in capitals, lists separated"
-        " by spaces ([Options](../options.md)). These exist as variables only:\n"),
+        ("Most options can also be set by an environment variable: `TOOLCHAIN_` and the name in capitals, values of repeatable"
+        " options separated by spaces ([Options](../options.md)). Further variables:\n"),
         table(["variable", "what"], [
             ["`TOOLCHAIN_KEY_PASSPHRASE`", "passphrase of the private key, for `keygen` and `publish`"],
             ["`TOOLCHAIN_ISOLATION`", "`oci`: containers by runc or crun; see [isolation](../isolation.md)"],
             ["`TOOLCHAIN_LOCK_TIMEOUT`", "seconds to wait for another invocation: 86400; 0 does not wait"],
             ["`TOOLCHAIN_CONFIG`", "as `--config`"],
+            ["`TOOLCHAIN_LLVM_OBJDUMP`", "llvm-objdump of `build --check`, `kernels check` and `emulate`; as `--objdump`"],
             ["`REGISTRY_AUTH_FILE`, `DOCKER_CONFIG`", "files with logins, read before `~/.docker/config.json`"],
         ]),
         ("`TOOLCHAIN_KEY` is the private key of `publish`. `TOOLCHAIN_PUBLIC_KEY` is the key that `verify` and"
@@ -164,7 +165,7 @@ def names() -> str:
         ("Tags: `latest`, and the first 12 digits of the input digest ([several architectures](../architectures.md#what-is-published))."
         " To pin an image, use its digest, which `publish` prints.\n"),
         "## Stages\n",
-        table(["stage", "title", "sources by name", "licence"], stages),
+        table(["stage", "title", "sources by name", "license"], stages),
         "## Labels\n",
         table(["label", "content"], [[f"`{value}`", _OF_LABELS[name]] for name, value in own.items()]),
     ])  # fmt: skip

@@ -87,7 +87,7 @@ class Request:
         default="",
         metadata=option(
             "glibc", metavar="FLOOR", is_input=True, lock="changed", explicit=True, known=reading.known_floors,
-            help="Oldest glibc that the portable LLVM supports. \\[default: 2.31]",
+            example="2.31", help="Oldest glibc that the portable LLVM supports. \\[default: 2.31]",
         ),
     )  # fmt: skip
     arch: tuple[str, ...] = field(

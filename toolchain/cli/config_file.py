@@ -167,7 +167,7 @@ def render(given: Mapping[str, Any], folder: Path) -> str:
 def _shown(option: Option) -> Any:
     """The default of an option; an example where it has none."""
     default = plain(next((row.default for row in request_module.options() if row.option.name == option.name), None))
-    shown = option.example if default in (None, [], {}) else default
+    shown = option.example if default in (None, "", [], {}) else default
     return ",".join(shown) if option.kind == "commas" and isinstance(shown, list) else shown
 
 
