@@ -242,7 +242,7 @@ def _emulators(_: Cache) -> Check:
     return Check(
         "emulators",
         "warn",
-        f"{detail}; without one a layer for that machine is built by --no-contract alone",
+        f"{detail}; without one a layer for that machine needs --no-contract",
         "apt-get install qemu-user-static",
     )
 

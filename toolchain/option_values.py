@@ -242,9 +242,7 @@ def kernel_store(text: str) -> str:
         return str(Path(text).expanduser().absolute())
     ref = parse(text)
     if ref.tag or ref.digest:
-        raise ConfigError(
-            f"--kernel-store {text} names one image", fix="name the place alone: REGISTRY/NAME or oci:DIR"
-        )
+        raise ConfigError(f"--kernel-store {text} names one image", fix="name only the place: REGISTRY/NAME or oci:DIR")
     return f"oci:{ref.path.expanduser().absolute()}/" if isinstance(ref, LayoutRef) else str(ref)
 
 

@@ -173,7 +173,7 @@ def test_an_llvm_for_a_gpu_can_be_built_alone(request_: Request) -> None:
     alone = replace(request_, sources=specs({"llvm-amdgpu": "distro:llvm-toolchain-22"}))
     assert [stage.name for stage in stages_of("llvm-amdgpu", alone)] == ["base", "sysroot", "llvm-amdgpu"]
     assert planned(alone, "llvm-amdgpu")["llvm-amdgpu"].image == "llvm-amdgpu-22.1.8"
-    with pytest.raises(UnsupportedError, match="takes no LLVM of its own for AMDGPU"):
+    with pytest.raises(UnsupportedError, match="takes no separate LLVM for AMDGPU"):
         plan(replace(request_, sources={}), "llvm-amdgpu")
 
 
@@ -200,7 +200,7 @@ def test_a_further_llvm_is_a_further_row(request_: Request, tree: Path, monkeypa
 
 def test_an_llvm_that_no_rule_knows_is_refused_by_name(request_: Request, tree: Path) -> None:
     (tree / "cmake/intel-llvm-build-info.json").write_text("{}")
-    with pytest.raises(UnsupportedError, match="of its own for intel"):
+    with pytest.raises(UnsupportedError, match="separate LLVM for intel"):
         plan(request_, "triton")
 
 

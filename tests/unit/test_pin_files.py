@@ -369,7 +369,7 @@ def test_before_there_were_any(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["info", "build_info"])
 def test_an_llvm_that_no_rule_knows_is_refused_by_name(what: str, tmp_path: Path) -> None:
     tree = codegen(tmp_path, amd_info=PIN, **{f"intel_{what}": PIN})
-    with pytest.raises(UnsupportedError, match="of its own for intel") as caught:
+    with pytest.raises(UnsupportedError, match="separate LLVM for intel") as caught:
         read_codegen_pins(tree)
     assert f"cmake/intel-llvm-{what.replace('_', '-')}.json" in caught.value.why
     assert "amd (AMDGPU)" in caught.value.why

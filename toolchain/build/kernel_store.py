@@ -121,7 +121,7 @@ def open_store(place: str, cache: Cache, *, offline: bool = False) -> Iterator[K
         return
     ref = parse(place)
     if offline and ref.remote:
-        raise ConfigError("--offline forbids to ask a registry", fix="use a folder or oci:DIR as --kernel-store")
+        raise ConfigError("--offline forbids asking a registry", fix="use a folder or oci:DIR as --kernel-store")
     cache.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache.work, prefix="kernel-store-") as scratch, open_place(ref) as opened:
         yield OciStore(opened, Path(scratch))

@@ -59,7 +59,7 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
     if reuse is None and (names := undecided_in(rows, request)):
         raise PolicyError(
             f"no option allows or drops the prebuilt {', '.join(names)} in Triton's source",
-            why="only sources enter by default, and hours of LLVM would be built first",
+            why="prebuilt files are refused by default, and hours of LLVM would be built first",
             fix=f"leave it out: --drop-binary {names[0]}; or let it in: --allow-binary {names[0]}",
         )
     # What may come finished from elsewhere needs no sources.
@@ -185,7 +185,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
         images = " and ".join(planned.image for planned in away)
         verbs = dict.fromkeys(f"`toolchain build {planned.name} --arch {','.join(request.arch)}`" for planned in away)
         raise UnreachableError(
-            f"{images} not in the cache and --offline forbids to make {'it' if len(away) == 1 else 'them'}",
+            f"{images} not in the cache and --offline forbids making {'it' if len(away) == 1 else 'them'}",
             fix=f"run {' and '.join(verbs)} once with a network and the same options, or import a bundle",
         )
     for row in rows:
@@ -220,7 +220,7 @@ def _allowed(request: Request, planned: Planned, built: Built | None) -> None:
     names = {*planned.binaries, *(built.binaries if built else ())}
     for name in sorted(names.difference(let_in_names(request) if names else ())):
         raise PolicyError(
-            f"{planned.image} needs the prebuilt {name}, and only sources enter by default",
+            f"{planned.image} needs the prebuilt {name}, which is refused by default",
             why="; ".join(source.ref for source in planned.sources),
             fix=f"allow it by name: --allow-binary {name}",
         )

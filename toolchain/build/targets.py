@@ -40,7 +40,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
         if row.machines and (arch not in cross if foreign else arch not in row.machines):
             raise UnsupportedError(
                 f"{target} is not built for {arch}",
-                why="kernels and AOTriton are built for amd64 alone, on amd64; Triton from source, on a portable LLVM,"
+                why="kernels and AOTriton are only built for amd64, on amd64; Triton from source, on a portable LLVM,"
                 " for arm64 too; other architectures get their LLVM layer",
                 fix=f"toolchain build llvm --arch {arch}, and {target} with --arch {','.join(row.machines)}",
             )

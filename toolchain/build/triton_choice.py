@@ -230,7 +230,7 @@ def _as_path(choice: Choice, path: Path, cache: Cache) -> Choice:
         raise PinError(
             f"--triton {path} names no Triton",
             why="a file is the pin of an LLVM, which does not determine a Triton",
-            fix="give a version, a commit or the folder of a checkout; a pin file serves `llvm` alone",
+            fix="give a version, a commit or the folder of a checkout; a pin file is only for `llvm`",
         )
     pin = read_pin(path)
     for name, llvm in _llvm_named(choice, cache):

@@ -129,7 +129,7 @@ def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> Non
     if missing := [name for name in has if name not in without]:
         raise UnsupportedError(
             f"{what} has kernels that are made by {', '.join(missing)}",
-            why="that is a compiler of its own, with an LLVM of its own, and there is no recipe for it here",
+            why="that compiler has its own LLVM, and there is no recipe for it here",
             fix=f"leave them out: `kernels run aotriton --without {','.join(has)}`; the library then chooses none",
         )
     if vain := [name for name in without if name not in has]:

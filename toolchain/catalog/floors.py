@@ -68,7 +68,7 @@ def floor_of(glibc: str) -> Floor:
         raise UnsupportedError(
             f"no LLVM is built against glibc {glibc} ({floor.system}) yet",
             why=f"its headers and libraries are in {(floor.images or {}).get('amd64', 'an image')}, and this version"
-            f" unpacks Debian's packages alone; {floor.note}",
+            f" only unpacks Debian packages; {floor.note}",
             fix=f"--glibc with one of {usable}",
         )
     return floor

@@ -110,8 +110,8 @@ def rocm_of(text: str) -> Rocm:
             return row
     raise UnsupportedError(
         f"no library is linked for ROCm {text.strip()[:40]!r}",
-        why=f"known are {', '.join(row.major for row in rocms())}: each brings a libamdhip64 of its own name",
-        fix="name one of these: --rocm 6,7; for another, a base of your own with its HIP: --base oci:DIR",
+        why=f"known are {', '.join(row.major for row in rocms())}: the libamdhip64 of each has another name",
+        fix="name one of these: --rocm 6,7; for another, your own base with its HIP: --base oci:DIR",
     )
 
 

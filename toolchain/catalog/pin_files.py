@@ -82,7 +82,7 @@ def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
         rule = codegen_named(name)
         if rule is None:
             raise UnsupportedError(
-                f"this Triton has an LLVM of its own for {name}, which no rule here knows",
+                f"this Triton has a separate LLVM for {name}, for which there is no rule here",
                 why=f"{' and '.join(files)} in {checkout}; known are "
                 + ", ".join(f"{codegen.name} ({codegen.target})" for codegen in codegens()),
                 fix="use a Triton from before that; what such an LLVM needs is a table in toolchain/data/codegen.toml",

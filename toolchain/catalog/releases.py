@@ -126,9 +126,7 @@ def aotriton_release(name: str, *, allow_unknown: bool = False) -> AotritonRelea
     by_name = {row.name: row for row in aotriton_releases()}
     row = by_name.get(wanted) or by_name.get(f"{wanted}b")
     if row is None:
-        raise _no_such(
-            "AOTriton release", name, by_name, also="for a tree of your own: --source aotriton=PATH|URL@COMMIT"
-        )
+        raise _no_such("AOTriton release", name, by_name, also="for your own tree: --source aotriton=PATH|URL@COMMIT")
     if not allow_unknown:
         require(row, "commit", "triton", "llvm")
     return row

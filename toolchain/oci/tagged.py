@@ -22,7 +22,7 @@ LOG = logging.getLogger(__name__)
 Kind = Literal["sig", "att"]
 Same = Callable[[Descriptor, Descriptor], bool]
 _NEVER = "0001-01-01T00:00:00Z"  # as cosign writes it: nothing of it depends on when
-_TAKEN = "publish to a repository of your own, or delete that tag if it is not needed"
+_TAKEN = "publish to your own repository, or delete that tag if it is not needed"
 _OF_IMAGES = (media.LAYER, media.DOCKER_LAYER_GZIP, media.DOCKER_LAYER)
 
 

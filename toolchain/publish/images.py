@@ -80,7 +80,7 @@ def deliver(
     if compression != "gzip" and "triton-cache" in stages:
         raise ConfigError(
             f"a Triton cache is not published as {compression}",
-            why="MCV, which unpacks it, reads layers of gzip alone",
+            why="MCV, which unpacks it, only reads layers of gzip",
             fix="leave --compression out",
         )
     by_name: dict[str, list[Record]] = {}

@@ -75,7 +75,7 @@ class EditFile:
             raise PatchError(
                 f"{self.path.name} does not fit this tree: {file} has another digest",
                 why=f"expected sha256:{expected}, found {actual or 'no such file'}",
-                fix=f"undo the change to {file}; or commit it: the edits are for commit {self.commit[:12]} alone",
+                fix=f"undo the change to {file}; or commit it: the edits are only for commit {self.commit[:12]}",
             )
 
     def _others(self, tree: Path) -> list[tuple[str, str, str]]:

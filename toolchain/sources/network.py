@@ -41,7 +41,7 @@ def refuse_offline(what: str, *, offline: bool) -> None:
     """
     if offline:
         raise UnreachableError(
-            f"{what} is not in the store and --offline forbids to fetch it",
+            f"{what} is not in the store and --offline forbids fetching it",
             fix="run `toolchain fetch` once with a network, or import a bundle",
         )
 

@@ -191,7 +191,7 @@ def run_mmdebstrap(
 
     if workspace.request.offline:
         raise UnreachableError(
-            f"{what} is not in the cache and --offline forbids to make it",
+            f"{what} is not in the cache and --offline forbids making it",
             fix="run this once with a network, or import a bundle",
         )
     main = next((mirror for mirror in apt_mirrors() if not mirror.security), None)
@@ -238,7 +238,7 @@ def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspa
     """A base whose distribution brings its own image: it is pulled by digest, then packages come by the network."""
     if workspace.request.offline:
         raise UnreachableError(
-            f"base {recipe.name} is not in the cache and --offline forbids to make it",
+            f"base {recipe.name} is not in the cache and --offline forbids making it",
             why=f"it starts from {recipe.image} and installs packages",
             fix="run this once with a network, or import a bundle",
         )

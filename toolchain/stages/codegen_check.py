@@ -76,7 +76,7 @@ def check_library(library: Path, *, revision: str, exports: Sequence[str], arch:
         raise ContractError(
             f"{name} needs a library at run time that a wheel does not bring: {', '.join(further)}",
             why="only the C and C++ run-time libraries are on every system; LLVM must be linked in",
-            fix="link it with the static libraries of the layer alone",
+            fix="link it only with the static libraries of the layer",
         )
     if newest > numbers(glibc):
         version = ".".join(map(str, newest))

@@ -105,7 +105,7 @@ def rules_of(request: Request) -> tuple[Codegen, ...]:
         rule = codegen_of(pin.target)
         if rule is None:
             raise UnsupportedError(
-                f"this Triton has an LLVM of its own for {pin.target}, which no rule here knows",
+                f"this Triton has a separate LLVM for {pin.target}, for which there is no rule here",
                 why=pin.source,
                 fix="take an older Triton, or add its table to toolchain/data/codegen.toml",
             )
@@ -123,7 +123,7 @@ def pin_of(rule: Codegen, request: Request) -> CodegenPin:
         if pin.target == rule.target:
             return pin
     raise UnsupportedError(
-        f"this Triton takes no LLVM of its own for {rule.target}",
+        f"this Triton takes no separate LLVM for {rule.target}",
         why=f"it has no {rule.pin_file}, and makes that code with the LLVM that it links",
         fix=f"name a Triton that has one: --triton 3.9.0; or an LLVM to try: --source {rule.llvm}=...",
     )

@@ -92,7 +92,7 @@ class CodegenLibraryStage:
             raise PolicyError(
                 f"the files of Triton that {rule.library} is built from hold prebuilt ones",
                 why=", ".join(finding.file for finding in findings),
-                fix="this library is built from source alone",
+                fix="this library is only built from source",
             )
         out = workspace.build(
             library_recipe(

@@ -47,7 +47,7 @@ def require_portable(request: Request) -> None:
     if not request.glibc:
         raise UnsupportedError(
             f"no profile is made or used on base {request.base}",
-            why="that is for the portable LLVM alone",
+            why="profiles are only for the portable LLVM",
             fix="leave --base out",
         )
 

@@ -59,7 +59,7 @@ def _pull(recipe: BaseRecipe, ref: Target, layout: Layout) -> Descriptor:
 
 
 def _advice(recipe: BaseRecipe, error: Exception) -> str:
-    alternative = "or name another base: --base debian13, or --base oci:DIR with an image of your own"
+    alternative = "or name another base: --base debian13, or --base oci:DIR with your own image"
     if isinstance(error, UnreachableError):
         return f"check the network, and a proxy if there is one; {alternative}"
     return f"compare {recipe.image} in {DATA} with the registry (it was {recipe.tag} on {recipe.seen}); {alternative}"

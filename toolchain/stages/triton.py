@@ -37,7 +37,7 @@ def stands_on(request: Request) -> tuple[str, ...]:
     refuse_unused(request, rules)
     if rules and not request.glibc:
         raise UnsupportedError(
-            f"a Triton with an LLVM of its own for {', '.join(rule.target for rule in rules)} is not built for a base",
+            f"a Triton with a separate LLVM for {', '.join(rule.target for rule in rules)} is not built for a base",
             why="its libraries are compiled against an old system, on a portable LLVM",
             fix="leave --base out",
         )

@@ -171,7 +171,7 @@ def instrumented(request: Request) -> TritonPortableStage:
         )
     if rules := rules_of(request):
         raise UnsupportedError(
-            f"no profile is made of a Triton with an LLVM of its own for {', '.join(rule.target for rule in rules)}",
+            f"no profile is made of a Triton with a separate LLVM for {', '.join(rule.target for rule in rules)}",
             why="its kernels are compiled by that LLVM, which is not instrumented",
             fix="take a Triton with one LLVM, 3.8 or earlier",
         )
@@ -212,7 +212,7 @@ def _own_among(request: Request, versions: Sequence[str]) -> str:
         raise UnsupportedError(
             f"--python {','.join(versions)} leaves out Python {own}",
             why=f"the image of base {request.base} and the wheel runs that one",
-            fix=f"--python {','.join([*versions, own])}; the objects that no Python header reaches are compiled once",
+            fix=f"--python {','.join([*versions, own])}; what does not include Python's headers is compiled once",
         )
     return own
 

@@ -49,7 +49,7 @@ class TritonSourceStage:
         if details.bindings.project != "pybind11":
             raise UnsupportedError(
                 f"a Triton that is bound by {details.bindings.project} is not built for a base",
-                why="its wheel is built by the portable recipe alone",
+                why="its wheel is only built by the portable recipe",
                 fix="leave --base out",
             )
         _check_pythons(request)
