@@ -219,8 +219,10 @@ def rows(results: dict[str, dict[str, Any]], by_hand: Sequence[dict[str, str]]) 
         if llvm is not None:
             found.append({"what": "llvm", "of": llvm["version"], "triton": llvm["serves"]})
         if llvm is not None and triton is not None:
-            pythons = pair.pythons.replace(",", " and ")
-            found.append({"what": "wheel", "of": triton["commit"], "llvm": llvm["version"], "part": pythons})
+            pythons = " and ".join(pair.pythons.replace(",", ", ").rsplit(", ", 1))
+            edits = edits_for(triton["commit"], llvm["version"])
+            part = f"{pythons}, with {edits} edits" if edits else pythons
+            found.append({"what": "wheel", "of": triton["commit"], "llvm": llvm["version"], "part": part})
     return "".join(_tried(row) for row in found if (row["what"], row["of"], f"glibc {_FLOOR}") not in known)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.catalog.architectures import MACHINES
 from toolchain.catalog.bases import load_bases
-from toolchain.catalog.components import check_generation, needs_for
+from toolchain.catalog.components import LlvmRequirements, check_generation, needs_for
 from toolchain.catalog.costs import costs
 from toolchain.catalog.floors import load_floors
 from toolchain.catalog.hip import rocms
@@ -110,7 +110,7 @@ def compatibility() -> str:
         "## Triton on a release of LLVM\n",
         ("Triton pins a commit between two releases of LLVM. The table has the releases themselves, as listed by"
         " `toolchain pins --distro`, most of them with [edits](building.md#triton). Every other LLVM is refused with"
-        " [7](exit-codes.md), as too old or too new. Tritons without a version are commits near the branch point of that LLVM.\n"),
+        " [7](exit-codes.md), as too old or too new. Tritons without a version are commits near the branch point of an LLVM.\n"),
         _pairs(),
         "## glibc: where a layer is linked and run\n",
         ("A layer or wheel works on systems whose glibc is at least as new as its floor. On older ones the layer's check"
@@ -169,6 +169,14 @@ def _tritons() -> str:
     return table([*head, *(f"wheel, Python {one}" for one in pythons), "wheel of debian13 (3.13)"], rows)
 
 
+def _needs(triton: str) -> LlvmRequirements | None:
+    """What a Triton needs from LLVM; None if nothing is on record."""
+    try:
+        return needs_for(triton)
+    except ToolchainError:
+        return None
+
+
 def _pairs() -> str:
     stem = "llvm-toolchain-"
     llvms = {int(row.name.removeprefix(stem)): row.version for row in known_packages() if row.name.startswith(stem)}
@@ -176,19 +184,20 @@ def _pairs() -> str:
     versions = [row.version for row in triton_releases() if row.version and "+" not in row.version]
     rows = []
     for named in (*dict.fromkeys(row.of for row in built), *versions):
-        try:
-            needs = needs_for(named)
-        except ToolchainError:
+        needs = _needs(named)
+        if needs is None and not is_commit(named):
             continue
         cells = []
         for number in sorted(llvms):
             done = [row for row in built if (row.of, row.llvm) == (named, llvms[number])]
             try:
-                check_generation(needs, number, where="it")
+                if needs is not None:
+                    check_generation(needs, number, where="it")
             except ToolchainError:
                 cells.append("refused")
             else:
-                cells.append("<br>".join(f"{row.as_}: {tested(row)}" for row in done) or _UNTRIED)
+                otherwise = _UNTRIED if needs is not None else "the tree decides"
+                cells.append("<br>".join(f"{row.as_}: {tested(row)}" for row in done) or otherwise)
         rows.append([f"`{named[:12]}`" if is_commit(named) else named, *cells])
     return table(["Triton", *(f"LLVM {llvms[number]}" for number in sorted(llvms))], rows)
 

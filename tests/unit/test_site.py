@@ -274,6 +274,13 @@ def test_what_was_tried_has_its_figures() -> None:
     assert anchor("A part of gfx942") == "a-part-of-gfx942"
 
 
+def test_each_tested_pair_of_triton_and_llvm_is_in_the_table() -> None:
+    table = (DOCS / "compatibility.md").read_text(encoding="utf-8").partition("## Triton on a release of LLVM")[2]
+    pairs = {row["of"] for row in load("tried")["tried"] if row.get("llvm")}
+    assert len(pairs) > 1
+    assert all(f"\n| `{commit[:12]}` | " in table for commit in pairs)
+
+
 def build(folder: Path) -> subprocess.CompletedProcess[str]:
     program = shutil.which("zensical", path=str(Path(sys.executable).parent))
     if program is None:
