@@ -14,7 +14,7 @@ fail() {
 bases=$(list "$BASES") || fail "bases is not a JSON list of names, e.g. [\"debian13\"]: $BASES"
 arches=$(list "$ARCHES") || fail "arches is not a JSON list of names, e.g. [\"amd64\"]: $ARCHES"
 if [ "$STAGE" = triton ]; then
-  grep --line-regexp --quiet amd64 <<<"$arches" || fail "these workflows build Triton for amd64 alone: arches must hold it"
+  grep --line-regexp --quiet amd64 <<<"$arches" || fail "these workflows only build Triton for amd64: arches must contain it"
   [ -z "${TOOLCHAIN_ONLY:-}" ] || fail "Triton needs the whole of LLVM: leave \`only\` empty"
 fi
 for base in $bases; do

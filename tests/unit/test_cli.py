@@ -58,7 +58,7 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
         (("build", "llvm", "--gpu", "gfx9999"), 7, "unknown GPU 'gfx9999'"),
         (("build", "llvm", "--base", "debian31"), 7, "debian13"),
         (("plan", "llvm", "--glibc", "2.17"), 7, "no floor is known for glibc 2.17"),
-        (("plan", "llvm", "--glibc", "2.28"), 7, "unpacks Debian's packages alone"),
+        (("plan", "llvm", "--glibc", "2.28"), 7, "only unpacks Debian packages"),
         (("plan", "llvm", "--glibc", "2.31", "--base", "debian13"), 3, "--glibc 2.31"),
         (("plan", "triton", "--triton", "3.7.1", "--base", "debian13", "--python", "3.11"), 7, "has no Python 3.11"),
         (("build", "sysroot", "--base", "debian13"), 7, "compiled against that base itself"),
