@@ -227,7 +227,7 @@ class Standing:
     Args:
         count, total: how many of those in the latest request are finished; zeros if that is unknown.
         counted: entries by status, see `counts`.
-        entries: by id; none where only their counts were wanted.
+        entries: by id; empty if only their counts were read.
         numbers: of kernels whose numbers were checked, how many are `right`, `wrong`, `skipped` and `refused`.
     """
 
