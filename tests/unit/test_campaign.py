@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import subprocess
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +194,22 @@ def test_failed_rules_are_tried_again(place: Place) -> None:
 
     assert again.skipped == 1
     assert place.workers.tries.count("fails") == 2
+
+
+def test_a_worker_that_is_slow_to_go_ends_nothing(place: Place) -> None:
+    rules = [make_rule(kernel) for kernel in ("dies", "good", "fine")]
+    place.workers.provide(rules)
+
+    @contextlib.contextmanager
+    def make() -> Iterator[subprocess.Popen[str]]:
+        with place.workers() as child:
+            yield child
+        raise subprocess.TimeoutExpired("worker", 10)
+
+    with Ledger(place.root / "ledger.sqlite") as ledger:
+        executor = LocalExecutor(make, workers=1, timeout=60.0)
+        result = run_campaign(rules, executor, ledger, place.out, worker_tree="/src", keep_going=True)
+    assert result.counts() == {"done": 2, "failed": 1, "timed_out": 0}
 
 
 def test_workers_that_never_come_up_end_the_campaign(place: Place) -> None:
