@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.kernel_fixtures import make_rule
 from toolchain import locks as lock
 from toolchain.cache import Cache
 from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.errors import UnsupportedError
 from toolchain.kernels.campaign import CampaignResult
-from toolchain.kernels.ledger import Entry
+from toolchain.kernels.ledger import DONE, Entry, Ledger
+from toolchain.kernels.rules import RuleSet
+from toolchain.stages import aotriton_images
 from toolchain.stages.aotriton import assemble, campaign_folder, lacking, partial_text
-from toolchain.stages.aotriton_images import MadeImages, require_gpus
+from toolchain.stages.aotriton_images import KernelImages, MadeImages, require_gpus
 
 PREFIX = "/usr/lib64/aotriton-30ae9671"
 OF = generation_of("0.13b")
@@ -136,3 +141,27 @@ def test_two_campaigns_over_the_same_objects_take_turns(
     assert f"waiting for pid {os.getpid()} (this process): a campaign over the same kernels" in (
         capsys.readouterr().err
     )
+
+
+def test_what_a_store_alone_gave_is_kept_for_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, facts = make_rule("k"), {"triton": "3.7.1"}
+    known: list[tuple[Entry, ...]] = []
+    (tmp_path / "plan").mkdir()
+
+    class Stored:
+        executor = SimpleNamespace(about=dict)
+
+        def run(self, rules: RuleSet, ledger: Ledger, count: Any) -> CampaignResult:
+            known.append(ledger.entries(rules.rules))
+            ledger.record(Entry.of(rule, DONE))
+            count(1, 1, "")
+            return CampaignResult(entries=(), skipped=0, partial=False, about={})
+
+    monkeypatch.setattr(aotriton_images, "compiling", lambda *_: contextlib.nullcontext(Stored()))
+    monkeypatch.setattr(KernelImages, "compile_setup", lambda _: None)
+    workspace: Any = SimpleNamespace(count=lambda *_: None)
+    shared: Any = SimpleNamespace(about=facts)
+    made = KernelImages(tmp_path / "plan", tmp_path, "", workspace)
+    results = [made.compile(RuleSet((rule,), 1), shared) for _ in range(2)]
+    assert [len(entries) for entries in known] == [0, 1]
+    assert [result.about for result in results] == [facts, facts]

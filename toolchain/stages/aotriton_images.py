@@ -184,8 +184,10 @@ class KernelImages:
         with Ledger(known) as ledger, compiling(self.compile_setup(), self.workspace, shared) as workers:
 
             def count(done: int, total: int, label: str) -> None:
-                if not about.is_file() and (facts := workers.executor.about()):
-                    write_atomically(about, json.dumps(facts, sort_keys=True).encode())
+                # The workers of a store's results had the same image.
+                facts = workers.executor.about() or (shared.about if shared is not None else {})
+                if facts and not about.is_file():
+                    write_atomically(about, json.dumps(dict(facts), sort_keys=True).encode())
                 self.workspace.count(done, total, label)
 
             result = workers.run(rules, ledger, count)
