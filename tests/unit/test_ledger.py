@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -109,11 +108,10 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
 def test_a_ledger_that_another_holds_need_not_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "l"
     with Ledger(path) as ledger:
-        ledger.record(Entry.of(make_rule("k"), DONE))
-    connect = sqlite3.connect
-    with contextlib.closing(connect(path, isolation_level=None)) as other:
+        assert ledger._db.execute("PRAGMA busy_timeout").fetchone() == (30_000,), "a disk may be busy for long"
+    monkeypatch.setattr("toolchain.kernels.ledger._PATIENCE", 0.01)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        monkeypatch.setattr(sqlite3, "connect", partial(connect, timeout=0.01))
         for use in (Ledger, look):
             with pytest.raises(ConfigError, match="cannot be used") as caught:
                 use(path)

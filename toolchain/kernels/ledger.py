@@ -24,6 +24,7 @@ FAILED = "failed"
 TIMEOUT = "timeout"
 FORMAT = "1"
 _PROGRESS = "progress"
+_PATIENCE = 30.0  # seconds that another process may hold it: a flush to a busy disk takes long
 _STATES = (("done", DONE), ("failed", FAILED), ("timed_out", TIMEOUT))
 # In the canonical form; inside of any other text the quotes would have a backslash.
 _COUNT = "SELECT count(*) FROM entry WHERE instr(content, ?)"
@@ -131,11 +132,11 @@ class Ledger:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         try:
-            # FULL: a committed entry is on disk, whatever is killed next.
-            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=_PATIENCE)
         except sqlite3.DatabaseError as error:
             raise _unusable(path, error) from error
         try:
+            # A committed entry is on disk, whatever is killed next.
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
             known = dict(self._db.execute("SELECT name, value FROM about"))
@@ -252,7 +253,7 @@ def look(path: Path, *, entries: bool = True) -> Standing:
     """
     try:
         # mode=ro could not undo what a killed campaign left half-written. A file without write access is only read.
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True)) as db:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=_PATIENCE)) as db:
             tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
             known = dict(db.execute("SELECT name, value FROM about")) if "about" in tables else {}
             if known.get("format") != FORMAT:
