@@ -126,6 +126,8 @@ def test_build_has_at_most_28_options_and_takes_the_others_from_the_environment(
     (tmp_path / "toolchain.toml").write_text('select = "attn*"\nkernel-memory = 4000\n')
     monkeypatch.setenv("TOOLCHAIN_KERNEL_MEMORY", "5000")
     monkeypatch.setenv("TOOLCHAIN_SHARD", "1/2")
+    (tmp_path / "store").mkdir()
+    monkeypatch.setenv("TOOLCHAIN_KERNEL_STORE", str(tmp_path / "store"))  # which a shard needs
     CliRunner().invoke(app, ["build", "kernels", *WHEEL, "--cache", str(tmp_path / "cache")])
     assert [(one.select, one.kernel_memory, one.shard) for one in asked] == [("attn*", 5000, (1, 2))]
     for name, value in (
