@@ -166,7 +166,7 @@ class Ledger:
         Raises:
             ResourceError: it could not be written.
         """
-        rows = [] if progress is None else [("about", _PROGRESS, "{}/{}".format(*progress))]
+        rows = [] if progress is None else [_progress_row(*progress)]
         self._write(("entry", entry.id, canonical(asdict(entry)).decode()), *rows)
 
     def _write(self, *rows: tuple[str, str, str]) -> None:
@@ -218,7 +218,7 @@ class Ledger:
         Raises:
             ResourceError: it could not be written.
         """
-        self._write(("about", _PROGRESS, f"{count}/{total}"))
+        self._write(_progress_row(count, total))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,6 +272,10 @@ def look(path: Path, *, entries: bool = True) -> Standing:
         entries=tuple(_entry(content) for (content,) in rows),
         numbers=Counter(str(strict_json.read(content, "the ledger")["status"]) for (content,) in checked),
     )
+
+
+def _progress_row(count: int, total: int) -> tuple[str, str, str]:
+    return "about", _PROGRESS, f"{count}/{total}"
 
 
 def _unusable(path: Path, error: sqlite3.DatabaseError) -> ConfigError:

@@ -184,10 +184,11 @@ class KernelImages:
         with Ledger(known) as ledger, compiling(self.compile_setup(), self.workspace, shared) as workers:
 
             def count(done: int, total: int, label: str) -> None:
-                # The workers of a store's results had the same image.
-                facts = workers.executor.about() or (shared.about if shared is not None else {})
-                if facts and not about.is_file():
-                    write_atomically(about, json.dumps(dict(facts), sort_keys=True).encode())
+                if not about.is_file():
+                    # The workers of a store's results had the same image.
+                    facts = workers.executor.about() or (shared.about if shared is not None else {})
+                    if facts:
+                        write_atomically(about, json.dumps(dict(facts), sort_keys=True).encode())
                 self.workspace.count(done, total, label)
 
             result = workers.run(rules, ledger, count)
