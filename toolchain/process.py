@@ -99,6 +99,7 @@ def run(
     stdin: str | None = None,
     log: Path | None = None,
     on_line: Callable[[str], None] | None = None,
+    on_stderr: Callable[[str], None] | None = None,
     timeout: float | None = None,
     helpers: bool = False,
 ) -> Result:
@@ -112,6 +113,7 @@ def run(
         stdin: text for standard input; nothing otherwise.
         log: file that gets every line, appended.
         on_line: called with each line of both streams, without its newline.
+        on_stderr: called with those of standard error in place of `on_line`.
         timeout: seconds; the whole process group is killed after that.
         helpers: it starts programs of its own that wait for a network: a kill -9 of this tool ends them too. What is
             contained (see `contained`) has no need of it.
@@ -131,12 +133,12 @@ def run(
         child = stack.enter_context(_started(words, cwd=cwd, env=env, stdin=stdin is not None))
         if helpers:
             stack.enter_context(_ending_with_us(child))
-        lines = _Lines(child, sink, on_line)
+        lines = _Lines(child, sink)
         assert child.stdout is not None  # noqa: S101
         assert child.stderr is not None  # noqa: S101
         threads = [
-            threading.Thread(target=lines.pump, args=(child.stdout, capture), daemon=True),
-            threading.Thread(target=lines.pump, args=(child.stderr, False), daemon=True),
+            threading.Thread(target=lines.pump, args=(child.stdout, capture, on_line), daemon=True),
+            threading.Thread(target=lines.pump, args=(child.stderr, False, on_stderr or on_line), daemon=True),
         ]
         for thread in threads:
             thread.start()
@@ -162,30 +164,28 @@ def run(
 class _Lines:
     """The lines of both streams of a program: kept, logged, and passed to a callback."""
 
-    def __init__(
-        self, child: subprocess.Popen[str], sink: IO[str] | None, on_line: Callable[[str], None] | None
-    ) -> None:
+    def __init__(self, child: subprocess.Popen[str], sink: IO[str] | None) -> None:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES * 50)
         self.whole: list[str] = []
         self.failed: Exception | None = None
-        self._child, self._sink, self._on_line = child, sink, on_line
+        self._child, self._sink = child, sink
         self._lock = threading.Lock()
 
-    def pump(self, stream: IO[str], keep: bool) -> None:
+    def pump(self, stream: IO[str], keep: bool, on_line: Callable[[str], None] | None) -> None:
         """Read a stream to its end, whatever happens to its lines."""
         for line in stream:
             with self._lock:
                 if self.failed is not None:
                     continue
                 try:
-                    self._take(line, keep)
+                    self._take(line, keep, on_line)
                 except Exception as error:  # noqa: BLE001 - run() raises it
                     # For example a full disk. Were the pipe not read on, the program would wait for ever.
                     self.failed = error
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(self._child.pid, signal.SIGTERM)
 
-    def _take(self, line: str, keep: bool) -> None:
+    def _take(self, line: str, keep: bool, on_line: Callable[[str], None] | None) -> None:
         text = line.rstrip("\n")
         self.tail.append(text)
         if keep:
@@ -193,8 +193,8 @@ class _Lines:
         if self._sink is not None:
             self._sink.write(line)
             self._sink.flush()
-        if self._on_line is not None:
-            self._on_line(text)
+        if on_line is not None:
+            on_line(text)
 
 
 @contextlib.contextmanager

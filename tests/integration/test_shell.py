@@ -65,11 +65,14 @@ def test_what_has_no_shell_says_so(failing: tuple[str, ...]) -> None:
 
 def test_a_workers_container(quickstart: Quickstart) -> None:
     words = ("--source", "triton=pypi:3.7.1", "--allow-binary", "triton-wheel", "--gpu", "gfx90a", "--limit", "1")
-    script = "import triton; print(triton.__version__); open('/out/written', 'w')"
+    script = (
+        "import sys, triton; print(triton.__version__, flush=True); print('apart', file=sys.stderr, flush=True); "
+        "print('last'); open('/out/written', 'w')"
+    )
     said = toolchain("kernels", "run", "kernels", *words)
     assert said.code == 0
     said = toolchain("shell", "kernels", *words, "--", "python3", "-c", script)
-    assert (said.code, said.out.strip()) == (0, "3.7.1"), said.err
+    assert (said.code, said.out.split()) == (0, ["3.7.1", "apart", "last"]), said.err
 
 
 def _typed(words: tuple[str, ...], *texts: str) -> Said:

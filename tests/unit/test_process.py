@@ -56,6 +56,13 @@ def test_lines_of_both_streams_are_kept(tmp_path: Path) -> None:
     assert sorted(log.read_text().splitlines()[1:]) == ["one", "two"]
 
 
+def test_standard_error_has_a_listener_of_its_own() -> None:
+    out: list[str] = []
+    err: list[str] = []
+    done = process.run(["sh", "-c", "echo one; echo two >&2"], on_line=out.append, on_stderr=err.append)
+    assert (out, err, sorted(done.tail)) == (["one"], ["two"], ["one", "two"])
+
+
 @contextlib.contextmanager
 def fetching(tmp_path: Path, how_to_hang_up: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """The tool, while git works for it, and git's process id."""

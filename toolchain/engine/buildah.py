@@ -228,6 +228,7 @@ class Buildah(Storage):
         network: bool = False,
         log: Path | None = None,
         on_line: Callable[[str], None] | None = None,
+        on_stderr: Callable[[str], None] | None = None,
         capture: bool = False,
         check: bool = True,
         timeout: float | None = None,
@@ -241,7 +242,7 @@ class Buildah(Storage):
             env: added to the image's environment.
             network: whether it may reach out.
             log: file that gets every line.
-            on_line: called with each line of both streams.
+            on_line, on_stderr: as `process.run` has them.
             capture: keep standard output in the result.
             check: raise when the exit code is not 0.
             timeout: seconds; everything in the container is killed after that.
@@ -251,7 +252,9 @@ class Buildah(Storage):
             EngineError: there is no such image.
         """
         with self._prepared(image, argv, mounts=mounts, env=env, network=network) as command:
-            return self.attempt(command, check=check, capture=capture, log=log, on_line=on_line, timeout=timeout)
+            return self.attempt(
+                command, check=check, capture=capture, log=log, on_line=on_line, on_stderr=on_stderr, timeout=timeout
+            )
 
     @contextlib.contextmanager
     def worker(

@@ -144,7 +144,9 @@ class Shell:
                 *words, *terminal.options, "--file", "/call/Containerfile", *inputs, "/context",
                 show=[*show, *terminal.mounts, Mount(folder / "Containerfile", "/call/Containerfile")], pipes=pipes,
             )  # fmt: skip
-            return self._talk(lambda: engine.attempt(argv, check=False, on_line=self._line), terminal)
+            return self._talk(
+                lambda: engine.attempt(argv, check=False, on_line=self._line, on_stderr=self._last.append), terminal
+            )
 
     def of_worker(self, engine: Buildah, image: str, *, mounts: Sequence[Mount], env: Mapping[str, str]) -> int:
         """Run it in place of a kernel worker; what that would write goes to empty folders.
@@ -161,7 +163,10 @@ class Shell:
             own += [Mount(mount.source, _INSIDE, read_only=False, links=True) for mount in terminal.mounts]
             argv = ["/bin/sh", "-c", self._script()]
             return self._talk(
-                lambda: engine.run(image, argv, mounts=own, env=env, check=False, on_line=self._line), terminal
+                lambda: engine.run(
+                    image, argv, mounts=own, env=env, check=False, on_line=self._line, on_stderr=self._last.append
+                ),
+                terminal,
             )
 
     def _script(self) -> str:
@@ -169,7 +174,8 @@ class Shell:
         inner = shlex.join(self.argv)
         if not self.argv:
             inner = f"setsid -c sh -c 'exec $(command -v bash || echo sh) -i' <{_INSIDE} >{_INSIDE} 2>&1"
-        return f"echo {_BEGUN}; ({inner}); echo {_ENDED} $?; exit 1"
+        # All on one stream: what buildah says of the failure is on the other, and may come first.
+        return f"exec 2>&1; echo {_BEGUN}; ({inner}); echo {_ENDED} $?; exit 1"
 
     def _line(self, line: str) -> None:
         if line == _BEGUN:
