@@ -115,7 +115,7 @@ def test_a_campaign_of_a_whole_gpu_is_small(tmp_path: Path, cache: Cache) -> Non
     assert len(html.encode()) < 15 << 20
     (section,) = data_of(html)
     assert section["table"]["count"] == 19_001
-    assert "not at hand" in section["note"]
+    assert "not available" in section["note"]
     status = column(section, "status")
     assert (status.count("failed"), status.count("timeout")) == (5, 5)
 

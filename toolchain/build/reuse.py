@@ -108,7 +108,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
         EngineError: with `only`: its layers are packed as this machine cannot unpack them.
     """
     if planned.name == "base" and request.base.image is not None:
-        return None  # it is at hand, and taken as it is
+        return None  # it is here already, and taken as it is
     if planned.input_digest is None:
         if reuse.only:
             raise SourceError(

@@ -35,7 +35,7 @@ def require_agreement(own: Lock, lock: Lock, what: str) -> None:
         whole = was is not None and was.kind == "local" and not was.parts  # its digest is the tree's
         if was is not None and not is_file(source) and not was.tree and not whole:
             problems.append(
-                f"the lock does not say which tree {source.name} ({was.ref}) is; make it again with the source at hand"
+                f"the lock does not say which tree {source.name} ({was.ref}) is; make it again where the tree is"
             )
     if problems:
         raise refused(problems, what)

@@ -134,7 +134,7 @@ def swizzle(operands: Operands) -> Run:
 def transposed_read(operands: Operands) -> Run:
     """DS_READ_B64_TR_B16: 16 lanes read four rows of 16 halves, four halves each; each lane gets one column.
 
-    Lane 4r + c reads halves 4c to 4c+3 of row r. No manual at hand documents it; Triton's layouts need this order.
+    Lane 4r + c reads halves 4c to 4c+3 of row r. No manual we found documents it; Triton's layouts need this order.
     """
     result, base = operands.instruction.operands
     pc, offset = operands.instruction.address, operands.instruction.modifiers.number("offset")

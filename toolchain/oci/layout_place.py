@@ -36,7 +36,7 @@ class LayoutPlace(Place):
         into.put_file(with_size(self._layout, blob), digest=blob.digest)
         return into.blob(blob.digest)
 
-    def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:  # noqa: ARG002 - they are at hand
+    def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:  # noqa: ARG002 - they are in a layout already
         if name := self.ref.tag or self.ref.digest:
             return self._layout, (NamedImage(str(self.ref), self.ref, self._layout.resolve(name)),)
         images = self._layout.images()

@@ -151,4 +151,4 @@ def _gpus(gpus: Iterable[str]) -> str:
 def _note(known: bool) -> str:
     if known:
         return "Registers, spills, LDS, scratch and code are from the code objects; waves follow for each GPU."
-    return "The code objects are not at hand: registers, spills and waves are not known."
+    return "The code objects are not available: registers, spills and waves are not known."

@@ -144,7 +144,7 @@ def check_layer(
     Args:
         image: base + layer, with a C++ compiler and CMake in it.
         prefix: absolute path inside.
-        needs: what the Triton at hand names; see `toolchain.catalog.components`.
+        needs: what the given Triton names; see `toolchain.catalog.components`.
         env: further settings of check.sh, which its head lists.
         on: the machine that the layer is for, if it is not this one.
         floor: the oldest system that may link the layer, as a folder: what the layer leaves undefined must be there.
