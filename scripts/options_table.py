@@ -10,7 +10,7 @@ import typer
 from toolchain import request as request_module
 from toolchain.cli.app import app
 from toolchain.cli.config_file import OF_VERBS
-from toolchain.cli.defaults import APART, OTHERWISE
+from toolchain.cli.defaults import NOT_FROM_FILE
 from toolchain.cli.verbs import VERBS, LazyCommand
 from toolchain.options import Option
 
@@ -68,8 +68,8 @@ def page(verbs: Mapping[str, Any]) -> str:
     of_verbs: list[str] = []
     for key, names in sorted(rows.items()):
         name = by_flag[key].opts[0].removeprefix("--")
-        otherwise = names == ["pins"] or (name in APART and set(names) <= OTHERWISE)
-        line = _row(key, names, by_flag[key], None if otherwise else of_builds.get(name))
+        own = all(by_flag[key].name in NOT_FROM_FILE.get(verb, ()) for verb in names)
+        line = _row(key, names, by_flag[key], None if own else of_builds.get(name), not own)
         (for_builds if name in of_builds and "build" in names else of_verbs).append(line)
     head = ["| option | meaning | verbs | set by | recorded | locked |", "|---|---|---|---|---|---|"]
     return _HEAD + "\n".join(
@@ -77,12 +77,10 @@ def page(verbs: Mapping[str, Any]) -> str:
     )
 
 
-def _row(key: tuple[str, str], names: list[str], parameter: Any, option: Option | None) -> str:
+def _row(key: tuple[str, str], names: list[str], parameter: Any, option: Option | None, in_file: bool) -> str:
     name = parameter.opts[0].removeprefix("--")
-    in_file = option.file if option is not None else name in {one.name for one in OF_VERBS} and names != ["pins"]
+    in_file = in_file and (option.file if option is not None else name in {one.name for one in OF_VERBS})
     variable = parameter.envvar or (option.variable if option is not None and option.kind == "pairs" else "")
-    if names == ["verify"] and name in {"public-key", "allow-binary"}:
-        in_file = False
     usual = f"TOOLCHAIN_{name.upper().replace('-', '_')}"
     environment = "environment" if variable == usual else f"environment: `{variable}`"
     ways = ["command line", *([environment] if variable else []), *(["file"] if in_file else [])]

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from tests.request_fixtures import with_base
 from toolchain.cli.app import app
-from toolchain.cli.config_file import OF_VERBS
+from toolchain.cli.config_file import OF_VERBS, file_options
+from toolchain.cli.defaults import NOT_FROM_FILE
 from toolchain.options import PANELS
 from toolchain.request import Request, options
 
@@ -74,6 +75,32 @@ def test_every_option_of_a_request_is_used_somewhere(tmp_path: Path) -> None:
 def test_every_other_option_of_the_file_is_one_of_a_verb() -> None:
     taken = {parameter.name for command in VERBS.values() for parameter in command.params}
     assert {option.parameter for option in OF_VERBS} - taken == set()
+
+
+def test_the_file_sets_what_the_environment_sets() -> None:
+    """An option that only has a key's name, such as `lock --check`, is not set by the file."""
+    keys = {option.parameter: option for option in file_options() if option.environment}
+    alike = {
+        verb: {
+            one.name for one in command.params
+            if one.name in keys and not one.envvar and f"[env var: {keys[one.name].variable}]" not in (one.help or "")
+        }
+        for verb, command in VERBS.items() if verb != "init"
+    }  # fmt: skip
+    alike["verify"] = {"allow_binary", "public_key"}  # a file must not decide whom it trusts
+    assert {verb: set(names) for verb, names in NOT_FROM_FILE.items()} == {
+        verb: names for verb, names in alike.items() if names
+    }
+
+
+def test_a_check_of_builds_in_the_file_does_not_keep_lock_from_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toolchain.toml").write_text('check = "1"\n')
+    done = CliRunner().invoke(app, ["lock", "base", "--open-base", "--cache", str(tmp_path / "cache")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "toolchain.lock").is_file()
 
 
 @pytest.mark.parametrize("verb", CALLS)

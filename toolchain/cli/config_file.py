@@ -141,8 +141,8 @@ _HEAD = """\
 # Option values for `toolchain`, written by `toolchain init`. Commented lines show the default, or an example where
 # there is no default. Relative paths are relative to the folder of this file.
 # The command line overrides the environment (TOOLCHAIN_GPU for gpu), which overrides this file.
-# `verify` ignores `key`, `public-key` and `allow-binary` in this file; `pins` ignores all of it; `pytorch`, `audit` and
-# `kernels check`, `diff` and `try` ignore `gpu`, `rocm`, `source` and `patch`.
+# Options that have the same name and mean something else are not set, such as `lock --check` and `audit --key`.
+# `verify` ignores `public-key` and `allow-binary` in this file, and `pins` ignores all of it.
 # After a change run `toolchain trust`: options that affect trust are ignored in a file that is not approved, unless
 # it is named with `--config`.
 """

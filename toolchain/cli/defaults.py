@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,20 @@ from toolchain.cli.approval import Settings, settings
 from toolchain.cli.verbs import tree
 
 DEFAULT = "toolchain.toml"
-# Options of these verbs that have a name of a build's option and mean something else: a tree, a file, a filter.
-OTHERWISE = frozenset({"pytorch", "audit", "kernels check", "kernels diff", "kernels try"})
-APART = frozenset({"gpu", "rocm", "source", "patch"})
+# Parameters that a verb does not take from the file although a key has their name. They mean something else; whom
+# `verify` trusts and what it accepts must not be decided by a file; and `pins` takes one option at a time.
+NOT_FROM_FILE: Mapping[str, tuple[str, ...]] = {
+    "audit": ("gpu", "kernel_timeout", "key", "source"),
+    "bundle export": ("dest",),
+    "kernels check": ("gpu", "jobs", "source"),
+    "kernels diff": ("gpu",),
+    "kernels status": ("scheduler",),
+    "kernels try": ("kernel_timeout", "source"),
+    "lock": ("check",),
+    "pins": ("aotriton", "triton"),
+    "pytorch": ("gpu", "patch", "rocm"),
+    "verify": ("allow_binary", "public_key"),
+}
 
 
 def read_settings(config: Path | None) -> Settings | None:
@@ -37,12 +48,10 @@ def defaults(file: Settings | None) -> dict[str, Any] | None:
         return None
     from toolchain.catalog.stages import CAMPAIGNS  # noqa: PLC0415 - most calls have no file
 
-    # `pins` takes one option at a time. A file must not decide whom `verify` trusts and what it accepts.
-    judged = {name: value for name, value in values.items() if name not in {"key", "public_key", "allow_binary"}}
-    by_verb = tree(values) | {"pins": {}, "verify": judged}
-    for verb in OTHERWISE:
+    by_verb = tree(values)
+    for verb, names in NOT_FROM_FILE.items():
         group, _, name = verb.rpartition(" ")
-        (by_verb[group] if group else by_verb)[name] = {key: values[key] for key in values.keys() - APART}
+        (by_verb[group] if group else by_verb)[name] = {key: values[key] for key in values.keys() - set(names)}
     if values.get("stage") not in CAMPAIGNS:
         # The stage of these verbs must have kernels; the file's stage is for the others.
         for verb in ("run", "worker"):
