@@ -35,7 +35,7 @@ from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import RegistryRef
 from toolchain.oci.registry import Registry
-from toolchain.trust import dsse, policy, sbom
+from toolchain.trust import attest, dsse, policy, sbom
 from toolchain.trust.policy import Policy, make_policy, normal_repository
 
 
@@ -297,6 +297,17 @@ def test_how_it_was_built_can_be_demanded(tmp_path: Path) -> None:
         assert (verdict.verdict == "trusted") == (not wanted), verdict.problems
         assert wanted in (verdict.problems or [""])[0]
         assert look(stand).verdict == "trusted"
+
+
+def test_one_build_as_the_policy_demands_is_enough(tmp_path: Path) -> None:
+    """Built again, the same bytes have the same digest, and the first provenance stays beside the second."""
+    isolated = image_facts(facts={"compiler_cache": "0123456789abcdef"})
+    stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", isolated)
+    stand.say_all()
+    assert "compiler cache 0123456789abcdef" in wrong(look(stand, fresh=True))
+    stand.say(attest.provenance(image_facts(isolation=None), stand.subjects()))
+    assert [look(stand, **demand).verdict for demand in ({"fresh": True}, {"isolated": True}, {})] == ["trusted"] * 3
+    assert "policy" in wrong(look(stand, fresh=True, isolated=True)), "no build was both"
 
 
 def test_a_refusal_that_an_option_lifts_says_so(tmp_path: Path) -> None:

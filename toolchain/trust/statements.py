@@ -151,8 +151,13 @@ def about(statements: Sequence[dict[str, Any]], needed: Set[str], kind: str, nam
     return matching
 
 
-def one_of(candidates: Sequence[T], check: Callable[[T], None]) -> T:
-    """The first that passes. Anyone who may push can attach more, so one valid candidate is enough."""
+def passing(candidates: Sequence[T], check: Callable[[T], None]) -> list[T]:
+    """Those that pass. Anyone who may push can attach more, so one valid candidate is enough.
+
+    Raises:
+        UntrustedError: none passes; the first one's problem.
+    """
+    passed: list[T] = []
     problem: UntrustedError | None = None
     for candidate in candidates:
         try:
@@ -160,9 +165,10 @@ def one_of(candidates: Sequence[T], check: Callable[[T], None]) -> T:
         except UntrustedError as error:
             problem = problem or error
         else:
-            return candidate
-    assert problem is not None  # noqa: S101 - the callers have candidates
-    raise problem
+            passed.append(candidate)
+    if problem is not None and not passed:
+        raise problem
+    return passed
 
 
 def opened(envelope: dsse.Envelope) -> dict[str, Any]:

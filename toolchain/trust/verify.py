@@ -24,7 +24,7 @@ from toolchain.trust.keyless import Identity
 from toolchain.trust.keys import PublicKey
 from toolchain.trust.policy import Policy
 from toolchain.trust.rebuilt import Rebuilders
-from toolchain.trust.statements import Evidence, about, gather, named_subjects, one_of, opened, signed_by
+from toolchain.trust.statements import Evidence, about, gather, named_subjects, opened, passing, signed_by
 
 LOG = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ class _Image:
         """Without a key an SBOM can still contradict the bytes."""
         documents = [document for document in self._documents() if _is_about(document, self._image.digest)]
         if documents:
-            good = one_of(documents, self._compare)
+            good = passing(documents, self._compare)[0]
             self._checks["sbom"] = f"{len(good['files'])} files are as an SBOM lists them; no signature was checked"
 
     def rebuilt(self, rebuilders: Rebuilders) -> None:
@@ -252,14 +252,18 @@ class _Image:
         """With a key only what it signed is used; the provenance that was trusted."""
         statements = signed_by(key, self._found, self._image.digest, self._checks)
         made = about(statements, self._needed, attest.PREDICATE, "provenance")
-        chosen = one_of(made, lambda statement: policy.check_build_facts(statement, demands, now, label=self._label))
+        made = passing(made, lambda statement: policy.check_build_facts(statement, demands, now, label=self._label))
         self._checks["provenance"] = "it is about this image and agrees with itself and the image's label"
         self._checks |= policy.facts_that_held(demands)
         listed = about(statements, self._needed, sbom.PREDICATE, "sbom")
-        document = one_of([statement["predicate"] for statement in listed], self._compare)
+        document = passing([statement["predicate"] for statement in listed], self._compare)[0]
         self._checks["sbom"] = f"{len(document['files'])} files are as the signed SBOM lists them"
-        policy.check_binaries(chosen, document)
-        policy.require_policy(chosen, demands)
+
+        def as_demanded(statement: Mapping[str, Any]) -> None:
+            policy.check_binaries(statement, document)
+            policy.require_policy(statement, demands)
+
+        chosen = passing(made, as_demanded)[0]
         self._checks |= policy.policy_that_held(demands)
         if numbers_checked := numbers.result(statements, self._needed):
             self._checks["numbers"] = numbers_checked
