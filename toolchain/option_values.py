@@ -234,15 +234,13 @@ def kernel_store(text: str) -> str:
     Raises:
         ConfigError: none of these, or it names one image.
     """
-    from toolchain.oci.reference import LayoutRef, parse  # noqa: PLC0415 - most calls name none
+    from toolchain.oci.reference import LayoutRef, parse_place  # noqa: PLC0415 - most calls name none
 
     if not text.strip():
         raise ConfigError("--kernel-store names nothing", fix="give a folder, oci:DIR or REGISTRY/NAME")
     if is_store_folder(text):
         return str(Path(text).expanduser().absolute())
-    ref = parse(text)
-    if ref.tag or ref.digest:
-        raise ConfigError(f"--kernel-store {text} names one image", fix="name only the place: REGISTRY/NAME or oci:DIR")
+    ref = parse_place(text, "--kernel-store")
     return f"oci:{ref.path.expanduser().absolute()}/" if isinstance(ref, LayoutRef) else str(ref)
 
 

@@ -27,7 +27,7 @@ from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.layout import Layout
 from toolchain.oci.place import Place
 from toolchain.oci.places import open_place
-from toolchain.oci.reference import Target, parse
+from toolchain.oci.reference import Target, parse_place
 from toolchain.record import Record, TakenFrom
 from toolchain.request import Request
 from toolchain.stages.prebuilt import let_in_names
@@ -67,13 +67,7 @@ def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: boo
             why="a label or a tag says nothing about who made an image; only a signature does",
             fix="give the publisher's public key: --public-key FILE",
         )
-    place = parse(where)
-    if place.tag or place.digest:
-        raise ConfigError(
-            f"--reuse-from {where} names one image",
-            why="it is searched for the image of every stage",
-            fix="name the place alone: REGISTRY/NS or oci:DIR",
-        )
+    place = parse_place(where, "--reuse-from")
     if offline and place.remote:
         raise ConfigError(
             "--offline does not let --reuse-from ask a registry", fix="leave one of the two out, or use oci:DIR"

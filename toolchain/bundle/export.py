@@ -16,7 +16,7 @@ from toolchain.build.plan import PlanRow, plan, settled
 from toolchain.build.record import read_record
 from toolchain.catalog.architectures import this_machine
 from toolchain.digest import canonical
-from toolchain.errors import HostileInputError, SourceError
+from toolchain.errors import ConfigError, HostileInputError, SourceError
 from toolchain.lock import file as lockfile
 from toolchain.lock.file import Lock, LockedBase
 from toolchain.oci import descriptor as media
@@ -120,9 +120,12 @@ def export(request: Request, target: str, dest: Target) -> Exported:
     The same cache and request give the same bytes. What `dest` has already is not sent again.
 
     Raises:
+        ConfigError: `dest` has a digest.
         SourceError: the base is not built yet, or a source is not available.
         RegistryError, UnreachableError: it could not be written or sent.
     """
+    if dest.digest:
+        raise ConfigError(f"{dest} names a bundle that exists", fix="give a tag in place of the digest, or none")
     rows = [*settled(request, target), *(_old_systems(request) if target == "base" else ())]
     planned = [row.planned for row in rows]
     bases = [(base, _row_of(base, rows)) for base in resolve(request, planned, target).bases]

@@ -19,7 +19,7 @@ from toolchain.cli.options import parameter
 from toolchain.cli.request import file_of, make_request, origin_of
 from toolchain.errors import ConfigError
 from toolchain.locks import in_use
-from toolchain.oci.reference import parse
+from toolchain.oci.reference import parse_place
 from toolchain.options import Declared
 from toolchain.request import options
 
@@ -110,4 +110,4 @@ def _check(given: Mapping[str, Any]) -> None:
         base_recipe(request.base.recipe)
     for name in ("dest", "reuse_from"):
         if name in given:
-            parse(given[name])
+            parse_place(given[name], f"--{name.replace('_', '-')}")

@@ -17,7 +17,7 @@ from toolchain.cli.config_file import COMPRESSION, DEST, KEY
 from toolchain.cli.images_cmd import is_image_name
 from toolchain.errors import ConfigError
 from toolchain.locks import in_use
-from toolchain.oci.reference import parse
+from toolchain.oci.reference import parse_place
 
 if TYPE_CHECKING:
     from toolchain.publish.images import Delivered
@@ -72,7 +72,7 @@ def publish(
     from toolchain.trust.keys import load_signer  # noqa: PLC0415
 
     where, names = _places(words or [], dest)
-    target, how = parse(where), packing(compression)
+    target, how = parse_place(where, "the destination"), packing(compression)
     if key is not None and keyless:
         raise ConfigError("--key and --keyless exclude each other", fix="leave one of them out")
     if bundles and key is None:

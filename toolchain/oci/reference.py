@@ -138,6 +138,25 @@ def parse(text: str) -> Target:
     )
 
 
+def parse_place(text: str, what: str) -> Target:
+    """Read the reference of a place of several images: a namespace of a registry, or a layout folder.
+
+    Args:
+        what: names it in the message.
+
+    Raises:
+        ConfigError: neither form, or it names one image.
+    """
+    place = parse(text)
+    if place.tag or place.digest:
+        raise ConfigError(
+            f"{what} {text} names one image",
+            why="it is the place of several, by names of their own",
+            fix="name the place alone: REGISTRY/NS or oci:DIR (oci:DIR/ if its name has a colon)",
+        )
+    return place
+
+
 def _is_host(text: str) -> bool:
     try:
         return _HOST.fullmatch(text) is not None and urlsplit(f"//{text}").port != 0
