@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,6 +170,13 @@ def test_a_name_that_is_listed_twice(layout: Layout) -> None:
     assert layout.resolve(one.digest) == one
     layout.tag(one, "good")
     assert layout.resolve("good") == one, "whoever publishes it again says what it is"
+
+
+@pytest.mark.parametrize("kind", [[], {}, None, 1, media.MANIFEST])
+def test_an_index_of_another_type(layout: Layout, kind: Any) -> None:
+    (layout.root / "index.json").write_text(json.dumps({"schemaVersion": 2, "mediaType": kind, "manifests": []}))
+    with pytest.raises(RegistryError, match="is not an index"):
+        layout.refs()
 
 
 def test_a_tag_needs_a_name_and_a_blob(layout: Layout) -> None:

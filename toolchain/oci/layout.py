@@ -108,7 +108,7 @@ class Layout(Blobs):
         content = parse_object(self._small(self._index.name, MANIFEST_LIMIT), str(self._index))
         if not isinstance(content.get("manifests"), list):
             raise self._no_index("it has no list of manifests")
-        if content.get("mediaType", media.INDEX) not in media.INDEXES or content.keys() & {"config", "layers"}:
+        if str(content.get("mediaType", media.INDEX)) not in media.INDEXES or content.keys() & {"config", "layers"}:
             raise self._no_index("it could be read as an image too")
         if not all(isinstance(entry, dict) for entry in content["manifests"]):
             raise self._no_index("its list holds something else than manifests")
