@@ -12,7 +12,7 @@ import pytest
 from tests.places import fetch_image, publish
 from tests.registry_fixtures import small_index
 from toolchain.digest import sha256_bytes
-from toolchain.errors import DigestError, DocumentError, RegistryError, ToolchainError, UntrustedError
+from toolchain.errors import ConfigError, DigestError, DocumentError, RegistryError, ToolchainError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
@@ -181,12 +181,18 @@ def test_an_index_of_another_type(layout: Layout, kind: Any) -> None:
 
 def test_a_tag_needs_a_name_and_a_blob(layout: Layout) -> None:
     one = layout.put_json({}, media.INDEX)
-    for bad in ("", "a b", "-x", "x\n"):
-        with pytest.raises(RegistryError, match="cannot be a tag"):
+    for bad in ("", "a b", "-x", "x\n", "x_"):
+        with pytest.raises(ConfigError, match="cannot be a tag"):
             layout.tag(one, bad)
     with pytest.raises(RegistryError, match="lacks"):
         layout.tag(Descriptor(media.INDEX, "sha256:" + "0" * 64, 1), "x")
     assert layout.refs() == {}
+
+
+def test_nothing_is_written_under_a_tag_that_no_folder_has(layout: Layout, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be a tag"):
+        publish(layout, small_index(layout, tmp_path), LayoutRef(tmp_path / "there", "v1_"))
+    assert not (tmp_path / "there").exists()
 
 
 def test_many_tag_at_once_and_none_is_lost(layout: Layout) -> None:

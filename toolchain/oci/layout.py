@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.digest import canonical, write_atomically
-from toolchain.errors import DigestError, DocumentError, RegistryError
+from toolchain.errors import ConfigError, DigestError, DocumentError, RegistryError
 from toolchain.filesystem import read_regular
 from toolchain.oci import descriptor as media
 from toolchain.oci.blobs import MANIFEST_LIMIT, Blobs
@@ -122,14 +122,10 @@ class Layout(Blobs):
         """Let `name` point to `descriptor`, whatever it pointed to before. Entries of others stay.
 
         Raises:
-            RegistryError: not a name, or the blob is missing.
+            ConfigError: not a name.
+            RegistryError: the blob is missing.
         """
-        if not _NAME.fullmatch(name):
-            raise RegistryError(
-                f"{name!r} cannot be a tag",
-                why="letters, digits and single separators . _ - are allowed",
-                fix="name another tag",
-            )
+        check_name(name)
         self.blob(descriptor.digest)
         self.retag(name, lambda _: descriptor)
 
@@ -318,6 +314,20 @@ class Layout(Blobs):
                         path.unlink()
                         freed += status.st_size
         return freed
+
+
+def check_name(name: str) -> None:
+    """Whether this can be a tag in a layout folder, which has other rules than a registry.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} cannot be a tag of a folder",
+            why="it is letters and digits, with . _ or - between them",
+            fix="name another tag",
+        )
 
 
 def _annotation(entry: Mapping[str, Any], key: str) -> str:

@@ -12,7 +12,7 @@ from toolchain.errors import ConfigError, DigestError, DocumentError, RegistryEr
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import TYPE as FILES
-from toolchain.oci.layout import Layout
+from toolchain.oci.layout import Layout, check_name
 from toolchain.oci.place import Attached, NamedImage, Place, Published, children_first, with_size
 from toolchain.oci.reference import LayoutRef
 from toolchain.oci.referrers import subject_of
@@ -59,6 +59,8 @@ class LayoutPlace(Place):
         return blob.size
 
     def put(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> Published:
+        for tag in tags:
+            check_name(tag)
         there = self._layout.ensure()
         same = there.root.resolve() == layout.root.resolve()
         pushed = 0
