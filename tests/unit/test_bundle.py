@@ -9,14 +9,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.at_once import failures
 from tests.bundle_fixtures import Place, full_place
 from tests.fake_registry import fake_registry
 from tests.request_fixtures import specs
 from toolchain.build.plan import plan
-from toolchain.bundle.export import export
+from toolchain.bundle.export import TYPE, export
 from toolchain.cache import Cache
+from toolchain.cli.app import app
 from toolchain.digest import sha256_file
 from toolchain.errors import LockedError, SourceError
 from toolchain.lock import file as lockfile
@@ -74,6 +76,16 @@ def test_what_goes_in_comes_out(place: Place) -> None:
                 assert (got.path / "python" / "link").readlink() == Path("tool")
                 assert (got.path / "python" / "tool").stat().st_mode & 0o111
                 assert (got.path / "empty").is_dir()
+
+
+def test_a_bundle_is_no_image(place: Place) -> None:
+    done = place.export()
+    ref = str(place.out)
+    row = json.loads(CliRunner().invoke(app, ["inspect", ref, "--use", "--json"]).stdout)["images"][0]
+    assert (row["digest"], row["images"], row["files"]) == (done.published.digest, [], [])
+    assert (row["use"]["kind"], row["use"]["lines"]) == ("unknown", [])
+    said = json.loads(CliRunner().invoke(app, ["verify", ref, "--json"]).stdout)["images"][0]
+    assert said["problems"] == [f"digests: there is no image in it ({TYPE})"]
 
 
 def test_the_command_builds_the_same_kernels(place: Place) -> None:

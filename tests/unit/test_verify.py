@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -328,6 +329,16 @@ def test_bytes_come_first(stand: Stand) -> None:
     verdict = look(stand)
     assert verdict.problems[0].startswith(f"digests: {layer.digest} holds other bytes")
     assert verdict.checks == {}
+
+
+def test_an_image_that_is_listed_as_something_else_too(stand: Stand) -> None:
+    """Programs that pass over the first entry take the second one."""
+    other = small_image(stand.layout, stand.work, files=FILES | {"usr/other": b"1"}, arch="arm64")
+    stand.say_all(sbom=lie(stand, drop_file))
+    listed = [replace(stand.manifest, media_type="application/octet-stream"), stand.manifest, other]
+    value = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": [entry.as_json() for entry in listed]}
+    index = stand.layout.put_json(value, media.INDEX)
+    assert "sbom" in wrong(verify(stand.ref, stand.layout, index, now=NOW))
 
 
 @pytest.mark.parametrize("value", [None, 1, "x", [1], {"Labels": [1]}, {"Labels": {"toolchain.input-digest": 5}}])

@@ -159,9 +159,7 @@ def _describe(layout: Layout, name: str, descriptor: Descriptor) -> dict[str, An
         files = [file.as_json() for file in read_files(value, descriptor)]
         return {"ref": name, "digest": descriptor.digest, "images": [], "files": files}
     images = []
-    for manifest in layout.walk(descriptor) if descriptor.media_type in media.MANIFESTS else ():
-        if manifest.media_type not in media.IMAGES:
-            continue
+    for manifest in layout.images_below(descriptor):
         config, *layers = layout.children(manifest)
         value = layout.read_json(config)
         images.append(

@@ -268,20 +268,32 @@ class Layout(Blobs):
         return children_of(self.read_json(descriptor), descriptor)
 
     def walk(self, descriptor: Descriptor) -> Iterator[Descriptor]:
-        """`descriptor` and everything below it, each digest once, parents first.
+        """`descriptor` and everything below it, each digest once for each type that it is listed as, parents first.
 
         Raises:
             RegistryError: a manifest below is missing or malformed. Other blobs are named, not looked at.
         """
-        seen: set[str] = set()
+        seen: set[tuple[str, str]] = set()
         waiting = [descriptor]
         while waiting:
             this = waiting.pop()
-            if this.digest in seen:
+            if (this.digest, this.media_type) in seen:
                 continue
-            seen.add(this.digest)
+            seen.add((this.digest, this.media_type))
             yield this
             waiting.extend(reversed(self.children(this)))
+
+    def images_below(self, descriptor: Descriptor) -> list[Descriptor]:
+        """The images that a descriptor is, or that an index names; an artifact has no configuration, and is none.
+
+        Raises:
+            RegistryError: as `walk`.
+        """
+        return [
+            item
+            for item in self.walk(descriptor)
+            if item.media_type in media.IMAGES and self.children(item)[0].media_type != media.EMPTY
+        ]
 
     def gc(self, keep: Iterable[str] = (), *, older_than: float = 0) -> int:
         """Remove the blobs that neither index.json nor a digest in `keep` reaches, and day-old partial files.

@@ -100,8 +100,8 @@ def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") ->
     """
     if why := _pasteable(where):
         return Use("unknown", "", "", (), (why,))
-    images = [item for item in layout.walk(top) if item.media_type in media.IMAGES]
-    if images and are_files(layout.read_json(images[0])):
+    images = layout.images_below(top)
+    if top.media_type in media.IMAGES and are_files(layout.read_json(top)):
         return Use("unknown", str(where), "", (), (f"what it is: no image, but files: oras pull {where}",))
     if not images:
         return Use("unknown", str(where), "", (), ("what it is: it is no image, but some other artifact",))

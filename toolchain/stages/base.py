@@ -18,7 +18,6 @@ from toolchain.deb822 import stanzas
 from toolchain.digest import EPOCH, sha256_bytes, sha256_json, write_atomically
 from toolchain.errors import BuildError, SourceError, UnreachableError, UnsupportedError
 from toolchain.filesystem import emptied, read_built
-from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.process import CommandError
 from toolchain.recipe import Recipe
@@ -273,14 +272,11 @@ def local_image(request: Request) -> LocalImage:
         raise UnsupportedError(f"{request.base} is not a local image", fix="name one: --base oci:DIR")
     layout = Layout(request.base.image.path)
     top = resolve(request.base.image)
-    for descriptor in layout.walk(top):
-        if descriptor.media_type in media.IMAGES:
-            manifest = layout.read_json(descriptor)
-            config = layout.read_json(layout.children(descriptor)[0])
-            if config.get("architecture") == request.arch[0]:
-                return LocalImage(
-                    root=layout.root, digest=descriptor.digest, manifest=manifest, media_type=descriptor.media_type
-                )
+    for image in layout.images_below(top):
+        config = layout.read_json(layout.children(image)[0])
+        if config.get("architecture") == request.arch[0]:
+            manifest = layout.read_json(image)
+            return LocalImage(root=layout.root, digest=image.digest, manifest=manifest, media_type=image.media_type)
     raise UnsupportedError(
         f"{request.base} holds no image for {request.arch[0]}",
         fix=f"name an image for {request.arch[0]}, or choose another --arch",

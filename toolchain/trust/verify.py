@@ -173,14 +173,9 @@ def _signed_files(
 
 
 def _images(layout: Layout, top: Descriptor) -> list[Descriptor]:
-    images = [
-        item
-        for item in layout.walk(top)
-        if item.media_type in media.IMAGES and layout.children(item)[0].media_type != media.EMPTY
-    ]
-    if not images:
-        raise UntrustedError("digests: there is no image in it", why=top.media_type)
-    return images
+    if images := layout.images_below(top):
+        return images
+    raise UntrustedError("digests: there is no image in it", why=top.artifact_type or top.media_type)
 
 
 def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
