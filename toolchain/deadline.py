@@ -39,7 +39,7 @@ def deadline(seconds: float, problem: Callable[[], ToolchainError]) -> Iterator[
         raise _DeadlineError
 
     before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, threading.TIMEOUT_MAX), _AGAIN)
     try:
         try:
             yield

@@ -67,6 +67,14 @@ def test_what_is_done_in_time_is_left_alone() -> None:
     assert signal.getsignal(signal.SIGALRM) is before
 
 
+@pytest.mark.parametrize("seconds", [1e300, float("inf")])
+def test_a_limit_that_no_timer_holds_is_none(seconds: float) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with deadline(seconds, problem):
+        pass
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
 def test_a_thread_has_no_timer_to_use() -> None:
     done: list[bool] = []
 
