@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -326,14 +327,14 @@ def _rows(value: Any) -> list[Any]:
 
 def _malformed(lock: Lock) -> Iterator[str]:
     yield from _malformed_request(lock.request)
-    names = [source.name for source in lock.sources]
+    names = Counter(source.name for source in lock.sources)
     for source in lock.sources:
-        if not _NAME.fullmatch(source.name) or names.count(source.name) > 1:
+        if not _NAME.fullmatch(source.name) or names[source.name] > 1:
             yield f"the source {source.name!r} is named twice or has no proper name"
         yield from _malformed_source(source)
-    owners = [base.owner for base in lock.bases]
+    owners = Counter(base.owner for base in lock.bases)
     for base in lock.bases:
-        if owners.count(base.owner) > 1:
+        if owners[base.owner] > 1:
             yield f"{base} is there twice"
         if not _NAME.fullmatch(base.name) or not _NAME.fullmatch(base.arch):
             yield f"a base has no proper name: {base.name!r} ({base.arch!r})"
