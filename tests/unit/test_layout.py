@@ -302,6 +302,26 @@ def test_verify_unpacks_layers_and_compares_platforms(layout: Layout, tmp_path: 
     assert "0 diff_ids" in verify_layout(layout, layout.put_json(manifest, media.MANIFEST))[0]
 
 
+def test_verify_measures_a_blob_each_time_it_is_named(layout: Layout, tmp_path: Path) -> None:
+    index = small_index(layout, tmp_path, arches="amd64")
+    entry = layout.children(index)[0].as_json()
+    twice = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": [entry, {**entry, "size": 7}]}
+    (problem,) = verify_layout(layout, layout.put_json(twice, media.INDEX))
+    assert problem.endswith(f"has {entry['size']} bytes, 7 expected")
+
+
+def test_verify_unpacks_a_layer_as_each_image_names_it(layout: Layout, tmp_path: Path) -> None:
+    index = small_index(layout, tmp_path, arches="amd64")
+    image = layout.children(index)[0]
+    manifest = layout.read_json(image)
+    manifest["layers"][0]["mediaType"] = media.LAYER
+    entries = [image.as_json(), {**image.as_json(), **layout.put_json(manifest, media.MANIFEST).as_json()}]
+    both = layout.put_json({"schemaVersion": 2, "mediaType": media.INDEX, "manifests": entries}, media.INDEX)
+    (problem,) = verify_layout(layout, both)
+    digest = manifest["layers"][0]["digest"]
+    assert problem.startswith(f"{digest} unpacks to {digest}, sha256:"), "as a tar it is not packed"
+
+
 def test_publish_to_a_layout_and_back(layout: Layout, tmp_path: Path) -> None:
     index = small_index(layout, tmp_path)
     dest = LayoutRef(tmp_path / "dest dir")

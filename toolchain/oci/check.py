@@ -34,7 +34,7 @@ class _Check:
         self._layout = layout
         self._hashed: set[str] = set()
         self._visited: set[tuple[str, str]] = set()
-        self._diff_ids: dict[str, str] = {}
+        self._diff_ids: dict[tuple[str, str], str] = {}
         self._left = FREE  # bytes that all layers together may still unpack to; each adds by its size
 
     def problems(self, item: Descriptor, depth: int = 0) -> Iterator[str]:
@@ -66,14 +66,12 @@ class _Check:
 
     def _blob(self, item: Descriptor) -> str:
         """What is wrong with a blob; empty if nothing is."""
-        if item.digest in self._hashed:
-            return ""
         if not self._layout.has(item.digest):
             return f"{item.digest} is missing"
         path = self._layout.blob(item.digest)
         if (size := path.stat().st_size) != item.size:
             return f"{item.digest} has {size} bytes, {item.size} expected"
-        if (actual := self._layout.digest_of(item.digest)) != item.digest:
+        if item.digest not in self._hashed and (actual := self._layout.digest_of(item.digest)) != item.digest:
             return f"{item.digest} holds other bytes: {actual}"
         self._hashed.add(item.digest)
         return ""
@@ -99,9 +97,10 @@ class _Check:
             yield f"{item.digest} has {len(layers)} layers, its config {len(expected)} diff_ids"
             return
         for layer, diff_id in zip(layers, expected, strict=True):
-            if layer.digest not in self._diff_ids:
-                self._diff_ids[layer.digest] = self._diff_id(self._layout.blob(layer.digest), layer)
-            if (actual := self._diff_ids[layer.digest]) != diff_id:
+            key = (layer.digest, layer.media_type)
+            if key not in self._diff_ids:
+                self._diff_ids[key] = self._diff_id(self._layout.blob(layer.digest), layer)
+            if (actual := self._diff_ids[key]) != diff_id:
                 yield f"{layer.digest} unpacks to {actual}, {diff_id} expected"
 
     def _diff_id(self, path: Path, layer: Descriptor) -> str:
