@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,6 +184,15 @@ def test_a_bundle_of_what_an_image_is_made_of(home: Home, tmp_path: Path) -> Non
     by_stage = home.call("bundle", "export", f"oci:{tmp_path / 'two'}", "base", "--base", "debian13")
     assert by_name["entries"] == by_stage["entries"]
     assert home.call("bundle", "export", f"oci:{tmp_path / 'x'}", "no-such", code=5)["exit_code"] == 5
+
+
+def test_a_folder_whose_name_is_no_utf8(home: Home, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    home.call("publish", f"oci:{folder}", "toolchain-base")
+    known = home.call("images")["images"]
+    (place,) = next(row["published"] for row in known if row["stage"] == "base")
+    assert place["ref"] == f"oci:{tmp_path}/\\xff:toolchain-base-debian13"
+    assert home.call("publish", f"oci:{folder}", "toolchain-base")["published"][0]["pushed_bytes"] == 0
 
 
 def test_publish_has_few_options() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +28,9 @@ class LayoutRef:
     remote: ClassVar[bool] = False
 
     def __str__(self) -> str:
-        return f"oci:{self.path}{_suffix(self.tag, self.digest)}"
+        # Records and JSON hold it, and text there is UTF-8; a path need not be.
+        path = os.fsencode(self.path).decode("utf-8", "backslashreplace")
+        return f"oci:{path}{_suffix(self.tag, self.digest)}"
 
     def at(self, *, tag: str | None = None, digest: str | None = None) -> LayoutRef:
         """The same place, another image."""
