@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -320,6 +321,25 @@ def test_verify_unpacks_a_layer_as_each_image_names_it(layout: Layout, tmp_path:
     (problem,) = verify_layout(layout, both)
     digest = manifest["layers"][0]["digest"]
     assert problem.startswith(f"{digest} unpacks to {digest}, sha256:"), "as a tar it is not packed"
+
+
+def test_a_file_that_cannot_be_linked_is_copied_whole_or_not_at_all(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def elsewhere(*_: object, **__: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", elsewhere)
+    (tmp_path / "file").write_bytes(b"content")
+    digest = sha256_bytes(b"content")
+    planted = layout.root / "blobs" / "sha256" / digest.removeprefix("sha256:")
+    (tmp_path / "other").write_bytes(b"kept")
+    planted.symlink_to(tmp_path / "other")
+    assert layout.link(tmp_path / "file", digest).read_bytes() == b"content"
+    assert ((tmp_path / "other").read_bytes(), planted.is_symlink()) == (b"kept", False)
+    with pytest.raises(DigestError):
+        layout.link(tmp_path / "other", "sha256:" + "1" * 64)
+    assert not layout.has("sha256:" + "1" * 64)
 
 
 def test_publish_to_a_layout_and_back(layout: Layout, tmp_path: Path) -> None:

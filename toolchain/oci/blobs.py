@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -96,10 +95,10 @@ class Blobs:
         return NewFile(self._path(digest))
 
     def link(self, path: Path, digest: str) -> Path:
-        """Have a file of this machine here too, by a hard link where that can be. It is not hashed.
+        """Have a file of this machine here too, by a hard link where that can be, which is not hashed.
 
         Raises:
-            OSError: it cannot be copied.
+            DigestError, RegistryError: as `put_file`, where it is copied.
         """
         there = self._path(digest)
         there.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +106,7 @@ class Blobs:
             try:
                 os.link(path, there)
             except OSError:
-                shutil.copyfile(path, there)
+                self.put_file(path, digest=digest)
         return there
 
     def put_file(
