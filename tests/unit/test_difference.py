@@ -8,10 +8,13 @@ import random
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from toolchain.oci import descriptor as media
+from toolchain.oci import layer_files
+from toolchain.oci.compressed import unpacked
 from toolchain.oci.layer_diff import Blob, differences, explain, first_difference
 
 
@@ -59,6 +62,31 @@ def test_each_kind_of_difference_is_named(tmp_path: Path) -> None:
     assert (found["link"].first, found["link"].second) == ("here", "there")
     assert "at byte 5" in str(found["byte"])
     assert found["byte"].as_json()["offset"] == 5
+
+
+def test_each_layer_is_read_twice_however_many_files_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for the digests, once for the first bytes: an LLVM takes seconds each time, and has thousands of files."""
+    names = [f"d/{number:02}" for number in range(30)]
+    one = layer(tmp_path / "1", dict.fromkeys(names, b"a"), pack=True)
+    two = layer(tmp_path / "2", dict.fromkeys(names, b"b"), pack=True)
+    read: list[str] = []
+
+    def counted(path: Path, media_type: str) -> Any:
+        read.append(path.name)
+        return unpacked(path, media_type)
+
+    monkeypatch.setattr(layer_files, "unpacked", counted)
+    found = differences(one, two)
+    assert [(row.path, row.offset, row.first, row.second) for row in found] == [(name, 0, "61", "62") for name in names]
+    assert sorted(read) == ["1", "1", "2", "2"]
+
+
+def test_files_that_are_not_in_step_are_named_all_the_same(tmp_path: Path) -> None:
+    one = layer(tmp_path / "1", {"a": b"1", "b": b"1", "c": b"1"})
+    two = layer(tmp_path / "2", {"a": b"2", "c": b"2", "b": b"2"})
+    assert [(row.path, row.what, row.offset) for row in differences(one, two)] == [
+        ("a", "content", 0), ("b", "content", None), ("c", "content", None),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 1000])

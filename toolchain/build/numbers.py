@@ -26,7 +26,9 @@ class _Files:
         self._path, self._media_type = path, media_type
 
     def __iter__(self) -> Iterator[tuple[str, Callable[[], bytes]]]:
-        for name, content in read_members(self._path, self._media_type, _SUFFIXES, limit=_LARGEST):
+        for name, content in read_members(
+            self._path, self._media_type, lambda name: name.endswith(_SUFFIXES), limit=_LARGEST
+        ):
             yield name, lambda content=content: content  # type: ignore[misc]
 
 

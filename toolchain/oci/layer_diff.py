@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from toolchain import process
-from toolchain.oci.layer_files import LayerFile, layer_files, read_member
+from toolchain.oci.layer_files import LayerFile, layer_files, read_member, read_members
 
 # Of a larger file only its digests are compared; the first difference is then not looked for.
 _LIMIT = 256 << 20
@@ -68,28 +69,43 @@ def differences(first: Blob, second: Blob) -> list[FileDifference]:
     """
     first_files = {file.path: file for file in layer_files(first.path, first.media_type)}
     second_files = {file.path: file for file in layer_files(second.path, second.media_type)}
-    differing = []
+    differing: dict[str, FileDifference] = {}
+    compared: set[str] = set()
     for path in sorted({*first_files, *second_files}):
         if path not in second_files:
-            differing.append(FileDifference(path, "only in the first"))
+            differing[path] = FileDifference(path, "only in the first")
         elif path not in first_files:
-            differing.append(FileDifference(path, "only in the second"))
-        elif (first_files[path].kind, first_files[path].sha256) != (second_files[path].kind, second_files[path].sha256):
-            differing.append(_differing(first, second, first_files[path], second_files[path]))
-    return differing
+            differing[path] = FileDifference(path, "only in the second")
+        elif (one := first_files[path]).sha256 != (other := second_files[path]).sha256 or one.kind != other.kind:
+            differing[path] = _differing(one, other)
+            if one.kind == other.kind == "file" and max(one.size, other.size) <= _LIMIT:
+                compared.add(path)
+    for path, a, b in _contents(first, second, compared):
+        offset = first_difference(a, b)
+        first_bytes, second_bytes = (content[offset : offset + _AROUND].hex() for content in (a, b))
+        row = differing[path]
+        differing[path] = FileDifference(path, row.what, offset, first_bytes, second_bytes, member_at(a, offset))
+    return list(differing.values())
 
 
-def _differing(first: Blob, second: Blob, file: LayerFile, other_file: LayerFile) -> FileDifference:
-    if file.kind != other_file.kind:
-        return FileDifference(file.path, "kind", None, file.kind, other_file.kind)
-    what = "content" if file.size == other_file.size else "size"
-    if file.kind == "link" or max(file.size, other_file.size) > _LIMIT:
-        return FileDifference(file.path, what, None, file.target, other_file.target)
-    a = read_member(first.path, first.media_type, file.path, limit=_LIMIT) or b""
-    b = read_member(second.path, second.media_type, other_file.path, limit=_LIMIT) or b""
-    offset = first_difference(a, b)
-    first_bytes, second_bytes = (content[offset : offset + _AROUND].hex() for content in (a, b))
-    return FileDifference(file.path, what, offset, first_bytes, second_bytes, member_at(a, offset))
+def _differing(file: LayerFile, other: LayerFile) -> FileDifference:
+    if file.kind != other.kind:
+        return FileDifference(file.path, "kind", None, file.kind, other.kind)
+    return FileDifference(file.path, "content" if file.size == other.size else "size", None, file.target, other.target)
+
+
+def _contents(first: Blob, second: Blob, paths: set[str]) -> Iterator[tuple[str, bytes, bytes]]:
+    """The contents of files of both layers, each of which is read once: layers of this tool have one order.
+
+    It ends where another's are not in step.
+    """
+    if not paths:
+        return
+    members = (read_members(blob.path, blob.media_type, paths.__contains__, limit=_LIMIT) for blob in (first, second))
+    for (path, a), (other, b) in zip(*members, strict=False):
+        if path != other:
+            return
+        yield path, a, b
 
 
 def first_difference(a: bytes, b: bytes) -> int:

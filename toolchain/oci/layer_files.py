@@ -135,10 +135,12 @@ def read_member(path: Path, media_type: str, name: str, *, limit: int = 64 << 20
     return None
 
 
-def read_members(path: Path, media_type: str, suffixes: tuple[str, ...], *, limit: int) -> Iterator[tuple[str, bytes]]:
-    """The regular files of a layer whose names have one of some ends: path and content. Larger ones are left out."""
+def read_members(
+    path: Path, media_type: str, wanted: Callable[[str], bool], *, limit: int
+) -> Iterator[tuple[str, bytes]]:
+    """The regular files of a layer whose paths are wanted: path and content. Larger ones are left out."""
     for name, member, tar in _walk(path, media_type):
-        if member.isreg() and name.endswith(suffixes) and member.size <= limit:
+        if member.isreg() and wanted(name) and member.size <= limit:
             yield name, _content(tar, member).read()
 
 
