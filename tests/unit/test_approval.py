@@ -25,6 +25,7 @@ TRUSTING = {
     "kernel-key": '"k.pub"',
     "kernel-store": '"there"',
     "key": '"k"',
+    "lock-file": '"../toolchain.lock"',
     "mirror": '["https://github.com/=https://evil.example/"]',
     "public-key": '"k.pub"',
     "reuse-from": '"evil.example/ns"',
@@ -59,6 +60,7 @@ def test_every_option_is_on_one_of_the_two_lists() -> None:
     assert names >= HARMLESS
     assert names - HARMLESS <= TRUSTING.keys()
     assert harmless("base", "ubi9")
+    assert harmless("lock-file", "locks/llvm.lock")
 
 
 @pytest.mark.parametrize("name", sorted(TRUSTING.keys() & {option.name for option in file_options()}))
@@ -71,6 +73,14 @@ def test_a_found_file_needs_approval(here: Path, name: str) -> None:
     assert name in settings(Path("toolchain.toml"), named=True).trusting
     call("trust")
     assert used() == {"jobs", name}
+
+
+def test_a_found_file_does_not_say_where_a_lock_is_written(here: Path, tmp_path: Path) -> None:
+    """`bundle import` writes the bundle's lock where there is none."""
+    (here / "below").symlink_to(tmp_path)
+    for path in (tmp_path / "new.lock", "below/new.lock"):
+        (here / "toolchain.toml").write_text(f'lock-file = "{path}"\n')
+        assert used() == set()
 
 
 def test_an_approval_is_for_this_content_this_path_and_these_keys(here: Path, tmp_path: Path) -> None:
