@@ -303,6 +303,24 @@ def test_verify_unpacks_layers_and_compares_platforms(layout: Layout, tmp_path: 
     assert "0 diff_ids" in verify_layout(layout, layout.put_json(manifest, media.MANIFEST))[0]
 
 
+def test_images_that_other_tools_left_without_a_name(layout: Layout, tmp_path: Path) -> None:
+    """As `skopeo copy … oci:DIR` leaves them, with signatures beside them."""
+    image = layout.children(small_index(layout, tmp_path, arches="amd64"))[0]
+    layout.add(image)
+    signatures = {"schemaVersion": 2, "config": layout.put_json({}, media.CONFIG).as_json(), "layers": []}
+    layout.tag(layout.put_json(signatures, media.MANIFEST), f"{image.digest.replace(':', '-')}.sig")
+    place = LayoutPlace(LayoutRef(layout.root))
+    (found,) = place.images(tmp_path)[1]
+    assert (found.name, found.image.digest, found.ref) == (
+        image.digest,
+        image.digest,
+        place.ref.at(digest=image.digest),
+    )
+    assert resolve(place.ref).digest == image.digest
+    layout.tag(image, "named")
+    assert [found.name for found in place.images(tmp_path)[1]] == ["named"]
+
+
 def test_verify_measures_a_blob_each_time_it_is_named(layout: Layout, tmp_path: Path) -> None:
     index = small_index(layout, tmp_path, arches="amd64")
     entry = layout.children(index)[0].as_json()

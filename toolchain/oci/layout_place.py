@@ -39,10 +39,13 @@ class LayoutPlace(Place):
     def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:  # noqa: ARG002 - they are in a layout already
         if name := self.ref.tag or self.ref.digest:
             return self._layout, (NamedImage(str(self.ref), self.ref, self._layout.resolve(name)),)
-        images = self._layout.images()
+        named = [NamedImage(tag, self.ref.at(tag=tag), image) for tag, image in self._layout.images().items()]
+        images = named or [
+            NamedImage(image.digest, self.ref.at(digest=image.digest), image) for image in _unnamed(self._layout)
+        ]
         if not images:
             raise ConfigError(f"{self.ref} holds no image", fix="publish one there first")
-        return self._layout, tuple(NamedImage(tag, self.ref.at(tag=tag), image) for tag, image in images.items())
+        return self._layout, tuple(images)
 
     def require_one_reading(self) -> None:
         self._layout.require_one_reading()
@@ -136,10 +139,9 @@ def resolve(ref: LayoutRef) -> Descriptor:
     if ref.digest or ref.tag:
         return there.resolve(ref.digest or ref.tag or "")
     refs = there.images()
-    # Other tools leave an image without a name. An artifact without a name is a statement about an image. The files of
-    # an image have names of their own, and a reference to the folder does not mean them.
+    # The files of an image have names of their own, and a reference to the folder does not mean them.
     named = [image for image in refs.values() if image.artifact_type != FILES] or refs.values()
-    digests = {image.digest for image in named} or {root.digest for root in there.roots() if not root.artifact_type}
+    digests = {image.digest for image in named} or {image.digest for image in _unnamed(there)}
     if len(digests) != 1:
         raise RegistryError(
             f"{ref} holds {'several images' if digests else 'no image'}",
@@ -147,3 +149,9 @@ def resolve(ref: LayoutRef) -> Descriptor:
             fix=f"name one: {ref}{':TAG' if refs else '@DIGEST'}" if digests else "build or fetch one",
         )
     return there.resolve(next(iter(digests)))
+
+
+def _unnamed(there: Layout) -> list[Descriptor]:
+    """The images that other tools left without a name; an artifact without one is a statement about an image."""
+    named = {image.digest for image in there.refs().values()}
+    return [root for root in dict.fromkeys(there.roots()) if not root.artifact_type and root.digest not in named]
