@@ -321,6 +321,13 @@ def test_images_that_other_tools_left_without_a_name(layout: Layout, tmp_path: P
     assert [found.name for found in place.images(tmp_path)[1]] == ["named"]
 
 
+def test_a_digest_counts_more_than_a_tag(layout: Layout, tmp_path: Path) -> None:
+    one, two = layout.children(small_index(layout, tmp_path))
+    layout.tag(one, "x")
+    place = LayoutPlace(LayoutRef(layout.root, "x", two.digest))
+    assert {image.image.digest for image in place.images(tmp_path)[1]} == {two.digest} == {place.manifest()[0].digest}
+
+
 def test_verify_measures_a_blob_each_time_it_is_named(layout: Layout, tmp_path: Path) -> None:
     index = small_index(layout, tmp_path, arches="amd64")
     entry = layout.children(index)[0].as_json()

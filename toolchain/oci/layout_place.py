@@ -37,7 +37,7 @@ class LayoutPlace(Place):
         return into.blob(blob.digest)
 
     def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:  # noqa: ARG002 - they are in a layout already
-        if name := self.ref.tag or self.ref.digest:
+        if name := self.ref.digest or self.ref.tag:
             return self._layout, (NamedImage(str(self.ref), self.ref, self._layout.resolve(name)),)
         named = [NamedImage(tag, self.ref.at(tag=tag), image) for tag, image in self._layout.images().items()]
         images = named or [
