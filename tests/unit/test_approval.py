@@ -76,7 +76,7 @@ def test_a_found_file_needs_approval(here: Path, name: str) -> None:
 
 
 def test_a_found_file_does_not_say_where_a_lock_is_written(here: Path, tmp_path: Path) -> None:
-    """`bundle import` writes the bundle's lock where there is none."""
+    """`bundle import` writes the bundle's lock if the file is missing."""
     (here / "below").symlink_to(tmp_path)
     for path in (tmp_path / "new.lock", "below/new.lock"):
         (here / "toolchain.toml").write_text(f'lock-file = "{path}"\n')

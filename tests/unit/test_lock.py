@@ -103,7 +103,7 @@ def test_bytes_that_are_no_text() -> None:
 
 
 def test_very_many_sources_take_no_time() -> None:
-    """Whoever makes a bundle writes its lock, and nobody has signed it."""
+    """The lock of a bundle is not signed."""
     many = dataclasses.replace(lock(), sources=tuple(source(name=f"s{number}") for number in range(20_000)))
     began = time.process_time()
     assert list(lockfile._malformed(many)) == []

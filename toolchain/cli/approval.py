@@ -33,7 +33,7 @@ def harmless(name: str, value: Any) -> bool:
     """Whether an option with this value may come from a file without approval.
 
     A base is harmless if it is a recipe's name; a local image is unverified code. A lock file is harmless in the
-    current folder or below, since `bundle import` writes one where there is none.
+    current folder or below: `bundle import` writes a missing one.
     """
     if name == "lock-file":
         return "\0" not in value and Path(os.path.realpath(value)).is_relative_to(os.path.realpath("."))
