@@ -262,18 +262,16 @@ def _mirrors(_: Cache) -> Check:
 
 
 def _reachable(address: str) -> bool:
-    parts = urlsplit(address)
-    proxy = os.environ.get(f"{parts.scheme}_proxy")
-    if proxy:
-        parts = urlsplit(proxy)
-    if parts.scheme not in {"http", "https"} or parts.hostname is None:
-        return True
+    """Whether the host of an address, or the proxy to it, takes a connection; True for other kinds of addresses."""
     try:
-        with socket.create_connection(
-            (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)), _PATIENCE
-        ):
+        scheme = urlsplit(address).scheme
+        parts = urlsplit(os.environ.get(f"{scheme}_proxy") or address)
+        if parts.scheme not in {"http", "https"} or parts.hostname is None:
             return True
-    except OSError:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        with socket.create_connection((parts.hostname, port), _PATIENCE):
+            return True
+    except (OSError, ValueError):  # what a proxy's variable says need not be an address
         return False
 
 

@@ -17,7 +17,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.poolmanager import PoolManager, ProxyManager
 
-from toolchain.errors import UnreachableError
+from toolchain.errors import ConfigError, UnreachableError
 
 RATE = 1000.0  # bytes a second, as git's http.lowSpeedLimit is set here
 WINDOW = 60.0  # seconds of waiting over which it is averaged
@@ -163,6 +163,14 @@ class Adapter(HTTPAdapter):
         """Like the base class."""
         super().init_poolmanager(*args, **more)
         _time(self.poolmanager)
+
+    def cert_verify(self, *args: Any, **more: Any) -> None:
+        """Like the base class, which raises a plain OSError."""
+        try:
+            super().cert_verify(*args, **more)  # type: ignore[no-untyped-call]
+        except OSError as error:
+            fix = "correct REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE, or unset it"
+            raise ConfigError("the certificate authorities cannot be read", why=str(error), fix=fix) from None
 
     def proxy_manager_for(self, proxy: str, **more: Any) -> ProxyManager:
         """Like the base class."""

@@ -75,6 +75,12 @@ def test_a_cache_that_cannot_be_one(bare: Cache) -> None:
         assert check.fix or check.status == "ok", check
 
 
+@pytest.mark.parametrize("proxy", ["http://proxy:99999999", "http://[::1"])
+def test_a_proxy_that_is_no_address(bare: Cache, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    monkeypatch.setenv("https_proxy", proxy)
+    assert found(bare)["git-host"].status == "warn"
+
+
 def test_an_old_buildah_is_refused(bare: Cache) -> None:
     install(bare, "buildah", "echo 'buildah version 1.19.6 (image-spec 1.0.1)'")
     assert found(bare)["buildah"].status == "fail"

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from toolchain.errors import RegistryError, UnreachableError
+from toolchain.errors import ConfigError, RegistryError, UnreachableError
 from toolchain.oci.registry import Registry
-from toolchain.web import LONGEST_ASKED, LONGEST_BACKOFF, PROGRESS, Retries, TryAgainError, is_loopback
+from toolchain.web import LONGEST_ASKED, LONGEST_BACKOFF, PROGRESS, Retries, TryAgainError, is_loopback, session
 
 PROBLEM = RegistryError("it fails")
 
@@ -74,3 +74,10 @@ def test_a_host_that_refuses_is_told_without_names_of_our_classes(caplog: pytest
     said = f"{caplog.text}{refused.value.why}"
     assert "Connection(" not in said
     assert "Bounded" not in said
+
+
+def test_a_missing_file_of_certificate_authorities_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nowhere/ca.pem")
+    with session(0, 0.0) as client, pytest.raises(ConfigError) as caught:
+        client.get("https://127.0.0.1:1/")
+    assert "/nowhere/ca.pem" in caught.value.why
