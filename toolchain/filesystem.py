@@ -138,6 +138,8 @@ class NewFile:
     """
 
     def __init__(self, path: Path, *, mode: int = 0o644) -> None:
+        if not path.name:  # `.` and `/`
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         self.path = path
         self._mode = mode
         short = os.fsdecode(os.fsencode(path.name)[:_LONGEST_NAME])

@@ -63,6 +63,8 @@ def which(program: str, *, fix: str = "") -> str:
     """
     path = shutil.which(program)
     if path is None:
+        if "/" in program:
+            raise EngineError(f"{program} is not an executable file", fix=fix or "check the path")
         raise EngineError(f"{program} is not installed", fix=fix or f"apt-get install {program}")
     return path
 

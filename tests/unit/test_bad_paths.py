@@ -18,6 +18,7 @@ from toolchain.build.prefetch import Prefetch
 from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
+from toolchain.digest import write_atomically
 from toolchain.oci.auth import _login_files
 from toolchain.publish.pytorch import VERSION_FILE
 from toolchain.request import Request
@@ -163,3 +164,28 @@ def test_a_prefetch_ends_whatever_happens(tmp_path: Path, monkeypatch: pytest.Mo
     prefetch = Prefetch(Request(cache=Cache(tmp_path / "cache")), sources)
     prefetch.wait("second")
     prefetch.check()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("images", "--cache", ""),
+        ("report", "x", "--out", ""),
+        ("audit", ""),
+        ("report", ""),
+        ("keygen", ""),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, "it is empty" in done.output) == (2, True), done.output
+
+
+def test_a_path_that_is_no_file_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kernel.json").write_text("{}")
+    cache = ("--cache", os.fspath(tmp_path / "cache"))
+    fails(["kernels", "try", ".", "--source", ".", *cache], 3, "has no JSON beside it")
+    fails(["emulate", "x.hsaco", "--objdump", "/nowhere/objdump"], 8, "/nowhere/objdump is not an executable file")
+    with pytest.raises(IsADirectoryError):
+        write_atomically(Path(), b"")

@@ -19,7 +19,6 @@ CALLS: list[tuple[list[str], dict[str, str]]] = [
     (["--count", "3", "--many", "a", "--many", "b", "--path", "x/y", "--ratio", "0.5", "--flag", "word"], {}),
     (["--count", "0"], {}),
     (["--path", "/"], {}),
-    (["--path", ""], {}),
     (["--count", "x"], {}),
     (["--free", "7"], {}),
     (["--free", "7.5"], {}),

@@ -22,6 +22,7 @@ R = TypeVar("R")
 # Errors that a path given by the user can cause. ENOENT is not among them: that is a mistake of this tool.
 _OF_PATHS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO,
+    errno.EEXIST,
 }  # fmt: skip
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from toolchain.errors import ConfigError
 
 _READER = "get_runtime_param"
@@ -55,6 +57,9 @@ class _AsGiven:
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         """The value, as Typer's own reader gives it."""
+        if value == "" and (self._kind is Path or param.param_type_name == "argument"):
+            # `Path("")` is the current folder, which an unset variable of a script does not mean.
+            raise typer.BadParameter("it is empty", ctx=ctx, param=param)
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
         texts = isinstance(value, list | tuple) and all(type(text) is str for text in value)

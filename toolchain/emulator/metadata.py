@@ -49,7 +49,7 @@ def read_metadata(path: Path) -> Metadata:
     Raises:
         EmulationError: there is none, or it lacks what a launch needs.
     """
-    beside = path.with_suffix(".json")
+    beside = path.parent / f"{path.stem}.json"
     try:
         content = strict_json.read(beside.read_bytes(), beside.name)
     except OSError as error:
