@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from tests.emulator_fixtures import LDS, SCRATCH, code_object, get, pair, program, put, run, wave_of, workgroup
+from toolchain.cli.app import app
 from toolchain.emulator import codeobject, extra, messagepack
 from toolchain.emulator.control import wait
 from toolchain.emulator.decode import decode
@@ -451,3 +454,24 @@ def test_scratch_memory_of_gfx90a_is_a_buffer_that_each_wave_finds() -> None:
         assert (wave.scratch[2] == wave.u[1]).all()
     with pytest.raises(NumbersError, match="the wave's own memory"):
         ran(used)
+
+
+@pytest.mark.parametrize("text", ["zeros:²", f"zeros:{'1' * 5000}", "normal:0", "empty.npy", "zip.npy"])
+def test_a_buffer_that_cannot_be_made(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.npy").touch()
+    Path("zip.npy").write_bytes(b"PK\3\4 no zip")
+    with pytest.raises(ConfigError):
+        parse_argument(Parameter("x", "*fp32"), text, seed=0)
+
+
+def test_a_number_that_does_not_fit_its_argument() -> None:
+    for kind, number in (("fp32", 1e300), ("i32", 1 << 40)):
+        with pytest.raises(ConfigError, match="argument n cannot be"):
+            argument_block([Parameter("n", kind)], {"n": number}, 16)
+
+
+@pytest.mark.parametrize("words", [("--arg", "n=1"), ("--out", "folder"), ("--workgroup", "0"), ("--reverse",)])
+def test_what_needs_a_grid_is_not_ignored_without_one(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["emulate", "kernel.hsaco", *words])
+    assert (done.exit_code, "need --grid" in done.output) == (3, True), done.output

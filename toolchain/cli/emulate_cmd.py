@@ -61,6 +61,9 @@ def emulate(
 
     Without --grid, list the instructions of the code objects, and those that the emulator does not support.
     """
+    if grid is None and (workgroup or arg or out is not None or reverse):
+        what = "--arg, --out, --reverse and --workgroup need --grid"
+        raise ConfigError(what, why="without it no kernel runs", fix="add --grid X,Y,Z")
     disassembler = decoder(objdump)
     if grid is None:
         _list(objects, disassembler, as_json=json_)
@@ -142,6 +145,8 @@ def _arguments(metadata: Metadata, given: Sequence[str], seed: int) -> dict[str,
         name, sign, text = pair.partition("=")
         if not sign:
             raise ConfigError(f"--arg {pair!r} has no value", fix="--arg NAME=VALUE")
+        if name in texts:
+            raise ConfigError(f"--arg gives {name} twice", fix="leave one of them out")
         texts[name] = text
     known = {parameter.name: parameter for parameter in metadata.parameters}
     if odd := sorted(texts.keys() - known.keys()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ def _buffer(parameter: Parameter, text: str, seed: int) -> Array | None:
         raise _wrong(parameter, text, f"elements of type {element} are unknown")
     form, colon, rest = text.partition(":")
     if colon and form in {"zeros", "normal"}:
-        if not rest.isdigit() or not 0 < int(rest) <= _MOST:
+        if re.fullmatch("[0-9]{1,9}", rest) is None or not 0 < int(rest) <= _MOST:
             raise _wrong(parameter, text, f"COUNT is a number from 1 to {_MOST}")
         if form == "zeros":
             return np.zeros(int(rest), kind)
@@ -61,8 +63,9 @@ def _buffer(parameter: Parameter, text: str, seed: int) -> Array | None:
 
 def _file(parameter: Parameter, text: str, kind: type[np.generic]) -> Array:
     try:
-        loaded: Any = np.load(Path(text), allow_pickle=False)
-    except (OSError, ValueError) as error:
+        with Path(text).open("rb") as stream:  # which numpy leaves open after an error
+            loaded: Any = np.load(stream, allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise _wrong(parameter, text, f"cannot read it: {error}") from error
     if not isinstance(loaded, np.ndarray) or loaded.dtype != kind:
         held = getattr(loaded, "dtype", type(loaded).__name__)

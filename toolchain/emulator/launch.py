@@ -131,7 +131,7 @@ def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float],
         value = values[parameter.name]
         try:
             block += struct.pack(form, float(value) if form[1] in "fd" else int(value))
-        except struct.error as error:
+        except (struct.error, OverflowError) as error:
             raise ConfigError(
                 f"argument {parameter.name} cannot be {value}", why=f"its type is {parameter.type}", fix="give another"
             ) from error
