@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import multiprocessing
+import os
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.kernel_fixtures import aks2
+from toolchain.emulator.disassembly import Disassembler
 from toolchain.emulator.launch import Parameter
 from toolchain.emulator.metadata import Metadata, read_metadata
 from toolchain.errors import ConfigError, UntrustedError
@@ -23,11 +26,12 @@ from toolchain.kernels.launches import launch_files, of_rule
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.store import Addition, FolderStore, Result
 from toolchain.numbers import flash_attn
+from toolchain.numbers.campaign import results
 from toolchain.numbers.case import Expected
-from toolchain.numbers.check import CASES
+from toolchain.numbers.check import CASES, REFUSED, check_object
 from toolchain.numbers.collect import Collected, File, collect
 from toolchain.numbers.elements import BF16, FP16, FP32, tensor
-from toolchain.numbers.objects import sample
+from toolchain.numbers.objects import Object, sample
 from toolchain.numbers.philox import random_words
 from toolchain.numbers.problem import Dropout, Problem, Shape
 from toolchain.numbers.reference import Inputs, attention, summed_singly, window
@@ -282,3 +286,40 @@ def test_a_signed_statement_that_a_kernel_is_wrong_counts_against_an_image() -> 
         result([more, statement(about, {**row, "wrong": 1})], needed)
     with pytest.raises(UntrustedError, match="malformed"):
         result([statement(about, {"checked": "many"})], needed)
+
+
+def test_a_check_that_is_interrupted_ends_at_once(tmp_path: Path) -> None:
+    """A pool waits for everything that was given to it."""
+    objects = [Object(tmp_path / f"{number}.hsaco", str(number), "", "") for number in range(8)]
+    for each in objects:
+        each.path.touch()
+    for each in objects[1:]:
+        os.mkfifo(each.path.with_suffix(".json"))  # read without an end
+    rows = results(objects, Disassembler(Path("objdump"), (22, 0, 0)), 2)
+    assert next(rows).status == REFUSED
+    rows.close()
+    assert not multiprocessing.active_children()
+
+
+def test_a_damaged_object_is_refused_by_its_name_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "7.hsaco"
+    path.write_bytes(b"\x7fELF")
+    decoder = Disassembler(Path("objdump"), (22, 0, 0))
+    row = check_object(path, "gfx942/add.hsaco", decoder)
+    assert row.status == REFUSED
+    assert row.reason == "gfx942/add.hsaco has no JSON beside it: gfx942/add.json: No such file or directory"
+    signature = {"name": "add", "arch": "gfx942", "source": "x.py", "signature": [], "constexprs": {}}
+    path.with_suffix(".json").write_text(json.dumps({**signature, "num_warps": 1, "shared": 0}))
+    row = check_object(path, "gfx942/add.hsaco", decoder)
+    assert (row.status, row.reason.partition(":")[0]) == (REFUSED, "gfx942/add.hsaco is not a complete code object")
+
+
+def test_a_gpu_without_objects_is_told_from_a_place_without_any(tmp_path: Path) -> None:
+    about = {"name": "add", "arch": "gfx942", "source": "x.py", "signature": [], "constexprs": {}, "num_warps": 1}
+    files: list[File] = [
+        ("add.hsaco", lambda: b"code"),
+        ("add.json", lambda: json.dumps({**about, "shared": 0}).encode()),
+    ]
+    with pytest.raises(ConfigError, match="holds no code objects for gfx1100") as caught:
+        collect(files, tmp_path, gpus=["gfx1100"], label="place")
+    assert caught.value.why == "it has gfx942"

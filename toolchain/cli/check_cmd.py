@@ -93,7 +93,8 @@ def kernels_check(
 
 
 def _tell(row: Checked, done: int, total: int) -> None:
-    console.note(f"{done}/{total} {row.status} {row.name}")
+    reason = f": {row.reason.splitlines()[0]}" if row.reason else ""
+    console.note(f"{done}/{total} {row.status} {row.name}{reason}")
 
 
 def screen(report: Report) -> Iterator[str]:
@@ -101,7 +102,8 @@ def screen(report: Report) -> Iterator[str]:
     head = f"{'GPU':<9}{'kernel':<32}{'right':>6}{'wrong':>6}{'skipped':>8}{'refused':>8}"
     yield f"{head}{'largest error':>14}{'CPU s':>8}"
     for row in report.groups():
-        share = "none" if row["share"] is None else f"{row['share']:.0%}"
+        ran = row["share"] is not None and row["right"] + row["wrong"]
+        share = f"{row['share']:.0%}" if ran else "none"
         yield (
             f"{row['gpu']:<9}{row['kernel']:<32}{row['right']:>6}{row['wrong']:>6}{row['skipped']:>8}{row['refused']:>8}"
             f"{share:>13} {row['seconds']:>8.1f}"
@@ -121,7 +123,7 @@ def _raise(report: Report) -> None:
     report.require_right()
     if rows := report.of(REFUSED):
         raise EmulationError(
-            f"{len(rows)} of {len(report.rows)} kernels use something that the emulator does not support",
+            f"{len(rows)} of {len(report.rows)} kernels cannot be emulated",
             why=listed(rows),
             fix="report them with the code objects",
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
@@ -128,7 +129,12 @@ def run(
     return Report(rows, len(objects) if available is None else available, disassembler.label)
 
 
-def results(objects: Sequence[Object], disassembler: Disassembler, jobs: int) -> Iterator[Checked]:
+def _begin_worker() -> None:
+    process.die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches workers too; the parent ends them
+
+
+def results(objects: Sequence[Object], disassembler: Disassembler, jobs: int) -> Generator[Checked, None, None]:
     """Check kernels, in parallel processes; the rows as they come."""
     if jobs < 2 or len(objects) < 2:
         for each in objects:
@@ -140,12 +146,16 @@ def results(objects: Sequence[Object], disassembler: Disassembler, jobs: int) ->
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
-        with ProcessPoolExecutor(
-            min(jobs, len(objects)), mp_context=context, initializer=process.die_with_parent
-        ) as pool:
+        with ProcessPoolExecutor(min(jobs, len(objects)), mp_context=context, initializer=_begin_worker) as pool:
             waiting = [pool.submit(check_object, each.path, each.name, disassembler) for each in objects]
-            for future in as_completed(waiting):
-                yield future.result()
+            try:
+                for future in as_completed(waiting):
+                    yield future.result()
+            except BaseException:
+                # The pool would wait until everything is checked.
+                for worker in multiprocessing.active_children():
+                    worker.kill()
+                raise
     finally:
         for name, value in before.items():
             if value is None:

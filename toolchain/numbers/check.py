@@ -17,9 +17,10 @@ from toolchain.emulator.disassembly import Disassembler
 from toolchain.emulator.launch import Launch, Launched, run
 from toolchain.emulator.metadata import Metadata, check_metadata, read_metadata
 from toolchain.emulator.program import Program
-from toolchain.errors import EmulationError, NumbersError, ToolchainError
+from toolchain.errors import EmulationError, KernelError, NumbersError, ToolchainError
 from toolchain.numbers import aotriton, flash_attn
 from toolchain.numbers.case import Case, NotCheckedError
+from toolchain.numbers.objects import SUFFIX
 
 RIGHT, WRONG, SKIPPED, REFUSED = "right", "wrong", "skipped", "refused"
 Cases = Callable[[Metadata, int], Iterator[Case]]
@@ -95,10 +96,12 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
         return replace(done, sha256=digest)
     except NotCheckedError as error:
         return Checked(name, gpu, kernel, SKIPPED, str(error), seconds=_since(began), sha256=digest)
-    except (EmulationError, NumbersError) as error:
+    except (EmulationError, KernelError, NumbersError) as error:
+        # It may be a copy under another name.
+        reason = _reason(error).replace(str(path.with_suffix("")), name.removesuffix(SUFFIX)).replace(path.name, name)
         if isinstance(error, NumbersError):
-            return Checked(name, gpu, kernel, WRONG, _reason(error), math.inf, seconds=_since(began), sha256=digest)
-        return Checked(name, gpu, kernel, REFUSED, _reason(error), seconds=_since(began), sha256=digest)
+            return Checked(name, gpu, kernel, WRONG, reason, math.inf, seconds=_since(began), sha256=digest)
+        return Checked(name, gpu, kernel, REFUSED, reason, seconds=_since(began), sha256=digest)
 
 
 def check_program(

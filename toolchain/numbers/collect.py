@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -73,16 +73,18 @@ def collect(
     """
     known = _Known(planned)
     objects: dict[str, Object] = {}
+    there: set[str] = set()
     for name, about in known.list(files):
         gpu, kernel = (about.gpu, f"{about.source}:{about.kernel}") if about is not None else ("", "")
         if name in objects:
             raise ConfigError(
                 f"{label} holds {name} more than once", why="there are several images in it", fix="name one of them"
             )
+        there.add(gpu)
         if not gpus or gpu in gpus:
             objects[name] = Object(folder / f"{len(objects)}{SUFFIX}", name, gpu, kernel)
     if not objects:
-        raise _nothing(known, label, gpus)
+        raise _nothing(known, label, gpus, there - {""})
     chosen = {each.name: each for each in sample(sorted(objects.values(), key=lambda each: each.name), count, seed)}
     folder.mkdir(parents=True, exist_ok=True)
     for name, code, beside in known.take(files, chosen):
@@ -92,7 +94,7 @@ def collect(
     return Collected(objects=list(chosen.values()), available=len(objects), unknown=known.unknown)
 
 
-def _nothing(known: _Known, label: str, gpus: Sequence[str]) -> ConfigError:
+def _nothing(known: _Known, label: str, gpus: Sequence[str], there: Collection[str]) -> ConfigError:
     wanted = f" for {', '.join(gpus)}" if gpus else ""
     if known.unknown:
         return ConfigError(
@@ -100,6 +102,9 @@ def _nothing(known: _Known, label: str, gpus: Sequence[str]) -> ConfigError:
             why=f"{known.unknown[0]} is a pack of AOTriton, and no {NAME} is beside it",
             fix="--plan DIR and --source DIR: the folder of AOTriton's generator, and its source",
         )
+    if there:
+        fix = "name one of these, or leave --gpu out"
+        return ConfigError(f"{label} holds no code objects{wanted}", why=f"it has {', '.join(sorted(there))}", fix=fix)
     return ConfigError(
         f"{label} holds no code objects{wanted}",
         why=f"there is no file {SUFFIX}, no pack of AOTriton and no result of a kernel store",
