@@ -63,9 +63,11 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         return value
     if origin is not None or is_dataclass(hint):
         return _inside(hint, value, where)
-    if hint is float and type(value) in {int, float} and math.isfinite(value):
+    if hint is float and type(value) in {int, float}:
+        if not math.isfinite(value):
+            raise TypedError(where, f"it must be a finite number, and is {value}")
         return float(value)
-    if type(value) is not hint or hint is float:
+    if type(value) is not hint:
         raise TypedError(where, f"it must be {_name(hint)}, and is {_name(type(value))}")
     return value
 

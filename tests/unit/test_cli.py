@@ -195,6 +195,9 @@ def test_an_unknown_key_in_the_file(clean: dict[str, str], tmp_path: Path) -> No
     assert done.returncode == 3
     assert "unknown key 'bass'" in done.stderr
     assert "base" in done.stderr
+    helped = call(clean, "plan", "--help", cwd=tmp_path)
+    assert (helped.returncode, "--base" in helped.stdout) == (0, True), "which says what the key should be"
+    assert "unknown key 'bass'" in helped.stderr
 
 
 def test_who_wins(clean: dict[str, str], tmp_path: Path) -> None:

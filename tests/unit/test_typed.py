@@ -66,3 +66,8 @@ def test_what_does_not_fit_is_refused_with_its_place(change: dict[str, Any], whe
 def test_what_is_no_table_is_refused(value: Any) -> None:
     with pytest.raises(TypedError):
         typed(Whole, value)
+
+
+def test_a_number_without_an_end_is_not_said_to_be_no_number() -> None:
+    with pytest.raises(TypedError, match="must be a finite number, and is nan"):
+        typed(float, float("nan"))

@@ -318,7 +318,7 @@ def test_inspect_of_another_llvm(tmp_path: Path) -> None:
     assert "the LLVM of Triton 3.7.1" in done.stdout
 
 
-@pytest.mark.parametrize("words", [["gone.whl"], ["pypi:triton"], ["x.whl", "--use"]])
+@pytest.mark.parametrize("words", [["gone.whl"], ["pypi:triton", "--cache", "other"], ["x.whl", "--use"]])
 def test_inspect_of_nothing(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
@@ -328,3 +328,5 @@ def test_inspect_of_nothing(words: list[str], tmp_path: Path, monkeypatch: pytes
     done = CliRunner().invoke(app, ["inspect", *words])
     assert done.exit_code != 0
     assert done.stdout == ""
+    assert (tmp_path / "other").is_dir() == ("other" in words)
+    assert not (tmp_path / "cache").exists()

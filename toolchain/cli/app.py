@@ -63,6 +63,9 @@ def _main(
                 console.warn(file.ignored_line)
             ctx.obj, ctx.default_map = file, defaults(file)
     except ToolchainError as error:
+        if {"-h", "--help"}.intersection(sys.argv):  # which helps to correct the file
+            console.warn(f"{error.what}: {error.why}")
+            return
         # The verb's own options are not read yet.
         console.failure(error, as_json="--json" in sys.argv)
         raise typer.Exit(error.code) from error

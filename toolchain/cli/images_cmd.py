@@ -84,7 +84,7 @@ def inspect(
     if image.startswith("pypi:") or (image.endswith(".whl") and not image.startswith("oci:")):
         from toolchain.cli.wheel_view import inspect_wheel  # noqa: PLC0415 - what reads wheels and asks the index
 
-        inspect_wheel(image, use=use, json_=json_)
+        inspect_wheel(image, cache_of(cache), use=use, json_=json_)
         return
     from toolchain.oci.places import open_place  # noqa: PLC0415 - the registry client
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from toolchain import console
-from toolchain.cache import cache_of
+from toolchain.cache import Cache
 from toolchain.errors import ConfigError, PinError
 from toolchain.stages.wheel_llvm import Library, WheelLlvm, read_wheel, repository_inside, wheel_named
 
@@ -19,7 +19,7 @@ _WORDS = {
 }
 
 
-def inspect_wheel(ref: str, *, use: bool, json_: bool) -> None:
+def inspect_wheel(ref: str, cache: Cache, *, use: bool, json_: bool) -> None:
     """Print the LLVMs of a wheel.
 
     Raises:
@@ -27,7 +27,7 @@ def inspect_wheel(ref: str, *, use: bool, json_: bool) -> None:
     """
     if use:
         raise ConfigError("--use is for images", why=f"{ref} is a wheel", fix=f"toolchain inspect {ref}")
-    with wheel_named(ref, cache_of()) as path:
+    with wheel_named(ref, cache) as path:
         wheel = read_wheel(path)
     if json_:
         console.data({"images": [], "wheels": [wheel.as_json()]})
