@@ -189,3 +189,13 @@ def test_a_path_that_is_no_file_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     fails(["emulate", "x.hsaco", "--objdump", "/nowhere/objdump"], 8, "/nowhere/objdump is not an executable file")
     with pytest.raises(IsADirectoryError):
         write_atomically(Path(), b"")
+
+
+def test_an_unexpected_end_of_a_file_is_told_with_its_place() -> None:
+    """Typer takes EOFError for a prompt without an answer, and prints "Aborted." alone."""
+
+    def verb() -> None:
+        raise EOFError
+
+    with pytest.raises(RuntimeError, match="ends early"):
+        handled(verb)()

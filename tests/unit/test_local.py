@@ -60,7 +60,7 @@ def test_a_folder_may_be_called_like_a_version(here: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz", "x.txz", "x-1-py3-none-any.whl", "x.zip", "notes.txt", "x"])
-@pytest.mark.parametrize("content", [b"", b"not an archive", bytes(99), b"\x1f\x8b garbage"])
+@pytest.mark.parametrize("content", [b"", b"not an archive", bytes(99), b"\x1f\x8b garbage", b"\x1f\x8b\x08"])
 def test_garbage_is_no_source(here: Path, name: str, content: bytes) -> None:
     (here / name).write_bytes(content)
     assert "name" in refused(f"triton={name}").fix

@@ -40,6 +40,8 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
                 raise
             console.failure(failure, as_json=any(bool(kwargs.get(name)) for name in ("json_", "json")))
             raise typer.Exit(failure.code) from error
+        except EOFError as error:  # Typer would print "Aborted." instead of where
+            raise RuntimeError("a file ends early") from error
         except (KeyboardInterrupt, Terminated) as stop:
             console.note(f"stopped; finished and unfinished work is kept. To continue: {console.command()}")
             raise typer.Exit(stop.status if isinstance(stop, Terminated) else 128 + signal.SIGINT) from stop

@@ -40,6 +40,8 @@ def check_local(name: str, spec: SourceSpec) -> None:
         raise SourceError(f"{given} is not a source", why="it is neither a file nor a folder", fix=fix)
     try:
         why = _not_a_source(path)
+    except EOFError:
+        why = "it ends early"
     except OSError as error:
         why = error.strerror or str(error)
         raise SourceError(f"{given} cannot be read", why=why, fix="check path and rights") from error
