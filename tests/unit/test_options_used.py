@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,3 +166,18 @@ def test_build_has_at_most_28_options_and_takes_the_others_from_the_environment(
         monkeypatch.setenv(name, value)
         assert CliRunner().invoke(app, ["build", "kernels", *WHEEL]).exit_code == 3
         monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("lock", "base", "--check", "--open-base"),
+        ("cache", "prune", "image", "--unfinished"),
+        ("audit", "place", "--source", "."),
+        ("audit", "place", "--triton-wheel", "3.7.1"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [*words, "--cache", str(tmp_path / "cache")])
+    assert done.exit_code == 3
+    assert re.search(r"(--open-base|--unfinished|--source).* (exclude each other|need --rebuild)", done.stderr)

@@ -61,6 +61,10 @@ def cache_prune(
     from toolchain.build.cache_usage import Pruned, prune  # noqa: PLC0415 - other verbs need none of it
     from toolchain.build.images import named_images  # noqa: PLC0415
 
+    if images and unfinished:
+        raise ConfigError(
+            "--unfinished and IMAGE exclude each other", why="with IMAGE only the images go", fix="run it once for each"
+        )
     where = cache_of(cache)
     if not dry_run:
         where.check()

@@ -11,6 +11,7 @@ from toolchain import console
 from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.request import CAMPAIGN, with_request
+from toolchain.errors import ConfigError
 from toolchain.lock.file import DEFAULT
 from toolchain.request import Request
 
@@ -32,6 +33,9 @@ def lock(
     request: Request,
 ) -> None:
     """Write toolchain.lock: every source, wheel, patch and base package of a stage, by digest. Fetches the sources."""
+    if check and open_base:
+        why = "the lock file says whether its base is locked"
+        raise ConfigError("--check and --open-base exclude each other", why=why, fix="leave --open-base out")
     from toolchain.build.locking import check_file, make  # noqa: PLC0415 - reads stages and stores
     from toolchain.build.plan import plan as plan_stages  # noqa: PLC0415
     from toolchain.build.plan import settled  # noqa: PLC0415

@@ -57,11 +57,11 @@ def kernels_try(
 
     conditions = conditions_of(fail_on)
     where = cache_of(cache)
-    triton = chosen_triton(triton_wheel, with_python, where)
     kernel = kernel.parent / f"{kernel.stem}.hsaco"
     rule: dict[str, Any] = rule_of(kernel, source)
     if not kernel.is_file():
         raise ConfigError(f"there is no {kernel}", why="its JSON alone is there", fix="keep both files together")
+    triton = chosen_triton(triton_wheel, with_python, where)
     with tempfile.TemporaryDirectory(prefix="toolchain-try-") as scratch:
         sides = [Path(scratch, name, rule["target"]) for name in ("before", "after")]
         sides[0].mkdir(parents=True)
