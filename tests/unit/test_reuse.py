@@ -27,6 +27,7 @@ from toolchain.stages.prebuilt import known_files
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust import attest, sbom
 from toolchain.trust.keys import PublicKey, new_key
+from toolchain.trust.statements import gather
 
 FACTS = {"prefix": "/usr/lib64/llvm-triton-10dc3a8e", "blob_bytes": 7, "contract": {"checks": ["mlir"]}}
 
@@ -282,6 +283,22 @@ def test_one_good_statement_among_others(tmp_path: Path) -> None:
     with_files_unlisted(shelf)
     shelf.stand.say_all()
     assert shelf.take() is not None
+
+
+@pytest.mark.parametrize("damage", [unchecked, without_a_report])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_one_good_build_among_others_of_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Shelf], None], reverse: bool
+) -> None:
+    """The same bytes built again, now checked and with a report: the first provenance stays beside the second."""
+    monkeypatch.setattr("toolchain.trust.verify.gather", lambda *given: sorted(
+        gather(*given), key=lambda found: found.content, reverse=reverse
+    ))  # fmt: skip
+    shelf = Shelf(tmp_path)
+    damage(shelf)
+    built = shelf.take()
+    assert built is not None
+    assert built.facts == FACTS
 
 
 def test_there_is_none(shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None:

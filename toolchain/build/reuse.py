@@ -157,22 +157,26 @@ def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> B
         # The one image, not the index: what the index says of others need not be believed, nor fetched.
         platform = Platform("linux", request.arch[0])
         manifest = place.fetch(scratch, platform=platform)
+        by_digest = str(place.ref.at(digest=manifest.digest))
+
+        def proved(statement: Mapping[str, Any]) -> tuple[Built, Record]:
+            parts = scratch.children(manifest)
+            made = Built(
+                planned=planned,
+                input_digest=str(planned.input_digest),
+                manifest=manifest.digest,
+                layers=tuple(layer.as_json() for layer in parts[1:]),
+                reused=True,
+                taken_from=by_digest,
+            )
+            record = replace(new_record(request, planned, made), taken_from=TakenFrom(by_digest, key.id))
+            return made, _as_proved(record, statement, planned, request, parts[-1])
+
         demands = Policy(source_only=True, allow=let_in_names(request), input_digest=planned.input_digest)
-        verdict = verify(place, scratch, manifest, key=key, demands=demands)
+        verdict = verify(place, scratch, manifest, key=key, demands=demands, accept=proved)
         if verdict.problems or verdict.provenance is None:
             raise UntrustedError(verdict.problems[0] if verdict.problems else "nothing says who made it")
-        by_digest = str(place.ref.at(digest=manifest.digest))
-        parts = scratch.children(manifest)
-        made = Built(
-            planned=planned,
-            input_digest=str(planned.input_digest),
-            manifest=manifest.digest,
-            layers=tuple(layer.as_json() for layer in parts[1:]),
-            reused=True,
-            taken_from=by_digest,
-        )
-        record = replace(new_record(request, planned, made), taken_from=TakenFrom(by_digest, key.id))
-        record = _as_proved(record, verdict.provenance, planned, request, parts[-1])
+        made, record = proved(verdict.provenance)
         _bring(scratch, manifest, Layout(request.cache.images).ensure(), planned)
     write_record(request.cache, record)
     console.note(f"{planned.name}: {planned.image} is verified and taken from {by_digest}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -78,6 +78,7 @@ def verify(
     demands: Policy | None = None,
     rebuilders: Rebuilders | None = None,
     now: datetime | None = None,
+    accept: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> Verdict:
     """Look at the image or index `top`, whose blobs are in `layout`, with the evidence that is in `place`.
 
@@ -86,6 +87,7 @@ def verify(
         demands: further conditions; they count only with a key.
         rebuilders: who must have rebuilt it.
         now: instead of the present time.
+        accept: raises UntrustedError for a provenance of an image that does not serve the caller; another may.
 
     Raises:
         UnreachableError, RegistryError: the evidence could not be queried; that says nothing about the image.
@@ -124,7 +126,7 @@ def verify(
             if key is None:
                 look.unsigned()
             else:
-                verdict.provenance = look.signed(key, demands, now)
+                verdict.provenance = look.signed(key, demands, now, accept)
             if rebuilders is not None:
                 look.rebuilt(rebuilders)
     except UntrustedError as error:
@@ -243,7 +245,13 @@ class _Image:
                 LOG.warning("%s: it holds no envelope (%s)", attached.artifact, type(error).__name__)
         return documents
 
-    def signed(self, key: PublicKey | Identity, demands: Policy, now: datetime) -> Mapping[str, Any]:
+    def signed(
+        self,
+        key: PublicKey | Identity,
+        demands: Policy,
+        now: datetime,
+        accept: Callable[[Mapping[str, Any]], object] | None,
+    ) -> Mapping[str, Any]:
         """With a key only what it signed is used; the provenance that was trusted."""
         statements = signed_by(key, self._found, self._image.digest, self._checks)
         made = about(statements, self._needed, attest.PREDICATE, "provenance")
@@ -257,6 +265,8 @@ class _Image:
         def as_demanded(statement: Mapping[str, Any]) -> None:
             policy.check_binaries(statement, document)
             policy.require_policy(statement, demands)
+            if accept is not None:
+                accept(statement)
 
         chosen = passing(made, as_demanded)[0]
         self._checks |= policy.policy_that_held(demands)
