@@ -91,6 +91,14 @@ def test_names_and_beginnings(home: Home) -> None:
             named_images(home.cache, [text])
 
 
+def test_an_empty_name_is_not_that_of_the_only_image(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    finished_base(cache, tmp_path / "base")
+    assert len(named_images(cache, ["toolchain-base"])) == 1
+    with pytest.raises(SourceError, match="is named ''"):
+        named_images(cache, [""])
+
+
 def test_an_ambiguous_name_lists_what_it_may_mean(home: Home) -> None:
     second = home.another()
     with pytest.raises(ConfigError) as error:

@@ -98,7 +98,8 @@ def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
 
 def _named(finished: Sequence[Record], text: str) -> list[Record]:
     exact = [record for record in finished if text == record.image]
-    matching = exact or [record for record in finished if full_name(record).startswith(text)]
+    # An empty name, as of a variable that is not set, is a beginning of every name.
+    matching = exact or [record for record in finished if text and full_name(record).startswith(text)]
     if not matching and _DIGITS.fullmatch(text):
         digits = text.removeprefix("sha256:")
         matching = [record for record in finished if record.input_digest.removeprefix("sha256:").startswith(digits)]
