@@ -17,10 +17,11 @@ from tests.fake_registry import fake_registry
 from tests.request_fixtures import specs
 from toolchain.build.plan import plan
 from toolchain.bundle.export import TYPE, export
+from toolchain.bundle.importer import import_bundle
 from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.digest import sha256_file
-from toolchain.errors import LockedError, SourceError
+from toolchain.errors import ConfigError, LockedError, SourceError
 from toolchain.lock import file as lockfile
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
@@ -76,6 +77,14 @@ def test_what_goes_in_comes_out(place: Place) -> None:
                 assert (got.path / "python" / "link").readlink() == Path("tool")
                 assert (got.path / "python" / "tool").stat().st_mode & 0o111
                 assert (got.path / "empty").is_dir()
+
+
+def test_a_lock_that_cannot_be_written_there(place: Place) -> None:
+    place.export()
+    (place.root / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write") as refused:
+        import_bundle(place.out, Cache(place.root / "other"), place.root / "file" / "toolchain.lock")
+    assert refused.value.fix == "name another file: --lock-file FILE"
 
 
 def test_a_bundle_is_no_image(place: Place) -> None:

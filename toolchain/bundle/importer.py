@@ -104,7 +104,7 @@ def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
                     require_agreement(lockfile.read(lock_path), lock, f"{ref} holds something else than {lock_path}")
                 taken = taker.take(lock)
                 if not lock_path.exists():
-                    lockfile.write(lock, lock_path)
+                    lockfile.write(lock, lock_path, option="--lock-file")
             except (UnreachableError, RegistryError, KeyboardInterrupt):
                 raise  # what came so far is whole, and the next attempt continues from there
             except BaseException:

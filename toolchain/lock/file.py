@@ -217,8 +217,11 @@ def render(lock: Lock) -> bytes:
 _LIMIT = 16 << 20  # bytes; a lock of every stage has some ten thousand
 
 
-def write(lock: Lock, path: Path) -> None:
+def write(lock: Lock, path: Path, *, option: str = "-o") -> None:
     """Write the file under a partial name, then give it its own. A link inside its folder stays.
+
+    Args:
+        option: names another file.
 
     Raises:
         ConfigError: it cannot be written there, or what is there is not a plain file, or a link out of its folder.
@@ -226,13 +229,19 @@ def write(lock: Lock, path: Path) -> None:
     try:
         real = Path(os.path.realpath(path))
         if path.is_symlink() and not real.is_relative_to(os.path.realpath(path.parent)):
-            raise ConfigError(f"cannot write {path}", why=f"it is a link to {real}", fix="name that file: -o FILE")
+            raise ConfigError(
+                f"cannot write {path}", why=f"it is a link to {real}", fix=f"name that file: {option} FILE"
+            )
         # The file takes the place of what has its name, and a device like /dev/null serves others too.
         if path.exists() and not path.is_file():
-            raise ConfigError(f"cannot write {path}", why="it is not a plain file", fix="name another file: -o FILE")
+            raise ConfigError(
+                f"cannot write {path}", why="it is not a plain file", fix=f"name another file: {option} FILE"
+            )
         write_atomically(real, render(lock), check=True)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}", why=str(error.strerror), fix="name another file: -o FILE") from error
+        raise ConfigError(
+            f"cannot write {path}", why=str(error.strerror), fix=f"name another file: {option} FILE"
+        ) from error
 
 
 def _command(lock: Lock) -> str:
