@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import json
+import os
 import re
 import sqlite3
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from toolchain.kernels.ledger import Entry, Ledger
 from toolchain.report import page
 from toolchain.report.content import Column, Kind, Report, Section, Table, Tone
 from toolchain.report.ninja import steps_of
+from toolchain.trust.keys import new_key
 
 ASSETS = Path(page.__file__).with_name("assets")
 LOG = """# ninja log v6
@@ -221,3 +223,17 @@ def test_a_finished_campaign_keeps_its_ledger(tmp_path: Path, cache: Cache, monk
     workspace._tidy(None)  # type: ignore[arg-type] # no engine has run
     assert cache.kept("kernels-abc", LEDGER).is_file()
     assert not (cache.work / "kernels-abc").exists()
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path, cache: Cache) -> None:
+    """Archives have such names too."""
+    text = ".target sm_90a\n.visible .entry add() {\nret;\n}\n"
+    place = tmp_path / os.fsdecode(b"place\xff")
+    place.mkdir()
+    (place / os.fsdecode(b"add\xfe.ptx")).write_text(text)
+    (kernels,) = data_of(made(tmp_path, place))
+    assert column(kernels, "gpu") == ["sm_90a"]
+    new_key(tmp_path / "key")
+    words = ["audit", str(place), "--key", str(tmp_path / "key"), "--statement", str(tmp_path / "out.json")]
+    done = CliRunner().invoke(app, [*words, "--cache", str(cache.root)])
+    assert (done.exit_code, "not UTF-8" in done.stderr) == (3, True)

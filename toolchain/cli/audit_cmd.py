@@ -100,7 +100,11 @@ def audit(
     problems = result.problems(allow_empty=allow_empty)
     document: dict[str, Any] = {**result.as_json(), "problems": problems, "ok": not problems}
     if signer is not None:
-        _sign(what, where, document, signer, statement)
+        try:
+            _sign(what, where, document, signer, statement)
+        except UnicodeEncodeError as error:
+            why = "the name of a file in it is not UTF-8"
+            raise ConfigError(f"the audit of {what} cannot be signed", why=why, fix="rename the file") from error
     if json_:
         console.data(document)
     else:

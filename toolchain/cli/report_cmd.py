@@ -32,7 +32,7 @@ def report(what: WhatArg, out: OutOpt = Path("report.html"), cache: o.CacheOpt =
     from toolchain.report.page import html  # noqa: PLC0415
     from toolchain.report.subject import report_of  # noqa: PLC0415
 
-    page = html(report_of(what, cache_of(cache))).encode()
+    page = html(report_of(what, cache_of(cache))).encode(errors="backslashreplace")
     try:
         write_atomically(out, page)
     except OSError as error:

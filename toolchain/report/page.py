@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import json
 from html import escape
 from pathlib import Path
 from string import Template
 
 from toolchain import __version__
-from toolchain.digest import canonical
 from toolchain.report.content import Report
 
 _ASSETS = Path(__file__).with_name("assets")
@@ -44,10 +44,15 @@ def html(report: Report) -> str:
         figures="".join(figures),
         style=style,
         # Packed it is a tenth: names of kernels have hundreds of characters and are alike.
-        data=base64.b64encode(gzip.compress(canonical({"sections": sections}), 6, mtime=0)).decode(),
+        data=base64.b64encode(gzip.compress(_json({"sections": sections}), 6, mtime=0)).decode(),
         library=library,
         script=script,
     )
+
+
+def _json(value: object) -> bytes:
+    """ASCII, which names that are not UTF-8 fit into too."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _asset(name: str) -> str:
