@@ -19,8 +19,9 @@ from tests.kernel_fixtures import aks2
 from toolchain.emulator.disassembly import Disassembler
 from toolchain.emulator.launch import Parameter
 from toolchain.emulator.metadata import Metadata, read_metadata
-from toolchain.errors import ConfigError, UntrustedError
+from toolchain.errors import ConfigError, SourceError, UntrustedError
 from toolchain.examine.places import local_files
+from toolchain.examine.rebuild import launches_of
 from toolchain.kernels.aotriton_plan import Archive, Cluster
 from toolchain.kernels.launches import launch_files, of_rule
 from toolchain.kernels.rules import Rule
@@ -323,3 +324,12 @@ def test_a_gpu_without_objects_is_told_from_a_place_without_any(tmp_path: Path) 
     with pytest.raises(ConfigError, match="holds no code objects for gfx1100") as caught:
         collect(files, tmp_path, gpus=["gfx1100"], label="place")
     assert caught.value.why == "it has gfx942"
+
+
+@pytest.mark.parametrize("content", [None, "", "a;b;c\n"])
+def test_a_folder_that_holds_no_plan(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        for name in ("Bare.flatzip", "Bare.compile"):
+            (tmp_path / name).write_text(content)
+    with pytest.raises(SourceError, match="holds no plan of AOTriton"):
+        launches_of(tmp_path, tmp_path)

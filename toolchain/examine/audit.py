@@ -183,5 +183,6 @@ def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:
                 if not gpus or any(f"arch={gpu}" in inside for gpu in gpus) or "arch=" not in inside:
                     objects[key_of(f"{stem}/{name.removesuffix('.aks2')}/{inside}")] = path
     if not objects:
-        raise ConfigError(f"{folder} plans no kernel for {', '.join(gpus)}", fix="name the GPUs that it is for")
+        wanted = f" for {', '.join(gpus)}" if gpus else ""
+        raise ConfigError(f"{folder} plans no kernel{wanted}", fix="name another folder, or the GPUs that it is for")
     return objects

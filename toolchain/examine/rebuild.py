@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.cache import Cache
-from toolchain.errors import ConfigError
+from toolchain.errors import ConfigError, SourceError
 from toolchain.examine.audit import Audit, objects_of
 from toolchain.examine.kernels import Kernel, key_of
 from toolchain.examine.recompile import Triton, compile_rules, rule_of
@@ -69,11 +69,19 @@ def _beside(what: str, kernels: Mapping[str, Kernel]) -> dict[str, Any]:
 
 
 def _rules(plan: Path, source: Path) -> dict[str, Rule]:
-    """The rules of a plan by their code objects, at whatever path the plan was written."""
-    with (plan / FLATZIP).open(encoding="utf-8") as stream:
-        build = stream.readline().split(";")[3].partition("/aks2/")[0]
-    with (plan / "Bare.compile").open(encoding="utf-8") as stream:
-        file = stream.readline().split(";")[3]
+    """The rules of a plan by their code objects, at whatever path the plan was written.
+
+    Raises:
+        SourceError: the folder holds no plan, or the source lacks its kernels.
+    """
+    try:
+        with (plan / FLATZIP).open(encoding="utf-8") as stream:
+            build = stream.readline().split(";")[3].partition("/aks2/")[0]
+        with (plan / "Bare.compile").open(encoding="utf-8") as stream:
+            file = stream.readline().split(";")[3]
+    except (OSError, IndexError, UnicodeDecodeError) as error:
+        fix = "name the folder that AOTriton's generator wrote: --plan"
+        raise SourceError(f"{plan} holds no plan of AOTriton", why=str(error), fix=fix) from error
     tree = file.partition("/modules/")[0]
     return {rule.out: rule for rule in read_plan(plan, source, build=build, source=tree).rules}
 
