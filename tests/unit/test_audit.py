@@ -254,6 +254,8 @@ def test_what_cannot_be_tried_is_told(campaign: Path, tmp_path: Path) -> None:
     attempt(kernel, "--with-python", "python", "--triton-wheel", "3.6.0", code=ConfigError.code)
     attempt(kernel, "--triton-wheel", tmp_path / "none.whl", code=SourceError.code)
     attempt(kernel, "--with-python", "/bin/false", code=KernelError.code)
+    attempt(kernel, "--with-python", "/bin/true", code=KernelError.code)
+    attempt(kernel, "--with-python", "", code=ConfigError.code)
 
 
 def test_stands_of_other_tests_are_no_code(tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ def screen(difference: Difference, most: int) -> Iterator[str]:
     if len(changed) > most:
         yield f"… and {len(changed) - most} more: --rows, or --json"
     counts = [f"{count} {_WORDS.get(status, status)}" for status, count in difference.counts().items() if count]
-    yield f"{len(difference.rows)} kernels: {', '.join(counts)}"
+    count = len(difference.rows)
+    yield f"{count} kernel{'' if count == 1 else 's'}: {', '.join(counts)}"
 
 
 def _words(row: Row, changes: Iterator[str]) -> str:

@@ -90,7 +90,7 @@ def chosen_triton(wheel: str | None, python: str | None, cache: Cache) -> Any:
     """The Triton of `--triton-wheel` or `--with-python`; by default the one installed in this Python.
 
     Raises:
-        ConfigError: both are given, or neither and none is installed.
+        ConfigError: both are given, or neither and none is installed, or the Python is empty.
     """
     from importlib.util import find_spec  # noqa: PLC0415
 
@@ -98,6 +98,8 @@ def chosen_triton(wheel: str | None, python: str | None, cache: Cache) -> Any:
 
     if wheel is not None and python is not None:
         raise ConfigError("--triton-wheel and --with-python exclude each other", fix="leave one of them out")
+    if python == "":
+        raise ConfigError("--with-python is empty", fix="--with-python PATH, or leave it out")
     if wheel is not None:
         return triton_of_wheel(wheel, cache)
     if python is None and find_spec("triton") is None:

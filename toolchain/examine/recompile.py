@@ -214,12 +214,12 @@ def _interpreter(triton: Triton) -> tuple[Path, Path, Path]:
         "places = found and found.submodule_search_locations or ['']\n"
         "print(os.path.realpath(sys.executable), sys.base_prefix, places[0], sep='\\n')"
     )
-    try:
-        done = process.run([triton.python, "-c", script], env={"PYTHONPATH": triton.path}, capture=True)
-    except process.CommandError as error:
+    done = process.run([triton.python, "-c", script], env={"PYTHONPATH": triton.path}, capture=True, check=False)
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or len(lines) < 3:
         fix = "name another: --with-python"
-        raise KernelError(f"{triton.python} is not a Python", why=error.why, fix=fix) from error
-    python, prefix, package = done.stdout.splitlines()[:3]
+        raise KernelError(f"{triton.python} is not a Python", why="\n".join(done.tail), fix=fix)
+    python, prefix, package = lines[:3]
     if not package:
         raise ConfigError(f"{triton.python} imports no Triton", fix="--triton-wheel VERSION, or --with-python PATH")
     return Path(python), Path(prefix).resolve(), Path(package).resolve().parent
