@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from toolchain.errors import ConfigError
 from toolchain.filesystem import NewFile, open_regular
 
 CHUNK = 1 << 20
@@ -62,3 +63,27 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, check: bo
     with NewFile(path, mode=mode) as new:
         new.stream.write(content)
         new.finish(sha256_bytes(content) if check else "")
+
+
+def write_output(path: Path, content: bytes, *, option: str) -> None:
+    """Write a file that the user named, likewise. A link inside its folder stays.
+
+    Args:
+        option: names another file.
+
+    Raises:
+        ConfigError: it cannot be written there, or what is there is not a plain file, or a link out of its folder.
+    """
+    fix = f"name another file: {option} FILE"
+    try:
+        real = Path(os.path.realpath(path))
+        if path.is_symlink() and not real.is_relative_to(os.path.realpath(path.parent)):
+            raise ConfigError(
+                f"cannot write {path}", why=f"it is a link to {real}", fix=f"name that file: {option} FILE"
+            )
+        # The file takes the place of what has its name, and a device like /dev/null serves others too.
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"cannot write {path}", why="it is not a plain file", fix=fix)
+        write_atomically(real, content, check=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}", why=error.strerror or str(error), fix=fix) from error

@@ -18,7 +18,8 @@ from toolchain.build.prefetch import Prefetch
 from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
-from toolchain.digest import write_atomically
+from toolchain.digest import write_atomically, write_output
+from toolchain.errors import ConfigError
 from toolchain.oci.auth import _login_files
 from toolchain.publish.pytorch import VERSION_FILE
 from toolchain.request import Request
@@ -50,14 +51,22 @@ def test_what_is_no_layout(tmp_path: Path, verb: str, kind: str) -> None:
     fails([verb, f"oci:{path}"], 13, "cannot be read as an OCI layout")
 
 
-def test_of_a_file_that_would_replace_a_folder_the_folder_is_named(tmp_path: Path) -> None:
+def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
+    """As root a file would take the place of /dev/null, or of /dev/stdout, which is a link."""
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/null")
+    for path in (tmp_path / "pipe", tmp_path / "link"):
+        with pytest.raises(ConfigError, match="cannot write"):
+            write_output(path, b"", option="--out")
+    assert ((tmp_path / "pipe").is_fifo(), (tmp_path / "link").is_symlink()) == (True, True)
     (tmp_path / "aotriton.cmake").write_text('file(aotriton_version.txt)\nset(URL "https://x.example/")\n')
     version = tmp_path / VERSION_FILE
     version.parent.mkdir(parents=True)
     version.write_text(f"0.8b\nmanylinux_2_28\nrocm6.2\n{'1' * 40}\n{'2' * 64}\n")
     words = ["pytorch", os.fspath(tmp_path / "aotriton.cmake"), "--patch", os.fspath(tmp_path / "folder")]
-    fails(words, 3, f"{tmp_path}/folder cannot be used")
+    fails(words, 3, f"cannot write {tmp_path}/folder")
+    fails([*words[:-1], os.fspath(tmp_path / "pipe")], 3, "it is not a plain file")
     assert not list(tmp_path.glob(".folder*"))
 
 

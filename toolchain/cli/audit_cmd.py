@@ -123,9 +123,9 @@ def _sign(what: str, cache: Any, document: dict[str, Any], signer: Any, to: Path
         with tempfile.TemporaryDirectory(prefix="toolchain-audit-") as scratch:
             document["attested"] = attach_audit(what, cache, document, signer, Path(scratch)).as_json()
     else:
-        from toolchain.digest import write_atomically  # noqa: PLC0415
+        from toolchain.digest import write_output  # noqa: PLC0415
 
-        write_atomically(to, signed_audit(what, cache, document, signer))
+        write_output(to, signed_audit(what, cache, document, signer), option="--statement")
 
 
 def screen(result: Audit) -> Iterator[str]:

@@ -11,7 +11,7 @@ import typer
 from toolchain import console
 from toolchain.catalog.gpus import parse_gpus
 from toolchain.cli import options as o
-from toolchain.digest import write_atomically
+from toolchain.digest import write_output
 from toolchain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def pytorch(
     found = facts.found_in(archives, wanted, needed) if archives is not None else {}
     changed = facts.edits(wanted, found, url=url)
     if patch is not None:
-        write_atomically(patch, facts.as_patch(wanted, changed).encode())
+        write_output(patch, facts.as_patch(wanted, changed).encode(), option="--patch")
         if not changed:
             console.note(f"nothing is to edit: {patch} is empty")
     if url and not wanted.fixed_url:

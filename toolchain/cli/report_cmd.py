@@ -10,7 +10,6 @@ import typer
 from toolchain import console
 from toolchain.cache import cache_of
 from toolchain.cli import options as o
-from toolchain.errors import ConfigError
 
 WhatArg = Annotated[
     str,
@@ -28,13 +27,10 @@ def report(what: WhatArg, out: OutOpt = Path("report.html"), cache: o.CacheOpt =
 
     The page loads nothing from the network. A campaign may still be running.
     """
-    from toolchain.digest import write_atomically  # noqa: PLC0415 - for a verb that runs
+    from toolchain.digest import write_output  # noqa: PLC0415 - for a verb that runs
     from toolchain.report.page import html  # noqa: PLC0415
     from toolchain.report.subject import report_of  # noqa: PLC0415
 
     page = html(report_of(what, cache_of(cache))).encode(errors="backslashreplace")
-    try:
-        write_atomically(out, page)
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written", why=error.strerror or str(error), fix="--out FILE") from error
+    write_output(out, page, option="--out")
     console.text(str(out), console.size(len(page)))

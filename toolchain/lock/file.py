@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import tomllib
@@ -16,7 +15,7 @@ from toolchain import request as request_module
 from toolchain import toml_text
 from toolchain.catalog.stages import of_packages
 from toolchain.console import one_line
-from toolchain.digest import write_atomically
+from toolchain.digest import write_output
 from toolchain.errors import ConfigError
 from toolchain.filesystem import read_regular
 from toolchain.options import Option, as_list
@@ -218,30 +217,15 @@ _LIMIT = 16 << 20  # bytes; a lock of every stage has some ten thousand
 
 
 def write(lock: Lock, path: Path, *, option: str = "-o") -> None:
-    """Write the file under a partial name, then give it its own. A link inside its folder stays.
+    """Write the file.
 
     Args:
         option: names another file.
 
     Raises:
-        ConfigError: it cannot be written there, or what is there is not a plain file, or a link out of its folder.
+        ConfigError: as `digest.write_output`.
     """
-    try:
-        real = Path(os.path.realpath(path))
-        if path.is_symlink() and not real.is_relative_to(os.path.realpath(path.parent)):
-            raise ConfigError(
-                f"cannot write {path}", why=f"it is a link to {real}", fix=f"name that file: {option} FILE"
-            )
-        # The file takes the place of what has its name, and a device like /dev/null serves others too.
-        if path.exists() and not path.is_file():
-            raise ConfigError(
-                f"cannot write {path}", why="it is not a plain file", fix=f"name another file: {option} FILE"
-            )
-        write_atomically(real, render(lock), check=True)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}", why=str(error.strerror), fix=f"name another file: {option} FILE"
-        ) from error
+    write_output(path, render(lock), option=option)
 
 
 def _command(lock: Lock) -> str:
