@@ -90,7 +90,7 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
         if len(refs) != 1:
             raise UnsupportedError(f"{ref} names {len(refs)} images", fix="name one: oci:DIR:TAG")
         top = refs[0].image
-        images = [image for image in layout.walk(top) if image.media_type in media.IMAGES]
+        images = layout.images_below(top)
         configs = [(image, layout.read_json(layout.children(image)[0])) for image in images]
         chosen = [row for row in configs if len(images) == 1 or row[1].get("architecture") == arch]
         if len(chosen) != 1:

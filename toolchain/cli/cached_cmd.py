@@ -89,7 +89,6 @@ def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
 def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Descriptor]]:
     """The single image that a name or reference denotes, and the layout that holds it."""
     from toolchain.build.images import one_image  # noqa: PLC0415 - brings cryptography in
-    from toolchain.oci import descriptor as media  # noqa: PLC0415
     from toolchain.oci.layout import Layout  # noqa: PLC0415
     from toolchain.oci.places import open_place  # noqa: PLC0415
     from toolchain.oci.reference import parse  # noqa: PLC0415
@@ -100,10 +99,7 @@ def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Des
         return
     with open_place(parse(text)) as place:
         layout, named = place.images(scratch)
-        images = {
-            manifest.digest: manifest for row in named for manifest in layout.walk(row.image)
-            if manifest.media_type in media.IMAGES and layout.children(manifest)[0].media_type != media.EMPTY
-        }  # fmt: skip
+        images = {image.digest: image for row in named for image in layout.images_below(row.image)}
         if len(images) != 1:
             raise ConfigError(f"{text} names {len(images)} images", fix="name one image by tag or digest")
         yield layout, next(iter(images.values()))
