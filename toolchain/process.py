@@ -27,6 +27,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 # What a child may inherit. Proxies and credentials stay with those that name them.
 _INHERIT = ("PATH", "HOME", "TERM", "TMPDIR", "XDG_RUNTIME_DIR", "SSL_CERT_FILE", "REGISTRY_AUTH_FILE")
 TAIL_LINES = 40
+_LAST_LINES = 5.0  # seconds that they may take after a program has ended
 
 
 class CommandError(ToolchainError):
@@ -154,7 +155,13 @@ def run(
             kill_group(child)
             lines.tail.append(f"(killed after {timeout:.0f} s)")
         for thread in threads:
-            thread.join(5)
+            thread.join(_LAST_LINES)
+        # A program that it left in the background, such as ssh's with ControlPersist, holds the pipe that a thread
+        # still reads. To close that would wait for it.
+        if threads[0].is_alive():
+            child.stdout = None
+        if threads[1].is_alive():
+            child.stderr = None
         code = child.returncode
         if lines.failed is not None:
             raise lines.failed
@@ -174,18 +181,19 @@ class _Lines:
         self._lock = threading.Lock()
 
     def pump(self, stream: IO[str], keep: bool, on_line: Callable[[str], None] | None) -> None:
-        """Read a stream to its end, whatever happens to its lines."""
-        for line in stream:
-            with self._lock:
-                if self.failed is not None:
-                    continue
-                try:
-                    self._take(line, keep, on_line)
-                except Exception as error:  # noqa: BLE001 - run() raises it
-                    # For example a full disk. Were the pipe not read on, the program would wait for ever.
-                    self.failed = error
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(self._child.pid, signal.SIGTERM)
+        """Read a stream to its end, whatever happens to its lines, and close it."""
+        with stream:
+            for line in stream:
+                with self._lock:
+                    if self.failed is not None:
+                        continue
+                    try:
+                        self._take(line, keep, on_line)
+                    except Exception as error:  # noqa: BLE001 - run() raises it
+                        # For example a full disk. Were the pipe not read on, the program would wait for ever.
+                        self.failed = error
+                        with contextlib.suppress(ProcessLookupError):
+                            os.killpg(self._child.pid, signal.SIGTERM)
 
     def _take(self, line: str, keep: bool, on_line: Callable[[str], None] | None) -> None:
         text = line.rstrip("\n")

@@ -135,6 +135,15 @@ def test_helpers_end_with_a_killed_tool(tmp_path: Path) -> None:
     _until(lambda: not _alive(helper))
 
 
+def test_what_a_program_leaves_in_the_background_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ssh does with ControlPersist, in a session of its own."""
+    monkeypatch.setattr(process, "_LAST_LINES", 0.5)
+    began = time.monotonic()
+    done = process.run(["sh", "-c", "setsid sleep 100 & echo $!"], capture=True)
+    os.kill(int(done.stdout), signal.SIGKILL)
+    assert time.monotonic() - began < 60
+
+
 def test_a_program_with_helpers_ends_as_others_do(tmp_path: Path) -> None:
     done = process.run(["sh", "-c", f"echo $$ >'{tmp_path}/pid'; echo out; exit 3"], check=False, helpers=True)
     assert (done.returncode, done.tail) == (3, ("out",))
