@@ -159,6 +159,15 @@ def test_what_others_attach_is_not_all_kept(
     assert all(len(one.content) < 30_000 for one in kept)
 
 
+def test_an_artifact_of_several_envelopes(stand: Stand) -> None:
+    """Other tools put all statements about an image into one artifact."""
+    said = [dsse.sign(one, stand.signer).as_bytes() for one in (stand.sbom_statement(), stand.provenance())]
+    blobs = [stand.layout.put_bytes(content, dsse.MEDIA_TYPE) for content in said]
+    about = {"subject": stand.manifest.plain.as_json()}
+    attach(stand.layout, [stand.layout.put_artifact(dsse.MEDIA_TYPE, blobs, **about)], stand.ref)
+    assert look(stand).verdict == "trusted"
+
+
 # What is there for other verifiers
 
 

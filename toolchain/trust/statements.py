@@ -46,7 +46,7 @@ class Evidence:
 
 def gather(place: Place, subjects: Sequence[str], scratch: Layout) -> list[Evidence]:
     """Gather the known attachments of the given digests, by `scratch`. Broken ones are left out and logged."""
-    evidence: dict[str, Evidence] = {}
+    evidence: dict[tuple[str, bytes], Evidence] = {}  # the same is attached to an image and to its index
     left, room = _MOST_ARTIFACTS, _MOST_BYTES
     for subject in subjects:
         for artifact in place.referrers(subject):
@@ -57,7 +57,7 @@ def gather(place: Place, subjects: Sequence[str], scratch: Layout) -> list[Evide
             try:
                 for content in _contents(place, artifact, subject, scratch, room=room):
                     room -= len(content.content)
-                    evidence.setdefault(content.media_type + content.artifact, content)
+                    evidence.setdefault((content.media_type, content.content), content)
             except (RegistryError, DigestError, DocumentError) as error:
                 LOG.warning("%s, which is attached, cannot be read: %s", artifact.digest, error.what)
     return list(evidence.values())
