@@ -16,7 +16,7 @@ from toolchain.cli.app import app
 from toolchain.emulator import codeobject, extra, messagepack
 from toolchain.emulator.control import wait
 from toolchain.emulator.decode import decode
-from toolchain.emulator.disassembly import Line
+from toolchain.emulator.disassembly import Line, find_disassembler
 from toolchain.emulator.given import parse_argument
 from toolchain.emulator.launch import Launch, Parameter, argument_block, check_parameters
 from toolchain.emulator.memory import Lds
@@ -25,7 +25,7 @@ from toolchain.emulator.program import Program
 from toolchain.emulator.syntax import parse
 from toolchain.emulator.wave import Target
 from toolchain.emulator.workgroup import Limits, Workgroup, refuse
-from toolchain.errors import ConfigError, EmulationError, NumbersError
+from toolchain.errors import ConfigError, EmulationError, EngineError, NumbersError
 
 GFX942, GFX1100, GFX1201 = Target("gfx942", 64), Target("gfx1100", 32), Target("gfx1201", 32)
 
@@ -475,3 +475,8 @@ def test_a_number_that_does_not_fit_its_argument() -> None:
 def test_what_needs_a_grid_is_not_ignored_without_one(words: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, ["emulate", "kernel.hsaco", *words])
     assert (done.exit_code, "need --grid" in done.output) == (3, True), done.output
+
+
+def test_a_program_that_is_no_disassembler_is_not_called_too_old() -> None:
+    with pytest.raises(EngineError, match="/bin/true is not llvm-objdump"):
+        find_disassembler(Path("/bin/true"))

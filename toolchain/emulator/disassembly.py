@@ -52,7 +52,7 @@ def find_disassembler(given: Path | None = None) -> Disassembler:
         given: a path that the user names; else the variable TOOLCHAIN_LLVM_OBJDUMP, else the newest on PATH.
 
     Raises:
-        EngineError: there is none, or it is too old.
+        EngineError: there is none, or it is too old or another program.
     """
     named = given or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if named is not None:
@@ -80,7 +80,9 @@ def _disassembler(path: str) -> Disassembler:
     except process.CommandError as error:
         raise EngineError(f"{path} does not run", why=error.why, fix="name an llvm-objdump that runs") from error
     match = _VERSION.search(printed)
-    version = (int(match[1]), int(match[2]), int(match[3])) if match else (0, 0, 0)
+    if match is None:
+        raise EngineError(f"{path} is not llvm-objdump", fix="name another: --objdump PATH")
+    version = (int(match[1]), int(match[2]), int(match[3]))
     if version[0] < _OLDEST:
         raise EngineError(
             f"{path} is too old",
