@@ -20,7 +20,7 @@ from toolchain.emulator.disassembly import Line, find_disassembler
 from toolchain.emulator.given import parse_argument
 from toolchain.emulator.launch import Launch, Parameter, argument_block, check_parameters
 from toolchain.emulator.memory import Lds
-from toolchain.emulator.metadata import metadata_of
+from toolchain.emulator.metadata import check_metadata, metadata_of
 from toolchain.emulator.program import Program
 from toolchain.emulator.syntax import parse
 from toolchain.emulator.wave import Target
@@ -480,3 +480,10 @@ def test_what_needs_a_grid_is_not_ignored_without_one(words: tuple[str, ...]) ->
 def test_a_program_that_is_no_disassembler_is_not_called_too_old() -> None:
     with pytest.raises(EngineError, match="/bin/true is not llvm-objdump"):
         find_disassembler(Path("/bin/true"))
+
+
+def test_what_a_file_asks_for_is_not_allocated_whatever_it_is() -> None:
+    about = {"name": "kernel", "arch": "gfx942", "source": "x.py", "signature": [], "constexprs": {}, "num_warps": 1}
+    for lds in (1 << 50, -1):
+        with pytest.raises(EmulationError, match="more memory than any GPU"):
+            check_metadata(code_object("gfx942"), metadata_of({**about, "shared": lds}, "the JSON"))

@@ -12,6 +12,7 @@ from toolchain.emulator.codeobject import CodeObject
 from toolchain.emulator.launch import Parameter, check_parameters
 from toolchain.errors import EmulationError
 
+_LARGEST = 1 << 20  # bytes of LDS, and of a lane's scratch memory
 _AGAIN = "compile the kernel again with this version of the tool, which writes all of it"
 
 
@@ -111,6 +112,13 @@ def check_metadata(code: CodeObject, metadata: Metadata) -> None:
                 why=f"{name}: {ours} in the JSON, {theirs} in the object",
                 fix="keep the two files of a kernel together",
             )
+    lds, lane = max(metadata.lds, code.descriptor.lds), code.descriptor.scratch
+    if metadata.lds < 0 or max(lds, lane) > _LARGEST:
+        raise EmulationError(
+            f"{code.path.name} asks for more memory than any GPU has",
+            why=f"{lds} bytes of LDS, {lane} bytes of scratch memory for each lane",
+            fix=_AGAIN,
+        )
     if metadata.scratch:
         raise EmulationError(
             f"the emulator refuses {code.kernel}",
