@@ -70,9 +70,10 @@ class Library:
         options = Options(1, TRIPLE, gpu.encode(), features.encode(), b"", b"", b"", fp_fusion, 0, 0, 0, 0)
         return self._call("triton_amdgpu_compile", ir, ctypes.c_size_t(len(ir)), ctypes.byref(options))
 
-    def assemble(self, text: bytes, gpu: str) -> bytes:
+    def assemble(self, text: bytes, gpu: str, features: str) -> bytes:
         """An object of assembly."""
-        return self._call("triton_amdgpu_assemble", text, ctypes.c_size_t(len(text)), TRIPLE, gpu.encode(), b"")
+        size = ctypes.c_size_t(len(text))
+        return self._call("triton_amdgpu_assemble", text, size, TRIPLE, gpu.encode(), features.encode())
 
     def _call(self, name: str, *arguments: Any) -> bytes:
         made, size, error = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_void_p()
@@ -126,7 +127,7 @@ def main() -> None:
                 # The calls of Triton's own backend.
                 features = "-real-true16" if "gfx11" in gpu else ""
                 found = library.assembly(ir, gpu, features, fp_fusion=bool(metadata["enable_fp_fusion"]))
-                elf = library.assemble(found, gpu)[:4] == b"\x7fELF"
+                elf = library.assemble(found, gpu, features)[:4] == b"\x7fELF"
                 rows.append({"out": rule.out, "same": found == expected, "elf": elf, "bytes": len(found)})
                 if found != expected:
                     told = difflib.unified_diff(expected.decode().splitlines(), found.decode().splitlines(), n=0)

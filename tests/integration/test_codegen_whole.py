@@ -2,11 +2,12 @@
 
     TOOLCHAIN_TEST_TRITON=/path/to/python pytest -m full -s tests/integration/test_codegen_whole.py
 
-TOOLCHAIN_TEST_TRITON   a Python with a Triton from source on LLVM 22.1.8, whose own backend must make the same assembly
+TOOLCHAIN_TEST_LLVM     the LLVM, 22.1.8 (default) or 23.1.1
+TOOLCHAIN_TEST_TRITON   a Python with a Triton from source on that LLVM, whose own backend must make the same assembly
 
 The project comes out of the index's wheel of 3.9.0, which has all that the library is built from but one source file.
-`tests/standin/LLVMOptions.cpp` stands in for that, and two calls are spelled as LLVM 22 has them. Both are a patch,
-which the records name: this shows the recipe, and not the library of 3.9.0.
+`tests/standin/LLVMOptions.cpp` stands in for that, and on LLVM 22 two calls are spelled as that has them. Both are a
+patch, which the records name: this shows the recipe, and not the library of 3.9.0.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ from tests.codegen_tree import PROJECT, codegen_tree
 from tests.integration.conftest import toolchain
 from tests.integration.test_triton_portable import unpacked
 from toolchain import process
-from toolchain.build.record import known_record
+from toolchain.build.record import known_record, records
 from toolchain.cache import Cache, default_cache
 from toolchain.catalog.codegen import codegens
 from toolchain.engine.buildah import Buildah
 from toolchain.recipe import root
 from toolchain.sources.pypi import known_files
+from toolchain.sources.store import Store
 from toolchain.stages.codegen_library import library_recipe, take_files
 
 pytestmark = [pytest.mark.engine, pytest.mark.full]
 (RULE,) = codegens()
 TOP = Path(__file__).resolve().parents[2]
-LLVM = ("--source", "llvm-amdgpu=distro:llvm-toolchain-22")
+VERSION = os.environ.get("TOOLCHAIN_TEST_LLVM", "22.1.8").partition("=")[0]
+PACKAGE = f"distro:llvm-toolchain-{VERSION.partition('.')[0]}"
+LLVM = ("--source", f"llvm-amdgpu={PACKAGE}")
 MISSING = "lib/Tools/LLVMOptions.cpp"
 SYMBOLS = ["triton_amdgpu_assemble", "triton_amdgpu_compile", "triton_amdgpu_free", "triton_amdgpu_revision"]
 # In the wheel, and in Triton's tree.
@@ -47,7 +51,7 @@ FILES = {
     "triton/include/triton/Tools/LLVMOptions.h": "include/triton/Tools/LLVMOptions.h",
     "triton-3.9.0.dist-info/licenses/LICENSE": "LICENSE",
 }
-# LLVM 24 takes references where 22 takes pointers, and one argument fewer.
+# LLVM 23 takes references where 22 takes pointers, and one argument fewer.
 EDITS = {
     "*asmInfo, *registers, *subtarget": "asmInfo.get(), registers.get(), subtarget.get()",
     "*parser, *instructions)": "*parser, *instructions, options)",
@@ -55,11 +59,11 @@ EDITS = {
 
 
 def test_the_whole_llvm_for_amds_gpus() -> None:
-    """LLVM 22.1.8 with AMDGPU alone: 1,900 steps, under an hour on two idle cores."""
+    """LLVM with AMDGPU alone: 1,900 steps, under an hour on two idle cores."""
     done = toolchain("build", "llvm-amdgpu", *LLVM, "--json")
     assert done.code == 0, done.err
     stage = done.json["stages"][-1]
-    assert stage["image"] == "llvm-amdgpu-22.1.8"
+    assert stage["image"] == f"llvm-amdgpu-{VERSION}"
     assert [one["ok"] for one in stage["facts"]["contract"]["checks"]] == [True] * 5
 
 
@@ -84,10 +88,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def patch(tree: Path) -> Path:
-    """The stand-in, and the two calls."""
+    """The stand-in, and the two calls where LLVM has them otherwise."""
     old = (tree / PROJECT / "amdgpu_codegen.cc").read_text()
     new = old
-    for before, after in EDITS.items():
+    for before, after in (EDITS if VERSION.startswith("22.") else {}).items():
         assert new.count(before) == 1
         new = new.replace(before, after)
     standin = (TOP / "tests/standin/LLVMOptions.cpp").read_text()
@@ -109,7 +113,7 @@ def library(tree: Path, patch: Path, tmp_path_factory: pytest.TempPathFactory) -
     stage = done.json["stages"][-1]
     facts = stage["facts"]["codegen"]
     assert facts["symbols"] == SYMBOLS
-    assert facts["revision"] == "22.1.8-0"
+    assert facts["revision"] == f"{VERSION}-0"
     assert stage["facts"]["contract"]["answers"] == facts["revision"]
     cache = Cache(default_cache())
     record = known_record(cache, stage["input_digest"])
@@ -125,10 +129,10 @@ def library(tree: Path, patch: Path, tmp_path_factory: pytest.TempPathFactory) -
 def on_the_core(tree: Path, patch: Path, engine: Buildah, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same library on the layer that Triton itself links: the recipe of the stage, with another LLVM."""
     folder, cache, manifests = tmp_path_factory.mktemp("core"), Cache(default_cache()), {}
-    for row in toolchain("plan", "llvm", "--source", "llvm=distro:llvm-toolchain-22", "--json").json["stages"]:
+    for row in toolchain("plan", "llvm", "--source", f"llvm={PACKAGE}", "--json").json["stages"]:
         record = known_record(cache, row["input_digest"])
         if record is None:
-            pytest.skip(f"NO {row['image']}: `toolchain build llvm --source llvm=distro:llvm-toolchain-22` takes hours")
+            pytest.skip(f"NO {row['image']}: `toolchain build llvm --source llvm={PACKAGE}` takes hours")
         manifests[row["name"]] = record.manifest
     shutil.copytree(tree, folder / "triton")
     process.run(["patch", "--quiet", "-p1", "-d", folder / "triton", "-i", patch])
@@ -136,8 +140,8 @@ def on_the_core(tree: Path, patch: Path, engine: Buildah, tmp_path_factory: pyte
         RULE,
         base=engine.ensure_image("base", cache.images, manifests["base"]),
         llvm=engine.ensure_image("llvm", cache.images, manifests["llvm"]),
-        prefix="/usr/lib64/llvm-triton-22.1.8",
-        revision="22.1.8-0",
+        prefix=f"/usr/lib64/llvm-triton-{VERSION}",
+        revision=f"{VERSION}-0",
         files=take_files(folder / "triton", RULE, folder / "files"),
         sysroot=unpacked(cache, manifests["sysroot"], folder / "sysroot"),
         cache_key="core",
@@ -152,12 +156,13 @@ def test_it_makes_the_assembly_that_the_core_makes(llvm: str, request: pytest.Fi
     python = os.environ.get("TOOLCHAIN_TEST_TRITON")
     if not python:
         pytest.skip("NO TRITON: name the Python of one from source in TOOLCHAIN_TEST_TRITON")
-    trees = Cache(default_cache()).store / "trees"
-    kernels = next(trees.glob("*/flash_attn/flash_attn_triton_amd/fwd_prefill.py"), None)
+    cache = Cache(default_cache())
+    used = (record.sources[0] for record in reversed(records(cache)) if record.stage == "kernels")
+    kernels = next((tree for one in used if (tree := Store(cache.store).stored_tree(str(one.digest)))), None)
     if kernels is None:
         pytest.skip("NO KERNELS: `toolchain build kernels` fetches their source")
     done = subprocess.run(
-        [python, TOP / "scripts/codegen_same.py", library, "--source", kernels.parents[2], "--json", tmp_path / "f"],
+        [python, TOP / "scripts/codegen_same.py", library, "--source", kernels, "--json", tmp_path / "f"],
         capture_output=True,
         text=True,
         check=False,
