@@ -49,7 +49,8 @@ def find_disassembler(given: Path | None = None) -> Disassembler:
     """The disassembler to use.
 
     Args:
-        given: a path that the user names; else the variable TOOLCHAIN_LLVM_OBJDUMP, else the newest on PATH.
+        given: a path that the user names; else the variable TOOLCHAIN_LLVM_OBJDUMP, else the newest whose name has a
+            version, else `llvm-objdump` on PATH.
 
     Raises:
         EngineError: there is none, or it is too old or another program.
