@@ -96,6 +96,17 @@ def test_the_first_error_of_a_compiler_comes_first() -> None:
     assert first_error(lines[:60]).splitlines() == lines[20:60]
 
 
+def test_a_generator_that_raises_is_shown_before_cmakes_complaint() -> None:
+    """CMake only says that its child failed."""
+    raised = [
+        '  File "shim.py", line 103, in main',
+        "    connection.execute(text)",
+        "sqlite3.OperationalError: no such column",
+    ]
+    lines = [*(f"step {number}" for number in range(30)), "KeyError: told, not raised", *raised, "CMake Error at x:141"]
+    assert first_error(lines).splitlines()[0] == raised[-1]
+
+
 def test_a_stage_that_is_an_image_as_it_is_gets_an_instruction() -> None:
     text = (
         "FROM ${LLVM} AS llvm\n# a comment\n\nFROM scratch AS sysroot\n\nFROM ${BASE} AS build\nCOPY --from=llvm / /\n"

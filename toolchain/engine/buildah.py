@@ -38,6 +38,7 @@ _PROGRESS = ("@ninja ", "@count ", "@step ")
 # What buildah itself adds behind the failing command's own last words.
 _NOISE = re.compile(r"^(subprocess exited with status \d+|Error: building at STEP .*|time=\".*)$")
 _ERROR = re.compile(r"(^|[\s:])(fatal )?error: |^CMake Error|undefined (reference|symbol)")
+_EXCEPTION = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception)\b")  # at the end of Python's traceback
 _SHOWN, _ENDING = 12, 6  # lines of the first error, and of the end
 # A stage that is an image as it is: buildah takes that image for one of its own and removes it at the end, or fails
 # where another build uses it. With an instruction there is one of its own.
@@ -361,10 +362,18 @@ def _build_error(recipe: Recipe, error: process.CommandError) -> BuildError:
 
 
 def first_error(lines: Sequence[str]) -> str:
-    """The first error of a compiler, linker or CMake and what follows it, then the end; else the end alone."""
+    """The first error of a compiler, linker or CMake and what follows it, then the end; else the end alone.
+
+    An exception of Python before it counts as the first: CMake says no more of a script than that it failed.
+    """
     at = next((number for number, line in enumerate(lines) if _ERROR.search(line)), None)
     if at is None:
         return "\n".join(lines[-process.TAIL_LINES :])
+    at = next((number for number in range(1, at) if _ends_traceback(lines, number)), at)
     shown = list(lines[at : at + _SHOWN])
     rest = [line for line in lines[at + _SHOWN :] if not line.startswith("FAILED: ")][-_ENDING:]
     return "\n".join([*shown, *(["…"] if rest else []), *rest])
+
+
+def _ends_traceback(lines: Sequence[str], number: int) -> bool:
+    return lines[number - 1].startswith("  ") and _EXCEPTION.match(lines[number]) is not None
