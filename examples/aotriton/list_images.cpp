@@ -1,10 +1,11 @@
 // Finds the AOTriton library of this program, and lists the kernel images next to it, like its loader.
 //
-//   list_images            a line for each archive: its .aks2 files, code objects and bytes
+//   list_images            a line for each archive, or folder of .aks2 files: .aks2 files, code objects and bytes
 //   list_images --names    a line for each code object
 //
 // An archive is a .zip with uncompressed members; each is an .aks2: "AKS2", uncompressed size, number of kernels and size of
-// the directory, then an LZMA stream of directory and code objects. Numbers are little-endian.
+// the directory, then an LZMA stream of directory and code objects. Numbers are little-endian. Before 0.13 the .aks2 are
+// files in folders.
 #include <aotriton/config.h>
 #include <aotriton/flash.h>
 
@@ -19,6 +20,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -142,29 +144,37 @@ int run(bool names) {
   const fs::path images = file.parent_path() / "aotriton.images";
   if (!fs::is_directory(images))
     damaged("there are no kernel images in " + images.string());
-  std::vector<fs::path> archives;
-  for (const auto &one : fs::recursive_directory_iterator(images))
-    if (one.path().extension() == ".zip")
-      archives.push_back(one.path());
-  std::sort(archives.begin(), archives.end());
+  std::map<fs::path, std::vector<fs::path>> groups;
+  std::size_t archives = 0;
+  for (const auto &one : fs::recursive_directory_iterator(images)) {
+    const fs::path &path = one.path();
+    if (path.extension() == ".zip")
+      groups[path].push_back(path), ++archives;
+    else if (path.extension() == ".aks2")
+      groups[path.parent_path()].push_back(path);
+  }
   std::uint64_t objects = 0, empty = 0, files = 0, bytes = 0;
-  for (const fs::path &path : archives) {
-    const std::string name = path.lexically_relative(images), zip = content(path);
+  for (auto &[group, paths] : groups) {
+    const std::string name = group.lexically_relative(images);
     std::uint64_t objects_here = 0, files_here = 0, bytes_here = 0;
-    try {
-      for (const Member &member : members(zip)) {
-        ++files_here;
-        for (const Kernel &kernel : kernels(member.data)) {
-          if (names)
-            std::printf("%s %s %s %llu\n", name.c_str(), member.name.c_str(), kernel.name.c_str(),
-                        static_cast<unsigned long long>(kernel.size));
-          objects_here += kernel.size != 0;
-          empty += kernel.size == 0;
-          bytes_here += kernel.size;
+    std::sort(paths.begin(), paths.end());
+    for (const fs::path &path : paths) {
+      const std::string data = content(path);
+      try {
+        for (const Member &member : path == group ? members(data) : std::vector{Member{path.filename(), data}}) {
+          ++files_here;
+          for (const Kernel &kernel : kernels(member.data)) {
+            if (names)
+              std::printf("%s %s %s %llu\n", name.c_str(), member.name.c_str(), kernel.name.c_str(),
+                          static_cast<unsigned long long>(kernel.size));
+            objects_here += kernel.size != 0;
+            empty += kernel.size == 0;
+            bytes_here += kernel.size;
+          }
         }
+      } catch (const std::exception &error) {
+        damaged(path.string() + ": " + error.what());
       }
-    } catch (const std::exception &error) {
-      damaged(path.string() + ": " + error.what());
     }
     if (!names)
       std::printf("%-55s %6llu .aks2 %7llu code objects %12llu bytes\n", name.c_str(),
@@ -172,7 +182,7 @@ int run(bool names) {
                   static_cast<unsigned long long>(bytes_here));
     objects += objects_here, files += files_here, bytes += bytes_here;
   }
-  std::printf("%zu archives, %llu .aks2, %llu code objects, %llu known bad, %llu bytes\n", archives.size(),
+  std::printf("%zu archives, %llu .aks2, %llu code objects, %llu known bad, %llu bytes\n", archives,
               static_cast<unsigned long long>(files), static_cast<unsigned long long>(objects),
               static_cast<unsigned long long>(empty), static_cast<unsigned long long>(bytes));
   return objects == 0;

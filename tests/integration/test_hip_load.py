@@ -62,7 +62,7 @@ cp /tmp/build-contract/version /tmp/build-examples/list_images /out/
 
 
 def the_record(cache: Cache, name: str) -> Record:
-    found = find_image(cache, name)
+    found = [one for one in find_image(cache, name) if one.arch == "amd64"]  # a sysroot may be there for several
     if not found:
         pytest.skip(f"NO IMAGE {name} IN {cache.root}: build it first")
     return found[0]
@@ -151,7 +151,7 @@ def started(system: System, major: str, root: Path, programs: Path, prefix: Path
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{system.name}: {done.stdout}{done.stderr}"
-    assert re.search(r"[1-9]\d* archives, [1-9]\d* \.aks2, [1-9]\d* code objects", done.stdout), done.stdout
+    assert re.search(r"\d+ archives, [1-9]\d* \.aks2, [1-9]\d* code objects", done.stdout), done.stdout
     # hipErrorNoDevice is HIP's own word; the library makes another error of it. All symbols were bound at the start.
     assert "HIP: error 100" in done.stdout, done.stdout
     assert "aotriton 0." in done.stdout
