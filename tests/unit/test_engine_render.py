@@ -105,6 +105,7 @@ def test_a_generator_that_raises_is_shown_before_cmakes_complaint() -> None:
     ]
     lines = [*(f"step {number}" for number in range(30)), "KeyError: told, not raised", *raised, "CMake Error at x:141"]
     assert first_error(lines).splitlines()[0] == raised[-1]
+    assert first_error([*lines[:-1], "a.cpp:1: error: no"]).splitlines()[0] == "a.cpp:1: error: no"
 
 
 def test_a_stage_that_is_an_image_as_it_is_gets_an_instruction() -> None:

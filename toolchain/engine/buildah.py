@@ -364,12 +364,13 @@ def _build_error(recipe: Recipe, error: process.CommandError) -> BuildError:
 def first_error(lines: Sequence[str]) -> str:
     """The first error of a compiler, linker or CMake and what follows it, then the end; else the end alone.
 
-    An exception of Python before it counts as the first: CMake says no more of a script than that it failed.
+    Of CMake's the exception of Python before it comes first: CMake says no more of a script than that it failed.
     """
     at = next((number for number, line in enumerate(lines) if _ERROR.search(line)), None)
     if at is None:
         return "\n".join(lines[-process.TAIL_LINES :])
-    at = next((number for number in range(1, at) if _ends_traceback(lines, number)), at)
+    if lines[at].startswith("CMake Error"):
+        at = next((number for number in range(1, at) if _ends_traceback(lines, number)), at)
     shown = list(lines[at : at + _SHOWN])
     rest = [line for line in lines[at + _SHOWN :] if not line.startswith("FAILED: ")][-_ENDING:]
     return "\n".join([*shown, *(["…"] if rest else []), *rest])
