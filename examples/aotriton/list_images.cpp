@@ -12,7 +12,6 @@
 #include <link.h>
 #include <lzma.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +20,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -144,20 +144,18 @@ int run(bool names) {
   const fs::path images = file.parent_path() / "aotriton.images";
   if (!fs::is_directory(images))
     damaged("there are no kernel images in " + images.string());
-  std::map<fs::path, std::vector<fs::path>> groups;
-  std::size_t archives = 0;
+  std::map<fs::path, std::set<fs::path>> groups;
   for (const auto &one : fs::recursive_directory_iterator(images)) {
     const fs::path &path = one.path();
     if (path.extension() == ".zip")
-      groups[path].push_back(path), ++archives;
+      groups[path].insert(path);
     else if (path.extension() == ".aks2")
-      groups[path.parent_path()].push_back(path);
+      groups[path.parent_path()].insert(path);
   }
   std::uint64_t objects = 0, empty = 0, files = 0, bytes = 0;
-  for (auto &[group, paths] : groups) {
+  for (const auto &[group, paths] : groups) {
     const std::string name = group.lexically_relative(images);
     std::uint64_t objects_here = 0, files_here = 0, bytes_here = 0;
-    std::sort(paths.begin(), paths.end());
     for (const fs::path &path : paths) {
       const std::string data = content(path);
       try {
@@ -182,7 +180,7 @@ int run(bool names) {
                   static_cast<unsigned long long>(bytes_here));
     objects += objects_here, files += files_here, bytes += bytes_here;
   }
-  std::printf("%zu archives, %llu .aks2, %llu code objects, %llu known bad, %llu bytes\n", archives,
+  std::printf("%zu archives or folders, %llu .aks2, %llu code objects, %llu known bad, %llu bytes\n", groups.size(),
               static_cast<unsigned long long>(files), static_cast<unsigned long long>(objects),
               static_cast<unsigned long long>(empty), static_cast<unsigned long long>(bytes));
   return objects == 0;
