@@ -292,7 +292,7 @@ def _aotritons() -> str:
                 [one.name, f"`{one.triton[:8]}`" if one.triton else "unknown", "unknown", *same, refused(error)]
             )
             continue
-        built = next((tested(row) for row in tried() if (row.what, row.of) == ("aotriton", one.commit)), _UNTRIED)
+        built = _tested("aotriton", one.commit, "glibc 2.31") or _UNTRIED
         rows.append([one.name, f"`{known.triton[:8]}`", f"`{known.llvm[:8]}` {known.certainty}", *same, built])
     text = "An *inferred* LLVM is used with a warning, and the build stops after the fetch if the tree pins another one. An"
     text += " *unknown* one must be named: `--source llvm=URL@COMMIT`, from `cmake/llvm-hash.txt` of the release's Triton. If"
