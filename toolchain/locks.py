@@ -119,6 +119,43 @@ def alone(cache: Cache) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def kept(path: Path) -> Iterator[None]:
+    """Keep a file or folder from removal inside the block, perhaps together with others; see `free`.
+
+    The kernel lets go of it when this process dies, however it dies.
+
+    Raises:
+        OSError: it is not there.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def free(path: Path) -> Iterator[bool]:
+    """Whether a file or folder is there, and no process of any PID namespace keeps it.
+
+    Inside the block none begins to: it waits.
+    """
+    nobody = True
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (FileNotFoundError, BlockingIOError):
+            nobody = False
+        except OSError:  # a file system without locks
+            pass
+        yield nobody
+
+
 def _open(cache: Cache) -> int:
     if cache.root.is_dir():
         with contextlib.suppress(OSError):

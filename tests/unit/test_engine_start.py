@@ -1,16 +1,19 @@
-"""buildah that does not start is started again; one that failed is not."""
+"""How the engine starts and what it takes for left by a kill."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from toolchain.build.kernel_store import open_store
 from toolchain.cache import Cache
 from toolchain.engine import attack, isolation, view
 from toolchain.engine import storage as engine_storage
@@ -146,6 +149,34 @@ def test_what_works_in_another_container_is_not_dead(storage: Storage, monkeypat
     storage.cleanup()
     assert (held.is_dir(), mounted.is_dir()) == (False, False)
     assert not list(storage.cache.engine.glob("live-*"))
+
+
+def test_what_is_at_work_for_days_is_not_taken_for_what_a_kill_left(storage: Storage, tmp_path: Path) -> None:
+    now = storage.cache.work
+    with open_store(f"oci:{tmp_path / 'store'}", storage.cache):
+        (scratch,) = now.glob("kernel-store-*")
+        left = now / "kernel-store-a1b2c3_d"
+        (left / "layout").mkdir(parents=True)
+        for folder in (scratch, left):
+            os.utime(folder, (0, 0))
+        storage.cleanup()
+        assert (scratch.is_dir(), left.exists()) == (True, False)
+
+
+def test_a_folder_that_goes_at_this_moment_is_passed_over(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = storage.cache.engine / "live-a1b2c3_d"
+    gone.mkdir(parents=True)
+    real = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        entries = list(real(path))
+        if gone in entries:
+            gone.rmdir()
+        return iter(entries)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    storage.cleanup()
+    assert not gone.exists()
 
 
 def test_a_cache_is_marked_although_the_engine_is_its_first_user(storage: Storage) -> None:

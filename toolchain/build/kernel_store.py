@@ -15,6 +15,7 @@ from toolchain.kernels.oci_store import OciStore
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import FolderStore, KernelStore
+from toolchain.locks import kept
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
 from toolchain.option_values import is_store_folder
@@ -123,5 +124,9 @@ def open_store(place: str, cache: Cache, *, offline: bool = False) -> Iterator[K
     if offline and ref.remote:
         raise ConfigError("--offline forbids asking a registry", fix="use a folder or oci:DIR as --kernel-store")
     cache.work.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache.work, prefix="kernel-store-") as scratch, open_place(ref) as opened:
+    with (
+        tempfile.TemporaryDirectory(dir=cache.work, prefix="kernel-store-") as scratch,
+        kept(Path(scratch)),
+        open_place(ref) as opened,
+    ):
         yield OciStore(opened, Path(scratch))

@@ -15,6 +15,7 @@ from toolchain.build.prefetch import Prefetch
 from toolchain.build.run import build
 from toolchain.build.workspace import BuildWorkspace
 from toolchain.errors import ConfigError
+from toolchain.locks import kept
 from toolchain.request import Request
 from toolchain.stages.kernel_workers import kernel_limits
 from toolchain.stages.stage import Built
@@ -73,6 +74,7 @@ def serve_kernels(
     source = workspace.fetch(planned.sources[0]).path if planned.sources else Path()
     with (
         tempfile.TemporaryDirectory(dir=request.cache.work, prefix="kernel-worker-") as scratch,
+        kept(Path(scratch)),
         open_store(request.kernel_store, request.cache, offline=request.offline) as store,
     ):
         if not isinstance(store, FolderStore):

@@ -18,6 +18,7 @@ from toolchain.build.run import stage_lock
 from toolchain.build.targets import request_of, stages_of
 from toolchain.build.workspace import BuildWorkspace
 from toolchain.errors import ConfigError, UnsupportedError
+from toolchain.locks import kept
 from toolchain.recipe import Mount, Recipe
 from toolchain.request import Request
 
@@ -113,7 +114,7 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
         folder=folder,
     )
     try:
-        with stage_lock(request.cache, planned):
+        with kept(folder), stage_lock(request.cache, planned):
             last.build(planned, {stage: built for stage, built in below.items() if built is not None}, workspace)
     except _LeftError as left:
         return left.code

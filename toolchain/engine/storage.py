@@ -7,7 +7,6 @@ invocation's small files; when its process is gone, the next one finds it and re
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import hashlib
 import itertools
@@ -29,6 +28,7 @@ from toolchain.digest import write_atomically
 from toolchain.engine import namespace, relay, view
 from toolchain.engine.resources import ulimits
 from toolchain.errors import EngineError
+from toolchain.locks import free, kept
 from toolchain.recipe import CCACHE_MOUNT, Mount
 
 LOG = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _NOT_STARTED = "sealing memfd copy"
 # Our names of containers. Those that buildah names itself are called after their image, which may begin alike.
 _OURS = re.compile(r"toolchain-run-\d+-\d+-\d+")
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
-# Unfinished work that cannot be resumed; what is in use was touched within a day.
+# Unfinished work that cannot be resumed. What may be in use for longer than a day is kept (`locks.kept`).
 SCRATCH = re.compile(
     r"(archive|bundle|evidence|files|git|kernel-(?:store|worker)|live|load|pip|probe|reuse|shell|wheel)-[a-z0-9_]{8}"
     r"|pack-[0-9a-f]{12}|\.pack-[0-9a-f]{12}\.[0-9a-f]{16}\.partial"
@@ -246,22 +246,19 @@ class Storage:
         self.live.mkdir(parents=True, exist_ok=True)
         # Locked before it can be found: another container that shares this folder does not see our process.
         new = Path(tempfile.mkdtemp(prefix="live-", dir=self.cache.engine))
-        lock = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stopped = False
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks on folders
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            new.chmod(0o755)
-            new.rename(folder)
-            yield folder
-        except (KeyboardInterrupt, SystemExit):
-            # Containers that buildah named itself are left. By the folder the next call knows, as after a kill.
-            stopped = kind == "build"
-            raise
-        finally:
-            if not stopped:
-                remove_tree(folder)
-            os.close(lock)
+        with kept(new):
+            try:
+                new.chmod(0o755)
+                new.rename(folder)
+                yield folder
+            except (KeyboardInterrupt, SystemExit):
+                # Containers that buildah named itself are left. By the folder the next call knows, as after a kill.
+                stopped = kind == "build"
+                raise
+            finally:
+                if not stopped:
+                    remove_tree(folder)
 
     @contextlib.contextmanager
     def container(self, image: str, *options: str) -> Iterator[str]:
@@ -308,8 +305,12 @@ class Storage:
         """Remove what other parts of the tool left when they were killed."""
         for place in (self.cache.work, self.cache.store / "partial", self.cache.engine):
             for left in place.iterdir() if place.is_dir() else []:
-                if SCRATCH.fullmatch(left.name) and time.time() - left.stat().st_mtime > _STALE:
-                    left.unlink() if left.is_file() else remove_tree(left)
+                # Others make and remove such folders at this moment, and a campaign keeps its own for days.
+                with contextlib.suppress(FileNotFoundError):
+                    if SCRATCH.fullmatch(left.name) and time.time() - left.stat().st_mtime > _STALE:
+                        with free(left) as unused:
+                            if unused:
+                                left.unlink() if left.is_file() else remove_tree(left)
 
     def _dead(self) -> tuple[list[Path], bool]:
         """Folders of processes that are gone, also for other PID namespaces; and whether a build is at work."""
@@ -317,10 +318,11 @@ class Storage:
         building = False
         for folder in sorted(self.live.iterdir()) if self.live.is_dir() else []:
             kind, pid, start, _ = folder.name.split("-")
-            if process_identity(int(pid)) != f"{pid}-{start}" and not _locked(folder):
-                dead.append(folder)
-            elif kind == "build":
-                building = True
+            with free(folder) as unused:
+                if unused and process_identity(int(pid)) != f"{pid}-{start}":
+                    dead.append(folder)
+                elif kind == "build":
+                    building = True
         return dead, building
 
     def _sweep(self, dead: Sequence[Path]) -> list[str]:
@@ -354,23 +356,6 @@ class Storage:
         for item in done:
             LOG.info("removed %s of an invocation that was killed", item)
         return done
-
-
-def _locked(folder: Path) -> bool:
-    """Whether a process of any PID namespace holds an invocation's folder, or has just removed it."""
-    try:
-        mark = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(mark)
-    return False
 
 
 def remove_tree(path: Path) -> None:
