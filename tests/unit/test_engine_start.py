@@ -1,4 +1,4 @@
-"""How the engine starts and what it takes for left by a kill."""
+"""How the engine starts, what it takes for left by a kill, and how a shell in it ends."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from toolchain import process
 from toolchain.build.kernel_store import open_store
 from toolchain.cache import Cache
 from toolchain.engine import attack, isolation, view
 from toolchain.engine import storage as engine_storage
 from toolchain.engine.probe import judge, measures
+from toolchain.engine.shell import Shell
 from toolchain.engine.storage import Storage, remove_tree
 from toolchain.errors import EngineError
 from toolchain.process import CommandError, Result
@@ -177,6 +181,20 @@ def test_a_folder_that_goes_at_this_moment_is_passed_over(storage: Storage, monk
     monkeypatch.setattr(Path, "iterdir", iterdir)
     storage.cleanup()
     assert not gone.exists()
+
+
+@pytest.mark.parametrize(("script", "lines", "code"), [("echo a; printf b; exit 3", ["a", "b"], 3), ("true", [], 0)])
+def test_the_end_of_a_command_in_a_shell(script: str, lines: list[str], code: int) -> None:
+    """Its last line may have no end."""
+    shown: list[str] = []
+    shell = Shell(["sh", "-c", script], tell=shown.append, show=shown.append)
+
+    def run(_: str, argv: list[str], **more: Any) -> Result:
+        return process.run(argv, check=False, on_line=more["on_line"])
+
+    engine: Any = SimpleNamespace(invocation=lambda _: nullcontext(), run=run)
+    assert shell.of_worker(engine, "image", mounts=[], env={}) == code
+    assert shown == lines
 
 
 def test_a_cache_is_marked_although_the_engine_is_its_first_user(storage: Storage) -> None:

@@ -180,8 +180,10 @@ class Shell:
     def _line(self, line: str) -> None:
         if line == _BEGUN:
             self._begun = True
-        elif match := re.fullmatch(rf"{_ENDED} (\d+)", line):
-            self._code = int(match.group(1))
+        elif match := re.fullmatch(rf"(.*){_ENDED} (\d+)", line):
+            if match.group(1):  # a last line without its end
+                self.show(match.group(1))
+            self._code = int(match.group(2))
         elif self._begun and self._code is None:
             self.show(line)
         elif not self._begun:
