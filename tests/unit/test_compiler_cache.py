@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.request_fixtures import request_of
-from toolchain.build.compiler_cache import NONE, begin, compiler_caches, key_of, trim
+from toolchain.build.compiler_cache import NONE, compiler_caches, key_of, trim, using
 from toolchain.cache import Cache
 from toolchain.request import Request
 from toolchain.sources.tree import Source
@@ -59,7 +59,8 @@ def test_a_fresh_build_and_one_without_a_digest_have_none(request_: Request) -> 
 def test_all_together_are_bounded(request_: Request) -> None:
     cache = request_.cache
     for number, key in enumerate(("old", "young", "own")):
-        begin(cache, key, [SOURCE])
+        with using(cache, key, [SOURCE]):
+            pass
         folder = cache.mounts / "buildah-cache" / f"toolchain-ccache-{key}"
         folder.mkdir(parents=True)
         (folder / "object").write_bytes(os.urandom(50_000))
@@ -69,3 +70,15 @@ def test_all_together_are_bounded(request_: Request) -> None:
     assert [known.key for known in compiler_caches(cache)] == ["own", "young"]
     assert [known.key for known in trim(cache, keep="own", limit=1)] == ["young"]
     assert [path.name for path in (cache.mounts / "buildah-cache").iterdir()] == ["toolchain-ccache-own"]
+
+
+def test_one_that_another_build_uses_stays(request_: Request) -> None:
+    """Where its folder is gone, each compile of that build fails."""
+    cache = request_.cache
+    with using(cache, "theirs", [SOURCE]), using(cache, "own", [SOURCE]):
+        folder = cache.mounts / "buildah-cache" / "toolchain-ccache-theirs"
+        folder.mkdir(parents=True)
+        (folder / "object").write_bytes(os.urandom(50_000))
+        assert trim(cache, keep="own", limit=1) == []
+        assert (folder / "object").is_file()
+    assert [known.key for known in trim(cache, keep="own", limit=1)] == ["theirs"]

@@ -7,6 +7,7 @@ below. Builds of one tree share it: a part and the whole, another prefix, anothe
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from toolchain import console, strict_json
 from toolchain.cache import Cache
 from toolchain.catalog.stages import row
 from toolchain.digest import canonical, sha256_json, write_atomically
+from toolchain.locks import free, kept
 from toolchain.request import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned, source_inputs
@@ -60,17 +62,29 @@ def key_of(request: Request, planned: Planned, dependencies: Mapping[str, Built]
     return sha256_json({"sources": sources, "locked": trust, "below": below}).removeprefix("sha256:")[:16]
 
 
-def begin(cache: Cache, key: str, sources: Sequence[Source]) -> None:
-    """Note that a build uses a compiler cache, and keep all of them together below the limit.
+@contextlib.contextmanager
+def using(cache: Cache, key: str, sources: Sequence[Source]) -> Iterator[None]:
+    """Note that a build uses a compiler cache inside the block, and keep all of them together below the limit.
 
-    The least recently used are removed first, never the one that is about to be used.
+    The least recently used are removed first, never one that a build uses: every compile of it would fail.
     """
     if key == NONE:
+        yield
         return
     about = {"sources": ", ".join(source.ref for source in sources)}
     cache.compiler_caches.mkdir(parents=True, exist_ok=True)
-    write_atomically(cache.compiler_caches / f"{key}.json", canonical(about))
-    trim(cache, keep=key)
+    with kept(_lock(cache, key)):
+        write_atomically(cache.compiler_caches / f"{key}.json", canonical(about))
+        trim(cache, keep=key)
+        yield
+
+
+def _lock(cache: Cache, key: str) -> Path:
+    """The file that each build keeps which uses a compiler cache."""
+    path = cache.locks / f"compiler-cache-{key}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
 
 
 def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCache]:
@@ -86,11 +100,14 @@ def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCa
     total = 0
     for known in sorted(compiler_caches(cache), key=lambda known: (known.key != keep, -known.used)):
         total += sum(disk_bytes(place) for place in known.places)
-        if total > limit and known.key != keep:
-            for place in known.places:
-                discard(place)
-            known.note.unlink(missing_ok=True)
-            gone.append(known)
+        if total <= limit or known.key == keep:
+            continue
+        with free(_lock(cache, known.key)) as unused:
+            if unused:
+                for place in known.places:
+                    discard(place)
+                known.note.unlink(missing_ok=True)
+                gone.append(known)
     if gone:
         console.note(f"removed {len(gone)} compiler caches; the limit for all of them is {console.size(limit)}")
     return gone

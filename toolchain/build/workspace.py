@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from toolchain import process, recipe
 from toolchain.amounts import reporting_to
-from toolchain.build.compiler_cache import NONE, begin
+from toolchain.build.compiler_cache import NONE, using
 from toolchain.build.fetching import fetch_for
 from toolchain.build.prefetch import Prefetch
 from toolchain.build.record import image_tag, new_record, recorded_source, stages_below, write_record
@@ -118,13 +119,14 @@ class BuildWorkspace:
         if out.exists():
             # A killed invocation had finished the build but not the layer; the cache makes the tree again at no cost.
             shutil.rmtree(out)
-        if CCACHE_MOUNT in (recipe.root() / recipe_.containerfile).read_text(encoding="utf-8"):
-            self._compiled = {"compiler_cache": self.compiler_cache}
-            recipe_ = replace(recipe_, compiler_cache="" if self.compiler_cache == NONE else self.compiler_cache)
-            begin(self.cache, self.compiler_cache, self.sources)
-        if self.request.fresh:
-            self.drop_tree(recipe_)
-        self.engine.build(recipe_, root=recipe.root(), out=out, log=self.log, on_line=self.on_line)
+        with contextlib.ExitStack() as stack:
+            if CCACHE_MOUNT in (recipe.root() / recipe_.containerfile).read_text(encoding="utf-8"):
+                self._compiled = {"compiler_cache": self.compiler_cache}
+                recipe_ = replace(recipe_, compiler_cache="" if self.compiler_cache == NONE else self.compiler_cache)
+                stack.enter_context(using(self.cache, self.compiler_cache, self.sources))
+            if self.request.fresh:
+                self.drop_tree(recipe_)
+            self.engine.build(recipe_, root=recipe.root(), out=out, log=self.log, on_line=self.on_line)
         if steps := self.engine.ninja_log(recipe_.name, recipe_.cache_key):
             write_atomically(self.cache.kept(self.stage, NINJA_LOG), steps)
         return out
