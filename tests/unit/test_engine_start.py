@@ -80,6 +80,15 @@ def test_starts(storage: Storage, tmp_path: Path, failures: int, words: str, cod
     assert result.stdout == ("done\n" if code == 0 else "")
 
 
+def test_a_driver_is_not_refused_because_buildah_did_not_start(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one, which is remembered, makes a full copy for each container."""
+    argv = [sys.executable, "-c", PROGRAM, str(tmp_path / "count"), "1", BUSY]
+    monkeypatch.setattr(storage, "command", lambda *_, **__: argv)
+    assert storage.driver == "overlay"
+
+
 def test_a_failure_is_told(storage: Storage, tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="exited with 1") as caught:
         storage.attempt([sys.executable, "-c", PROGRAM, str(tmp_path / "count"), "9", "Error: broken"])

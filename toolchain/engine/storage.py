@@ -209,7 +209,7 @@ class Storage:
     def _working_driver(self) -> str:
         tails: list[str] = []
         for driver in ("overlay", "vfs"):
-            result = process.run(self.command("images", "--quiet", driver=driver), check=False, timeout=120)
+            result = self.attempt(self.command("images", "--quiet", driver=driver), check=False, timeout=120)
             if result.returncode == 0:
                 return driver
             tails += [f"{driver}: {line}" for line in result.tail[-5:]]
