@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 
 class HeldSource(Protocol):
-    """A source of a lock, as far as a request looks at it: the commit that a tag was."""
+    """A source of a lock, as far as a request looks at it: what a tag or a package was."""
 
     @property
     def ref(self) -> str:
-        """The commit."""
+        """The commit, or the package with its version."""
+
+    @property
+    def digest(self) -> str:
+        """What its bytes must be."""
 
     @property
     def tag(self) -> str:
@@ -379,7 +383,9 @@ class Request:
 
         known = {} if self.looked_up is None else self.looked_up
         if (name, spec) not in known:
-            known[name, spec] = locate(name, spec, cache=self.cache)
+            held = self.lock.source(name) if self.lock is not None else None
+            in_lock = (held.ref, held.digest) if held is not None else ("", "")
+            known[name, spec] = locate(name, spec, cache=self.cache, held=in_lock)
         return known[name, spec]
 
     def takes_tests(self, name: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from toolchain.cache import Cache
-from toolchain.errors import SourceError, UnreachableError
+from toolchain.errors import DigestError, SourceError, UnreachableError
 from toolchain.sources import distro
 from toolchain.sources.distro import known_distro, survey
 from toolchain.sources.mirrors import Mirror, suites
@@ -125,6 +125,29 @@ def test_a_listed_file_that_is_gone(archive: Archive, tmp_path: Path) -> None:
         with pytest.raises(SourceError, match=r"the suite sid names thing_1\.10\.orig\.tar\.xz") as refused:
             fetched(text, tmp_path / "b")
         assert refused.value.code == 5
+
+
+def test_a_file_that_is_here_is_not_fetched_again(archive: Archive, tmp_path: Path) -> None:
+    """Nor is it missed when its mirror loses it."""
+    archive.suite("bookworm", {"thing": "1"})
+    archive.suite("bullseye", {"thing": "1"})
+    content = fetched("distro:thing", tmp_path)
+    archive.lose("thing_1.orig.tar.xz")
+    assert fetched("distro:thing@bullseye", tmp_path) == content
+
+
+def test_the_package_of_a_lock_is_fetched_without_a_note(archive: Archive, tmp_path: Path) -> None:
+    """And only as it is locked."""
+    archive.suite("bookworm", {"thing": "1"})
+    cache = Cache(tmp_path / "cache")
+    digest = f"sha256:{hashlib.sha256((archive.root / 'pool/thing_1.orig.tar.xz').read_bytes()).hexdigest()}"
+    spec = parse_source_spec("distro:thing")
+    source = locate("llvm", spec, cache=cache, held=("distro:thing=1", digest))
+    assert source.locked
+    assert distro.fetch_distro(source, Store(cache.store), cache=cache, offline=False)[0] == source
+    other = locate("llvm", spec, cache=cache, held=("distro:thing=1", f"sha256:{'0' * 64}"))
+    with pytest.raises(DigestError, match="disagrees"):
+        distro.fetch_distro(other, Store(cache.store), cache=cache, offline=False)
 
 
 def test_a_suite_that_the_mirror_has_not(archive: Archive, tmp_path: Path) -> None:

@@ -33,8 +33,10 @@ from toolchain.errors import LockedError
 from toolchain.lock import file as lockfile
 from toolchain.lock.diff import differences
 from toolchain.request import DEFAULT_GLIBC, Request
+from toolchain.sources import distro
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.store import Store
+from toolchain.sources.suites import Package
 from toolchain.sources.tree import Source, scan_tree
 from toolchain.stages.base import BaseStage
 from toolchain.stages.stage import Built, Planned, Workspace
@@ -250,6 +252,32 @@ def test_a_lock_without_a_network_says_what_it_leaves_out(here: Here, tmp_path: 
     assert found.bases[0].suite == "trixie"
     assert found.sources[0].tree == ""
     assert here.call("plan", *words, "--locked").exit_code == 0
+
+
+def test_a_package_that_only_the_lock_knows(here: Here, tmp_path: Path) -> None:
+    """A lock is enough on a machine that has never asked an index; and on one that fetched another version since."""
+    package = "llvm-toolchain-20"
+
+    def noted(version: str, digit: str) -> None:
+        file = f"{package}_{version}.orig.tar.xz"
+        distro.note(Package(name=package, version=version, file=file, sha256=digit * 64, size=9), here.cache)
+
+    noted("20.1.2", "a")
+    request = Request(cache=here.cache, glibc="2.31", sources=specs({"llvm": f"distro:{package}"}))
+    planned = [row.planned for row in plan(request, "llvm")]
+    lockfile.write(locking.resolve(request, planned, "llvm"), here.folder / "toolchain.lock")
+    assert here.call("plan", "llvm", "--locked").exit_code == 0
+    noted("20.1.8", "b")
+    for named in ((), ("--source", f"llvm=distro:{package}"), ("--source", f"llvm=distro:{package}=20.1.2")):
+        assert here.call("plan", "llvm", "--locked", *named).exit_code == 0
+    other = here.call("plan", "llvm", "--locked", "--source", f"llvm=distro:{package}=20.1.8")
+    assert other.exit_code == 21
+    assert "20.1.8 is here" in other.stderr
+    shutil.rmtree(here.cache.store / "distro")
+    done = here.call("plan", "llvm", "--locked", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert '"digest": "sha256:' + "a" * 64 in done.stdout
+    assert "(unlocked)" not in here.call("plan", "llvm", "--locked").stdout
 
 
 # What is taken from the store

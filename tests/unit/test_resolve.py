@@ -278,6 +278,24 @@ def test_what_only_a_bundle_said_of_a_package(cache: Cache, monkeypatch: pytest.
         distro.note(dataclasses.replace(row, name="../../evil"), cache)
 
 
+def test_what_an_earlier_fetch_noted_of_a_package(cache: Cache) -> None:
+    """Each version stays known; of none in particular the last counts, unless another suite is named."""
+    for version, suite in (("1", "trixie"), ("2", "sid")):
+        row = Package(
+            name="xy", version=version, file=f"xy_{version}.orig.tar.xz", sha256=version * 64, size=4, suites=(suite,)
+        )
+        distro.note(row, cache)
+
+    def known(text: str) -> tuple[str, str | None]:
+        source = locate("thing", parse_source_spec(text), cache=cache)
+        return source.version, source.digest
+
+    assert known("distro:xy") == ("2", "sha256:" + "2" * 64)
+    assert known("distro:xy=1") == ("1", "sha256:" + "1" * 64)
+    assert known("distro:xy@sid") == ("2", "sha256:" + "2" * 64)
+    assert known("distro:xy@trixie") == ("", None), "only its index knows what that suite has"
+
+
 def test_patched(tmp_path: Path, checkout: Path, cache: Cache) -> None:
     patch = tmp_path / "p"
     patch.write_text("--- a/mlir/CMakeLists.txt\n+++ b/mlir/CMakeLists.txt\n@@ -1 +1 @@\n-old\n+new\n")

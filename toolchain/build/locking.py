@@ -180,7 +180,7 @@ def locked_source(request: Request, source: Source) -> LockedSource:
         ref=source.ref,
         repository=source.repository,
         digest=digest,
-        file=_file(source, request.cache),
+        file=_file(source, request),
         parts=part.taken,
         tree=tree,
         license=source.license or source_license(source.name),
@@ -191,13 +191,17 @@ def locked_source(request: Request, source: Source) -> LockedSource:
     )
 
 
-def _file(source: Source, cache: Cache) -> str:
+def _file(source: Source, request: Request) -> str:
     """The file's name where its place gives it one."""
     if source.kind == "pypi":
         return pypi_row(source.where, source.version).file
     if source.kind == "distro":
-        row = known_package(source.where, source.version, cache)
-        return row.file if row is not None else ""
+        row = known_package(source.where, source.version, request.cache)
+        if row is not None:
+            return row.file
+        held = lock.source(source.name) if (lock := lock_of(request)) is not None else None
+        # Only an index has the name, and none is asked before the fetch.
+        return held.file if held is not None and held.digest == source.digest else ""
     name = ""
     if source.kind == "archive":
         name = archive_name(source.where)

@@ -19,7 +19,7 @@ from toolchain.locks import held
 from toolchain.sources.elsewhere import Wanted, first_or_elsewhere
 from toolchain.sources.mirrors import apt_mirrors, suites
 from toolchain.sources.network import refuse_offline
-from toolchain.sources.spec import PACKAGE
+from toolchain.sources.spec import PACKAGE, VERSION
 from toolchain.sources.store import Store
 from toolchain.sources.suites import Package, Readings, Suite, newest_first
 from toolchain.sources.tree import Source
@@ -38,18 +38,25 @@ def _row(name: str, version: str) -> Package | None:
     return rows[0] if rows else None
 
 
-def known_package(package: str, version: str, cache: Cache) -> Package | None:
-    """A package by the data, else by the note of an earlier fetch; None when only the index knows."""
-    return _row(package, version) or _noted(package, version, cache)
+def known_package(package: str, version: str, cache: Cache, *, suite: str = "") -> Package | None:
+    """A package by the data, else by the note of an earlier fetch; None when only the index knows.
+
+    Args:
+        suite: of no version in particular, the suite that the earlier fetch must have found it in; empty for any.
+    """
+    return _row(package, version) or _noted(package, version, cache, suite)
 
 
-def known_distro(name: str, package: str, version: str, *, cache: Cache, suite: str = "") -> Source:
+def known_distro(
+    name: str, package: str, version: str, *, cache: Cache, suite: str = "", held: tuple[str, str] = ("", "")
+) -> Source:
     """A source package as far as it is known without a network: by the data, else by what an earlier fetch noted.
 
     Args:
         name: the source's name.
         version: upstream version; empty for the data's default, else the newest.
         suite: to look in; empty for all.
+        held: ref and digest of the source in a lock. Where the data do not know the package, they come before any note.
 
     Raises:
         SourceError: the suite is almost one of Debian's. Any other name may be a suite of this machine's mirrors.
@@ -61,16 +68,22 @@ def known_distro(name: str, package: str, version: str, *, cache: Cache, suite: 
             why=f"known: {', '.join(known)}",
             fix=f"write distro:{package}@{close[0]}",
         )
-    row = known_package(package, version, cache)
+    promised, digest = _row(package, version) is not None, None
+    row = known_package(package, version, cache, suite=suite)
+    in_lock = held[0].removeprefix(f"distro:{package}=")
+    if not promised and in_lock != held[0] and version in ("", in_lock):
+        promised, version, digest = True, in_lock, held[1]
+    elif row is not None:
+        version, digest = row.version, f"sha256:{row.sha256}"
     return Source(
         name=name,
         kind="distro",
         where=package,
-        version=row.version if row is not None else version,
-        digest=f"sha256:{row.sha256}" if row is not None else None,
+        version=version,
+        digest=digest,
         path=None,
         suite=suite,
-        locked=_row(package, version) is not None,
+        locked=promised,
         license=row.license if row is not None else "",
     )
 
@@ -209,25 +222,31 @@ def survey(names: Sequence[str], cache: Cache) -> tuple[list[Listed], Readings]:
     return rows, readings
 
 
-def _notes(package: str, cache: Cache) -> Path:
-    if not PACKAGE.fullmatch(package):
+def _notes(package: str, version: str, cache: Cache) -> Path:
+    if not PACKAGE.fullmatch(package) or not VERSION.fullmatch(version):
         raise SourceError(f"not a package: {package[:80]!r}", fix="write distro:NAME=VERSION")
-    return cache.store / "distro" / f"{package}.toml"
+    return cache.store / "distro" / f"{package}{'=' if version else ''}{version}.toml"
 
 
 def note(package: Package, cache: Cache) -> None:
-    """Remember the index's row, for plans without a network."""
-    text = "".join(f"{key} = {json.dumps(getattr(package, key))}\n" for key in ("name", "version", "file", "sha256"))
+    """Remember the index's row, for plans without a network: by its version, and as the last of the package."""
+    keys = ("name", "version", "file", "sha256", "suites")
+    text = "".join(f"{key} = {json.dumps(getattr(package, key))}\n" for key in keys)
     text += f"size = {package.size}\n" + ("brought = true\n" if package.brought else "")
-    write_atomically(_notes(package.name, cache), text.encode())
+    for version in (package.version, ""):
+        write_atomically(_notes(package.name, version, cache), text.encode())
 
 
-def _noted(package: str, version: str, cache: Cache) -> Package | None:
-    try:
-        row = Package(**tomllib.loads(_notes(package, cache).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-    return row if version in ("", row.version) else None
+def _noted(package: str, version: str, cache: Cache, suite: str = "") -> Package | None:
+    for at in dict.fromkeys((version, "")):
+        try:
+            value = tomllib.loads(_notes(package, at, cache).read_text(encoding="utf-8"))
+            row = Package(**{**value, "suites": tuple(value.get("suites", ()))})
+        except (OSError, ValueError, TypeError):
+            continue
+        if version == row.version or (not version and suite in ("", *row.suites)):
+            return row
+    return None
 
 
 def _agree(package: Package, digest: str | None) -> None:

@@ -35,11 +35,14 @@ from toolchain.sources.tree import FetchedSource, Source, check_links, tree_dige
 from toolchain.sources.unpack import unpack_tar
 
 
-def locate(name: str, spec: SourceSpec, *, cache: Cache) -> Source:
+def locate(name: str, spec: SourceSpec, *, cache: Cache, held: tuple[str, str] = ("", "")) -> Source:
     """The source as far as it is known without a network; what `plan` shows.
 
     A local checkout is hashed (a second time from a stat cache). A file that the data knows by its digest is
     that source of the distribution or index. The digest is None when only a fetch can tell it.
+
+    Args:
+        held: see `known_distro`.
 
     Raises:
         SourceError: a path that is not there, or a project that only the data could name.
@@ -73,7 +76,7 @@ def locate(name: str, spec: SourceSpec, *, cache: Cache) -> Source:
                 commit=commit_of(spec.version),
             )
         case "distro":
-            return known_distro(name, spec.where, spec.version, cache=cache, suite=spec.suite)
+            return known_distro(name, spec.where, spec.version, cache=cache, suite=spec.suite, held=held)
         case "pypi":
             return known_pypi(name, spec.where, spec.version)
         case _:

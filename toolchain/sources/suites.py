@@ -191,7 +191,10 @@ class Suite:
             SourceError: the index names it and the mirror does not have it.
             UnreachableError: the mirror does not answer.
         """
-        uri, digest = self.uri(package), f"sha256:{package.sha256}"
+        digest = f"sha256:{package.sha256}"
+        if (there := store.file(digest, verify=True)) is not None:
+            return there
+        uri = self.uri(package)
         if package.pool:
             self._folders()
         if not os.access(_HELPER, os.X_OK):
