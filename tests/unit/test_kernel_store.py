@@ -115,6 +115,20 @@ def test_what_one_machine_compiled_another_takes(tmp_path: Path) -> None:
     assert second.run(store_at(tmp_path)).skipped == 3
 
 
+def test_two_machines_may_store_a_result_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both compiled it, and it took them different times."""
+    real = Path.replace
+
+    def replace_(path: Path, target: Path) -> Path:
+        made = real(path, target)
+        if "results" in target.parts:
+            target.write_bytes(b"the other one's")
+        return made
+
+    monkeypatch.setattr(Path, "replace", replace_)
+    assert Machine(tmp_path / "machine").run(store_at(tmp_path)).shared["added"] == 3
+
+
 def test_after_a_change_only_what_reaches_it_is_compiled(tmp_path: Path) -> None:
     Machine(tmp_path / "first").run(store_at(tmp_path))
     second = Machine(tmp_path / "second")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from toolchain import strict_json
-from toolchain.digest import canonical, sha256_bytes
+from toolchain.digest import canonical
 from toolchain.errors import ConfigError, ResourceError
 from toolchain.filesystem import NewFile, append_regular, is_inside, open_regular, read_regular
 from toolchain.kernels.result_name import FORMAT
@@ -356,7 +356,8 @@ class FolderStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             with NewFile(path) as new:
                 new.stream.write(content)
-                new.finish(sha256_bytes(content) if not first else "", replace=not first)
+                # It is not read back: another process may write the same result now, and each reader checks it.
+                new.finish(replace=not first)
         except OSError as error:
             raise ResourceError(
                 f"the kernel store {self._root} cannot be written",
