@@ -23,6 +23,7 @@ SOURCES = source_names()
 RUNNERS: tuple[Literal["buildah", "docker", "podman"], ...] = ("buildah", "docker", "podman")
 PARTS = ("tablegen", "mlir-tblgen", "support")  # of LLVM; see `toolchain.stages.llvm_subset`
 _LARGEST_LIST = 16 << 20  # bytes of a list of calls
+_LONGEST = 10**9  # seconds; a wait cannot be longer than ten times that
 
 
 def is_triton_path(text: str) -> bool:
@@ -265,6 +266,20 @@ def shard(text: str) -> tuple[int, int]:
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f"--shard {text!r} is not K/N", why="K goes from 1 to N", fix="e.g. --shard 2/4")
     return int(match[1]), int(match[2])
+
+
+def kernel_timeout(seconds: float) -> float:
+    """The time that a kernel may take.
+
+    Raises:
+        ConfigError: it is no number of seconds that can be waited for.
+    """
+    if not 1 <= seconds <= _LONGEST:
+        raise ConfigError(
+            f"--kernel-timeout {seconds:g} is not a number of seconds from 1 to {_LONGEST:,}",
+            fix="e.g. --kernel-timeout 900",
+        )
+    return seconds
 
 
 def runner(text: str) -> Literal["buildah", "docker", "podman"]:

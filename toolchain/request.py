@@ -198,8 +198,8 @@ class Request:
         default=None,
         metadata=option(
             "kernel-timeout", panel="Kernels",
-            kind="seconds", least=1, help="Time limit for one kernel, in seconds. \\[default: 3600]", example=900,
-            is_input=True, lock="changed",
+            kind="seconds", least=1, read=reading.kernel_timeout, example=900, is_input=True, lock="changed",
+            help="Time limit for one kernel, in seconds. \\[default: 3600]",
         ),
     )  # fmt: skip
     kernel_memory: int | None = field(

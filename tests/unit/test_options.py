@@ -348,6 +348,13 @@ def test_an_error_names_the_place_of_its_value(
     assert said().endswith(f"(--{name} is from TOOLCHAIN_{name.upper()})")
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e10"])
+def test_a_kernel_cannot_take_for_ever(seconds: str, tmp_path: Path) -> None:
+    """No wait is so long: the first kernel would end the build with a traceback, after hours of LLVM."""
+    with pytest.raises(ConfigError, match="is not a number of seconds from 1 to 1,000,000,000"):
+        make_request(cache=tmp_path, kernel_timeout=float(seconds))
+
+
 def test_an_error_names_the_place_of_its_source(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "toolchain.toml").write_text('source = ["llvm=no-llvm"]\n')
     words = ["plan", "llvm"]
