@@ -1,9 +1,10 @@
-"""The way to a Dask scheduler: which addresses may be one, TLS, the library, and the text of an order."""
+"""The way to a Dask scheduler: addresses, TLS, the library, the text of an order; and the cache of a worker."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,18 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.dask_fixtures import Machine, hub, rules_of
+from tests.request_fixtures import request_of
+from toolchain.build import kernel_worker
+from toolchain.build.plan import PlanRow
+from toolchain.cache import Cache
 from toolchain.cli.app import app
-from toolchain.errors import ConfigError, UnreachableError
-from toolchain.kernels import dask_link
+from toolchain.errors import ConfigError, LockHeldError, UnreachableError
+from toolchain.kernels import dask_link, dask_worker
 from toolchain.kernels.dask_board import Board
 from toolchain.kernels.dask_link import check_address, order_of, rule_of
 from toolchain.kernels.store import FolderStore
+from toolchain.locks import alone
+from toolchain.stages.stage import Built, Planned
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -129,3 +136,23 @@ def test_an_order_travels_as_text() -> None:
         order = json.loads(json.dumps(order_of(rule, "name", recompile=False)))
         assert rule_of(order["rule"]) == rule
         assert rule_of(order["rule"]).id == rule.id
+
+
+def test_the_cache_of_a_worker_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is made by the build before: `cache prune` would remove the folder of its objects."""
+    request = request_of(cache=Cache(tmp_path / "cache"), kernel_store=str(tmp_path / "store"))
+    planned = Planned(name="kernels", image="kernels", inputs={})
+    triton = Built(planned=replace(planned, name="triton"), input_digest="", manifest="", layers=())
+    served = []
+
+    def serve(*_: object) -> None:
+        with pytest.raises(LockHeldError), alone(request.cache):
+            pass
+        served.append(list(request.cache.work.glob("kernel-worker-*")))
+
+    monkeypatch.setattr(kernel_worker, "build", lambda *_, **__: [triton])
+    monkeypatch.setattr(kernel_worker, "plan", lambda *_: [PlanRow(planned, None)])
+    monkeypatch.setattr(kernel_worker, "_setup", lambda *_: None)
+    monkeypatch.setattr(dask_worker, "serve", serve)
+    kernel_worker.serve_kernels(request, "kernels", "tcp://127.0.0.1:1")
+    assert len(served[0]) == 1

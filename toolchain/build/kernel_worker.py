@@ -15,7 +15,7 @@ from toolchain.build.prefetch import Prefetch
 from toolchain.build.run import build
 from toolchain.build.workspace import BuildWorkspace
 from toolchain.errors import ConfigError
-from toolchain.locks import kept
+from toolchain.locks import in_use, kept
 from toolchain.request import Request
 from toolchain.stages.kernel_workers import kernel_limits
 from toolchain.stages.stage import Built
@@ -73,6 +73,7 @@ def serve_kernels(
     )
     source = workspace.fetch(planned.sources[0]).path if planned.sources else Path()
     with (
+        in_use(request.cache, make=True),  # it may have been made since this verb began
         tempfile.TemporaryDirectory(dir=request.cache.work, prefix="kernel-worker-") as scratch,
         kept(Path(scratch)),
         open_store(request.kernel_store, request.cache, offline=request.offline) as store,
