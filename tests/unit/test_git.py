@@ -135,8 +135,9 @@ def test_link_that_leaves_the_tree(repository: Path, store: Store) -> None:
     (repository / "out").symlink_to("../../etc/passwd")
     git(repository, "add", "-A")
     git(repository, "commit", "-qm", "out")
-    with pytest.raises(HostileInputError, match="leads out"):
-        fetch_git(str(repository), git(repository, "rev-parse", "HEAD"), store, offline=False)
+    commit = git(repository, "rev-parse", "HEAD")
+    with pytest.raises(HostileInputError, match=f"^commit {commit}: the link out leads out"):
+        fetch_git(str(repository), commit, store, offline=False)
 
 
 def test_submodules_are_not_followed(repository: Path, store: Store, tmp_path: Path) -> None:

@@ -92,6 +92,13 @@ def test_fetch(index: Path, tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "ran").exists(), "the sdist's own code must not run"
 
 
+def test_a_page_with_a_link_to_no_address(index: Path, tmp_path: Path) -> None:
+    page = index.parent / "simple" / "thing-x" / "index.html"
+    page.write_text(page.read_text().replace("<body>", '<body><a href="http://[x">x</a>'))
+    got = fetch_pypi("thing-x", "1.0", SDIST, sha256_file(index / SDIST), Store(tmp_path / "s"), offline=False)
+    assert got.name == SDIST
+
+
 @pytest.mark.parametrize("name", [WHEEL, STABLE, EARLY])
 def test_a_wheel_that_nobody_knows(index: Path, tmp_path: Path, name: str) -> None:
     """Of the newest CPython that there is one for."""

@@ -18,7 +18,7 @@ from toolchain import digest
 from toolchain import request as request_module
 from toolchain.cache import Cache
 from toolchain.digest import sha256_file
-from toolchain.errors import DigestError, SourceError, UnreachableError, UnsupportedError
+from toolchain.errors import DigestError, HostileInputError, SourceError, UnreachableError, UnsupportedError
 from toolchain.sources import distro, pypi, resolve
 from toolchain.sources.distro import known_packages
 from toolchain.sources.pypi import PypiFile, known_files
@@ -226,6 +226,15 @@ def test_a_local_file_by_a_link(tmp_path: Path, cache: Cache) -> None:
         assert Store(other.store).file(str(source.digest)) is None, "a link counts as nothing"
         assert fetch_source(source, cache=other, offline=True).path == got.path
         assert not got.path.is_symlink()
+
+
+def test_a_checkout_with_a_link_out_of_it(checkout: Path, cache: Cache) -> None:
+    """A virtual environment in it has such. The message names the user's folder, not where its copy was."""
+    (checkout / "python").symlink_to("/usr/bin/python3")
+    with pytest.raises(HostileInputError, match=f"{checkout}: the link python leads to an absolute path") as refused:
+        fetch_source(locate("thing", parse_source_spec(str(checkout)), cache=cache), cache=cache, offline=True)
+    assert refused.value.fix.startswith("remove the link")
+    assert not list((cache.store / "trees").iterdir())
 
 
 def test_a_local_file_by_several_at_once(tmp_path: Path, cache: Cache) -> None:

@@ -20,7 +20,6 @@ from toolchain.sources.network import (
 )
 from toolchain.sources.part import WHOLE, Part
 from toolchain.sources.store import Store
-from toolchain.sources.tree import check_links
 from toolchain.sources.unpack import unpack_tar
 
 _SHA = re.compile(r"[0-9a-f]{40}")
@@ -74,7 +73,6 @@ def fetch_git(
             scratch = Path(name)
             archive = _archive(url, sha, scratch, env=_environment(scratch, protocol), part=part)
             unpack_tar(archive, dest, strip=0)
-        check_links(dest)
 
     return store.tree(git_digest(repository_url, sha), unpack, part=part.name, verify=verify, take_brought=offline)
 
@@ -139,7 +137,7 @@ def _git(env: Mapping[str, str], *words: str) -> str:
 
 def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part: Part) -> Path:
     """The commit's tree as `git archive` and forges give it: export-ignore and line ends apply."""
-    archive = scratch / "tree.tar"
+    archive = scratch / f"commit {sha}"  # as messages name it
     try:
         _git(env, "init", "--quiet", "--bare", "--template=", env["GIT_DIR"])
     except CommandError as error:

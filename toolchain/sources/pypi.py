@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import re
 import sys
@@ -232,9 +233,10 @@ def _address(project: str, filename: str) -> str:
     if status >= 500:
         raise UnreachableError("the Python index fails", why=f"it answered {status}", fix="try again later")
     for link in re.findall(r"""<a\s[^>]*href=["']([^"']+)["']""", page, re.IGNORECASE):
-        address, _ = urldefrag(urljoin(base, html.unescape(link)))
-        if unquote(address.rpartition("/")[2]) == filename:
-            return address
+        with contextlib.suppress(ValueError):  # a link to no address is not the file's
+            address, _ = urldefrag(urljoin(base, html.unescape(link)))
+            if unquote(address.rpartition("/")[2]) == filename:
+                return address
     raise SourceError(
         f"the index has no {filename}", why=f"its page of {project} answered {status}", fix="check `pip config list`"
     )

@@ -284,7 +284,8 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
                         copy_tree(inner, dest / entry.name / inner.name)
             else:
                 copy_tree(entry, dest / entry.name)
-        check_links(dest)
+        fix = "remove the link, or name a clean copy: a git worktree, or URL@COMMIT"
+        check_links(dest, what=str(top), fix=fix)
         if tree_digest(top, _stat_cache(top, cache)) != digest:
             raise SourceError(f"{top} was changed while it was copied", fix="run the command again")
 

@@ -295,17 +295,24 @@ def _remove(path: str) -> None:
         os.unlink(path)  # noqa: PTH108
 
 
-def check_links(tree: Path) -> None:
+_DO_NOT_USE = "do not use this source"
+
+
+def check_links(tree: Path, *, what: str = "", fix: str = _DO_NOT_USE) -> None:
     """Refuse a tree with a link that leads out of it.
+
+    Args:
+        what: what people call the tree; by default its path.
+        fix: what they can do.
 
     Raises:
         HostileInputError: there is one; the message names it.
     """
     links = {rel: _target(entry) for rel, kind, entry in _walk(tree) if kind == "l"}
-    check_link_map(links, what=str(tree))
+    check_link_map(links, what=what or str(tree), fix=fix)
 
 
-def check_link_map(links: Mapping[str, str], *, what: str) -> None:
+def check_link_map(links: Mapping[str, str], *, what: str, fix: str = _DO_NOT_USE) -> None:
     """Refuse links (path from the top → target) of which one leads out, through other links too, or round in a circle.
 
     Raises:
@@ -313,9 +320,7 @@ def check_link_map(links: Mapping[str, str], *, what: str) -> None:
     """
     for path, target in links.items():
         if reason := _escape(path, target, links):
-            raise HostileInputError(
-                f"{what}: the link {path} {reason}", why=f"its target is {target[:200]!r}", fix="do not use this source"
-            )
+            raise HostileInputError(f"{what}: the link {path} {reason}", why=f"its target is {target[:200]!r}", fix=fix)
 
 
 def _escape(path: str, target: str, links: Mapping[str, str]) -> str:
