@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -159,6 +160,24 @@ def test_plan_shows_sources_wheels_and_what_is_let_in(tmp_path: Path, request_: 
     (checkout / "setup.py").unlink()
     with pytest.raises(SourceError, match=r"setup\.py"):
         plan(request, "triton")
+
+
+def test_a_source_as_a_file(tmp_path: Path, request_: Request) -> None:
+    """A tar archive is unpacked when it is fetched; no other file becomes a tree, which the plan says."""
+    tree = old_tree(tmp_path / "triton")
+    archive = tmp_path / "triton.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(tree, "triton")
+    on = {"llvm": "distro:llvm-toolchain-22"}
+    row = plan(replace(request_, sources=specs({"triton": str(archive), **on})), "triton")[-1].planned
+    assert row.sources[0].ref == "local:triton.tar.gz"
+    package = tmp_path / "x.deb"
+    package.write_bytes(b"!<arch>")
+    for name, what in (("triton", "Triton"), ("llvm", "LLVM")):
+        with pytest.raises(SourceError, match=f"local:x[.]deb is not a source tree of {what}"):
+            plan(replace(request_, sources=specs({**on, name: str(package)})), "triton")
+    with pytest.raises(SourceError, match=r"pypi:triton==3\.7\.1 is not a source tree of LLVM"):
+        plan(replace(request_, sources=specs({"llvm": "pypi:triton"})), "llvm")
 
 
 def old_tree(folder: Path) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from toolchain.errors import SourceError
 from toolchain.sources.spec import FORMS, SourceSpec
+from toolchain.sources.tree import Source
 
 TAR = re.compile(r"\.(tar(\.(gz|xz|bz2|zst))?|tgz|txz|tbz2|tzst)$")
 _AR = b"!<arch>"
@@ -48,6 +49,22 @@ def check_local(name: str, spec: SourceSpec) -> None:
     if why:
         fix = "name a folder, a tar archive (.tar.gz, .tar.xz, .tar.bz2, .tar.zst, .tar) or a wheel (.whl)"
         raise SourceError(f"{given} is not a source", why=why, fix=fix)
+
+
+def check_tree_form(source: Source, what: str) -> None:
+    """Check that a source is a tree, or will be one once it is unpacked.
+
+    Args:
+        what: it is the source of, e.g. `LLVM`.
+
+    Raises:
+        SourceError: it is a file of the Python index, or one of the user's that is no tar archive.
+    """
+    file = source.path if source.path is not None and source.path.is_file() else None
+    if source.kind == "pypi" or (file is not None and not TAR.search(file.name)):
+        raise SourceError(
+            f"{source.ref} is not a source tree of {what}", fix="give a folder, a tar archive or a commit"
+        )
 
 
 def _not_a_source(path: Path) -> str:

@@ -28,6 +28,7 @@ from toolchain.errors import PinError, UnsupportedError
 from toolchain.oci import labels
 from toolchain.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request import Request
+from toolchain.sources.local import check_tree_form
 from toolchain.sources.resolve import part_of
 from toolchain.sources.spec import of_github
 from toolchain.sources.tree import Source, require
@@ -122,6 +123,7 @@ class LlvmStage:
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[LlvmDetails]:
         source = llvm_source(request)
+        check_tree_form(source, "LLVM")
         if source.path is not None and source.path.is_dir():  # a checkout: look before anything is made
             require(source.path, "llvm/CMakeLists.txt", "mlir/CMakeLists.txt")
         known = major_of(source)

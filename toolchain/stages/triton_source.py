@@ -18,6 +18,7 @@ from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
 from toolchain.recipe import COMPILER_CACHE, Mount, Recipe, digests
 from toolchain.request import Request
+from toolchain.sources.local import check_tree_form
 from toolchain.sources.scan import Finding
 from toolchain.sources.tree import FetchedSource
 from toolchain.stages.codegen_choice import compare_pins
@@ -104,7 +105,8 @@ def plan_from_source(
         PinError: the tree is not the requested Triton.
     """
     source, tree = details.source, details.tree
-    if source.path is not None:
+    check_tree_form(source, "Triton")
+    if source.path is not None and source.path.is_dir():
         require_tree(source.path, source.ref)
     # A tree that is here already is checked now, before hours of LLVM.
     if tree is not None and dependencies["llvm"].sources:

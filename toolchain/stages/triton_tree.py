@@ -54,7 +54,7 @@ def require_tree(tree: Path, name: str) -> None:
         SourceError: a file is given, or a part is missing.
     """
     if tree.is_file():
-        raise SourceError(f"{name} is not a source tree of Triton", fix="give a folder, a .tar archive or a commit")
+        raise SourceError(f"{name} is not a source tree of Triton", fix="give a folder, a tar archive or a commit")
     if not any((tree / setup).is_file() for setup in _SETUPS):
         raise SourceError(
             f"the source tree of Triton has no setup.py: {name}",
