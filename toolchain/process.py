@@ -149,19 +149,25 @@ def run(
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.write(stdin)
                 child.stdin.close()
+        patience = _LAST_LINES
         try:
             child.wait(timeout)
         except subprocess.TimeoutExpired:
             kill_group(child)
             lines.tail.append(f"(killed after {timeout:.0f} s)")
-        for thread in threads:
-            thread.join(_LAST_LINES)
-        # A program that it left in the background, such as ssh's with ControlPersist, holds the pipe that a thread
-        # still reads. To close that would wait for it.
-        if threads[0].is_alive():
-            child.stdout = None
-        if threads[1].is_alive():
-            child.stderr = None
+        except BaseException:  # Ctrl-C: nobody wants the last lines
+            kill_group(child)
+            patience = 0.1
+            raise
+        finally:
+            for thread in threads:
+                thread.join(patience)
+            # A program that it left in the background, such as ssh's with ControlPersist, holds the pipe that a thread
+            # still reads. To close that would wait for it.
+            if threads[0].is_alive():
+                child.stdout = None
+            if threads[1].is_alive():
+                child.stderr = None
         code = child.returncode
         if lines.failed is not None:
             raise lines.failed

@@ -144,6 +144,22 @@ def test_what_a_program_leaves_in_the_background_is_not_waited_for(monkeypatch: 
     assert time.monotonic() - began < 60
 
 
+def test_nor_after_an_interrupt(tmp_path: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    began = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1)
+        with pytest.raises(KeyboardInterrupt):
+            process.run(["sh", "-c", f"setsid sleep 100 & echo $! >'{tmp_path}/pid'; exec sleep 100"])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert time.monotonic() - began < 60
+
+
 def test_a_program_with_helpers_ends_as_others_do(tmp_path: Path) -> None:
     done = process.run(["sh", "-c", f"echo $$ >'{tmp_path}/pid'; echo out; exit 3"], check=False, helpers=True)
     assert (done.returncode, done.tail) == (3, ("out",))
