@@ -205,6 +205,16 @@ def test_with_a_key_marks_count_only_where_it_signed_them(tmp_path: Path) -> Non
     assert "not signed" in caught.value.why
 
 
+def test_what_others_left_in_the_store_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Shards of another campaign that no key signed, and of a cut of this one that was given up."""
+    store, key = folder(tmp_path / "store"), PlainKey("ours")
+    run(Machine(tmp_path / "others"), [store], (1, 2), RULES[:8])
+    run(Machine(tmp_path / "given-up"), [store], (1, 3), key=key)
+    for number in (1, 2):
+        run(Machine(tmp_path / f"machine-{number}"), [store], (number, 2), key=key)
+    assert len(merge(Machine(tmp_path / "joined"), [store], key=key).done) == 10
+
+
 class FullStore(FolderStore):
     """Takes notes, and no result."""
 

@@ -189,22 +189,25 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
         ConfigError: a shard of other inputs.
         KernelError: a shard is missing.
     """
-    cuts: dict[tuple[int, str], str] = {}
-    by_number: dict[int, Mapping[str, Any]] = {}
+    cuts: dict[tuple[int, str], dict[int, Mapping[str, Any]]] = {}
+    refs: dict[tuple[int, str], str] = {}
     for store in shared.stores:
-        marks = _marks(store, shared)
+        marks = _marks(store, shared, identity)
         own = [mark for mark in marks if all(mark.get(name) == value for name, value in identity.items())]
         if not own:
             raise ConfigError(
                 f"{store.ref} holds no shard of this campaign", why=_why(marks, identity), fix=_fix(marks)
             )
         for mark in own:
-            cuts.setdefault((int(mark["of"]), str(mark.get("cut"))), store.ref)
-            by_number[int(mark["shard"])] = mark
-    if len(cuts) > 1:
-        texts = "; ".join(f"{ref}: into {count}, {digest[:19]}" for (count, digest), ref in sorted(cuts.items()))
+            at = int(mark["of"]), str(mark.get("cut"))
+            refs.setdefault(at, store.ref)
+            cuts.setdefault(at, {})[int(mark["shard"])] = mark
+    # Beside one that is whole there may be shards of a cut that was given up.
+    whole = [at for at, by_number in cuts.items() if len(by_number) == at[0]]
+    if len(cuts) > 1 and not whole:
+        texts = "; ".join(f"{ref}: into {count}, {digest[:19]}" for (count, digest), ref in sorted(refs.items()))
         raise ConfigError("these are shards of different cuts", why=texts, fix="merge the shards of one cut")
-    count = next(iter(cuts))[0]
+    (count, _), by_number = next((at, cuts[at]) for at in (*whole, *cuts))
     if lacking := [f"{number}/{count}" for number in range(1, count + 1) if number not in by_number]:
         raise KernelError(
             f"{len(lacking)} of {count} shards are missing: {', '.join(lacking)}",
@@ -215,7 +218,12 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
     return {entry.id: entry for mark in by_number.values() for entry in _bad(mark) if entry.id in ids}
 
 
-def _marks(store: KernelStore, shared: SharedResults) -> list[Mapping[str, Any]]:
+def _marks(store: KernelStore, shared: SharedResults, identity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The marks in a store, of any campaign. An invalid one of another is passed over: another key may have signed it.
+
+    Raises:
+        ConfigError: one of this campaign is invalid.
+    """
     marks = []
     for name, content in store.notes("shard-").items():
         try:
@@ -225,6 +233,8 @@ def _marks(store: KernelStore, shared: SharedResults) -> list[Mapping[str, Any]]
             if not 1 <= mark["shard"] <= mark["of"] <= _MOST_SHARDS:
                 raise DamagedError(f"there is no shard {mark['shard']} of {mark['of']}")
         except (DamagedError, UnsignedError, ValueError, KeyError, TypeError) as error:
+            if not name.startswith(f"shard-{_short(identity)}-"):
+                continue
             raise ConfigError(
                 f"{store.ref}: the mark {name} is invalid", why=str(error), fix="run that shard again"
             ) from error
