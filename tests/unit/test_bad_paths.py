@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,11 @@ from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
 from toolchain.digest import write_atomically, write_output
-from toolchain.errors import ConfigError
+from toolchain.errors import ConfigError, PatchError
 from toolchain.oci.auth import _login_files
 from toolchain.publish.pytorch import VERSION_FILE
 from toolchain.request import Request
+from toolchain.sources.spec import of_folder
 from toolchain.sources.tree import Source
 
 LONG = "x" * 300
@@ -173,6 +175,26 @@ def test_a_prefetch_ends_whatever_happens(tmp_path: Path, monkeypatch: pytest.Mo
     prefetch = Prefetch(Request(cache=Cache(tmp_path / "cache")), sources)
     prefetch.wait("second")
     prefetch.check()
+
+
+def test_a_patch_that_does_not_fit_a_checkout_shows_before_the_hours(tmp_path: Path) -> None:
+    """What else is wrong with a checkout may be mended until its stage is built."""
+    checkout = tmp_path / "triton"
+    checkout.mkdir()
+    (checkout / "setup.py").write_text("x\n")
+    patch = tmp_path / "a.patch"
+    patch.write_text("--- a/setup.py\n+++ b/setup.py\n@@ -1 +1 @@\n-y\n+z\n")
+    request = Request(cache=Cache(tmp_path / "cache"), patches={"triton": (patch,)})
+    source = request.locate("triton", of_folder(checkout))
+
+    def prefetched(source: Source) -> Prefetch:
+        prefetch = Prefetch(request, [source])
+        prefetch.wait("triton")
+        return prefetch
+
+    with pytest.raises(PatchError, match=r"a\.patch does not apply"):
+        prefetched(source).check()
+    prefetched(replace(source, digest=f"sha256:{'0' * 64}")).check()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from toolchain.sources.tree import Source
 
 LOG = logging.getLogger(__name__)
 _FINAL = (DigestError, LockedError, SourceError, HostileInputError, PatchError)
+# A checkout may be changed, or missing for a while, until its stage plans it again.
+_FINAL_LOCAL = (HostileInputError, PatchError)
 
 
 class Prefetch:
@@ -25,7 +27,7 @@ class Prefetch:
 
     def __init__(self, request: Request, sources: Sequence[Source]) -> None:
         self._request = request
-        self._sources = [source for source in sources if source.kind != "local"]
+        self._sources = list(sources)
         self._done = {source.name: threading.Event() for source in self._sources}
         self._failed: ToolchainError | None = None
         if self._sources:
@@ -40,9 +42,10 @@ class Prefetch:
 
     def _fetch_all(self) -> None:
         for source in self._sources:
+            final = _FINAL_LOCAL if source.kind == "local" else _FINAL
             try:
                 fetch_for(self._request, source, patched=True)
-            except _FINAL as error:
+            except final as error:
                 self._failed = self._failed or error
             except (ToolchainError, OSError) as error:
                 LOG.info("could not prefetch %s: %s", source.ref, error)
