@@ -88,6 +88,7 @@ def test_a_link_is_not_written_through(tree: Path, tmp_path: Path) -> None:
     [
         [row(1, 1, "x\n", file="../out")],
         [row(1, 1, "x\n", file="/etc/passwd")],
+        [row(1, 1, "x\n"), row(2, 2, "y\n", file=f"./{FILE}")],
         [row(1, 1, "x\n", file=".git/config")],
         [row(0, 0, "x\n")],
         [row(3, 1, "x\n")],
@@ -106,8 +107,9 @@ def test_a_file_that_is_no_edit_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "e.toml"
     for text in ("", "not toml", 'source = "triton"\n', '[[edit]]\nfile = "x"\n'):
         path.write_text(text)
-        with pytest.raises(PatchError):
+        with pytest.raises(PatchError) as refused:
             check_patch(path)
+        assert "reinstall" not in refused.value.fix
     path.write_text(HEAD.format(commit="c" * 40) + row(1, 1, "x\n") + 'more = "x"\n')
     with pytest.raises(ConfigError):
         check_patch(path)

@@ -23,8 +23,13 @@ def load(name: str) -> dict[str, Any]:
     return read_toml(FOLDER / f"{name}.toml")
 
 
-def read_toml(path: Path, *, error: type[ToolchainError] = ConfigError) -> dict[str, Any]:
-    """A data file that came with the tool, parsed once a process: callers must not change it.
+def read_toml(
+    path: Path, *, error: type[ToolchainError] = ConfigError, fix: str = "reinstall toolchain"
+) -> dict[str, Any]:
+    """A data file, parsed once a process: callers must not change it.
+
+    Args:
+        fix: what to do about one that is damaged; by default it came with the tool.
 
     Raises:
         error: it is missing or damaged.
@@ -33,7 +38,7 @@ def read_toml(path: Path, *, error: type[ToolchainError] = ConfigError) -> dict[
         status = path.stat()
         return _parsed(path, status.st_mtime_ns, status.st_size)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as failure:
-        raise error(f"the data file {path.name} is unusable", why=str(failure), fix="reinstall toolchain") from failure
+        raise error(f"the data file {path.name} is unusable", why=str(failure), fix=fix) from failure
 
 
 @cache

@@ -103,7 +103,7 @@ def read_edits(path: Path) -> EditFile:
         PatchError: it is not an edit file, names a path outside the tree, or two of its edits overlap.
         ConfigError: an edit has an unknown, a missing or a mistyped key.
     """
-    content = read_toml(path, error=PatchError)
+    content = read_toml(path, error=PatchError, fix="correct the edit file")
     rows = content.get("edit")
     heads = {name: content.get(name) for name in ("source", "commit", "llvm")}
     if not isinstance(rows, list) or not rows or not all(isinstance(value, str) for value in heads.values()):
@@ -158,8 +158,11 @@ def _by_file(edits: Sequence[Edit]) -> Mapping[str, list[Edit]]:
 
 def _check(edit: Edit, path: Path) -> None:
     parts = edit.file.split("/")
-    if edit.file.startswith("/") or {"..", ".git", ""} & set(parts) or "\0" in edit.file:
-        raise PatchError(f"{path.name} leaves its tree", why=f"it names {edit.file!r}", fix="do not use this file")
+    # With a second name, `./FILE`, of two edits of a file the last would win.
+    if edit.file.startswith("/") or {"..", ".", ".git", ""} & set(parts) or "\0" in edit.file:
+        raise PatchError(
+            f"{path.name} names no path below a tree", why=f"it names {edit.file!r}", fix="do not use this file"
+        )
     if edit.first < 1 or edit.last < edit.first - 1 or (edit.text and not edit.text.endswith("\n")):
         raise PatchError(
             f"{path.name}: lines {edit.first} to {edit.last} of {edit.file} are not lines to replace",
