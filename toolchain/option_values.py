@@ -272,7 +272,7 @@ def kernel_timeout(seconds: float) -> float:
     """The time that a kernel may take.
 
     Raises:
-        ConfigError: it is no number of seconds that can be waited for.
+        ConfigError: nothing can wait for so many seconds.
     """
     if not 1 <= seconds <= _LONGEST:
         raise ConfigError(

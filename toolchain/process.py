@@ -155,7 +155,7 @@ def run(
         except subprocess.TimeoutExpired:
             kill_group(child)
             lines.tail.append(f"(killed after {timeout:.0f} s)")
-        except BaseException:  # Ctrl-C: nobody wants the last lines
+        except BaseException:  # Ctrl-C: the last lines do not matter
             kill_group(child)
             patience = 0.1
             raise
