@@ -190,6 +190,23 @@ def test_busy_server(server: Server, store: Store, monkeypatch: pytest.MonkeyPat
     assert "503" in caught.value.why
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/a/..", "file"),
+        ("/a%2F..", "file"),
+        ("/a%00b%0A.tar", "a_b_.tar"),
+        ("/" + "x" * 300 + ".tar.xz", "x" * 193 + ".tar.xz"),
+        ("/" + "%E2%82%AC" * 100 + ".tar", None),
+    ],
+)
+def test_an_address_that_no_file_can_be_called_after(server: Server, store: Store, path: str, name: str | None) -> None:
+    got = fetch_archive(server.url(path), DIGEST, store, offline=False)
+    assert got.read_bytes() == CONTENT
+    assert got.name == (name or got.name)
+    assert got.suffix or name == "file"
+
+
 def test_nobody_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(archive, "BACKOFF", 0.0)
