@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.request_fixtures import specs
+from tests.small_llvm import small_llvm
 from toolchain.cache import Cache
 from toolchain.cli.request import make_request
-from toolchain.errors import ConfigError, PatchError
+from toolchain.errors import ConfigError, PatchError, PinError
 from toolchain.request import Request
 from toolchain.sources import edits as edits_module
 from toolchain.sources.edits import apply_edits, read_edits, shipped
-from toolchain.sources.patch import apply_patches, check_patch
-from toolchain.stages.triton_edits import llvm_release, with_edits
+from toolchain.sources.patch import apply_patches, check_patch, copy_tree
+from toolchain.sources.resolve import part_of
+from toolchain.sources.store import Store
+from toolchain.stages.triton_edits import check_edits, llvm_release, with_edits
 
 FILE = "lib/code.cpp"
 TEXT = "one\ntwo\nthree\nfour\n"
@@ -203,6 +206,21 @@ def test_a_commit_that_is_not_here_takes_them_by_its_name(tmp_path: Path, monkey
     assert taken(replace(llvm, triton="c" * 40)) == ["e.toml"]
     assert taken(replace(llvm, triton="d" * 40)) == []
     assert taken(replace(llvm, triton="3.0.0")) == []
+
+
+def test_edits_that_were_unknown_before_llvm_was_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them Triton does not compile, which shows after hours."""
+    ship(monkeypatch, edit_file(tmp_path / "e.toml", row(1, 1, "1\n")))
+    llvm = f"https://github.com/llvm/llvm-project@{'1' * 40}"
+    request = replace(asked(tmp_path, llvm=llvm), triton="c" * 40)
+    check_edits(request)
+    digest = str(request.locate("llvm", request.sources["llvm"]).digest)
+    part = part_of("llvm").name
+    Store(request.cache.store).tree(digest, lambda folder: copy_tree(small_llvm(tmp_path / "llvm"), folder), part=part)
+    with pytest.raises(PinError, match="planned without them") as refused:
+        check_edits(request)
+    assert "e.toml" in refused.value.why
+    check_edits(replace(request, patches=with_edits(request, "triton")))
 
 
 def test_a_command_line_needs_no_patch_file_for_what_is_shipped(tmp_path: Path) -> None:

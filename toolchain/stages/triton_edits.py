@@ -41,6 +41,23 @@ def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
     return {**patches, _SOURCE: (*taken, *patches.get(_SOURCE, ()))} if taken else patches
 
 
+def check_edits(request: Request) -> None:
+    """Refuse a Triton that was planned without edits because nothing said which release its LLVM is before a fetch.
+
+    Raises:
+        PinError: now that the trees are here, it takes some.
+        PatchError: see `with_edits`.
+    """
+    known = request.patches.get(_SOURCE, ())
+    missed = [path for path in with_edits(request, _SOURCE).get(_SOURCE, ()) if path not in known]
+    if missed:
+        raise PinError(
+            f"this Triton takes edits on {request.sources['llvm']}, and was planned without them",
+            why=f"which release that is was unknown before it was here; now it is planned with {missed[0].name}",
+            fix="run the command again",
+        )
+
+
 def _takes(request: Request, edits: EditFile) -> bool:
     if (tree := local_triton(request)) is None:
         try:

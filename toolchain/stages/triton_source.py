@@ -27,6 +27,7 @@ from toolchain.stages.prebuilt import Intake, choices, names_allowed, take_in
 from toolchain.stages.python import own_python, versions_of
 from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
 from toolchain.stages.triton_details import TritonDetails, refined
+from toolchain.stages.triton_edits import check_edits
 from toolchain.stages.triton_report import lit, ninja_seconds
 from toolchain.stages.triton_tree import check_no_download, check_setup, check_tree, require_tree
 from toolchain.stages.triton_wheel import SITE, unzip
@@ -170,6 +171,7 @@ def take_source(planned: Planned[TritonDetails], dependencies: Mapping[str, Buil
     require_tree(source.path, source.ref)
     check_setup(source.path)
     check_tree(source.path, workspace.request, dependencies["llvm"].planned.sources[0])
+    check_edits(workspace.request)
     rules = planned.details.rules
     revisions = {rule.target: str(dependencies[rule.stage].facts["codegen"]["revision"]) for rule in rules}
     named = [rule.target for rule in rules if rule.llvm in workspace.request.sources]
