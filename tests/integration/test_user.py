@@ -118,6 +118,7 @@ def test_a_user_s_layer_has_root_s_digest(user: User, tmp_path: Path, real: bool
     built = user.tool("build", "llvm", *words, "--offline", *(["--locked"] if real else []))
     (row,) = [row for row in wanted.json["stages"] if row["name"] == "llvm"]
     assert row["manifest"] in built, built[-3000:]
+    assert "containers' storage" in user.tool("cache", "ls", "--json")
     user.tool("cache", "prune", "--unused-for", "1")
 
 

@@ -24,6 +24,7 @@ from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.request import make_request
 from toolchain.digest import sha256_bytes
+from toolchain.engine import namespace
 from toolchain.engine.storage import SCRATCH
 from toolchain.errors import ConfigError, LockHeldError
 from toolchain.locks import alone, in_use
@@ -444,6 +445,21 @@ def test_a_folder_that_is_not_there_is_made_by_who_writes(tmp_path: Path) -> Non
     with in_use(away, make=True):
         assert refused(away)
         assert away.is_ours
+
+
+def test_what_an_ordinary_user_s_builds_left_is_listed_in_a_namespace(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It belongs to subordinate ids, which may be looked at there alone."""
+    entered: list[str] = []
+    monkeypatch.setattr(namespace, "enter", lambda: entered.append("entered"))
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != cache.mounts)
+    words = ["cache", "ls", "--cache", str(cache.root)]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert entered == []
+    cache.mounts.mkdir(parents=True)
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert entered == ["entered"]
 
 
 def test_the_verbs(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

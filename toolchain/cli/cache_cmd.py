@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -38,6 +39,10 @@ def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     from toolchain.build.cache_usage import survey  # noqa: PLC0415 - other verbs need none of it
 
     where = cache_of(cache)
+    if where.mounts.is_dir() and not os.access(where.mounts, os.R_OK | os.X_OK):
+        from toolchain.engine.namespace import enter  # noqa: PLC0415 - root needs none
+
+        enter()  # builds of an ordinary user leave folders of subordinate ids
     items = survey(where)
     if json_:
         console.data({"cache": str(where.root), "bytes": _total(items), "items": _rows(items)})
