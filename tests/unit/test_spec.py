@@ -139,5 +139,8 @@ def test_a_locked_source_names_itself() -> None:
     where = "https://github.com/triton-lang/triton"
     assert locked("git", SHA, repository=where).spec == of_github("triton-lang/triton", SHA)
     assert str(locked("local", "local:mine").spec) == f"stored:mine@sha256:{HEX}"
+    for name in ("my llvm", "..", "_x", "a@b", "é"):  # whatever a checkout is called, a bundle's command names it
+        spec = locked("local", f"local:{name}").spec
+        assert parse_source_spec(str(spec)) == spec
     for ref in ("distro:llvm-toolchain-22=22.1.8", "pypi:triton==3.7.1"):
         assert str(locked(ref.partition(":")[0], ref).spec) == ref
