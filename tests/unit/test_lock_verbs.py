@@ -225,7 +225,7 @@ def test_what_else_is_refused(here: Here, checkout: Path, tmp_path: Path) -> Non
         (("plan", "all", "--lock-file", "no such file"), 3, "no such file"),
         (("kernels", "run", "--lock-file", "no such file"), 3, "no such file"),
         (("lock", "nothing"), 7, "nothing"),
-        (("lock", "--check"), 3, "cannot read toolchain.lock"),
+        (("lock", "--check"), 3, "name it: -o FILE"),
         (("lock", "llvm", "--offline", "--source", "llvm=distro:llvm-toolchain-20"), 18, "llvm-toolchain-20"),
         (("bundle", "export", "nowhere"), 3, "not a reference"),
         (("bundle", "export", "oci:x", "base"), 5, "not built yet"),

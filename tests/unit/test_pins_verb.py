@@ -61,6 +61,14 @@ def test_triton_and_path_as_text(run: CliRunner, tmp_path: Path) -> None:
     assert HASH in result.stdout
 
 
+def test_a_path_below_the_home(run: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell expands `--from=~/FILE`; `plan --triton` takes it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "llvm-hash.txt").write_text(HASH)
+    for option in ("--from", "--triton"):
+        assert HASH in run.invoke(app(), [f"{option}=~/llvm-hash.txt"]).stdout
+
+
 def test_a_checkout_shows_every_llvm_that_it_pins(run: CliRunner, tmp_path: Path) -> None:
     (tmp_path / "cmake").mkdir()
     (tmp_path / "cmake/llvm-hash.txt").write_text(HASH)

@@ -106,7 +106,7 @@ def check_file(request: Request, planned: Sequence[Planned], target: str, path: 
     Raises:
         LockedError: with every difference.
     """
-    locked = read(path)
+    locked = read(path, option="-o")
     differing = differences(locked, resolve(request, planned, target), whole=True)
     if differing:
         raise refused(differing, f"{path} does not match the current inputs")

@@ -31,6 +31,7 @@ from toolchain.catalog.releases import (
 )
 from toolchain.cli.listing import Listing
 from toolchain.cli.options import JsonOpt
+from toolchain.sources.spec import users_path
 
 _Fact = PytorchRow | AotritonRelease | TritonRelease | LlvmPin | CodegenPin
 _STYLES = {"verified": "green", "inferred": "yellow", "unknown": "red"}
@@ -73,10 +74,10 @@ def pins(
 def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path: Path | None) -> dict[str, _Fact]:
     """The facts on the way from the given version to the LLVM, in that order."""
     if path is not None:
-        return _read(path)
+        return _read(users_path(str(path)))
     if triton is not None:
-        if not is_version(triton) and triton.strip() and os.path.lexists(triton):
-            return _read(Path(triton))
+        if not is_version(triton) and triton.strip() and os.path.lexists(named := users_path(triton)):
+            return _read(named)
         row = triton_release(triton)
         if is_version(triton) and (newest := newest_patch(triton)).version != row.version:
             row = newest

@@ -265,8 +265,11 @@ def _table(title: str, values: Mapping[str, Any]) -> Iterator[str]:
 # Reading
 
 
-def read(path: Path) -> Lock:
+def read(path: Path, *, option: str = "--lock-file") -> Lock:
     """Read a lock file.
+
+    Args:
+        option: names another file.
 
     Raises:
         ConfigError: it is not there, no TOML, of another schema, or holds what no lock holds.
@@ -275,7 +278,7 @@ def read(path: Path) -> Lock:
         return parse(read_regular(path, _LIMIT, within=path.parent), str(path))
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path}", why=str(error.strerror), fix="make it: toolchain lock, or name it: --lock-file FILE"
+            f"cannot read {path}", why=str(error.strerror), fix=f"make it: toolchain lock, or name it: {option} FILE"
         ) from error
 
 
