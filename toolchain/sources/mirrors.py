@@ -14,6 +14,10 @@ from toolchain.errors import EngineError, SourceError
 from toolchain.process import CommandError
 
 _TARGETS = "$(CREATED_BY)\t$(SITE)\t$(RELEASE)\t$(COMPONENT)\t$(ORIGIN)\t$(SOURCESENTRY)"
+# Before the first update apt knows no origins, and lists what is configured only without them.
+_UNREAD = ("-o", "APT::Get::IndexTargets::ReleaseInfo=false")
+_POCKETS = ("", "-updates", "-security", "-backports")
+_COMPONENTS = {"main", "contrib", "non-free", "non-free-firmware", "restricted", "universe", "multiverse"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +48,9 @@ def apt_mirrors() -> list[Mirror]:
     Raises:
         SourceError: apt is not there or has none configured.
     """
+    ask = ("apt-get", "indextargets", "--format", _TARGETS)
     try:
-        listing = process.run(["apt-get", "indextargets", "--format", _TARGETS], capture=True).stdout
+        listing = process.run(ask, capture=True).stdout or process.run([*ask, *_UNREAD], capture=True).stdout
     except (CommandError, EngineError) as error:
         raise SourceError(
             "apt cannot name its mirrors", why=error.why or error.what, fix="this needs a Debian or Ubuntu machine"
@@ -55,8 +60,8 @@ def apt_mirrors() -> list[Mirror]:
     for line in listing.splitlines():
         created_by, site, suite, component, origin, entry = (line.split("\t") + [""] * 6)[:6]
         known = origin if not origin.startswith("$(") else ""
-        # Before the first update apt knows no origin; then the suite's name tells.
-        ours = known in {"Debian", "Ubuntu"} or (not known and suite.partition("-")[0] == codename)
+        by_name = suite in {codename + pocket for pocket in _POCKETS} and component in _COMPONENTS
+        ours = known in {"Debian", "Ubuntu"} or (not known and by_name)
         if created_by == "Packages" and ours and suite:
             components, _ = rows.setdefault((site, suite), ([], entry))
             if component not in components:
@@ -82,21 +87,22 @@ def _codename() -> str:
 
 def _signed_by(entry: str, site: str, suite: str) -> str:
     """The Signed-By of the entry (`FILE:NUMBER`) that configures a mirror; apt does not print it itself."""
-    path = Path(entry.rpartition(":")[0])
+    name, _, number = entry.rpartition(":")
+    path = Path(name)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
     if path.suffix == ".sources":
-        for stanza in stanzas(text):
-            if site in stanza.get("uris", "").split() and suite in stanza.get("suites", "").split():
+        of_suite = [stanza for stanza in stanzas(text) if suite in stanza.get("suites", "").split()]
+        for stanza in of_suite:
+            if site.rstrip("/") in {uri.rstrip("/") for uri in stanza.get("uris", "").split()}:
                 return stanza.get("signed-by", "")
-        return next((s["signed-by"] for s in stanzas(text) if s.get("signed-by") and suite in s.get("suites", "")), "")
-    for line in text.splitlines():
-        match = re.match(r"\s*deb\s+\[([^\]]*)\]", line)
-        if match and suite in line.split() and (option := re.search(r"signed-by=(\S+)", match.group(1))):
-            return option.group(1)
-    return ""
+        return next((stanza["signed-by"] for stanza in of_suite if stanza.get("signed-by")), "")
+    lines = text.splitlines()
+    line = lines[int(number) - 1] if number.isdecimal() and 0 < int(number) <= len(lines) else ""
+    match = re.match(r"\s*deb\s+\[[^\]]*\bsigned-by=([^\s\]]+)", line)
+    return match[1] if match else ""
 
 
 def suites(mirrors: Sequence[Mirror], hints: Sequence[str], known: Sequence[str]) -> list[Mirror]:

@@ -1,0 +1,65 @@
+"""sources.mirrors: which archives apt is configured for, and what signs each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toolchain.errors import SourceError
+from toolchain.sources import mirrors
+from toolchain.sources.mirrors import apt_mirrors
+
+
+def configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listing: str, *, updated: bool) -> None:
+    """An apt that lists these targets; before an update only where it is asked for none of what an update brings."""
+    program = tmp_path / "bin" / "apt-get"
+    program.parent.mkdir()
+    (tmp_path / "listing").write_text(listing)
+    test = "true" if updated else 'case "$*" in *ReleaseInfo=false*) ;; *) false ;; esac'
+    program.write_text(f"#!/bin/sh\nif {test}; then cat '{tmp_path}/listing'; fi\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(mirrors, "_codename", lambda: "trixie")
+
+
+def target(site: str, suite: str, component: str, origin: str, entry: str) -> str:
+    return "\t".join(("Packages", site, suite, component, origin, entry)) + "\n"
+
+
+def test_a_machine_whose_apt_was_never_updated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a container image, whose lists are removed: what the names of suites tell is enough."""
+    listing = tmp_path / "a.list"
+    listing.write_text(
+        "deb [signed-by=/docker.asc] https://docker.test/debian trixie stable\n\n"
+        "deb [arch=amd64 signed-by=/debian.gpg] http://main.test/debian/ trixie main\n"
+        "deb http://main.test/debian trixie-updates main\n"
+    )
+    origin = "$(ORIGIN)"
+    text = target("https://docker.test/debian", "trixie", "stable", origin, f"{listing}:1")
+    text += target("http://pgdg.test/apt", "trixie-pgdg", "main", origin, f"{listing}:9")
+    text += target("http://main.test/debian", "trixie-updates", "main", origin, f"{listing}:4")
+    text += target("http://main.test/debian", "trixie", "main", origin, f"{listing}:3")
+    configured(monkeypatch, tmp_path, text, updated=False)
+    found = [(mirror.site, mirror.suite, mirror.keyring) for mirror in apt_mirrors()]
+    assert found == [
+        ("http://main.test/debian", "trixie", "/debian.gpg"),
+        ("http://main.test/debian", "trixie-updates", ""),
+    ]
+
+
+def test_the_key_of_a_mirror_is_that_of_its_own_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sources = tmp_path / "a.sources"
+    sources.write_text(
+        "Types: deb\nURIs: http://other.test/\nSuites: trixie-pgdg\nSigned-By: /pgdg\n\n"
+        "Types: deb\nURIs: http://main.test/debian/\nSuites: trixie trixie-updates\nSigned-By: /debian.gpg\n"
+    )
+    text = target("http://main.test/debian", "trixie", "main", "Debian", f"{sources}:2")
+    configured(monkeypatch, tmp_path, text, updated=True)
+    assert [mirror.keyring for mirror in apt_mirrors()] == ["/debian.gpg"]
+
+
+def test_no_mirror_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    configured(monkeypatch, tmp_path, "", updated=True)
+    with pytest.raises(SourceError, match="no mirror of the distribution"):
+        apt_mirrors()
