@@ -25,6 +25,7 @@ from toolchain.build.record import write_record
 from toolchain.cache import Cache
 from toolchain.engine import isolation
 from toolchain.engine.buildah import Buildah, require_inside
+from toolchain.engine.shell import Shell
 from toolchain.engine.storage import cache_mounts
 from toolchain.errors import BuildError, EngineError, HostileInputError
 from toolchain.process import CommandError
@@ -197,6 +198,18 @@ def test_run(here: Here) -> None:
         here.buildah.run(here.image, ["/bin/sh", "-c", "while :; do :; done"], timeout=0.5)
     with pytest.raises(EngineError, match="buildah from failed"):
         here.buildah.run("localhost/there/is:none", ["/bin/sh"])
+    assert here.leftovers() == []
+
+
+@pytest.mark.parametrize("mode", ["chroot", "oci"])
+def test_a_command_in_place_of_a_step(here: Here, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    if mode == "oci" and not (shutil.which("runc") or shutil.which("crun")):
+        pytest.skip("NO OCI RUNTIME IS TRIED: apt-get install runc")
+    monkeypatch.setattr(here.buildah, "_mode", mode)
+    shown: list[str] = []
+    shell = Shell(["sh", "-c", "echo a; printf b; exit 3"], tell=lambda _: None, show=shown.append)
+    assert shell.of_step(here.buildah, here.recipe, root=here.top / "recipes") == 3
+    assert shown == ["a", "b"]
     assert here.leftovers() == []
 
 

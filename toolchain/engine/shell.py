@@ -122,7 +122,8 @@ class Shell:
             BuildError: it did not come to begin.
         """
         text = (root / recipe.containerfile).read_text(encoding="utf-8")
-        step = step_of(render(recipe, text, relayed=engine.isolation == "chroot"))
+        mode = engine.isolation
+        step = step_of(render(recipe, text, relayed=mode == "chroot"))
         with engine.invocation("build") as folder, _terminal(self.argv) as terminal:
             overlays = []
             for identity, target in step.caches.items():
@@ -136,13 +137,15 @@ class Shell:
             script = base64.b64encode(self._script().encode()).decode()
             containerfile = f'{step.before}RUN {step.options}eval "$(echo {script} | base64 -d)"\n'
             write_atomically(folder / "Containerfile", containerfile.encode())
-            pipes = relay.make(folder)
+            pipes = relay.make(folder) if mode == "chroot" else None
             words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never", "--format", "docker"]
-            words += [*isolating.arguments("build", engine.isolation), *ulimits(), *relay.options(), *overlays]
+            words += [*isolating.arguments("build", mode), *ulimits(), *overlays]
+            words += relay.options() if pipes is not None else []
             inputs, show = engine.inputs(recipe, root, folder)
             argv = engine.command(
                 *words, *terminal.options, "--file", "/call/Containerfile", *inputs, "/context",
-                show=[*show, *terminal.mounts, Mount(folder / "Containerfile", "/call/Containerfile")], pipes=pipes,
+                show=[*show, *terminal.mounts, Mount(folder / "Containerfile", "/call/Containerfile")],
+                pipes=pipes, oci=mode != "chroot",
             )  # fmt: skip
             return self._talk(
                 lambda: engine.attempt(argv, check=False, on_line=self._line, on_stderr=self._last.append), terminal
