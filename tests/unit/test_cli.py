@@ -357,10 +357,18 @@ def test_names_carry_the_pin(
     assert llvm["sources"][0]["repository"] == repository
 
 
+REASON = "at line 3\nout of resource: shared memory"
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [{"gfx942/a": REASON}, [{"out": "gfx942/a", "status": "failed", "reason": REASON}]],
+    ids=["calls", "aotriton"],
+)
 @pytest.mark.parametrize(("bad", "code"), [(2, 12), (0, 0)])
 @pytest.mark.parametrize("verb", [("build", "kernels"), ("kernels", "run")])
 def test_known_bad_kernels_show_in_the_exit_code(
-    verb: tuple[str, ...], bad: int, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    verb: tuple[str, ...], bad: int, code: int, failures: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     counts = {"done": 4, "failed": bad, "timed_out": 0}
     built = Built(
@@ -371,7 +379,7 @@ def test_known_bad_kernels_show_in_the_exit_code(
         facts={
             "kernels": counts,
             "known_bad": ["gfx942/a", "gfx942/b"],
-            "failures": {"gfx942/a": "at line 3\nout of resource: shared memory"},
+            "failures": failures,
         },
     )
     write_record(Cache(tmp_path), record(stage="kernels", image="k", input_digest="sha256:0"))

@@ -214,7 +214,8 @@ def _tell_known_bad(built: list[Built]) -> None:
         counts = stage.facts.get("kernels") or {}
         bad = int(counts.get("failed", 0)) + int(counts.get("timed_out", 0))
         if bad:
-            reasons = stage.facts.get("failures", {})
+            failures = stage.facts.get("failures", {})  # by call, or AOTriton's rows
+            reasons = failures if isinstance(failures, dict) else {row["out"]: row["reason"] for row in failures}
             rows = [
                 f"{name}: {reasons[name].splitlines()[-1][:300]}" if reasons.get(name) else name
                 for name in stage.facts.get("known_bad", ())[:20]
