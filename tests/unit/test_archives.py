@@ -187,6 +187,13 @@ def test_a_part_and_known_bad_kernels_show_in_the_name(
     assert write_archives(request_.cache, [aotriton(request_, kernels, limit=limit)], tmp_path)[2].name == name
 
 
+def test_a_part_shows_in_the_name_of_a_library_that_holds_its_kernels(request_: Request, tmp_path: Path) -> None:
+    """As in old releases; such a library has no packs."""
+    one = aotriton(request_, {"done": 7, "failed": 1, "timed_out": 1}, limit=7)
+    (path,) = write_archives(request_.cache, [replace(one, facts={**one.facts, "packs": []})], tmp_path)
+    assert path.name == "aotriton-30ae96716b3e-debian13_x86_64-hip5.7-partial-knownbad2-shared.tar.gz"
+
+
 def test_a_pack_that_lacks_gpus_of_its_family_shows_it_in_its_name(request_: Request, tmp_path: Path) -> None:
     one = aotriton(request_)
     one = replace(

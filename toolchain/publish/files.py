@@ -191,15 +191,16 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     hip = ".".join(str(facts["hip"]).split(".")[:2]) or "unknown"
     base = next((label_of(stage.inputs) for stage in stages_below(cache, record.inputs) if stage.stage == "base"), "")
     machine, gpus = machine_of(_platform(cache, record)).kernel, short_list(facts["gpus"])
-    # The library serves the GPUs that it was built for and no others.
-    tail = f"{f'-{gpus}' if gpus else ''}-shared.tar.gz"
+    kernels = facts["kernels"]
+    bad = int(kernels["failed"]) + int(kernels["timed_out"])
+    part = any(record.inputs.get(name) for name in ("select", "limit", "shard"))
+    inside = "" if facts["packs"] else ("-partial" if part else "") + (f"-knownbad{bad}" if bad else "")
+    # The library serves the GPUs that it was built for and no others. An old one holds the kernels itself.
+    tail = f"{f'-{gpus}' if gpus else ''}{inside}-shared.tar.gz"
     runtimes = {"": f"aotriton-{short}-{base}_{machine}-hip{hip}{tail}"}
     if rocms := facts.get("rocm", {}):
         floor = str(record.inputs["glibc"]).replace(".", "_")
         runtimes = {f"rocm{rocm}": f"aotriton-{short}-glibc_{floor}_{machine}-rocm{rocm}{tail}" for rocm in rocms}
-    kernels = facts["kernels"]
-    bad = int(kernels["failed"]) + int(kernels["timed_out"])
-    part = any(record.inputs.get(name) for name in ("select", "limit", "shard"))
     by_pack = facts.get("known_bad_by_pack", {})
     written = []
     with _tree(cache, record) as tree:
