@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
-from toolchain.errors import HostileInputError, SourceError, UnreachableError
+from toolchain.errors import HostileInputError, SourceError, ToolchainError, UnreachableError
 from toolchain.sources.git import fetch_git, git_digest
 from toolchain.sources.part import Part
 from toolchain.sources.store import Store
@@ -101,6 +103,25 @@ def test_unreachable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with pytest.raises(UnreachableError):
         fetch_git("http://127.0.0.1:9/r", "a" * 40, store, offline=False)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "says"),
+    [(403, SourceError, "refuses access"), (404, SourceError, "no repository"), (500, UnreachableError, "fails")],
+)
+def test_a_server_that_answers_otherwise(store: Store, status: int, kind: type[ToolchainError], says: str) -> None:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_args: object) -> None:
+            return
+
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        with pytest.raises(kind, match=says):
+            fetch_git(f"http://127.0.0.1:{server.server_address[1]}/r.git", "a" * 40, store, offline=False)
+        server.shutdown()
 
 
 def test_offline(repository: Path, store: Store) -> None:

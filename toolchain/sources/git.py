@@ -26,6 +26,7 @@ _SHA = re.compile(r"[0-9a-f]{40}")
 # git's messages for a repository that lacks the commit, in the C locale.
 _ABSENT = ("not our ref", "couldn't find remote ref", "unadvertised object", "remote error: upload-pack", "bad object")
 _NO_REPOSITORY = ("does not appear to be a git repository", "repository not found", "not found", "does not exist")
+_REFUSED = ("authentication", "could not read username", "permission denied", "returned error: 403")
 
 
 def git_digest(repository: str, sha: str) -> str:
@@ -184,8 +185,7 @@ def _fetch_error(url: str, sha: str, error: CommandError) -> ToolchainError:
         )
     if any(mark in low for mark in _NO_REPOSITORY):
         return SourceError(f"there is no repository {url}", why=output, fix="check the URL")
-    if "authentication" in low or "could not read username" in low or "permission denied" in low:
+    if any(mark in low for mark in _REFUSED):
         return SourceError(f"{url} refuses access", why=output, fix="put credentials into ~/.netrc or load an SSH key")
-    return UnreachableError(
-        f"{url} does not answer", why=output, fix="check the network, or give a checkout by its path"
-    )
+    what = "fails" if "returned error" in low else "does not answer"
+    return UnreachableError(f"{url} {what}", why=output, fix="check the network, or give a checkout by its path")
