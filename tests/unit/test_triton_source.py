@@ -176,8 +176,23 @@ def test_a_source_as_a_file(tmp_path: Path, request_: Request) -> None:
     for name, what in (("triton", "Triton"), ("llvm", "LLVM")):
         with pytest.raises(SourceError, match=f"local:x[.]deb is not a source tree of {what}"):
             plan(replace(request_, sources=specs({**on, name: str(package)})), "triton")
+    with pytest.raises(SourceError, match=r"x\.deb is not a source tree of LLVM"):
+        plan(replace(request_, glibc="2.31", sources=specs({"llvm-amdgpu": str(package)}), triton="3.9.0"), "triton")
     with pytest.raises(SourceError, match=r"pypi:triton==3\.7\.1 is not a source tree of LLVM"):
         plan(replace(request_, sources=specs({"llvm": "pypi:triton"})), "llvm")
+
+
+def test_a_folder_that_is_no_llvm_is_not_read_whole(
+    tmp_path: Path, request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--source llvm=~`: a home may hold much."""
+
+    def read(*_: object) -> str:
+        raise AssertionError("read")
+
+    monkeypatch.setattr("toolchain.sources.resolve.tree_digest", read)
+    with pytest.raises(SourceError, match=r"lacks llvm/CMakeLists\.txt"):
+        plan(replace(request_, sources=specs({"llvm": str(tmp_path)})), "llvm")
 
 
 def old_tree(folder: Path) -> Path:

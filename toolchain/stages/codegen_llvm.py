@@ -12,6 +12,7 @@ from toolchain.catalog.costs import ninja_of
 from toolchain.errors import UnsupportedError
 from toolchain.recipe import Recipe, digests
 from toolchain.request import Request
+from toolchain.sources.local import check_tree_form
 from toolchain.sources.resolve import part_of
 from toolchain.sources.tree import require
 from toolchain.stages.codegen_choice import codegen_source
@@ -54,6 +55,7 @@ class CodegenLlvmStage:
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[CodegenLlvmDetails]:
         rule, arch = self.rule, request.arch[0]
         source, revision = codegen_source(rule, request)
+        check_tree_form(source, "LLVM")
         prefix, cross = f"/usr/lib64/{rule.llvm}-{source.short_id}", arch != this_machine()
         if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
             require(source.path, "llvm/CMakeLists.txt")

@@ -122,10 +122,11 @@ class LlvmStage:
     instrumented: bool = False
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[LlvmDetails]:
+        spec = request.sources.get("llvm")
+        if spec is not None and spec.path is not None and spec.path.is_dir():  # before all of it is read
+            require(spec.path, "llvm/CMakeLists.txt", "mlir/CMakeLists.txt")
         source = llvm_source(request)
         check_tree_form(source, "LLVM")
-        if source.path is not None and source.path.is_dir():  # a checkout: look before anything is made
-            require(source.path, "llvm/CMakeLists.txt", "mlir/CMakeLists.txt")
         known = major_of(source)
         needs = llvm_needs(request, known)
         part, cross = subset_of(request.only, needs), request.arch[0] != this_machine()
