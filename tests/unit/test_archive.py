@@ -196,11 +196,14 @@ def test_busy_server(server: Server, store: Store, monkeypatch: pytest.MonkeyPat
         ("/a/..", "file"),
         ("/a%2F..", "file"),
         ("/a%00b%0A.tar", "a_b_.tar"),
+        ("/triton-lang/triton/tar.gz/0123abcd", "0123abcd.tar.gz"),
         ("/" + "x" * 300 + ".tar.xz", "x" * 193 + ".tar.xz"),
         ("/" + "%E2%82%AC" * 100 + ".tar", None),
     ],
 )
-def test_an_address_that_no_file_can_be_called_after(server: Server, store: Store, path: str, name: str | None) -> None:
+def test_an_address_that_does_not_end_in_the_name_of_an_archive(
+    server: Server, store: Store, path: str, name: str | None
+) -> None:
     got = fetch_archive(server.url(path), DIGEST, store, offline=False)
     assert got.read_bytes() == CONTENT
     assert got.name == (name or got.name)

@@ -28,7 +28,10 @@ _PIECE = 1 << 16  # what a broken connection may cost: the piece it was in
 
 def archive_name(url: str) -> str:
     """The name in the store of a file by its URL: the last part of the path, as far as a file can be called so."""
-    name = re.sub(r"[\x00-\x1f\x7f]", "_", PurePosixPath(unquote(urlsplit(url).path)).name)
+    path = PurePosixPath(unquote(urlsplit(url).path))
+    name = re.sub(r"[\x00-\x1f\x7f]", "_", path.name)
+    if path.parent.name in {"tar.gz", "tarball"}:  # as GitHub has them, with the commit at the end
+        name += ".tar.gz"
     if len(encoded := name.encode()) > 255:
         name = encoded[-200:].decode(errors="replace")  # its end says how it is packed
     return name if name not in {"", ".."} else "file"
