@@ -212,6 +212,25 @@ def test_a_worker_that_is_slow_to_go_ends_nothing(place: Place) -> None:
     assert result.counts() == {"done": 2, "failed": 1, "timed_out": 0}
 
 
+def test_a_worker_that_does_not_start_is_started_again(place: Place) -> None:
+    """buildah begins with what the kernel now and then refuses; hours of a campaign must not end with that."""
+    rules = [make_rule("good")]
+    place.workers.provide(rules)
+    began: list[int] = []
+
+    @contextlib.contextmanager
+    def make() -> Iterator[subprocess.Popen[str]]:
+        began.append(1)
+        (place.workers.folder / "broken").touch() if len(began) == 1 else (place.workers.folder / "broken").unlink()
+        with place.workers() as child:
+            yield child
+
+    with Ledger(place.root / "ledger.sqlite") as ledger:
+        executor = LocalExecutor(make, workers=1, timeout=60.0)
+        result = run_campaign(rules, executor, ledger, place.out, worker_tree="/src")
+    assert (result.counts()["done"], len(began)) == (1, 2)
+
+
 def test_workers_that_never_come_up_end_the_campaign(place: Place) -> None:
     (place.workers.folder / "broken").touch()
 

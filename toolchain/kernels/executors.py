@@ -268,6 +268,25 @@ class WorkerPool:
             self._end(worker, patience=patience)
 
     def _begin(self) -> Worker:
+        """Start a worker; once more where it ends at once: on a busy machine buildah now and then does not start.
+
+        Raises:
+            KernelError: it does not start.
+        """
+        try:
+            try:
+                return self._ready()
+            except DiedError as error:
+                LOG.info("a kernel worker is started again: %s", error)
+                return self._ready()
+        except (DiedError, TimedOutError) as error:
+            why = str(error) or f"no answer for {START_SECONDS:.0f} s"
+            raise KernelError(
+                "a kernel worker does not start", why=why, fix="check that `import triton` works there"
+            ) from error
+
+    def _ready(self) -> Worker:
+        """A new worker that has said that it is ready."""
         worker = Worker(self._make)
         with self._lock:
             self._live.add(worker)
@@ -275,14 +294,9 @@ class WorkerPool:
             worker.interrupt()
         try:
             hello = worker.answer(START_SECONDS)
-        except BaseException as error:
+        except BaseException:
             self._end(worker)
-            if not isinstance(error, (DiedError, TimedOutError)):
-                raise
-            why = str(error) or f"no answer for {START_SECONDS:.0f} s"
-            raise KernelError(
-                "a kernel worker does not start", why=why, fix="check that `import triton` works there"
-            ) from error
+            raise
         self.about = {name: value for name, value in hello.items() if name != "ready"}
         return worker
 
