@@ -228,6 +228,17 @@ def test_a_local_file_by_a_link(tmp_path: Path, cache: Cache) -> None:
         assert not got.path.is_symlink()
 
 
+def test_a_local_file_that_changes_meanwhile(tmp_path: Path, cache: Cache) -> None:
+    """The error is not that it was removed: the user's file is still there."""
+    wheel = tmp_path / "x-1-py3-none-any.whl"
+    wheel.write_bytes(b"PK\x03\x04")
+    source = locate("thing", parse_source_spec(str(wheel)), cache=cache)
+    wheel.write_bytes(b"PK\x03\x04 and more")
+    with pytest.raises(SourceError, match="was changed while it was copied"):
+        fetch_source(source, cache=cache, offline=True)
+    assert wheel.exists()
+
+
 def test_a_checkout_with_a_link_out_of_it(checkout: Path, cache: Cache) -> None:
     """A virtual environment in it has such. The message names the user's folder, not where its copy was."""
     (checkout / "python").symlink_to("/usr/bin/python3")

@@ -309,7 +309,13 @@ def _keep(file: Path, digest: str, store: Store, cache: Cache) -> Path:
     copy = store.partial / f"local-{plain}"
     with held(cache.locks / f"local-{plain}.lock", what=f"storing {file.name}"):
         copy_tree(file.resolve(), copy)
-        return store.add_file(copy, digest, name=file.name)
+        try:
+            return store.add_file(copy, digest, name=file.name)
+        except DigestError as error:
+            if file.is_relative_to(store.root):
+                raise
+            # Only the copy was removed.
+            raise SourceError(f"{file} was changed while it was copied", fix="run the command again") from error
 
 
 def _patched(source: FetchedSource, patches: Sequence[Path], store: Store, how: _How) -> Path:
