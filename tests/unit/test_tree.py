@@ -126,7 +126,18 @@ def test_young_files_are_not_remembered(tmp_path: Path, monkeypatch: pytest.Monk
     assert not cache.exists() or json.loads(cache.read_text())["files"] == {}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99, "files": {}}', '{"format": 1, "files": []}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"format": 99, "files": {}}',
+        '{"format": 1, "files": []}',
+        '{"format": 1}',
+        '{"format": 1, "files": {"a": 5}}',
+    ],
+)
 def test_a_bad_cache_costs_only_time(tmp_path: Path, text: str) -> None:
     top, cache = make(tmp_path / "t"), tmp_path / "cache.json"
     cache.write_text(text)

@@ -239,8 +239,9 @@ def _load_cache(path: Path) -> dict[str, str]:
     # A cache that cannot be read costs time, nothing else.
     with contextlib.suppress(OSError, ValueError):
         content = strict_json.read(path.read_bytes())
-        if isinstance(content, dict) and content.get("format") == _CACHE_FORMAT and isinstance(content["files"], dict):
-            return content["files"]
+        files = content.get("files") if isinstance(content, dict) and content.get("format") == _CACHE_FORMAT else None
+        if isinstance(files, dict) and all(isinstance(known, str) for known in files.values()):
+            return files
     return {}
 
 
