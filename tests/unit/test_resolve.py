@@ -314,6 +314,9 @@ def test_what_an_earlier_fetch_noted_of_a_package(cache: Cache) -> None:
     assert known("distro:xy=1") == ("1", "sha256:" + "1" * 64)
     assert known("distro:xy@sid") == ("2", "sha256:" + "2" * 64)
     assert known("distro:xy@trixie") == ("", None), "only its index knows what that suite has"
+    for note in (cache.store / "distro").iterdir():
+        note.write_text(note.read_text().replace('version = "2"', "version = 2"))
+    assert known("distro:xy") == ("", None), "a damaged note is none"
 
 
 def test_patched(tmp_path: Path, checkout: Path, cache: Cache) -> None:

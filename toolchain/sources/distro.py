@@ -23,6 +23,7 @@ from toolchain.sources.spec import PACKAGE, VERSION
 from toolchain.sources.store import Store
 from toolchain.sources.suites import Package, Readings, Suite, newest_first
 from toolchain.sources.tree import Source
+from toolchain.typed import typed
 
 
 @memoize
@@ -240,9 +241,8 @@ def note(package: Package, cache: Cache) -> None:
 def _noted(package: str, version: str, cache: Cache, suite: str = "") -> Package | None:
     for at in dict.fromkeys((version, "")):
         try:
-            value = tomllib.loads(_notes(package, at, cache).read_text(encoding="utf-8"))
-            row = Package(**{**value, "suites": tuple(value.get("suites", ()))})
-        except (OSError, ValueError, TypeError):
+            row = typed(Package, tomllib.loads(_notes(package, at, cache).read_text(encoding="utf-8")))
+        except (OSError, ValueError):
             continue
         if version == row.version or (not version and suite in ("", *row.suites)):
             return row
