@@ -12,7 +12,7 @@ from toolchain.sources.mirrors import apt_mirrors
 
 
 def configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listing: str, *, updated: bool) -> None:
-    """An apt that lists these targets; before an update only where it is asked for none of what an update brings."""
+    """An apt that lists these targets; before an update only without the origins, which an update brings."""
     program = tmp_path / "bin" / "apt-get"
     program.parent.mkdir()
     (tmp_path / "listing").write_text(listing)

@@ -58,7 +58,7 @@ def check_tree_form(source: Source, what: str) -> None:
         what: it is the source of, e.g. `LLVM`.
 
     Raises:
-        SourceError: it is a file of the Python index, or one of the user's that is no tar archive.
+        SourceError: it is a file of the Python index, or one of the user's that is not a tar archive.
     """
     file = source.path if source.path is not None and source.path.is_file() else None
     if source.kind == "pypi" or (file is not None and not TAR.search(file.name)):
