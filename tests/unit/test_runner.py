@@ -210,6 +210,15 @@ def test_a_client_without_a_daemon_has_no_version(programs: Path) -> None:
     assert DockerRunner(program="podman").version() == "5.6"
 
 
+def test_the_log_has_each_line_when_it_comes(programs: Path, tmp_path: Path) -> None:
+    """A kill of the tool must not take the last ones along."""
+    install(programs, "docker", 'case "$2" in run) echo first; echo second ;; esac')
+    log, seen = tmp_path / "log", list[str]()
+    runner = DockerRunner(settings=tmp_path / "settings")
+    runner.run("image", ["true"], log=log, on_line=lambda _: seen.append(log.read_text()))
+    assert seen == ["first\n", "first\nsecond\n"]
+
+
 def test_numbers_of_users_outside_a_namespace() -> None:
     table = "         0       1000          1\n         1     100000      65536\n"
     assert [docker_probe.outside(table, number) for number in (0, 1, 65536)] == [1000, 100000, 165535]

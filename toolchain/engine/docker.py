@@ -205,7 +205,7 @@ class DockerRunner:
             sink = None
             if log is not None:
                 log.parent.mkdir(parents=True, exist_ok=True)
-                sink = stack.enter_context(log.open("a", encoding="utf-8"))
+                sink = stack.enter_context(log.open("a", encoding="utf-8", buffering=1))
             lines = _Lines(sink, on_line, capture)
             code = self._stream(image, argv, options, lines, timeout)
         if code == _ENGINE_FAILED:
