@@ -74,9 +74,9 @@ def pins(
 def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path: Path | None) -> dict[str, _Fact]:
     """The facts on the way from the given version to the LLVM, in that order."""
     if path is not None:
-        return _read(users_path(str(path)))
+        return _read(_below_home(str(path)))
     if triton is not None:
-        if not is_version(triton) and triton.strip() and os.path.lexists(named := users_path(triton)):
+        if not is_version(triton) and triton.strip() and os.path.lexists(named := _below_home(triton)):
             return _read(named)
         row = triton_release(triton)
         if is_version(triton) and (newest := newest_patch(triton)).version != row.version:
@@ -88,6 +88,11 @@ def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path
         return {"pytorch": torch, "aotriton": release, "llvm": release.pin}
     release = aotriton_release(aotriton or "")
     return {"aotriton": release, "llvm": release.pin}
+
+
+def _below_home(text: str) -> Path:
+    """A path with `~` for a home, which no shell expands after `--from=`."""
+    return users_path(text) if text.startswith("~") else Path(text)
 
 
 def _read(path: Path) -> dict[str, _Fact]:
