@@ -193,8 +193,8 @@ def page(results: dict[str, dict[str, Any]]) -> str:
     return "\n".join([
         f"# {_SECTION}\n",
         "Made by `scripts/matrix.py write` from `scripts/matrix.json`. Do not edit this page.\n",
-        (f"Each LLVM is a source package of the distribution, portable (glibc {_FLOOR}), for amd64."
-        " Of 22.1.8 see [LLVM](llvm.md#the-portable-layer) and [Triton](triton.md#wheels-on-the-portable-layer).\n"),
+        (f"Each LLVM is a source package of the distribution, portable (glibc {_FLOOR}), for amd64. More of 22.1.8"
+        " and of arm64: [LLVM](llvm.md#the-portable-layer), [Triton](triton.md#wheels-on-the-portable-layer).\n"),
         f"{head}| contract | symbols | when, where |",
         "|" + "---|" * 9,
         *llvms,
