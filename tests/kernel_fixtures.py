@@ -141,6 +141,8 @@ for line in sys.stdin:
         out.with_suffix(".json").write_text("{}" if kernel == "no_facts" else json.dumps(status))
         digest = "0" * 64 if kernel == "lies" else hashlib.sha256(content).hexdigest()
         answer.update(sha256=digest, size=len(content), bitcode=["ocml"])
+    if kernel == "odd":
+        answer.update(json.loads((here / "odd").read_text()))
     print(json.dumps(answer), flush=True)
 """
 

@@ -102,6 +102,30 @@ def test_every_way_to_fail_is_recorded_and_the_others_go_on(place: Place) -> Non
     assert [count[:2] for count in place.counts[1:]] == [(number, 10) for number in range(1, 11)]
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"seconds": "1"}, {"seconds": 10**400}, {"seconds": -1}, {"status": ["done"]}, {"bitcode": 1},
+        {"bitcode": [["ocml"]]}, {"sha256": None}, {"refused": "no"}, {"reason": {}}, {"id": 7},
+    ],
+    ids=lambda odd: next(iter(odd)),
+)  # fmt: skip
+def test_an_answer_of_another_form_fails_its_kernel_alone(place: Place, odd: dict[str, Any]) -> None:
+    """A hostile source runs in the worker, and may write what it likes."""
+    (place.workers.folder / "odd").write_text(json.dumps(odd))
+    result = place.run([make_rule("odd"), make_rule("good")], workers=1)
+    assert {entry.kernel: entry.status for entry in result.entries} == {"odd": FAILED, "good": DONE}
+    assert "the worker's answer is invalid" in next(entry.reason for entry in result.entries if entry.kernel == "odd")
+
+
+def test_of_an_answer_only_what_workers_say_is_taken(place: Place) -> None:
+    odd = {"origin": "worker other", "attempt": [], "exit_code": {}, "over_memory": True}
+    (place.workers.folder / "odd").write_text(json.dumps(odd))
+    (entry,) = place.run([make_rule("odd")]).entries
+    assert (entry.status, entry.origin, entry.attempt, entry.exit_code) == (DONE, "", 1, None)
+    assert not entry.over_memory
+
+
 def test_failures_fail_the_build_with_their_list_and_leave_no_object(place: Place) -> None:
     with pytest.raises(KernelError) as caught:
         place.run([make_rule(kernel) for kernel in ("good", "fails", "empty", "hangs")], keep_going=False)

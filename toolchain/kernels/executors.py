@@ -36,6 +36,9 @@ SHARES = 4
 EVERY = 1.0  # seconds between two looks at the workers' memory
 RECYCLE = 500
 """Rules after which a worker is replaced, so that no leak in the compiler adds up."""
+_LONGEST = 1e9  # seconds; no float can hold each integer
+# What of a worker's answer is taken, beside the rule's id.
+_ANSWER = {"status": str, "reason": str, "seconds": int | float, "sha256": str, "bitcode": list, "refused": bool}
 SLOW_SECONDS = 600.0
 """After so long a kernel is reported: a compiler in an endless loop looks just like a slow one."""
 
@@ -322,12 +325,24 @@ class WorkerPool:
             return outcome, False
         finally:
             slow.cancel()
-        if answer.get("id") != task["id"] or answer.get("status") not in ("done", "failed"):
+        if not _is_valid(answer, task):
             why = f"the worker's answer is invalid: {json.dumps(answer)[:500]}"
             return _ended(task, "failed", why, started, attempt), False
+        outcome = {name: answer[name] for name in ("id", *_ANSWER) if name in answer}
         if answer["status"] == "failed":
-            answer["log"] = list(worker.tail)
-        return {**answer, "attempt": attempt}, True
+            outcome["log"] = list(worker.tail)
+        return {**outcome, "attempt": attempt}, True
+
+
+def _is_valid(answer: Outcome, task: Task) -> bool:
+    """Whether it is an answer to the task, in the form of aotriton/worker.py: a source could write any other."""
+    if answer.get("id") != task["id"] or answer.get("status") not in ("done", "failed"):
+        return False
+    return (
+        all(isinstance(answer[name], kind) for name, kind in _ANSWER.items() if name in answer)
+        and all(isinstance(library, str) for library in answer.get("bitcode", ()))
+        and 0 <= answer.get("seconds", 0) < _LONGEST
+    )
 
 
 def _ended(task: Task, status: str, reason: str, started: float, attempt: int, **more: Any) -> Outcome:
