@@ -12,6 +12,7 @@ import pytest
 
 from tests.request_fixtures import specs
 from tests.small_llvm import small_llvm
+from toolchain.build.prefetch import Prefetch
 from toolchain.cache import Cache
 from toolchain.cli.request import make_request
 from toolchain.errors import ConfigError, PatchError, PinError
@@ -221,6 +222,16 @@ def test_edits_that_were_unknown_before_llvm_was_here(tmp_path: Path, monkeypatc
         check_edits(request)
     assert "e.toml" in refused.value.why
     check_edits(replace(request, patches=with_edits(request, "triton")))
+
+    def prefetched(*names: str) -> Prefetch:
+        prefetch = Prefetch(request, [request.locate(name, specs({name: llvm})[name]) for name in names])
+        prefetch.wait("llvm")
+        return prefetch
+
+    monkeypatch.setattr("toolchain.build.prefetch.fetch_for", lambda *_, **__: None)
+    with pytest.raises(PinError, match="planned without them"):  # while LLVM is built
+        prefetched("llvm", "triton").check()
+    prefetched("llvm").check()
 
 
 def test_a_command_line_needs_no_patch_file_for_what_is_shipped(tmp_path: Path) -> None:

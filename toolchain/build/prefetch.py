@@ -7,12 +7,21 @@ import threading
 from collections.abc import Sequence
 
 from toolchain.build.fetching import fetch_for
-from toolchain.errors import DigestError, HostileInputError, LockedError, PatchError, SourceError, ToolchainError
+from toolchain.errors import (
+    DigestError,
+    HostileInputError,
+    LockedError,
+    PatchError,
+    PinError,
+    SourceError,
+    ToolchainError,
+)
 from toolchain.request import Request
 from toolchain.sources.tree import Source
+from toolchain.stages.triton_edits import check_edits
 
 LOG = logging.getLogger(__name__)
-_FINAL = (DigestError, LockedError, SourceError, HostileInputError, PatchError)
+_FINAL = (DigestError, LockedError, SourceError, HostileInputError, PatchError, PinError)
 # A checkout may be changed, or missing for a while, until its stage plans it again.
 _FINAL_LOCAL = (HostileInputError, PatchError)
 
@@ -45,6 +54,8 @@ class Prefetch:
             final = _FINAL_LOCAL if source.kind == "local" else _FINAL
             try:
                 fetch_for(self._request, source, patched=True)
+                if source.name == "llvm" and "triton" in self._done:
+                    check_edits(self._request)
             except final as error:
                 self._failed = self._failed or error
             except (ToolchainError, OSError) as error:
@@ -58,7 +69,8 @@ class Prefetch:
         """Raise what another attempt would not change: hours may pass before the stage that needs the source.
 
         Raises:
-            DigestError, SourceError, HostileInputError, PatchError: of the first such source.
+            DigestError, LockedError, SourceError, HostileInputError, PatchError: of the first such source.
+            PinError: see `check_edits`.
         """
         if self._failed is not None:
             raise self._failed
