@@ -101,7 +101,7 @@ def test_unsigned_is_not_trusted(registry_host: str, namespace: str, home: Home)
     }  # fmt: skip
     assert "not signed" in done.err
     ref = f"{registry_host}/{namespace}/{IMAGE}"
-    assert "1 files are as an SBOM lists them" in home.verify(ref, "--json").out
+    assert "every file (1) is as an SBOM lists it" in home.verify(ref, "--json").out
     bad = home.verify(ref, "--public-key", f"{home.key}.pub")
     assert (bad.code, "nothing signed is attached" in bad.err) == (17, True)
 

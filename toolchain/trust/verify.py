@@ -169,7 +169,7 @@ def _signed_files(
     if left or chosen is None:
         names = ", ".join(sorted(name for name, _ in left)) or "nothing"
         raise problem or UntrustedError(f"provenance: what is signed does not name {names}, or names other bytes")
-    checks["provenance"] = f"it names each of {len(files)} files by name and digest, and agrees with itself"
+    checks["provenance"] = f"it names every file ({len(files)}) by name and digest, and agrees with itself"
     checks |= policy.facts_that_held(demands) | policy.policy_that_held(demands)
     return chosen
 
@@ -221,7 +221,7 @@ class _Image:
         documents = [document for document in self._documents() if _is_about(document, self._image.digest)]
         if documents:
             good = passing(documents, self._compare)[0]
-            self._checks["sbom"] = f"{len(good['files'])} files are as an SBOM lists them; no signature was checked"
+            self._checks["sbom"] = f"every file ({len(good['files'])}) is as an SBOM lists it; no signature was checked"
 
     def rebuilt(self, rebuilders: Rebuilders) -> None:
         """Check that enough statements confirm a rebuild to the same bytes."""
@@ -260,7 +260,7 @@ class _Image:
         self._checks |= policy.facts_that_held(demands)
         listed = about(statements, self._needed, sbom.PREDICATE, "sbom")
         document = passing([statement["predicate"] for statement in listed], self._compare)[0]
-        self._checks["sbom"] = f"{len(document['files'])} files are as the signed SBOM lists them"
+        self._checks["sbom"] = f"every file ({len(document['files'])}) is as the signed SBOM lists it"
 
         def as_demanded(statement: Mapping[str, Any]) -> None:
             policy.check_binaries(statement, document)
