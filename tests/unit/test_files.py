@@ -146,7 +146,7 @@ def test_what_is_signed_is_believed(shop: Shop) -> None:
     good = shop.judge(done.digest, source_only=True, max_age=11, image="triton-3.7.1", allow=("libdevice",),
                       source_repos=("https://github.com/llvm/llvm-project",))  # fmt: skip
     assert (good.verdict, good.problems) == ("trusted", [])
-    assert good.checks["provenance"].startswith("it names each of 2 files")
+    assert good.checks["provenance"].startswith("it names every file (2)")
     assert {"digests", "signature", "provenance", "source-repo", "age", "policy"} == good.checks.keys()
     assert good.as_json()["provenance"]["image"] == "triton-3.7.1"
     # Who has the file alone finds it in what is signed.
@@ -328,4 +328,4 @@ def test_two_architectures_in_one_artifact(shop: Shop, tmp_path: Path) -> None:
     by_build = [(shop.stand.image_facts, [one]) for one in files]
     done = attach_to_files(by_build, first, shop.place, signer=shop.stand.signer, scratch=tmp_path / "scratch")
     assert done.kinds == ("provenance",)
-    assert shop.judge(first).checks["provenance"].startswith("it names each of 2 files")
+    assert shop.judge(first).checks["provenance"].startswith("it names every file (2)")
