@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from toolchain import process
+from toolchain.engine.storage import Storage
 from toolchain.recipe import root
 
 PREFIX = "/usr/lib64/llvm-triton-0a1b2c3d"
@@ -30,23 +31,13 @@ class Engine:
         scratch.mkdir(exist_ok=True)
         argv = ["buildah", "--root", os.fspath(self.folder / "storage"), "--runroot", os.fspath(self.runroot)]
         argv += ["--storage-driver", os.environ.get("STORAGE_DRIVER", "overlay"), *(os.fspath(word) for word in words)]
-
-        def attempt() -> process.Result:
-            return process.run(
-                process.contained(argv, network=network),
-                env={"TMPDIR": os.fspath(scratch)},
-                check=False,
-                capture=True,
-                timeout=1200 if network else 300,
-            )
-
-        result = attempt()
-        for _ in range(3):
-            if any("sealing memfd copy" in line for line in result.tail):  # it did not start, see Storage.attempt
-                result = attempt()
-        if check and result.returncode != 0:
-            raise process.CommandError(argv, result.returncode, result.tail)
-        return result
+        return Storage.attempt(
+            process.contained(argv, network=network),
+            env={"TMPDIR": os.fspath(scratch)},
+            check=check,
+            capture=True,
+            timeout=1200 if network else 300,
+        )
 
     def image(self, name: str, tree: Path) -> str:
         """An image that holds `tree` and nothing else."""

@@ -150,7 +150,8 @@ class Storage:
         whole = argv if pipes is None else relay.outside(argv)
         return view.command(whole, self.cache.engine / "settings", show=mounts, network=network, oci=oci)
 
-    def attempt(self, argv: Sequence[str], *, check: bool = True, **more: Any) -> process.Result:
+    @staticmethod
+    def attempt(argv: Sequence[str], *, check: bool = True, **more: Any) -> process.Result:
         """`process.run` of a buildah command line, again where buildah did not even start.
 
         buildah begins by copying itself to sealed memory, which the kernel now and then refuses with EBUSY (seen once
