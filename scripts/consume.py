@@ -6,15 +6,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from toolchain import process
-from toolchain.build.record import find_image
-from toolchain.cache import Cache, default_cache
-from toolchain.digest import write_atomically
+from toolchain.core import process
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.digest import write_atomically
+from toolchain.core.recipe import Mount
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.isolation import arguments
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
-from toolchain.recipe import Mount
+from toolchain.pipeline.records import find_image
 
 _CONTAINERFILE = """\
 FROM {base}

@@ -29,6 +29,7 @@ TOP = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TOP))
 
 from tests.emulated_objects import compile_all, rule  # noqa: E402
+from toolchain.core.errors import EmulationError, NumbersError  # noqa: E402
 from toolchain.emulator.codeobject import load  # noqa: E402
 from toolchain.emulator.control import ends_block, has_no_effect, is_barrier, wait  # noqa: E402
 from toolchain.emulator.disassembly import Line, find_disassembler  # noqa: E402
@@ -36,7 +37,6 @@ from toolchain.emulator.launch import Launch, run  # noqa: E402
 from toolchain.emulator.metadata import Metadata, read_metadata  # noqa: E402
 from toolchain.emulator.program import Program  # noqa: E402
 from toolchain.emulator.syntax import parse  # noqa: E402
-from toolchain.errors import EmulationError, NumbersError  # noqa: E402
 from toolchain.numbers.case import Arguments, Case, Expected  # noqa: E402
 from toolchain.numbers.check import RIGHT, check_program  # noqa: E402
 from toolchain.numbers.elements import FP16, FP32, rows_tensor  # noqa: E402

@@ -93,7 +93,7 @@ def toolchain(*words: str) -> Any:
 
 def build(asked: argparse.Namespace) -> None:
     """Build what has no result of the same inputs yet."""
-    from toolchain.cache import Cache, default_cache  # noqa: PLC0415 - the other half needs no cache
+    from toolchain.core.cache import Cache, default_cache  # noqa: PLC0415 - the other half needs no cache
 
     cache, results = Cache(default_cache()), read()
     only = {int(number) for number in asked.only.split(",")} if asked.only else {pair.llvm for pair in PAIRS}

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain import process
 from toolchain.catalog.components import needs_for
 from toolchain.catalog.pin_files import read_pin
 from toolchain.catalog.release_data import (
@@ -31,8 +30,9 @@ from toolchain.catalog.release_data import (
     numbers,
     triton_releases,
 )
-from toolchain.errors import ToolchainError
-from toolchain.process import CommandError
+from toolchain.core import process
+from toolchain.core.errors import ToolchainError
+from toolchain.core.process import CommandError
 from toolchain.stages.wheel_llvm import TARGETS
 
 TRITON = "https://github.com/triton-lang/triton"

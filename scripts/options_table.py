@@ -7,12 +7,12 @@ from typing import Any
 
 import typer
 
-from toolchain import request as request_module
 from toolchain.cli.app import app
 from toolchain.cli.config_file import OF_VERBS
 from toolchain.cli.defaults import NOT_FROM_FILE
 from toolchain.cli.verbs import VERBS, LazyCommand
-from toolchain.options import Option
+from toolchain.request import model as request_module
+from toolchain.request.options import Option
 
 _HEAD = """\
 # Options

@@ -20,10 +20,10 @@ from toolchain.catalog.releases import aotriton_release, triton_release
 from toolchain.catalog.stages import STAGES
 from toolchain.catalog.tried import Tried, tried
 from toolchain.catalog.wheels import wheel_rows
+from toolchain.core.errors import ToolchainError
 from toolchain.data import load
 from toolchain.engine.resources import MEMORY
-from toolchain.errors import ToolchainError
-from toolchain.request import DEFAULT_GLIBC
+from toolchain.request.model import DEFAULT_GLIBC
 from toolchain.sources.distro import known_packages
 from toolchain.stages.aotriton import _DISK as AOTRITON_DISK
 from toolchain.stages.base import _DISK as BASE_DISK

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.table import Table
 
-from toolchain import console
-from toolchain.build.record import records
-from toolchain.cache import Cache, default_cache
+from toolchain.core import console
+from toolchain.core.cache import Cache, default_cache
 from toolchain.numbers.summary import describe
+from toolchain.pipeline.records import records
 
 
 def main(seconds: int, out: Path) -> None:

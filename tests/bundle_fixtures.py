@@ -16,12 +16,12 @@ from tests.evidence_fixtures import finished_base
 from tests.request_fixtures import specs
 from toolchain.bundle.export import TYPE, Exported, export
 from toolchain.bundle.importer import Imported, import_bundle
-from toolchain.cache import Cache
-from toolchain.digest import sha256_bytes
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_bytes
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.sources.pypi import PypiFile
 from toolchain.sources.store import Store
 from toolchain.stages.wheels import TRITON
@@ -96,7 +96,7 @@ def full_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
         content, file = project.encode(), f"{project}-1-py3-none-any.whl"
         digest = put(store, content, file).removeprefix("sha256:")
         rows.append(PypiFile(project=project, version="1", file=file, sha256=digest, size=len(content), license="MIT"))
-    monkeypatch.setattr("toolchain.console.warn", lambda text: None)
+    monkeypatch.setattr("toolchain.core.console.warn", lambda text: None)
     monkeypatch.setattr("toolchain.sources.pypi.known_files", lambda: tuple(rows))
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import process
-from toolchain.digest import sha256_file
+from toolchain.core import process
+from toolchain.core.digest import sha256_file
+from toolchain.core.recipe import Mount
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.isolation import arguments
-from toolchain.recipe import Mount
 from toolchain.sources.mirrors import apt_mirrors
 
 TOP = Path(__file__).parent.parent

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import process
+from toolchain.core import process
 
 
 def with_programs(tree: Path, *programs: str) -> Path:

@@ -14,11 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from rich.console import Console
 
 from tests.places import attach, verify
-from toolchain.build.prefetch import Prefetch
-from toolchain.build.workspace import BuildWorkspace
-from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
-from toolchain.digest import EPOCH, sha256_json
+from toolchain.core.cache import Cache
+from toolchain.core.digest import EPOCH, sha256_json
+from toolchain.core.record import LOCAL_BUILDER, VERSION, Record
 from toolchain.engine.progress import Progress
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, standard_annotations, write_image, write_index
@@ -27,9 +26,10 @@ from toolchain.oci.layer import Compression, compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
 from toolchain.oci.referrers import write_artifact
+from toolchain.pipeline.prefetch import Prefetch
+from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.publish.attestations import bill
-from toolchain.record import LOCAL_BUILDER, VERSION, Record
-from toolchain.request import DEFAULT_GLIBC, Request
+from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages.base import BaseStage, recipe_digest, write_packages
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.python import PythonStage, pythons

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, ObjectIdentifier
 
-from toolchain.digest import canonical
+from toolchain.core.digest import canonical
 
 _ISSUER = ObjectIdentifier("1.3.6.1.4.1.57264.1.1")
 _SCTS = ObjectIdentifier("1.3.6.1.4.1.11129.2.4.2")

@@ -67,9 +67,9 @@ def main(folder: Path) -> None:
 
     from tests.evidence_fixtures import finished_base  # noqa: PLC0415
     from tests.kernel_fixtures import make_rule  # noqa: PLC0415
-    from toolchain import doctor  # noqa: PLC0415
-    from toolchain.cache import Cache  # noqa: PLC0415
+    from toolchain.cli import doctor  # noqa: PLC0415
     from toolchain.cli.app import app  # noqa: PLC0415
+    from toolchain.core.cache import Cache  # noqa: PLC0415
     from toolchain.kernels.ledger import Entry, Ledger  # noqa: PLC0415
     from toolchain.kernels.status import STATUS, Board  # noqa: PLC0415
     from toolchain.oci.descriptor import REF_NAME  # noqa: PLC0415

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toolchain.catalog.gpus import machine_flag
+from toolchain.core.process import die_with_parent
 from toolchain.kernels.rules import Rule
-from toolchain.process import die_with_parent
 
 
 def aks2(*kernels: tuple[str, bytes], launch: tuple[int, int] = (1024, 256)) -> bytes:

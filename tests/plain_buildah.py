@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import process
+from toolchain.core import process
+from toolchain.core.recipe import root
 from toolchain.engine.storage import Storage
-from toolchain.recipe import root
 
 PREFIX = "/usr/lib64/llvm-triton-0a1b2c3d"
 

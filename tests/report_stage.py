@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain.cache import Cache
+from toolchain.core.cache import Cache
+from toolchain.core.recipe import Recipe
+from toolchain.core.record import Record
 from toolchain.oci.layout import Layout
-from toolchain.recipe import Recipe
-from toolchain.record import Record
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.sources.resolve import locate
 from toolchain.sources.unpack import unpack_tar
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs

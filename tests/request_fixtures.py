@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe
-from toolchain.request import Request
+from toolchain.core.cache import Cache
+from toolchain.request.model import Request
 from toolchain.sources.spec import SourceSpec, parse_source_spec
 from toolchain.stages.base import recipe_digest, write_packages
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.registry_fixtures import free_port, wait_for_registry
-from toolchain import process
-from toolchain.errors import ToolchainError
+from toolchain.core import process
+from toolchain.core.errors import ToolchainError
 from toolchain.sources.mirrors import apt_mirrors
 
 _HELPER = Path("/usr/lib/apt/apt-helper")

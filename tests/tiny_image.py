@@ -9,7 +9,7 @@ import platform
 import tarfile
 from pathlib import Path
 
-from toolchain.digest import sha256_bytes
+from toolchain.core.digest import sha256_bytes
 from toolchain.engine.isolation import tiny_root
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from toolchain.digest import sha256_file
-from toolchain.errors import ToolchainError
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import ToolchainError
 from toolchain.sources.mirrors import Mirror, apt_mirrors
 
 DATA = Path(__file__).parent / "verifiers"

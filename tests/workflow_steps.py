@@ -22,7 +22,7 @@ import yaml
 
 from tests.workflow_expressions import ExpressionError, Scope, holds, shown, value_of
 from tests.workflow_machine import HOME, TEMP, WORKSPACE, Machine
-from toolchain.digest import sha256_file
+from toolchain.core.digest import sha256_file
 
 TOP = Path(__file__).resolve().parents[1]
 _SHELLS = {

@@ -16,9 +16,9 @@ import pytest
 
 from tests.own_engine import destroy
 from tests.registry_fixtures import running_registry
-from toolchain.build.record import find_image
-from toolchain.cache import Cache, default_cache
+from toolchain.core.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
+from toolchain.pipeline.records import find_image
 
 TOP = Path(__file__).resolve().parents[2]
 BASE = "toolchain-base-debian13"

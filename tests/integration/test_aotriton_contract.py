@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from toolchain.core.errors import ContractError
+from toolchain.core.recipe import Mount
 from toolchain.engine.buildah import Buildah
-from toolchain.errors import ContractError
-from toolchain.recipe import Mount
 from toolchain.stages.aotriton import consumed
 
 PREFIX = "/opt/standin"

@@ -25,15 +25,15 @@ from typing import Any
 import pytest
 
 from tests.integration.test_triton_full import Place, modules, newest, plan_for, source
-from toolchain.cache import Cache, default_cache
 from toolchain.catalog.architectures import emulator
-from toolchain.digest import sha256_file
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.digest import sha256_file
+from toolchain.core.recipe import Mount, root
 from toolchain.engine.buildah import Buildah
 from toolchain.kernels.aotriton_plan import read_plan
 from toolchain.kernels.rules import Rule
 from toolchain.oci.layout import Layout
-from toolchain.recipe import Mount, root
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.sources.store import Store
 from toolchain.stages.triton_wheel import unzip
 

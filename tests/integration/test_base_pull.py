@@ -18,21 +18,21 @@ from tests.enterprise import enterprise_tree
 from tests.own_engine import destroy
 from tests.places import publish
 from tests.registry_fixtures import running_registry
-from toolchain.build import run as pipeline
-from toolchain.build.record import find_image
-from toolchain.cache import Cache
 from toolchain.catalog import bases
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.base_ref import parse_base
+from toolchain.core.cache import Cache
+from toolchain.core.errors import DigestError, RegistryError, ToolchainError, UnreachableError, UnsupportedError
 from toolchain.engine.buildah import Buildah
-from toolchain.errors import DigestError, RegistryError, ToolchainError, UnreachableError, UnsupportedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, write_image, write_index
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import RegistryRef
-from toolchain.request import Request
+from toolchain.pipeline import run as pipeline
+from toolchain.pipeline.records import find_image
+from toolchain.request.model import Request
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
 HERE = this_machine()

@@ -13,10 +13,10 @@ import pytest
 from tests.codegen_tree import AMD, PROJECT, codegen_tree
 from tests.integration.test_triton_portable import PREFIX, build, engine, image, recipe_of
 from toolchain.catalog.codegen import codegens
-from toolchain.digest import sha256_file
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import BuildError, ContractError
+from toolchain.core.recipe import Mount, Recipe
 from toolchain.engine.buildah import Buildah
-from toolchain.errors import BuildError, ContractError
-from toolchain.recipe import Mount, Recipe
 from toolchain.stages.codegen_check import check_in_wheel, check_library, exported_by
 from toolchain.stages.codegen_library import library_recipe, take_files
 

@@ -26,12 +26,12 @@ import pytest
 from tests.codegen_tree import PROJECT, codegen_tree
 from tests.integration.conftest import toolchain
 from tests.integration.test_triton_portable import unpacked
-from toolchain import process
-from toolchain.build.record import known_record, records
-from toolchain.cache import Cache, default_cache
 from toolchain.catalog.codegen import codegens
+from toolchain.core import process
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.recipe import root
 from toolchain.engine.buildah import Buildah
-from toolchain.recipe import root
+from toolchain.pipeline.records import known_record, records
 from toolchain.sources.pypi import known_files
 from toolchain.sources.store import Store
 from toolchain.stages.codegen_library import library_recipe, take_files

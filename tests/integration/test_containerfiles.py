@@ -15,9 +15,9 @@ import pytest
 
 from tests.enterprise import enterprise_tree, script, with_programs
 from tests.plain_buildah import PREFIX, Engine, engine, files
-from toolchain import process
 from toolchain.catalog.bases import base_recipe
-from toolchain.recipe import root
+from toolchain.core import process
+from toolchain.core.recipe import root
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.engine, pytest.mark.beside]

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.dockerd_fixture import dockerd
-from toolchain.cache import Cache
 from toolchain.catalog.components import LlvmRequirements, needs_for
+from toolchain.core.cache import Cache
+from toolchain.core.process import Result
+from toolchain.core.recipe import Mount
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.docker import DockerRunner
-from toolchain.process import Result
-from toolchain.recipe import Mount
 from toolchain.sources.mirrors import apt_mirrors
 from toolchain.stages.contract import check_layer, check_names
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.cache import Cache
-from toolchain.errors import DigestError, SourceError
+from toolchain.core.cache import Cache
+from toolchain.core.errors import DigestError, SourceError
 from toolchain.sources import distro
 from toolchain.sources.distro import fetch_distro, known_distro
 from toolchain.sources.mirrors import apt_mirrors

@@ -16,15 +16,15 @@ import pytest
 from tests import tiny_image
 from tests.dockerd_fixture import dockerd
 from tests.kernel_fixtures import make_rule
-from toolchain.cache import Cache
+from toolchain.core.cache import Cache
+from toolchain.core.errors import EngineError
+from toolchain.core.process import CommandError
+from toolchain.core.recipe import Mount
 from toolchain.engine.docker import DockerRunner
 from toolchain.engine.docker_probe import describe, proved
 from toolchain.engine.isolation import SCRIPT
-from toolchain.errors import EngineError
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.rules import Rule
-from toolchain.process import CommandError
-from toolchain.recipe import Mount
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
 TOP = Path(__file__).parents[2]
@@ -254,9 +254,9 @@ def test_files_of_a_user_stay_the_user_s(runner: DockerRunner, image: str) -> No
     code = """
 import encodings.ascii, json, os, sys  # what is loaded later, this user cannot read
 from pathlib import Path
-from toolchain.cache import Cache
+from toolchain.core.cache import Cache
 from toolchain.engine.docker_probe import describe, proved
-from toolchain.recipe import Mount
+from toolchain.core.recipe import Mount
 os.setgroups([]); os.setgid(4242); os.setuid(4242)
 top = Path(sys.argv[1])
 runner = proved("docker", Cache(top / "cache"), host=sys.argv[2])

@@ -20,16 +20,16 @@ import pytest
 from tests import tiny_image
 from tests.evidence_fixtures import record
 from tests.own_engine import destroy
-from toolchain.build.cache_usage import DAY, prune
-from toolchain.build.record import write_record
-from toolchain.cache import Cache
+from toolchain.core.cache import Cache
+from toolchain.core.errors import BuildError, EngineError, HostileInputError
+from toolchain.core.process import CommandError
+from toolchain.core.recipe import Mount, Recipe
 from toolchain.engine import isolation
 from toolchain.engine.buildah import Buildah, require_inside
 from toolchain.engine.shell import Shell
 from toolchain.engine.storage import cache_mounts
-from toolchain.errors import BuildError, EngineError, HostileInputError
-from toolchain.process import CommandError
-from toolchain.recipe import Mount, Recipe
+from toolchain.pipeline.cache_usage import DAY, prune
+from toolchain.pipeline.records import write_record
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
 
@@ -281,8 +281,8 @@ def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path
             import sys
             from pathlib import Path
             from toolchain.engine.buildah import Buildah, require_inside
-            from toolchain.recipe import Recipe
-            from toolchain.cache import Cache
+            from toolchain.core.recipe import Recipe
+            from toolchain.core.cache import Cache
             signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and `&` have it ignored
             top, image, tree = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
             recipe = Recipe(name="tiny", containerfile="containerfiles/Tiny", base=image, args={"WORD": "slow"},

@@ -15,15 +15,15 @@ from tests.evidence_fixtures import finished_base, finished_llvm
 from tests.fault_proxy import Fault, fault_proxy
 from tests.places import publish, referrers
 from tests.request_fixtures import specs
-from toolchain.build.plan import find
-from toolchain.build.record import read_record
-from toolchain.cache import Cache
 from toolchain.cli.app import app
+from toolchain.core.cache import Cache
 from toolchain.oci.files import TYPE, write_files
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import RegistryRef
+from toolchain.pipeline.plan import find
+from toolchain.pipeline.records import read_record
 from toolchain.publish.files import write_archives
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.stages.stage import Built
 from toolchain.trust.keys import new_key
 

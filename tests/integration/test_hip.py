@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import recipe
 from toolchain.catalog.floors import load_floors
 from toolchain.catalog.hip import rocm_of, stubs_of
+from toolchain.core import recipe
+from toolchain.core.errors import ContractError
+from toolchain.core.recipe import Mount, Recipe
 from toolchain.engine.buildah import Buildah
-from toolchain.errors import ContractError
-from toolchain.recipe import Mount, Recipe
 from toolchain.stages.elf import read_linked
 from toolchain.stages.hip import _write_package, write_stubs
 from toolchain.stages.hip_check import check_linked, check_stub, holds_on

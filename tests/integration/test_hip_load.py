@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import recipe
-from toolchain.build.record import find_image
-from toolchain.cache import Cache, default_cache
 from toolchain.catalog.hip import rocm_of
+from toolchain.core import recipe
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.recipe import Mount
+from toolchain.core.record import Record
 from toolchain.engine.buildah import Buildah
 from toolchain.oci.layout import Layout
-from toolchain.recipe import Mount
-from toolchain.record import Record
+from toolchain.pipeline.records import find_image
 from toolchain.sources.mirrors import apt_mirrors
 from toolchain.stages.hip import PLACE
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.cache import Cache, default_cache
 from toolchain.catalog.hip import Rocm, rocms, stubs_of
-from toolchain.errors import SourceError, UnreachableError
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.errors import SourceError, UnreachableError
 from toolchain.sources.mirrors import apt_mirrors
 from toolchain.sources.store import Store
 from toolchain.sources.suites import Package, Suite

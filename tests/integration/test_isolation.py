@@ -15,11 +15,11 @@ import pytest
 from tests.escaping_llvm import escaping_llvm, require_nothing_left
 from tests.integration.conftest import Quickstart, toolchain
 from tests.own_engine import destroy
-from toolchain.cache import Cache
+from toolchain.core.cache import Cache
+from toolchain.core.errors import EngineError
 from toolchain.engine import isolation, launcher, view
 from toolchain.engine import probe as probing
 from toolchain.engine.buildah import Buildah
-from toolchain.errors import EngineError
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fault_proxy import Fault, FaultProxy, fault_proxy
 from tests.unit.test_kernel_store import KERNELS, Machine, rules_of
-from toolchain.errors import ToolchainError
+from toolchain.core.errors import ToolchainError
 from toolchain.kernels.oci_store import OciStore
 from toolchain.oci.reference import RegistryRef
 from toolchain.oci.registry import Registry

@@ -22,8 +22,8 @@ import pytest
 
 from tests.dask_fixtures import LIMITS, hub, until
 from tests.integration.test_worker import TOP, WORKER, Source, python
-from toolchain.digest import sha256_file
-from toolchain.errors import KernelError
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import KernelError
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.dask_executor import DaskExecutor
 from toolchain.kernels.dask_link import order_of

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from toolchain.build.record import image_tag, used_mark
-from toolchain.cache import Cache, default_cache
+from toolchain.core.cache import Cache, default_cache
 from toolchain.oci.layer_files import read_member
 from toolchain.oci.layout import Layout
+from toolchain.pipeline.records import image_tag, used_mark
 
 pytestmark = pytest.mark.engine
 TOP = Path(__file__).resolve().parents[2]

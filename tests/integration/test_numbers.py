@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from tests.emulated_objects import KERNELS, compile_all, rule
 from tests.evidence_fixtures import small_image
-from toolchain.cache import Cache
 from toolchain.cli.app import app
-from toolchain.errors import NumbersError
+from toolchain.core.cache import Cache
+from toolchain.core.errors import NumbersError
 from toolchain.kernels.ledger import Ledger
 from toolchain.numbers.objects import Object
 from toolchain.oci.layout import Layout

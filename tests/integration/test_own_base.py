@@ -11,17 +11,17 @@ import pytest
 
 from tests.request_fixtures import specs
 from tests.small_llvm import small_llvm
-from toolchain.build import own_base as ownbase
-from toolchain.build import run as pipeline
-from toolchain.build.record import records
-from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
-from toolchain.digest import sha256_bytes
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_bytes
+from toolchain.core.errors import UnsupportedError
 from toolchain.engine.buildah import Buildah
-from toolchain.errors import UnsupportedError
 from toolchain.oci.image import ImageSpec, LayerBlob, read_layers, write_image
 from toolchain.oci.layout import Layout
-from toolchain.request import Request
+from toolchain.pipeline import own_base as ownbase
+from toolchain.pipeline import run as pipeline
+from toolchain.pipeline.records import records
+from toolchain.request.model import Request
 from toolchain.stages.stage import Planned
 from toolchain.stages.wheels import place
 

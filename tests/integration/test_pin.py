@@ -19,9 +19,9 @@ import pytest
 from tests.git_server import git, served
 from tests.hostile_llvm import hostile_llvm
 from tests.integration.conftest import Said, toolchain
-from toolchain.build.fetching import fetch_for
-from toolchain.cache import Cache, default_cache
-from toolchain.request import Request
+from toolchain.core.cache import Cache, default_cache
+from toolchain.pipeline.fetching import fetch_for
+from toolchain.request.model import Request
 from toolchain.sources.distro import known_distro
 
 pytestmark = [pytest.mark.engine, pytest.mark.registry]

@@ -12,10 +12,10 @@ import pytest
 
 from tests.debian_systems import a_system, build
 from tests.integration.conftest import TOP, toolchain
-from toolchain.cache import Cache, default_cache
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.recipe import Mount, root
 from toolchain.engine.buildah import Buildah
 from toolchain.oci.layout import Layout
-from toolchain.recipe import Mount, root
 from toolchain.sources.resolve import fetch_source, locate
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.unpack import unpack_tar

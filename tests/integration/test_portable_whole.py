@@ -16,12 +16,12 @@ import pytest
 
 from tests.debian_systems import SUITES, a_system, build
 from tests.integration.conftest import TOP, toolchain
-from toolchain.build.record import find_image
-from toolchain.cache import Cache, default_cache
 from toolchain.catalog.components import needs_for
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.recipe import Mount, root
 from toolchain.engine.buildah import Buildah
 from toolchain.oci.layout import Layout
-from toolchain.recipe import Mount, root
+from toolchain.pipeline.records import find_image
 from toolchain.sources.unpack import unpack_tar
 from toolchain.stages.contract import check_names
 

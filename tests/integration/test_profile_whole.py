@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import toolchain
-from toolchain.build.record import find_image, known_record
-from toolchain.cache import Cache, default_cache
-from toolchain.digest import sha256_file
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.digest import sha256_file
+from toolchain.core.recipe import Mount, root
 from toolchain.engine.buildah import Buildah
 from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
-from toolchain.recipe import Mount, root
+from toolchain.pipeline.records import find_image, known_record
 from toolchain.sources.resolve import locate
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.unpack import unpack_tar

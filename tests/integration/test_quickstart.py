@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import Quickstart, toolchain
-from toolchain.cache import Cache, default_cache
 from toolchain.catalog.bases import base_recipe
+from toolchain.core.cache import Cache, default_cache
 from toolchain.engine.buildah import Buildah
 from toolchain.kernels.codeobject import check_object
 from toolchain.kernels.rules import load_rules

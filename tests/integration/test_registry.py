@@ -25,8 +25,8 @@ from tests.registry_through_proxy import (
     repository,
     some_blob,
 )
-from toolchain import process
-from toolchain.errors import DigestError, RegistryError, ToolchainError, UnreachableError
+from toolchain.core import process
+from toolchain.core.errors import DigestError, RegistryError, ToolchainError, UnreachableError
 from toolchain.oci.check import verify_layout
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import RegistryRef

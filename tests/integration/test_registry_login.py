@@ -14,7 +14,7 @@ import pytest
 
 from tests.fault_proxy import FaultProxy, fault_proxy
 from tests.scoped_login import ScopedLogin
-from toolchain.errors import RegistryError
+from toolchain.core.errors import RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout

@@ -19,8 +19,8 @@ from tests.registry_through_proxy import (
     repository,
     some_blob,
 )
-from toolchain.errors import DigestError, RegistryError, ResourceError, UnreachableError
-from toolchain.filesystem import NewFile
+from toolchain.core.errors import DigestError, RegistryError, ResourceError, UnreachableError
+from toolchain.core.filesystem import NewFile
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout

@@ -21,7 +21,7 @@ from tests.registry_through_proxy import (
     repository,
     some_blob,
 )
-from toolchain.errors import RegistryError, ToolchainError
+from toolchain.core.errors import RegistryError, ToolchainError
 from toolchain.oci.check import verify_layout
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import RegistryRef

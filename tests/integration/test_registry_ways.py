@@ -15,7 +15,7 @@ from tests.places import attach, fetch_image, publish, referrers
 from tests.registry_fixtures import small_index
 from tests.registry_manners import DOCKER_HUB, DOCKER_HUB_2024, GITLAB, HARBOR, QUAY, Manners
 from tests.second_registry import running_crane
-from toolchain.errors import RegistryError, ToolchainError
+from toolchain.core.errors import RegistryError, ToolchainError
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor

@@ -15,16 +15,16 @@ from tests.fault_proxy import Fault, fault_proxy
 from tests.integration.conftest import Said, toolchain
 from tests.places import attach, publish, referrers
 from tests.registry_fixtures import free_port
-from toolchain.build.plan import find, plan
-from toolchain.build.reuse import Reuse, reference, take
-from toolchain.build.run import build
-from toolchain.cache import Cache
-from toolchain.digest import sha256_json
-from toolchain.errors import UntrustedError
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_json
+from toolchain.core.errors import UntrustedError
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.oci.registry import Registry
-from toolchain.request import Request
+from toolchain.pipeline.plan import find, plan
+from toolchain.pipeline.reuse import Reuse, reference, take
+from toolchain.pipeline.run import build
+from toolchain.request.model import Request
 from toolchain.stages.base import BaseStage
 from toolchain.stages.stage import Built, Planned, Workspace
 from toolchain.trust.keys import load_public, new_key

@@ -8,8 +8,8 @@ import pytest
 
 from tests.dockerd_fixture import dockerd
 from tests.integration.conftest import toolchain
-from toolchain.build.record import find_image
-from toolchain.cache import Cache, default_cache
+from toolchain.core.cache import Cache, default_cache
+from toolchain.pipeline.records import find_image
 
 pytestmark = [pytest.mark.engine, pytest.mark.full]
 WORDS = (

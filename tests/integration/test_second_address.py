@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 
 from tests.request_fixtures import specs
-from toolchain.build import locking
-from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
-from toolchain.digest import sha256_bytes, sha256_file
-from toolchain.errors import DigestError, SourceError, UnreachableError
-from toolchain.request import Request
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_bytes, sha256_file
+from toolchain.core.errors import DigestError, SourceError, UnreachableError
+from toolchain.pipeline import locking
+from toolchain.request.model import Request
 from toolchain.sources import archive, distro, resolve
 from toolchain.sources import network as reach
 from toolchain.sources.mirrors import Mirror

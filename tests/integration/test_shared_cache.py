@@ -21,7 +21,7 @@ import pytest
 
 from tests import tiny_image
 from tests.own_engine import destroy
-from toolchain.cache import Cache
+from toolchain.core.cache import Cache
 from toolchain.engine.buildah import Buildah
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
@@ -37,9 +37,9 @@ COPY --from=build /out /made/out
 BUILD = """
 import sys
 from pathlib import Path
-from toolchain.cache import Cache
+from toolchain.core.cache import Cache
 from toolchain.engine.buildah import Buildah
-from toolchain.recipe import Recipe
+from toolchain.core.recipe import Recipe
 top = Path(sys.argv[1])
 recipe = Recipe(name="tiny", containerfile="Tiny", base=sys.argv[2], contexts={"tree": top / "tree"})
 engine = Buildah(Cache(top / "cache"))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.conftest import Quickstart, Said, toolchain
 from tests.small_llvm import small_llvm
-from toolchain.errors import BuildError, ConfigError, UnsupportedError
+from toolchain.core.errors import BuildError, ConfigError, UnsupportedError
 
 pytestmark = pytest.mark.engine
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.cache import Cache
-from toolchain.errors import DigestError, SourceError, UnreachableError
+from toolchain.core.cache import Cache
+from toolchain.core.errors import DigestError, SourceError, UnreachableError
 from toolchain.sources import distro
 from toolchain.sources.distro import known_distro, survey
 from toolchain.sources.mirrors import Mirror, suites

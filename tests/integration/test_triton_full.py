@@ -35,16 +35,16 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from tests.debian_systems import TOP, build
-from toolchain.build.record import find_image, records
-from toolchain.cache import Cache, default_cache
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.process import Result
+from toolchain.core.recipe import Mount, root
+from toolchain.core.record import Record
 from toolchain.engine.buildah import Buildah
 from toolchain.kernels.aks2 import read_archive
 from toolchain.kernels.aotriton_plan import read_plan
 from toolchain.oci.layout import Layout
-from toolchain.process import Result
-from toolchain.recipe import Mount, root
-from toolchain.record import Record
-from toolchain.request import Request
+from toolchain.pipeline.records import find_image, records
+from toolchain.request.model import Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.scan import scan
 from toolchain.sources.store import Store

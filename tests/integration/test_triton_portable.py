@@ -12,13 +12,13 @@ import pytest
 
 from tests.integration.conftest import toolchain
 from tests.small_triton import small_triton
-from toolchain import process
-from toolchain.cache import Cache, default_cache
 from toolchain.catalog.architectures import emulator
+from toolchain.core import process
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.errors import BuildError, ContractError
+from toolchain.core.recipe import Mount, Recipe, root
 from toolchain.engine.buildah import Buildah
-from toolchain.errors import BuildError, ContractError
 from toolchain.oci.layout import Layout
-from toolchain.recipe import Mount, Recipe, root
 from toolchain.sources.pypi import pypi_row
 from toolchain.sources.resolve import fetch_source
 from toolchain.stages.triton_source import for_python

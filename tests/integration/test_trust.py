@@ -18,8 +18,8 @@ from tests.fault_proxy import Fault, fault_proxy
 from tests.integration.conftest import Said, toolchain
 from tests.places import attach, publish, referrers, tags
 from tests.registry_fixtures import free_port, running_registry
-from toolchain.cache import Cache
-from toolchain.digest import sha256_json
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_json
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.place import Attached

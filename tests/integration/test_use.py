@@ -15,11 +15,11 @@ import pytest
 from tests.evidence_fixtures import finished_base, finished_llvm
 from tests.integration.conftest import toolchain
 from tests.request_fixtures import specs
-from toolchain.cache import Cache
+from toolchain.core.cache import Cache
 from toolchain.oci.descriptor import IMAGES
 from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
-from toolchain.request import Request
+from toolchain.request.model import Request
 
 PREFIX = "usr/lib64/llvm-triton-22.1.8"
 LLVM = {f"{PREFIX}/bin/mlir-tblgen": b"x", f"{PREFIX}/lib/cmake/mlir/MLIRConfig.cmake": b"x"}

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from tests.debian_systems import a_system
-from toolchain.build.record import known_record, records
-from toolchain.cache import Cache, default_cache
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.recipe import Mount, root
+from toolchain.core.record import Record
 from toolchain.engine.buildah import Buildah
 from toolchain.oci.layout import Layout
-from toolchain.recipe import Mount, root
-from toolchain.record import Record
+from toolchain.pipeline.records import known_record, records
 from toolchain.sources.store import Store
 
 pytestmark = [pytest.mark.engine, pytest.mark.full, pytest.mark.timeout(0)]

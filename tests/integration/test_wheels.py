@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Said, toolchain
-from toolchain import recipe
-from toolchain.cache import Cache, default_cache
 from toolchain.catalog.wheels import wheel_row
-from toolchain.digest import sha256_file
+from toolchain.core import recipe
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.digest import sha256_file
+from toolchain.core.recipe import Recipe
 from toolchain.engine.buildah import Buildah
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
-from toolchain.recipe import Recipe
 from toolchain.sources.pypi import fetch_pypi, pypi_row
 from toolchain.sources.store import Store
 

@@ -16,10 +16,8 @@ import pytest
 from tests.dask_fixtures import LIMITS, hub, until
 from tests.integration.conftest import TOP, Quickstart, Said, toolchain
 from tests.rooted import Rooted, unpacked
-from toolchain import process, recipe
-from toolchain.build.contained_worker import Kernels
-from toolchain.build.record import find_image
-from toolchain.cache import Cache, default_cache
+from toolchain.core import process, recipe
+from toolchain.core.cache import Cache, default_cache
 from toolchain.kernels.bounds import processes
 from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.dask_executor import DaskExecutor
@@ -30,6 +28,8 @@ from toolchain.kernels.rules import load_rules
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import FolderStore
 from toolchain.oci.layout import Layout
+from toolchain.pipeline.contained_worker import Kernels
+from toolchain.pipeline.records import find_image
 from toolchain.sources.unpack import unpack_tar
 from toolchain.stages.kernels import PREFIX
 from toolchain.stages.worker import FOLDER, PROGRAM

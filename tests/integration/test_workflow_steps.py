@@ -25,8 +25,8 @@ from tests.rooted import unpacked
 from tests.workflow_expressions import Scope, holds, value_of
 from tests.workflow_machine import HOME, TEMP, VOLUME, WORKSPACE, Machine, Way
 from tests.workflow_steps import TOP, Event, Job, Service, read, run_workflow
-from toolchain.build.record import find_image
-from toolchain.cache import Cache, default_cache
+from toolchain.core.cache import Cache, default_cache
+from toolchain.pipeline.records import find_image
 from toolchain.stages.wheels import place
 from toolchain.trust.keys import new_key
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.kernel_fixtures import aks2
-from toolchain.digest import sha256_bytes
-from toolchain.errors import ContractError, KernelError
+from toolchain.core.digest import sha256_bytes
+from toolchain.core.errors import ContractError, KernelError
 from toolchain.kernels.aks2 import read_aks2, read_archive
 from toolchain.kernels.aotriton_plan import Archive, Cluster
 from toolchain.stages.aotriton_images import check_images

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from tests.kernel_fixtures import make_rule
-from toolchain import locks as lock
-from toolchain.cache import Cache
 from toolchain.catalog.aotriton_generations import generation_of
-from toolchain.errors import UnsupportedError
+from toolchain.core import locks as lock
+from toolchain.core.cache import Cache
+from toolchain.core.errors import UnsupportedError
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import DONE, Entry, Ledger
 from toolchain.kernels.rules import RuleSet

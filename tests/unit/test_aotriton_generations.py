@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.build.fetching import fetch_for
 from toolchain.catalog.aotriton_generations import (
     buildable,
     check_databases,
@@ -25,8 +24,9 @@ from toolchain.catalog.costs import costs
 from toolchain.catalog.gpus import known_gpus, parse_gpus
 from toolchain.catalog.release_data import AotritonRelease, aotriton_releases
 from toolchain.cli.request import make_request
-from toolchain.errors import ConfigError, SourceError, UnsupportedError
-from toolchain.option_values import without
+from toolchain.core.errors import ConfigError, SourceError, UnsupportedError
+from toolchain.pipeline.fetching import fetch_for
+from toolchain.request.option_values import without
 from toolchain.stages.aotriton import AotritonStage
 from toolchain.stages.aotriton_library import database_source, require_aotriton
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.plan_fixtures import BUILD, SOURCE, old_plan, old_tree
-from toolchain import recipe
 from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.catalog.gpus import parse_gpus
+from toolchain.core import recipe
 from toolchain.kernels.aotriton_plan import read_plan
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Entry

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.cache import Cache
 from toolchain.catalog.aotriton_generations import generation_of
-from toolchain.errors import BuildError
+from toolchain.core.cache import Cache
+from toolchain.core.errors import BuildError
 from toolchain.kernels.ledger import Entry
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.sources.tree import FetchedSource
 from toolchain.stages.aotriton import _objects, by_pack
 from toolchain.stages.aotriton_library import (

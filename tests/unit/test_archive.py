@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.digest import sha256_bytes
-from toolchain.errors import DigestError, SourceError, UnreachableError
+from toolchain.core.digest import sha256_bytes
+from toolchain.core.errors import DigestError, SourceError, UnreachableError
 from toolchain.sources import archive
 from toolchain.sources import network as reach
 from toolchain.sources.archive import fetch_archive

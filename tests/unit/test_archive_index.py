@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from toolchain import recipe
+from toolchain.core import recipe
 
 SCRIPT = recipe.root() / "llvm-config" / "archive_index.py"
 HEADER = """

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import record
-from toolchain.build.record import write_record
-from toolchain.cache import Cache
 from toolchain.catalog.gpus import known_gpus
-from toolchain.digest import sha256_file
-from toolchain.errors import ConfigError, SourceError
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import ConfigError, SourceError
+from toolchain.core.record import Record, RecordedSource
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer, write_tar_gz
 from toolchain.oci.layout import Layout
+from toolchain.pipeline.records import write_record
 from toolchain.publish.files import check_folder, write_archives
-from toolchain.record import Record, RecordedSource
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest

@@ -281,10 +281,10 @@ def test_the_lock_of_a_checkout_holds_no_path_of_this_machine(here: Here, tmp_pa
     here.checkout()
     code, _, said = here.call("plan", "llvm", "--triton", str(here.folder))
     assert code == 0, said
-    from toolchain.build import locking  # noqa: PLC0415
-    from toolchain.build.plan import plan  # noqa: PLC0415
-    from toolchain.cache import Cache  # noqa: PLC0415
-    from toolchain.request import Request  # noqa: PLC0415
+    from toolchain.core.cache import Cache  # noqa: PLC0415
+    from toolchain.pipeline import locking  # noqa: PLC0415
+    from toolchain.pipeline.plan import plan  # noqa: PLC0415
+    from toolchain.request.model import Request  # noqa: PLC0415
 
     request = Request(cache=Cache(tmp_path / "cache"), sources=specs({"triton": str(here.folder)}))
     made = locking.resolve(request, [row.planned for row in plan(request, "llvm")], "llvm")

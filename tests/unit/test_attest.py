@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from tests.evidence_fixtures import BASE, COMMIT, FINISHED, LLVM, ed25519_signer, image_facts, p256_signer, record
-from toolchain.digest import canonical, sha256_json
-from toolchain.errors import ConfigError, UntrustedError
-from toolchain.record import RecordedSource
+from toolchain.core.digest import canonical, sha256_json
+from toolchain.core.errors import ConfigError, UntrustedError
+from toolchain.core.record import RecordedSource
 from toolchain.trust import attest, dsse, keys
 from toolchain.trust.contents import of_provenance, of_records
 from toolchain.trust.image_facts import ImageFacts

@@ -18,7 +18,7 @@ from tests.emulated_objects import KERNELS, compile_all, rule
 from tests.evidence_fixtures import Stand, ed25519_signer, small_image
 from tests.kernel_fixtures import aks2
 from toolchain.cli.app import app
-from toolchain.errors import ConfigError, KernelError, RegressionError, SourceError
+from toolchain.core.errors import ConfigError, KernelError, RegressionError, SourceError
 from toolchain.examine.kernels import kernels_of
 from toolchain.examine.libraries import amd_targets, nvidia_targets, read_library
 from toolchain.oci.image import write_index

@@ -15,15 +15,15 @@ from typer.testing import CliRunner
 
 from tests.small_llvm import small_llvm
 from tests.unit.test_streams import shell
-from toolchain.build.prefetch import Prefetch
-from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
-from toolchain.digest import write_atomically, write_output
-from toolchain.errors import ConfigError, PatchError
+from toolchain.core.cache import Cache
+from toolchain.core.digest import write_atomically, write_output
+from toolchain.core.errors import ConfigError, PatchError
 from toolchain.oci.auth import _login_files
+from toolchain.pipeline.prefetch import Prefetch
 from toolchain.publish.pytorch import VERSION_FILE
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.sources.spec import of_folder
 from toolchain.sources.tree import Source
 
@@ -166,7 +166,7 @@ def test_a_prefetch_ends_whatever_happens(tmp_path: Path, monkeypatch: pytest.Mo
     def broken(*_: object, **__: object) -> None:
         raise ValueError("of no kind")
 
-    monkeypatch.setattr("toolchain.build.prefetch.fetch_for", broken)
+    monkeypatch.setattr("toolchain.pipeline.prefetch.fetch_for", broken)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     sources = [
         Source(name=name, kind="git", where="x", version="1" * 40, digest="git:" + "1" * 40, path=None, locked=True)

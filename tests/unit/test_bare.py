@@ -12,7 +12,7 @@ import pytest
 from tests.kernel_fixtures import make_rule
 from tests.plan_fixtures import BUILD, SIGNATURE, SOURCE, old_plan, old_tree, plan_of, tree_of
 from toolchain.catalog.aotriton_generations import generation_of
-from toolchain.errors import KernelError, SourceError, UnsupportedError
+from toolchain.core.errors import KernelError, SourceError, UnsupportedError
 from toolchain.kernels.aotriton_plan import parse_signature, read_plan
 from toolchain.kernels.rules import cut, in_order
 from toolchain.stages.aotriton_images import packed

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import FILES, Stand, small_image
-from toolchain.build import run as pipeline
-from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import DATA, base_recipe, load_bases
-from toolchain.errors import DigestError, RegistryError, UnsupportedError
+from toolchain.core.cache import Cache
+from toolchain.core.errors import DigestError, RegistryError, UnsupportedError
+from toolchain.core.recipe import root
 from toolchain.oci.check import verify_layout
 from toolchain.oci.layout import Layout
-from toolchain.recipe import root
-from toolchain.request import Request
+from toolchain.pipeline import run as pipeline
+from toolchain.request.model import Request
 from toolchain.stages import base as stage
 from toolchain.stages.base import BaseStage, local_image
 from toolchain.stages.stage import common_inputs

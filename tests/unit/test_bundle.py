@@ -15,17 +15,17 @@ from tests.at_once import failures
 from tests.bundle_fixtures import Place, full_place
 from tests.fake_registry import fake_registry
 from tests.request_fixtures import specs
-from toolchain.build.plan import plan
 from toolchain.bundle.export import TYPE, export
 from toolchain.bundle.importer import import_bundle
-from toolchain.cache import Cache
 from toolchain.cli.app import app
-from toolchain.digest import sha256_file
-from toolchain.errors import ConfigError, LockedError, SourceError
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import ConfigError, LockedError, SourceError
 from toolchain.lock import file as lockfile
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
+from toolchain.pipeline.plan import plan
 from toolchain.sources.resolve import fetch_source, locate
 from toolchain.sources.store import Store
 from toolchain.sources.tree import tree_digest

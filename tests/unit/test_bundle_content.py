@@ -15,9 +15,9 @@ import pytest
 
 from tests.bundle_fixtures import Place, entry, full_place, nothing_counts
 from toolchain.bundle.importer import import_bundle
-from toolchain.cache import Cache
-from toolchain.digest import canonical, sha256_json
-from toolchain.errors import (
+from toolchain.core.cache import Cache
+from toolchain.core.digest import canonical, sha256_json
+from toolchain.core.errors import (
     ConfigError,
     DigestError,
     DocumentError,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.bundle_fixtures import Place, entry, full_place, nothing_counts
-from toolchain.errors import HostileInputError, RegistryError, ToolchainError
+from toolchain.core.errors import HostileInputError, RegistryError, ToolchainError
 from toolchain.oci.layout import Layout
 
 

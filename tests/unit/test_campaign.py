@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.kernel_fixtures import FakeWorkers, make_rule
-from toolchain.errors import KernelError, ResourceError
+from toolchain.core.errors import KernelError, ResourceError
 from toolchain.kernels import executors, worker_process
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor, Outcome

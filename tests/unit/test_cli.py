@@ -19,19 +19,19 @@ import typer
 from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base, record
-from toolchain import console, errors
-from toolchain.build.record import write_record
-from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
 from toolchain.cli.request import read_flag
-from toolchain.errors import ToolchainError
-from toolchain.filesystem import NewFile
+from toolchain.core import console, errors
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ToolchainError
+from toolchain.core.filesystem import NewFile
+from toolchain.core.process import CommandError
+from toolchain.core.record import Record
 from toolchain.oci.reference import Target
-from toolchain.process import CommandError
+from toolchain.pipeline.records import write_record
 from toolchain.publish import images as delivery
 from toolchain.publish.images import Delivered
-from toolchain.record import Record
 from toolchain.stages.stage import Built, Planned
 
 TOP = Path(__file__).resolve().parents[2]

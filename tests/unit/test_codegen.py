@@ -18,21 +18,21 @@ from typer.testing import CliRunner
 from tests.codegen_tree import AMD, CORE, PROJECT, codegen_tree
 from tests.git_server import git, served
 from tests.request_fixtures import specs
-from toolchain.build import locking
-from toolchain.build.plan import plan
-from toolchain.build.prefetch import Prefetch
-from toolchain.build.record import read_record
-from toolchain.build.targets import stages_of
-from toolchain.build.workspace import BuildWorkspace
-from toolchain.cache import Cache
 from toolchain.catalog import codegen as rows
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.codegen import codegens
 from toolchain.cli.app import app
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, PinError, SourceError, UnreachableError, UnsupportedError
 from toolchain.engine.progress import Progress
-from toolchain.errors import ConfigError, PinError, SourceError, UnreachableError, UnsupportedError
+from toolchain.pipeline import locking
+from toolchain.pipeline.plan import plan
+from toolchain.pipeline.prefetch import Prefetch
+from toolchain.pipeline.records import read_record
+from toolchain.pipeline.targets import stages_of
+from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.publish import attestations
-from toolchain.request import DEFAULT_GLIBC, Request
+from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.sources.candidates import first_holder, holder_of
 from toolchain.sources.git import git_digest
 from toolchain.sources.resolve import fetch_source, part_of

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kernel_fixtures import make_object
 from toolchain.catalog.gpus import gpu_of_flag, known_gpus, machine_flag
-from toolchain.errors import KernelError, UnsupportedError
+from toolchain.core.errors import KernelError, UnsupportedError
 from toolchain.kernels.codeobject import check_object
 
 

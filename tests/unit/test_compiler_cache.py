@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.request_fixtures import request_of
-from toolchain.build.compiler_cache import NONE, compiler_caches, key_of, trim, using
-from toolchain.cache import Cache
-from toolchain.request import Request
+from toolchain.core.cache import Cache
+from toolchain.pipeline.compiler_cache import NONE, compiler_caches, key_of, trim, using
+from toolchain.request.model import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned
 

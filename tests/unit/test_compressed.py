@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.errors import UntrustedError
+from toolchain.core.errors import UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.compressed import DAMAGED, unpacked
 

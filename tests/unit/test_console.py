@@ -10,11 +10,11 @@ import unicodedata
 import pytest
 import typer
 
-from toolchain import console, logs
 from toolchain.cli.failing import handled
 from toolchain.cli.listing import Listing
+from toolchain.core import console, logs
+from toolchain.core.errors import NotReproducedError
 from toolchain.engine.progress import Progress
-from toolchain.errors import NotReproducedError
 
 
 @handled

@@ -15,15 +15,15 @@ from typer.testing import CliRunner
 
 from tests.evidence_fixtures import FILES, finished_base, finished_llvm, small_image
 from tests.request_fixtures import specs
-from toolchain.cache import Cache
 from toolchain.cli.app import app
+from toolchain.core.cache import Cache
 from toolchain.oci.image import ImageSpec, add_layer, write_image, write_index
 from toolchain.oci.labels import CACHE_MOUNT
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.publish.consumer import Use, use_of
-from toolchain.request import Request
+from toolchain.request.model import Request
 
 PREFIX = "usr/lib64/llvm-triton-10dc3a8e"
 LLVM = {f"{PREFIX}/bin/mlir-tblgen": b"x", f"{PREFIX}/lib/cmake/mlir/MLIRConfig.cmake": b"x"}

@@ -21,12 +21,12 @@ import pytest
 
 import toolchain
 from tests.dask_fixtures import LAYERS, LIMITS, Hub, Machine, hub, rules_of, until
-from toolchain.build import contained_worker
-from toolchain.build.contained_worker import Kernels
+from toolchain.core.errors import ConfigError, EngineError, KernelError
 from toolchain.engine.own_network import WAYS, proved, without_network
-from toolchain.errors import ConfigError, EngineError, KernelError
 from toolchain.kernels.dask_status import ask
 from toolchain.kernels.store import FolderStore
+from toolchain.pipeline import contained_worker
+from toolchain.pipeline.contained_worker import Kernels
 from toolchain.stages.worker import MODULES
 
 PACKAGE = Path(toolchain.__file__).parent
@@ -85,7 +85,7 @@ class Image:
     def words(self, *more: str) -> list[str]:
         kernels = str(self.machine.root / "kernels.json")
         own = ["--kernels", kernels, "--store", str(self.store), "--name", self.machine.root.name]
-        return [sys.executable, "-m", "toolchain.build.contained_worker", *more, *own]
+        return [sys.executable, "-m", "toolchain.pipeline.contained_worker", *more, *own]
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("DASK_", "TOOLCHAIN_"))}
@@ -134,7 +134,7 @@ def interfaces(pid: int) -> list[str]:
 
 def test_it_imports_no_more_than_the_image_holds(program: Path) -> None:
     code = (
-        "import json, sys, toolchain.build.contained_worker, toolchain.catalog.gpus as gpus; gpus.known_gpus();"
+        "import json, sys, toolchain.pipeline.contained_worker, toolchain.catalog.gpus as gpus; gpus.known_gpus();"
         "print(json.dumps({n: m.__file__ for n, m in sys.modules.items() if n.partition('.')[0] == 'toolchain'}))"
     )
     env = {**os.environ, "PYTHONPATH": str(program)}

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import process, recipe
 from toolchain.catalog.components import LlvmRequirements, needs_for
-from toolchain.errors import ContractError
-from toolchain.process import CommandError, Result
-from toolchain.recipe import Mount
+from toolchain.core import process, recipe
+from toolchain.core.errors import ContractError
+from toolchain.core.process import CommandError, Result
+from toolchain.core.recipe import Mount
 from toolchain.stages.contract import ContractReport, check_layer, check_names
 
 NEEDS = needs_for("3.8")

@@ -18,27 +18,27 @@ from rich.console import Console
 from tests.evidence_fixtures import ed25519_signer
 from tests.places import gather, verify
 from tests.request_fixtures import specs
-from toolchain import process, recipe
-from toolchain.build.images import named_images
-from toolchain.build.plan import plan
-from toolchain.build.prefetch import Prefetch
-from toolchain.build.reuse import Reuse, take
-from toolchain.build.targets import by_arch, stages_of
-from toolchain.build.workspace import BuildWorkspace
-from toolchain.cache import Cache
 from toolchain.catalog import stages as catalog
 from toolchain.catalog.architectures import MACHINES, emulator, machine_of, this_machine
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe, load_bases
 from toolchain.catalog.components import needs_for
+from toolchain.core import process, recipe
+from toolchain.core.cache import Cache
+from toolchain.core.errors import EngineError, SourceError, UnsupportedError
+from toolchain.core.process import Result
+from toolchain.core.recipe import Mount
 from toolchain.engine.progress import Progress
-from toolchain.errors import EngineError, SourceError, UnsupportedError
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
-from toolchain.process import Result
+from toolchain.pipeline.images import named_images
+from toolchain.pipeline.plan import plan
+from toolchain.pipeline.prefetch import Prefetch
+from toolchain.pipeline.reuse import Reuse, take
+from toolchain.pipeline.targets import by_arch, stages_of
+from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.publish.images import deliver
-from toolchain.recipe import Mount
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.stages import base, contract, sysroot
 from toolchain.stages.contract import CrossTarget, check_part
 from toolchain.stages.llvm_subset import DISTRIBUTION, SUPPORT, TABLEGEN, subset_of

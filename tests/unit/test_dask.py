@@ -21,7 +21,7 @@ from jsonschema import Draft202012Validator
 
 from tests.dask_fixtures import LAYERS, LIMITS, Hub, Machine, hub, rules_of, until
 from toolchain.cli.kernels_view import machines, screen
-from toolchain.errors import ConfigError, KernelError
+from toolchain.core.errors import ConfigError, KernelError
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.dask_board import Board, Presence, workers_on
 from toolchain.kernels.dask_executor import DaskExecutor

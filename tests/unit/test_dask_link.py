@@ -15,16 +15,16 @@ from typer.testing import CliRunner
 
 from tests.dask_fixtures import Machine, hub, rules_of
 from tests.request_fixtures import request_of
-from toolchain.build import kernel_worker
-from toolchain.build.plan import PlanRow
-from toolchain.cache import Cache
 from toolchain.cli.app import app
-from toolchain.errors import ConfigError, LockHeldError, UnreachableError
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, LockHeldError, UnreachableError
+from toolchain.core.locks import alone
 from toolchain.kernels import dask_link, dask_worker
 from toolchain.kernels.dask_board import Board
 from toolchain.kernels.dask_link import check_address, order_of, rule_of
 from toolchain.kernels.store import FolderStore
-from toolchain.locks import alone
+from toolchain.pipeline import kernel_worker
+from toolchain.pipeline.plan import PlanRow
 from toolchain.stages.stage import Built, Planned
 
 pytestmark = [

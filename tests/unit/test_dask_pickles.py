@@ -21,7 +21,7 @@ import pytest
 
 from tests.dask_fixtures import Machine, rules_of, until
 from tests.unit.test_dask import InBackground, in_a_process
-from toolchain.errors import UnreachableError
+from toolchain.core.errors import UnreachableError
 from toolchain.kernels.dask_board import Board, BoardError, Presence, workers_on
 from toolchain.kernels.store import FolderStore
 

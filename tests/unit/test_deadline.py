@@ -15,11 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.unit.test_pace import HEAD, slow
-from toolchain import pace
 from toolchain.cli.app import app
-from toolchain.deadline import deadline
-from toolchain.digest import sha256_bytes
-from toolchain.errors import ResourceError, UnreachableError
+from toolchain.core import pace
+from toolchain.core.deadline import deadline
+from toolchain.core.digest import sha256_bytes
+from toolchain.core.errors import ResourceError, UnreachableError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from toolchain.digest import write_atomically
+from toolchain.core.digest import write_atomically
 
 
 def test_threads_that_write_the_same_file_leave_one_whole_file_and_no_partial(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from toolchain import doctor
-from toolchain.cache import Cache
 from toolchain.catalog.components import needs_for
+from toolchain.cli import doctor
+from toolchain.cli.doctor import Check
 from toolchain.cli.doctor_cmd import doctor as verb
-from toolchain.doctor import Check
+from toolchain.core.cache import Cache
 from toolchain.engine import resources
 from toolchain.stages.llvm_subset import DISTRIBUTION, FULL_DISK, subset_of
 

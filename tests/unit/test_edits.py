@@ -12,11 +12,11 @@ import pytest
 
 from tests.request_fixtures import specs
 from tests.small_llvm import small_llvm
-from toolchain.build.prefetch import Prefetch
-from toolchain.cache import Cache
 from toolchain.cli.request import make_request
-from toolchain.errors import ConfigError, PatchError, PinError
-from toolchain.request import Request
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, PatchError, PinError
+from toolchain.pipeline.prefetch import Prefetch
+from toolchain.request.model import Request
 from toolchain.sources import edits as edits_module
 from toolchain.sources.edits import apply_edits, read_edits, shipped
 from toolchain.sources.patch import apply_patches, check_patch, copy_tree
@@ -228,7 +228,7 @@ def test_edits_that_were_unknown_before_llvm_was_here(tmp_path: Path, monkeypatc
         prefetch.wait("llvm")
         return prefetch
 
-    monkeypatch.setattr("toolchain.build.prefetch.fetch_for", lambda *_, **__: None)
+    monkeypatch.setattr("toolchain.pipeline.prefetch.fetch_for", lambda *_, **__: None)
     with pytest.raises(PinError, match="planned without them"):  # while LLVM is built
         prefetched("llvm", "triton").check()
     prefetched("llvm").check()

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from tests.emulator_fixtures import LDS, SCRATCH, code_object, get, pair, program, put, run, wave_of, workgroup
 from toolchain.cli.app import app
+from toolchain.core.errors import ConfigError, EmulationError, EngineError, NumbersError
 from toolchain.emulator import codeobject, extra, messagepack
 from toolchain.emulator.control import wait
 from toolchain.emulator.decode import decode
@@ -25,7 +26,6 @@ from toolchain.emulator.program import Program
 from toolchain.emulator.syntax import parse
 from toolchain.emulator.wave import Target
 from toolchain.emulator.workgroup import Limits, Workgroup, refuse
-from toolchain.errors import ConfigError, EmulationError, EngineError, NumbersError
 
 GFX942, GFX1100, GFX1201 = Target("gfx942", 64), Target("gfx1100", 32), Target("gfx1201", 32)
 

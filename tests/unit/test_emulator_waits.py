@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.emulator_fixtures import program
+from toolchain.core.errors import NumbersError
 from toolchain.emulator.scoreboard import State
-from toolchain.errors import NumbersError
 
 
 def state_after(gpu: str, texts: list[str], words: dict[int, int] | None = None) -> State:

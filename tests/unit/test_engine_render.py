@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from toolchain.core.errors import EngineError
+from toolchain.core.recipe import Recipe
 from toolchain.engine import isolation, relay
 from toolchain.engine.buildah import first_error, render
 from toolchain.engine.isolation import PROOF
-from toolchain.errors import EngineError
-from toolchain.recipe import Recipe
 
 CONTAINERFILE = """\
 ARG BASE

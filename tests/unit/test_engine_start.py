@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from toolchain import process
-from toolchain.build.kernel_store import open_store
-from toolchain.cache import Cache
+from toolchain.core import process
+from toolchain.core.cache import Cache
+from toolchain.core.errors import EngineError
+from toolchain.core.process import CommandError, Result
 from toolchain.engine import attack, isolation, view
 from toolchain.engine import storage as engine_storage
 from toolchain.engine.probe import judge, measures
 from toolchain.engine.shell import Shell
 from toolchain.engine.storage import Storage, remove_tree
-from toolchain.errors import EngineError
-from toolchain.process import CommandError, Result
+from toolchain.pipeline.kernel_store import open_store
 
 # Counts its calls in a file and fails the first N times with the given words.
 PROGRAM = """
@@ -135,7 +135,7 @@ def test_each_measure_is_part_of_what_is_remembered(monkeypatch: pytest.MonkeyPa
 HOLD = """
 import sys
 from pathlib import Path
-from toolchain.cache import Cache
+from toolchain.core.cache import Cache
 from toolchain.engine.storage import Storage
 with Storage(Cache(Path(sys.argv[1]))).invocation("build"):
     print("at work", flush=True)

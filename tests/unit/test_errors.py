@@ -9,8 +9,8 @@ import pkgutil
 from pathlib import Path
 
 import toolchain
-from toolchain import errors
-from toolchain.errors import HostileInputError, SourceError, ToolchainError, UntrustedError
+from toolchain.core import errors
+from toolchain.core.errors import HostileInputError, SourceError, ToolchainError, UntrustedError
 
 TOP = Path(toolchain.__file__).resolve().parent
 CLASSES = {

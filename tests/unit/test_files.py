@@ -13,10 +13,9 @@ import pytest
 
 from tests.evidence_fixtures import FINISHED, Stand, ed25519_signer, image_facts
 from tests.places import folder, gather, verify
-from toolchain.build.reuse import Reuse, reference
-from toolchain.cache import Cache
-from toolchain.digest import sha256_bytes, sha256_file
-from toolchain.errors import ConfigError, HostileInputError, RegistryError, SourceError
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_bytes, sha256_file
+from toolchain.core.errors import ConfigError, HostileInputError, RegistryError, SourceError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import TYPE, PlainFile, file_media_type, is_plain_name, read_files, tag_of, write_files
@@ -24,12 +23,13 @@ from toolchain.oci.labels import TITLE
 from toolchain.oci.layout import Layout
 from toolchain.oci.layout_place import resolve
 from toolchain.oci.reference import LayoutRef
+from toolchain.pipeline.reuse import Reuse, reference
 from toolchain.publish.artifacts import DeliveredFiles, bring_wheels, deliver_files
 from toolchain.publish.attestations import attach_to_files
 from toolchain.publish.consumer import use_of
 from toolchain.publish.files import write_archives
 from toolchain.publish.images import deliver
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.sources.store import Store
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust.policy import Policy

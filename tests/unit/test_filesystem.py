@@ -15,9 +15,9 @@ import pytest
 from tests.places import publish
 from tests.registry_fixtures import small_index
 from toolchain.catalog.aotriton_generations import generation_of
-from toolchain.digest import sha256_bytes, write_atomically
-from toolchain.errors import DigestError, HostileInputError, RegistryError
-from toolchain.filesystem import NewFile, copy_built, open_regular, read_built, read_regular
+from toolchain.core.digest import sha256_bytes, write_atomically
+from toolchain.core.errors import DigestError, HostileInputError, RegistryError
+from toolchain.core.filesystem import NewFile, copy_built, open_regular, read_built, read_regular
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.layer import HashedFile

@@ -13,23 +13,23 @@ import pytest
 from tests.evidence_fixtures import finished_sysroot, image_facts, record
 from tests.places import verify
 from tests.request_fixtures import specs
-from toolchain.build import locking
-from toolchain.build.plan import find, plan
-from toolchain.build.record import read_record
-from toolchain.build.targets import stages_of
 from toolchain.bundle.export import export
 from toolchain.bundle.importer import import_bundle
-from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import floor_of, load_floors
-from toolchain.errors import LockedError, UnsupportedError
+from toolchain.core.cache import Cache
+from toolchain.core.errors import LockedError, UnsupportedError
 from toolchain.lock import file as lockfile
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, write_image, write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
+from toolchain.pipeline import locking
+from toolchain.pipeline.plan import find, plan
+from toolchain.pipeline.records import read_record
+from toolchain.pipeline.targets import stages_of
 from toolchain.publish import attestations as evidence
-from toolchain.request import DEFAULT_GLIBC, Request
+from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages import base, sysroot
 from toolchain.trust import sbom
 from toolchain.trust.image_facts import Package

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from tests.request_fixtures import request_of
-from toolchain.build.plan import plan
-from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe
-from toolchain.request import Request
+from toolchain.core.cache import Cache
+from toolchain.pipeline.plan import plan
+from toolchain.request.model import Request
 from toolchain.stages.base import recipe_digest, write_packages
 from toolchain.stages.sysroot import sysroot_system
 

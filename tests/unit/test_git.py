@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.errors import HostileInputError, SourceError, ToolchainError, UnreachableError
+from toolchain.core.errors import HostileInputError, SourceError, ToolchainError, UnreachableError
 from toolchain.sources.git import fetch_git, git_digest
 from toolchain.sources.part import Part
 from toolchain.sources.store import Store

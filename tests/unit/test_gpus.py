@@ -8,7 +8,7 @@ import pytest
 
 from toolchain.catalog import gpus as table
 from toolchain.catalog.gpus import known_gpus, pack, parse_gpus, short_list
-from toolchain.errors import UnsupportedError
+from toolchain.core.errors import UnsupportedError
 
 
 @pytest.mark.parametrize(

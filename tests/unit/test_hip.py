@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.request_fixtures import specs
-from toolchain.cache import Cache
 from toolchain.catalog import hip as catalog
-from toolchain.errors import ConfigError, SourceError, UnsupportedError
-from toolchain.request import Request
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, SourceError, UnsupportedError
+from toolchain.request.model import Request
 from toolchain.sources.distro import known_packages
 from toolchain.sources.mirrors import Mirror
 from toolchain.sources.suites import Suite

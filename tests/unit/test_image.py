@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.registry_fixtures import small_index
-from toolchain.errors import RegistryError
+from toolchain.core.errors import RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.image import ImageSpec, LayerBlob, read_layers, write_image, write_index

@@ -14,7 +14,14 @@ from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base, finished_llvm
 from tests.request_fixtures import specs
-from toolchain.build.images import (
+from toolchain.cli.app import app
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, SourceError
+from toolchain.core.record import Record
+from toolchain.oci import labels
+from toolchain.oci.image import labels_of
+from toolchain.oci.layout import Layout
+from toolchain.pipeline.images import (
     Publication,
     contents_of,
     finished_images,
@@ -24,15 +31,8 @@ from toolchain.build.images import (
     one_image,
     publications,
 )
-from toolchain.build.record import find_image, read_record, write_record
-from toolchain.cache import Cache
-from toolchain.cli.app import app
-from toolchain.errors import ConfigError, SourceError
-from toolchain.oci import labels
-from toolchain.oci.image import labels_of
-from toolchain.oci.layout import Layout
-from toolchain.record import Record
-from toolchain.request import Request
+from toolchain.pipeline.records import find_image, read_record, write_record
+from toolchain.request.model import Request
 from toolchain.stages.stage import Built
 
 LLVM = "llvm-triton-22.1.8-debian13"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
-from toolchain.request import Request
+from toolchain.core.cache import Cache
+from toolchain.request.model import Request
 from toolchain.stages.aotriton import AotritonStage
 from toolchain.stages.kernels import KernelsStage
 from toolchain.stages.llvm import LlvmStage

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.cache import Cache
 from toolchain.cli.request import make_request
-from toolchain.errors import ConfigError, PolicyError
-from toolchain.record import Fate
-from toolchain.request import Request
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, PolicyError
+from toolchain.core.record import Fate
+from toolchain.request.model import Request
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
 
 BITCODE = b"BC\xc0\xde" + bytes(40)

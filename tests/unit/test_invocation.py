@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.request_fixtures import specs
-from toolchain.build.record import asked_for
-from toolchain.cache import Cache
-from toolchain.request import DEFAULT_GLIBC, Request
+from toolchain.core.cache import Cache
+from toolchain.pipeline.records import asked_for
+from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages.sysroot import SysrootStage
 from toolchain.trust.invocation import request_command
 

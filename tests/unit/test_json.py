@@ -12,10 +12,10 @@ from typing import Any, get_args
 import pytest
 from jsonschema import Draft202012Validator
 
-from toolchain import errors
 from toolchain.cli import build_cmd
 from toolchain.cli.verbs import VERBS
-from toolchain.errors import ToolchainError
+from toolchain.core import errors
+from toolchain.core.errors import ToolchainError
 from toolchain.publish.consumer import Kind
 
 TOP = Path(__file__).resolve().parents[2]

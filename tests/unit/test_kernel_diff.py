@@ -19,7 +19,7 @@ from tests.kernel_fixtures import aks2
 from toolchain.catalog.gpus import known_gpus
 from toolchain.catalog.limits import limits_of
 from toolchain.cli.app import app
-from toolchain.errors import ConfigError, KernelError, RegressionError
+from toolchain.core.errors import ConfigError, KernelError, RegressionError
 from toolchain.examine.diff import compare
 from toolchain.examine.facts import Facts, read_object, read_ptx
 from toolchain.examine.kernels import Kernel

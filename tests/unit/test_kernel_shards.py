@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.kernel_fixtures import make_rule
 from tests.unit.test_kernel_store import Machine, PlainKey
 from toolchain.cli.app import app
-from toolchain.errors import ConfigError, KernelError, ToolchainError
+from toolchain.core.errors import ConfigError, KernelError, ToolchainError
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger

@@ -19,11 +19,11 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kernel_fixtures import FakeWorkers, make_rule
-from toolchain.cache import LEDGER
 from toolchain.cli import kernels_cmd
 from toolchain.cli.app import app
 from toolchain.cli.kernels_view import line, screen
-from toolchain.errors import ConfigError, KernelError
+from toolchain.core.cache import LEDGER
+from toolchain.core.errors import ConfigError, KernelError
 from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.kernel_fixtures import FakeWorkers, make_object, make_rule
-from toolchain.errors import ConfigError, ResourceError
+from toolchain.core.errors import ConfigError, ResourceError
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.test_kernel_shards import RULES, folder, merge, run
 from tests.unit.test_kernel_store import Machine
-from toolchain.errors import ConfigError
+from toolchain.core.errors import ConfigError
 from toolchain.kernels.store import Addition, DamagedError, FolderStore, read_record, read_seconds
 
 DEEP = "[" * 100_000

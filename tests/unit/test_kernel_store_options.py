@@ -10,15 +10,15 @@ import pytest
 
 from tests.evidence_fixtures import finished_base
 from tests.unit.test_kernel_store import Machine, forge, rules_of
-from toolchain.build import run
-from toolchain.build.kernel_store import open_store, result_key, shared_results
-from toolchain.cache import Cache
 from toolchain.cli import build_cmd
-from toolchain.errors import ConfigError
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError
 from toolchain.kernels.oci_store import OciStore
 from toolchain.kernels.store import FolderStore, Result, UnsignedError, read_record
-from toolchain.option_values import kernel_store, shard
-from toolchain.request import Request
+from toolchain.pipeline import run
+from toolchain.pipeline.kernel_store import open_store, result_key, shared_results
+from toolchain.request.model import Request
+from toolchain.request.option_values import kernel_store, shard
 from toolchain.stages.stage import Built
 from toolchain.trust.keys import new_key
 
@@ -55,7 +55,7 @@ def test_a_store_without_a_key_is_told(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("toolchain.build.kernel_store.result_key", lambda _: None)
+    monkeypatch.setattr("toolchain.pipeline.kernel_store.result_key", lambda _: None)
     given = Path(key) if key else None
     build_cmd._check_kernel_store(Request(cache=Cache(Path("cache")), kernel_store=store, kernel_key=given), "kernels")
     assert ("--kernel-key" in capsys.readouterr().err) == warned

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from toolchain.build.plan import plan
-from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import load_bases
-from toolchain.request import Request
+from toolchain.core.cache import Cache
+from toolchain.pipeline.plan import plan
+from toolchain.request.model import Request
 from toolchain.stages.kernel_workers import allocator
 from toolchain.stages.kernels import KernelsStage
 from toolchain.stages.stage import Planned

@@ -19,9 +19,9 @@ from tests.fake_registry import fake_registry
 from tests.fake_sigstore import FakeSigstore, fake_sigstore, token
 from tests.places import attach_evidence, referrers, verify
 from tests.registry_fixtures import free_port
-from toolchain.cache import Cache
 from toolchain.cli.app import app
-from toolchain.errors import ConfigError, UnreachableError, UntrustedError
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, UnreachableError, UntrustedError
 from toolchain.oci.layout import Layout
 from toolchain.trust import keyless
 from toolchain.trust.keyless import Identity, Keyless

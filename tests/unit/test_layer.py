@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.digest import sha256_file
-from toolchain.errors import BuildError, ConfigError, HostileInputError, SourceError
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import BuildError, ConfigError, HostileInputError, SourceError
 from toolchain.oci import tar
 from toolchain.oci.deflate import BLOCK, MEMORY, GzipSink
 from toolchain.oci.layer import (

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import FILES, small_image
-from toolchain.digest import canonical
-from toolchain.errors import UntrustedError
+from toolchain.core.digest import canonical
+from toolchain.core.errors import UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.layer_files import glance, layer_files, read_member
 from toolchain.oci.layout import Layout

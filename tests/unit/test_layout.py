@@ -12,8 +12,8 @@ import pytest
 
 from tests.places import fetch_image, publish
 from tests.registry_fixtures import small_index
-from toolchain.digest import sha256_bytes
-from toolchain.errors import ConfigError, DigestError, DocumentError, RegistryError, ToolchainError, UntrustedError
+from toolchain.core.digest import sha256_bytes
+from toolchain.core.errors import ConfigError, DigestError, DocumentError, RegistryError, ToolchainError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel_fixtures import make_rule
-from toolchain.errors import ConfigError, ResourceError
+from toolchain.core.errors import ConfigError, ResourceError
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, Standing, counts, look, reproducible
 
 WRITER = """

@@ -12,13 +12,13 @@ import pytest
 
 from tests.request_fixtures import specs
 from tests.small_llvm import small_llvm
-from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.components import check_generation, needs_for, newest_triton_on
 from toolchain.catalog.release_data import aotriton_releases, triton_releases
 from toolchain.catalog.releases import triton_at
-from toolchain.errors import SourceError, UnsupportedError
-from toolchain.request import Request
+from toolchain.core.cache import Cache
+from toolchain.core.errors import SourceError, UnsupportedError
+from toolchain.request.model import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.llvm import LlvmStage, llvm_needs, refined
 from toolchain.stages.llvm_version import major_of, version_of_tree

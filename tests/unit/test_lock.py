@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.lock_fixtures import ODD, A, B, base, lock, source, wheel
-from toolchain.errors import ConfigError
+from toolchain.core.errors import ConfigError
 from toolchain.lock import file as lockfile
 from toolchain.lock.diff import differences
 from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedPatch

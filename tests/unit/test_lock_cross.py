@@ -18,21 +18,21 @@ from tests.bundle_fixtures import Place
 from tests.evidence_fixtures import finished_base, finished_sysroot
 from tests.lock_fixtures import base, lock
 from tests.request_fixtures import specs
-from toolchain.build import locking
-from toolchain.build import run as pipeline
-from toolchain.build.plan import plan
 from toolchain.bundle import export as bundle
 from toolchain.bundle.export import export
-from toolchain.cache import Cache
 from toolchain.cli.app import app
-from toolchain.digest import canonical
-from toolchain.errors import ConfigError, HostileInputError, LockedError, SourceError, UnsupportedError
+from toolchain.core.cache import Cache
+from toolchain.core.digest import canonical
+from toolchain.core.errors import ConfigError, HostileInputError, LockedError, SourceError, UnsupportedError
 from toolchain.lock import file as lockfile
 from toolchain.lock.diff import differences
 from toolchain.lock.file import Lock, LockedBase
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
-from toolchain.request import DEFAULT_GLIBC, Request
+from toolchain.pipeline import locking
+from toolchain.pipeline import run as pipeline
+from toolchain.pipeline.plan import plan
+from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages.base import BaseStage
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Built, Planned
@@ -165,7 +165,7 @@ def test_packages_that_moved_stop_the_build(
     monkeypatch.setattr(pipeline, "stage_lock", lock_of)
     monkeypatch.setattr(pipeline, "_ready", lambda *_: None)
     monkeypatch.setattr(pipeline, "_known", lambda stage, own, dependencies, _: stage.plan(own, dependencies))
-    monkeypatch.setattr("toolchain.build.prefetch.fetch_for", lambda _, source, **__: source)
+    monkeypatch.setattr("toolchain.pipeline.prefetch.fetch_for", lambda _, source, **__: source)
     with pytest.raises(LockedError, match="differs from the lock") as caught:
         pipeline.build(dataclasses.replace(request, cache=other, lock=locked), "llvm")
     assert "is locked, 9.9 " in caught.value.why
@@ -343,7 +343,7 @@ def test_a_bundle_of_a_base_brings_what_a_portable_llvm_is_compiled_against(
 def test_a_bundle_of_a_base_alone(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing portable was built, nothing old is there to be brought."""
     said: list[str] = []
-    monkeypatch.setattr("toolchain.console.note", said.append)
+    monkeypatch.setattr("toolchain.core.console.note", said.append)
     request = Request(cache=cache, glibc=DEFAULT_GLIBC, offline=True)
     alone = Place(tmp_path, request, target="base").export()
     assert named(alone.lock) == ["base debian13 (amd64) resolved"]

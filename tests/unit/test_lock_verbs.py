@@ -20,19 +20,19 @@ from tests.evidence_fixtures import finished_base, finished_sysroot
 from tests.lock_fixtures import lock
 from tests.request_fixtures import specs
 from tests.small_llvm import small_llvm
-from toolchain.build import locking
-from toolchain.build import run as pipeline
-from toolchain.build.plan import plan
-from toolchain.build.prefetch import Prefetch
-from toolchain.build.workspace import BuildWorkspace
-from toolchain.cache import Cache
 from toolchain.cli.app import app
-from toolchain.digest import sha256_bytes
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_bytes
+from toolchain.core.errors import LockedError
 from toolchain.engine.progress import Progress
-from toolchain.errors import LockedError
 from toolchain.lock import file as lockfile
 from toolchain.lock.diff import differences
-from toolchain.request import DEFAULT_GLIBC, Request
+from toolchain.pipeline import locking
+from toolchain.pipeline import run as pipeline
+from toolchain.pipeline.plan import plan
+from toolchain.pipeline.prefetch import Prefetch
+from toolchain.pipeline.workspace import BuildWorkspace
+from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.sources import distro
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.store import Store
@@ -112,7 +112,7 @@ def test_what_a_stage_is_given_was_read_again_and_held_to_the_lock(
         how.append(given)
         return source
 
-    monkeypatch.setattr("toolchain.build.workspace.fetch_for", fetched)
+    monkeypatch.setattr("toolchain.pipeline.workspace.fetch_for", fetched)
     monkeypatch.setattr(locking, "check", lambda *_: None)
     monkeypatch.setattr(locking, "check_tree", lambda _, source: held.append(source))
     fetching = Prefetch(Request(cache=cache), [])
@@ -333,8 +333,8 @@ def test_a_decayed_tree_is_found_although_nothing_seems_changed(tmp_path: Path, 
     assert (believed.path / "llvm" / "CMakeLists.txt").read_text() == "project(y)\n", "the test harms nothing"
     # Another process: this one has written the tree itself and would not read it again.
     code = (
-        "import sys; from pathlib import Path; from toolchain.build.plan import plan\n"
-        "from toolchain.cache import Cache; from toolchain.request import Request\n"
+        "import sys; from pathlib import Path; from toolchain.pipeline.plan import plan\n"
+        "from toolchain.core.cache import Cache; from toolchain.request.model import Request\n"
         "from toolchain.sources.resolve import fetch_source; from toolchain.sources.spec import of_folder\n"
         "c = Cache(Path(sys.argv[1])); named = {'llvm': of_folder(Path(sys.argv[2]))}\n"
         "s = plan(Request(cache=c, sources=named), 'llvm')[1].planned\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from toolchain.errors import RegistryError
+from toolchain.core.errors import RegistryError
 from toolchain.oci import auth
 from toolchain.oci.registry import Registry
 

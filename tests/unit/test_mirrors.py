@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.errors import SourceError
+from toolchain.core.errors import SourceError
 from toolchain.sources import mirrors
 from toolchain.sources.mirrors import apt_mirrors
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import process
 from toolchain.cli.verbs import VERBS
+from toolchain.core import process
+from toolchain.core.errors import EngineError
+from toolchain.core.process import contained
 from toolchain.engine import namespace
 from toolchain.engine.namespace import ENOUGH, INSIDE, enter, require, subordinate_ids
 from toolchain.engine.resources import ulimits
-from toolchain.errors import EngineError
-from toolchain.process import contained
 
 
 @pytest.fixture

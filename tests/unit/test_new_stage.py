@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import finished_base
-from toolchain.cache import Cache
 from toolchain.catalog import stages
 from toolchain.catalog.stages import (
     STAGES,
@@ -25,10 +24,11 @@ from toolchain.catalog.stages import (
     source_license,
     targets,
 )
+from toolchain.core.cache import Cache
 from toolchain.oci.labels import LICENSES
 from toolchain.oci.layout import Layout
-from toolchain.option_values import SOURCES
 from toolchain.publish.files import FORMS
+from toolchain.request.option_values import SOURCES
 from toolchain.stages.makers import MAKERS
 
 TOP = Path(__file__).resolve().parents[2]

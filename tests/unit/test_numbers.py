@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from tests.kernel_fixtures import aks2
+from toolchain.core.errors import ConfigError, SourceError, UntrustedError
 from toolchain.emulator.disassembly import Disassembler
 from toolchain.emulator.launch import Parameter
 from toolchain.emulator.metadata import Metadata, read_metadata
-from toolchain.errors import ConfigError, SourceError, UntrustedError
 from toolchain.examine.places import local_files
 from toolchain.examine.rebuild import launches_of
 from toolchain.kernels.aotriton_plan import Archive, Cluster

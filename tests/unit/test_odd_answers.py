@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from toolchain import web
-from toolchain.errors import DigestError, RegistryError, ToolchainError, UnreachableError
+from toolchain.core import web
+from toolchain.core.errors import DigestError, RegistryError, ToolchainError, UnreachableError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout

@@ -16,7 +16,7 @@ from tests.ambiguous_layouts import CASES, NAME, Shelf, make_shelf
 from tests.evidence_fixtures import Stand
 from tests.fake_registry import FakeRegistry, fake_registry
 from toolchain.cli.app import app
-from toolchain.digest import sha256_bytes
+from toolchain.core.digest import sha256_bytes
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 

@@ -19,19 +19,18 @@ import typer
 from typer.testing import CliRunner
 
 from tests.small_llvm import small_llvm
-from toolchain import request as request_module
-from toolchain.build import locking
-from toolchain.build import record as records
-from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.config_file import file_options, read_content, read_values, render
 from toolchain.cli.defaults import defaults, read_settings
 from toolchain.cli.request import make_request, with_request
-from toolchain.errors import ConfigError
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError
 from toolchain.lock import file as lockfile
 from toolchain.lock.file import Lock
-from toolchain.options import option
-from toolchain.request import Request
+from toolchain.pipeline import locking, records
+from toolchain.request import model as request_module
+from toolchain.request.model import Request
+from toolchain.request.options import option
 from toolchain.stages.stage import Planned
 
 TOP = Path(__file__).resolve().parents[2]

@@ -17,8 +17,8 @@ from tests.request_fixtures import with_base
 from toolchain.cli.app import app
 from toolchain.cli.config_file import OF_VERBS, file_options
 from toolchain.cli.defaults import NOT_FROM_FILE
-from toolchain.options import PANELS
-from toolchain.request import Request, options
+from toolchain.request.model import Request, options
+from toolchain.request.options import PANELS
 
 PACKAGE = Path(__file__).resolve().parents[2] / "toolchain"
 FIELDS = {declared.field: declared.option for declared in options()}

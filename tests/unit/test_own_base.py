@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.build.own_base import Need, Way, needs, needs_of, users_of
-from toolchain.cache import Cache
 from toolchain.catalog.bases import load_bases
-from toolchain.recipe import root
-from toolchain.request import Request
+from toolchain.core.cache import Cache
+from toolchain.core.recipe import root
+from toolchain.pipeline.own_base import Need, Way, needs, needs_of, users_of
+from toolchain.request.model import Request
 from toolchain.sources.spec import SourceSpec
 from toolchain.stages.stage import Planned
 

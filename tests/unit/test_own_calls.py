@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import option_values
 from toolchain.cli.cached_cmd import _pairs
-from toolchain.errors import ConfigError, UnsupportedError
+from toolchain.core.errors import ConfigError, UnsupportedError
 from toolchain.kernels.calls import Call, calls_of, listed, with_calls
+from toolchain.request import option_values
 
 OWN = """
 [[call]]

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import requests
 
-from toolchain import pace, web
-from toolchain.digest import sha256_bytes
-from toolchain.errors import RegistryError, ToolchainError, UnreachableError
+from toolchain.core import pace, web
+from toolchain.core.digest import sha256_bytes
+from toolchain.core.errors import RegistryError, ToolchainError, UnreachableError
+from toolchain.core.pace import TooSlowError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.registry import Registry
 from toolchain.oci.transport import Body, Traffic
-from toolchain.pace import TooSlowError
 from toolchain.sources import archive
 from toolchain.sources.archive import fetch_archive
 from toolchain.sources.store import Store

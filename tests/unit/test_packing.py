@@ -16,24 +16,24 @@ from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base, finished_llvm
 from tests.request_fixtures import specs
-from toolchain.amounts import reporting_to
-from toolchain.build.record import read_record, write_record
-from toolchain.cache import Cache
 from toolchain.cli.app import app
-from toolchain.digest import sha256_file
-from toolchain.errors import ConfigError, DigestError, LockHeldError, ResourceError
-from toolchain.locks import held
+from toolchain.core.amounts import reporting_to
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import ConfigError, DigestError, LockHeldError, ResourceError
+from toolchain.core.locks import held
+from toolchain.core.record import Record
 from toolchain.oci import descriptor as media
 from toolchain.oci.image import LayerBlob, read_layers
 from toolchain.oci.layer import Blob, Layer, compress
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import parse
 from toolchain.oci.transport import Body, Traffic
+from toolchain.pipeline.records import read_record, write_record
 from toolchain.publish import packing
 from toolchain.publish.images import deliver
 from toolchain.publish.packing import packed_image
-from toolchain.record import Record
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.stages.stage import Built
 from toolchain.trust import attest
 from toolchain.trust.attest import Statement

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.build.fetching import fetch_for
-from toolchain.build.locking import locked_source
-from toolchain.cache import Cache
-from toolchain.digest import sha256_file
-from toolchain.request import Request
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_file
+from toolchain.pipeline.fetching import fetch_for
+from toolchain.pipeline.locking import locked_source
+from toolchain.request.model import Request
 from toolchain.sources.part import Part
 from toolchain.sources.resolve import fetch_source, locate, part_of
 from toolchain.sources.spec import SourceSpec, parse_source_spec

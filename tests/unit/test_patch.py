@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.errors import PatchError
+from toolchain.core.errors import PatchError
 from toolchain.sources.patch import apply_patches, check_patch
 from toolchain.sources.tree import tree_digest
 

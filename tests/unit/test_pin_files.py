@@ -14,7 +14,7 @@ import pytest
 
 from toolchain.catalog import codegen as rows
 from toolchain.catalog.pin_files import pin_files, read_codegen_pins, read_pin
-from toolchain.errors import DocumentError, PinError, UnsupportedError
+from toolchain.core.errors import DocumentError, PinError, UnsupportedError
 
 HASH = "10dc3a8e916d73291269e5e2b82dd22681489aa1"
 FORK = "1f126a6dea50d185c0781743a667390037ae88bd"

@@ -10,7 +10,7 @@ import pytest
 from toolchain.catalog import release_data as data
 from toolchain.catalog import releases as pins
 from toolchain.catalog.gpus import known_gpus
-from toolchain.errors import PinError, UnsupportedError
+from toolchain.core.errors import PinError, UnsupportedError
 
 HASH = "10dc3a8e916d73291269e5e2b82dd22681489aa1"
 FORK = "1f126a6dea50d185c0781743a667390037ae88bd"

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tests.unit.test_pins import FORK, HASH
 from toolchain.catalog import release_data as pins
 from toolchain.cli.pins_cmd import pins as verb
-from toolchain.errors import PinError, ToolchainError
+from toolchain.core.errors import PinError, ToolchainError
 
 
 @pytest.fixture

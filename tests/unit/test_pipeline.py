@@ -19,21 +19,11 @@ from filelock import FileLock
 from rich.console import Console
 
 from tests.evidence_fixtures import finished_base, record
-from toolchain import process
-from toolchain.build import plan as planning
-from toolchain.build import prefetch
-from toolchain.build import run as pipeline
-from toolchain.build.plan import find, plan
-from toolchain.build.prefetch import Prefetch
-from toolchain.build.record import write_record
-from toolchain.build.workspace import BuildWorkspace
-from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.cli.request import make_request
-from toolchain.engine import probe as engine_probe
-from toolchain.engine import resources
-from toolchain.engine.progress import Progress
-from toolchain.errors import (
+from toolchain.core import process
+from toolchain.core.cache import Cache
+from toolchain.core.errors import (
     BuildError,
     ConfigError,
     ContractError,
@@ -44,9 +34,19 @@ from toolchain.errors import (
     ResourceError,
     UnreachableError,
 )
+from toolchain.engine import probe as engine_probe
+from toolchain.engine import resources
+from toolchain.engine.progress import Progress
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
-from toolchain.request import Request
+from toolchain.pipeline import plan as planning
+from toolchain.pipeline import prefetch
+from toolchain.pipeline import run as pipeline
+from toolchain.pipeline.plan import find, plan
+from toolchain.pipeline.prefetch import Prefetch
+from toolchain.pipeline.records import write_record
+from toolchain.pipeline.workspace import BuildWorkspace
+from toolchain.request.model import Request
 from toolchain.sources.mirrors import Mirror
 from toolchain.sources.tree import Source
 from toolchain.stages import base

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from tests.lock_fixtures import lock
 from toolchain.cli.app import app
 from toolchain.cli.config_file import read_content, write_new
-from toolchain.digest import canonical
-from toolchain.errors import ConfigError, ResourceError
+from toolchain.core.digest import canonical
+from toolchain.core.errors import ConfigError, ResourceError
 from toolchain.kernels.result_name import FORMAT
 from toolchain.kernels.store import Addition, FolderStore
 from toolchain.lock import file as lockfile

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import process
+from toolchain.core import process
 
 FULL = Path("/dev/full")
 TOP = Path(__file__).resolve().parents[2]
@@ -103,7 +103,7 @@ def test_below_nohup_it_outlives_its_terminal(tmp_path: Path) -> None:
 
 AT_FORK = """
 import os, signal
-from toolchain import process
+from toolchain.core import process
 from toolchain.cli import app, doctor_cmd
 
 def work(*_, **__):

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from tests.request_fixtures import PACKAGES, request_of, specs, with_base
-from toolchain.build.plan import plan
-from toolchain.build.run import build
-from toolchain.build.targets import stages_of
-from toolchain.cache import Cache
-from toolchain.errors import BuildError, PinError, PolicyError, SourceError, UnsupportedError
-from toolchain.recipe import root
-from toolchain.request import Request
+from toolchain.core.cache import Cache
+from toolchain.core.errors import BuildError, PinError, PolicyError, SourceError, UnsupportedError
+from toolchain.core.recipe import root
+from toolchain.pipeline.plan import plan
+from toolchain.pipeline.run import build
+from toolchain.pipeline.targets import stages_of
+from toolchain.request.model import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.base import write_packages
 from toolchain.stages.profile import train

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.cache import Cache
-from toolchain.digest import sha256_file
-from toolchain.errors import DigestError, SourceError, UnreachableError
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import DigestError, SourceError, UnreachableError
 from toolchain.sources import pypi, resolve
 from toolchain.sources.pypi import PypiFile, download_wheel, fetch_pypi, python_of_wheel
 from toolchain.sources.spec import parse_source_spec

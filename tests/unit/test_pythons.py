@@ -12,21 +12,21 @@ import pytest
 from tests.evidence_fixtures import finished_python
 from tests.request_fixtures import specs
 from tests.small_triton import small_triton
-from toolchain.build import locking
-from toolchain.build.plan import find, plan
-from toolchain.build.record import read_record
-from toolchain.build.targets import stages_of
 from toolchain.bundle.export import export
 from toolchain.bundle.importer import import_bundle
-from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.pythons import check_range, load_pythons, python_of
-from toolchain.errors import ConfigError, ContractError, LockedError, PinError, SourceError, UnsupportedError
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, ContractError, LockedError, PinError, SourceError, UnsupportedError
 from toolchain.lock import file as lockfile
 from toolchain.oci.reference import LayoutRef
+from toolchain.pipeline import locking
+from toolchain.pipeline.plan import find, plan
+from toolchain.pipeline.records import read_record
+from toolchain.pipeline.targets import stages_of
 from toolchain.publish import attestations
-from toolchain.request import DEFAULT_GLIBC, Request
+from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages import base, python, sysroot
 from toolchain.stages.triton_portable import check_pythons
 from toolchain.stages.triton_tree import python_requires

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from toolchain.cli.app import app
-from toolchain.digest import sha256_file
-from toolchain.errors import ContractError, SourceError, UnsupportedError
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import ContractError, SourceError, UnsupportedError
 from toolchain.oci.layer import write_tar_gz
 from toolchain.publish.pytorch import CMAKE, VERSION_FILE, as_patch, check_prefix, edits, found_in, read_pytorch
 from toolchain.publish.pytorch_archives import lay

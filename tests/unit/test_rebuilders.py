@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tests.evidence_fixtures import Stand, ed25519_signer, image_facts, p256_signer
 from toolchain.cli.app import app
-from toolchain.errors import ConfigError, UntrustedError
+from toolchain.core.errors import ConfigError, UntrustedError
 from toolchain.oci.image import diff_ids_of
 from toolchain.oci.layout import Layout
 from toolchain.oci.places import open_place

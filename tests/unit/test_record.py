@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from toolchain.build.record import (
+from toolchain.cli.app import app
+from toolchain.core.cache import Cache
+from toolchain.core.record import VERSION, LayerFacts, OtherVersionError, Patch, Record, RecordError, TakenFrom
+from toolchain.pipeline.records import (
     find_image,
     finished,
     known_record,
@@ -19,9 +22,6 @@ from toolchain.build.record import (
     unread_records,
     write_record,
 )
-from toolchain.cache import Cache
-from toolchain.cli.app import app
-from toolchain.record import VERSION, LayerFacts, OtherVersionError, Patch, Record, RecordError, TakenFrom
 
 WHOLE: dict[str, Any] = {
     "version": VERSION,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.errors import ConfigError
+from toolchain.core.errors import ConfigError
 from toolchain.oci.reference import LayoutRef, RegistryRef, parse
 
 HEX = "a" * 64

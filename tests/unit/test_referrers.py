@@ -10,8 +10,8 @@ import pytest
 
 from tests.fake_registry import FakeRegistry, fake_registry
 from tests.places import attach, referrers
-from toolchain.digest import canonical
-from toolchain.errors import RegistryError, UnreachableError
+from toolchain.core.digest import canonical
+from toolchain.core.errors import RegistryError, UnreachableError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base
 from tests.report_fixtures import HOSTILE, large_campaign
-from toolchain.build.workspace import BuildWorkspace
-from toolchain.cache import LEDGER, NINJA_LOG, Cache
 from toolchain.cli.app import app
-from toolchain.digest import canonical
+from toolchain.core.cache import LEDGER, NINJA_LOG, Cache
+from toolchain.core.digest import canonical
 from toolchain.examine.diff import compare
 from toolchain.kernels.ledger import Entry, Ledger
+from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.report import page
 from toolchain.report.content import Column, Kind, Report, Section, Table, Tone
 from toolchain.report.ninja import steps_of

@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 
 from tests.evidence_fixtures import Stand, ed25519_signer, finished_base, finished_llvm, small_image
 from tests.request_fixtures import specs
-from toolchain.build.plan import plan
-from toolchain.build.reproduce import clean_cache, reproduce
-from toolchain.cache import Cache
 from toolchain.cli.app import app
-from toolchain.errors import DigestError, SourceError
+from toolchain.core.cache import Cache
+from toolchain.core.errors import DigestError, SourceError
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
-from toolchain.request import DEFAULT_GLIBC, Request
+from toolchain.pipeline.plan import plan
+from toolchain.pipeline.reproduce import clean_cache, reproduce
+from toolchain.request.model import DEFAULT_GLIBC, Request
 
 DIGEST = "sha256:" + "ab" * 32
 OTHER = "sha256:" + "cd" * 32

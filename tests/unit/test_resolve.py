@@ -14,11 +14,11 @@ import pytest
 
 from tests.at_once import failures
 from tests.request_fixtures import specs
-from toolchain import digest
-from toolchain import request as request_module
-from toolchain.cache import Cache
-from toolchain.digest import sha256_file
-from toolchain.errors import DigestError, HostileInputError, SourceError, UnreachableError, UnsupportedError
+from toolchain.core import digest
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import DigestError, HostileInputError, SourceError, UnreachableError, UnsupportedError
+from toolchain.request import model as request_module
 from toolchain.sources import distro, pypi, resolve
 from toolchain.sources.distro import known_packages
 from toolchain.sources.pypi import PypiFile, known_files

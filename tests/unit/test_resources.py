@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from toolchain.core.errors import ResourceError
 from toolchain.engine import resources
 from toolchain.engine.resources import GIB
-from toolchain.errors import ResourceError
 
 
 class Machine:

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import FILES, Stand, ed25519_signer, image_facts, small_image
-from toolchain.build.plan import find
-from toolchain.build.record import read_record
-from toolchain.build.reuse import Reuse, make_reuse, reference, take
-from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
-from toolchain.digest import canonical
-from toolchain.errors import ConfigError, EngineError, RegistryError, SourceError, UntrustedError
+from toolchain.core.cache import Cache
+from toolchain.core.digest import canonical
+from toolchain.core.errors import ConfigError, EngineError, RegistryError, SourceError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, parse
-from toolchain.request import Request
+from toolchain.pipeline.plan import find
+from toolchain.pipeline.records import read_record
+from toolchain.pipeline.reuse import Reuse, make_reuse, reference, take
+from toolchain.request.model import Request
 from toolchain.stages.prebuilt import known_files
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust import attest, sbom
@@ -256,7 +256,7 @@ def test_a_compressor_that_is_missing_here_stops_no_build(shelf: Shelf, monkeypa
     def unpack(*_: object, **__: object) -> None:
         raise EngineError("zstd is not installed")
 
-    monkeypatch.setattr("toolchain.build.reuse.verify", unpack)
+    monkeypatch.setattr("toolchain.pipeline.reuse.verify", unpack)
     assert shelf.take(only=False) is None
     with pytest.raises(EngineError):
         shelf.take()

@@ -8,8 +8,8 @@ import pytest
 
 from tests.places import publish
 from tests.registry_table import table
+from toolchain.core.errors import ConfigError, RegistryError, ToolchainError
 from toolchain.data import typed_row
-from toolchain.errors import ConfigError, RegistryError, ToolchainError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout

@@ -17,22 +17,22 @@ from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base
 from tests.unit.test_pipeline import Fake, planned
-from toolchain import option_values
-from toolchain.build import plan as planning
-from toolchain.build import run as pipeline
-from toolchain.build.prefetch import Prefetch
-from toolchain.build.record import read_record
-from toolchain.build.workspace import BuildWorkspace
-from toolchain.cache import Cache
 from toolchain.cli.app import app as whole
 from toolchain.cli.doctor_cmd import doctor as verb
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, EngineError
+from toolchain.core.recipe import Mount
 from toolchain.engine import docker_probe
 from toolchain.engine import probe as engine_probe
 from toolchain.engine.docker import DockerRunner
 from toolchain.engine.progress import Progress
-from toolchain.errors import ConfigError, EngineError
-from toolchain.recipe import Mount
-from toolchain.request import Request, options
+from toolchain.pipeline import plan as planning
+from toolchain.pipeline import run as pipeline
+from toolchain.pipeline.prefetch import Prefetch
+from toolchain.pipeline.records import read_record
+from toolchain.pipeline.workspace import BuildWorkspace
+from toolchain.request import option_values
+from toolchain.request.model import Request, options
 from toolchain.stages.stage import Workspace
 
 FACTS = {"program": "docker", "version": "99.1", "interfaces": 0, "lacks": []}

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.request_fixtures import specs
-from toolchain.cache import Cache
-from toolchain.digest import sha256_file
-from toolchain.errors import SourceError, UnreachableError
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import SourceError, UnreachableError
 from toolchain.sources import commit_archives
 from toolchain.sources.commit_archives import CommitArchive, commit_of
 from toolchain.sources.resolve import fetch_source, locate

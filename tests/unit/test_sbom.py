@@ -19,13 +19,14 @@ from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDi
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
 from tests.evidence_fixtures import BASE, COMMIT, FILES, PACKAGES, Stand, image_facts
-from toolchain.build.record import new_record
-from toolchain.cache import Cache
-from toolchain.digest import canonical
+from toolchain.core.cache import Cache
+from toolchain.core.digest import canonical
+from toolchain.core.record import Fate, Record, RecordedSource
+from toolchain.core.typed import typed
 from toolchain.oci.layout import Layout
+from toolchain.pipeline.records import new_record
 from toolchain.publish.attestations import bill
-from toolchain.record import Fate, Record, RecordedSource
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned
 from toolchain.trust import sbom
@@ -38,7 +39,6 @@ from toolchain.trust.image_facts import (
     parse_os_release,
     with_sources,
 )
-from toolchain.typed import typed
 
 WHEEL = RecordedSource(
     name="triton", ref="pypi:triton==3.7.1", repository="pypi", digest=f"sha256:{'7' * 64}",

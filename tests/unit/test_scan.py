@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.digest import sha256_file
-from toolchain.errors import SourceError
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import SourceError
 from toolchain.sources.scan import scan
 
 ELF = b"\x7fELF\x02\x01\x01" + bytes(60)

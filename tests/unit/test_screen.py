@@ -17,12 +17,13 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base
-from toolchain import console, doctor
-from toolchain.build import cache_usage
-from toolchain.cache import Cache
 from toolchain.catalog.release_data import aotriton_releases, pytorch_rows, triton_releases
+from toolchain.cli import doctor
 from toolchain.cli.app import app
 from toolchain.cli.listing import Listing
+from toolchain.core import console
+from toolchain.core.cache import Cache
+from toolchain.pipeline import cache_usage
 
 ANSI = re.compile(r"\x1b\[([0-9;]*)m")
 # Foreground and background, plain, bright and of the larger palettes.

@@ -8,10 +8,10 @@ import pytest
 
 from toolchain.catalog.base_ref import BaseRef, parse_base
 from toolchain.cli.request import make_request
-from toolchain.errors import ConfigError, SourceError
+from toolchain.core.errors import ConfigError, SourceError
 from toolchain.lock.file import LockedSource
-from toolchain.options import into, moved
-from toolchain.request import options
+from toolchain.request.model import options
+from toolchain.request.options import into, moved
 from toolchain.sources.spec import SourceSpec, of_github, parse_source_spec
 
 SHA = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"

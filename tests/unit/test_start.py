@@ -18,7 +18,7 @@ HEAVY = {
     "cryptography", "dask", "elftools", "filelock", "jinja2", "oras", "pydantic", "python_on_whales", "requests",
     "sqlite3", "urllib3",
 }  # fmt: skip
-IDLE = HEAVY | {"toolchain.request", "toolchain.build.run", "toolchain.stages", "toolchain.oci"}
+IDLE = HEAVY | {"toolchain.request.model", "toolchain.pipeline.run", "toolchain.stages", "toolchain.oci"}
 # `plan` asks one module of the engine's room how many cores there are.
 ENGINES = {f"toolchain.engine.{name}" for name in ("buildah", "docker", "isolation", "progress", "single", "storage")}
 _SHOW = """
@@ -50,7 +50,7 @@ def modules(folder: Path, *words: str) -> set[str]:
         (("--version",), {*IDLE, "rich", "logging", "typer.rich_utils"}),
         (("-v", "--version"), {*IDLE, "rich"}),
         (("--help",), IDLE),
-        (("cache", "--help"), IDLE - {"toolchain.request"}),
+        (("cache", "--help"), IDLE - {"toolchain.request.model"}),
         (
             ("plan", "--drop-binary", "libdevice", "--json"),
             {*HEAVY, "rich", "toolchain.kernels", *ENGINES, "toolchain.lock.file"},

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import console
-from toolchain import locks as lock_module
-from toolchain.digest import sha256_bytes
-from toolchain.errors import DigestError, LockHeldError, SourceError
-from toolchain.locks import held
+from toolchain.core import console
+from toolchain.core import locks as lock_module
+from toolchain.core.digest import sha256_bytes
+from toolchain.core.errors import DigestError, LockHeldError, SourceError
+from toolchain.core.locks import held
 from toolchain.sources.store import Store
 
 DIGEST = sha256_bytes(b"content")
@@ -193,7 +193,7 @@ def test_two_at_once_unpack_once(store: Store) -> None:
 def test_lock_names_its_holder(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_module, "PATIENCE", 0.1)
     code = (
-        "import sys; from pathlib import Path; from toolchain.locks import held\n"
+        "import sys; from pathlib import Path; from toolchain.core.locks import held\n"
         "with held(Path(sys.argv[1]), what='w'):\n print('in', flush=True); sys.stdin.readline()"
     )
     path = tmp_path / "a lock"

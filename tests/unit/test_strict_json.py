@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from toolchain import strict_json
-from toolchain.errors import DocumentError
+from toolchain.core import strict_json
+from toolchain.core.errors import DocumentError
+from toolchain.core.strict_json import DEEPEST, Keys
 from toolchain.oci.manifest import CONFIG_KEYS, MANIFEST_KEYS
-from toolchain.strict_json import DEEPEST, Keys
 from toolchain.trust import attest
 
 DIGEST = "sha256:" + "0" * 64

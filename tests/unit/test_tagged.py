@@ -14,8 +14,8 @@ import pytest
 from tests.evidence_fixtures import Stand, ed25519_signer, p256_signer, small_image
 from tests.fake_registry import FakeRegistry, fake_registry
 from tests.places import attach_evidence, attach_layers
-from toolchain.digest import canonical, sha256_bytes
-from toolchain.errors import RegistryError
+from toolchain.core.digest import canonical, sha256_bytes
+from toolchain.core.errors import RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import write_index

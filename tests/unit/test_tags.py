@@ -16,7 +16,7 @@ from tests.git_server import git, served, triton_repository
 from tests.small_llvm import small_llvm
 from toolchain.catalog.releases import triton_release
 from toolchain.cli.app import app
-from toolchain.errors import ConfigError, SourceError
+from toolchain.core.errors import ConfigError, SourceError
 from toolchain.lock import file as lockfile
 from toolchain.sources.network import mirrored, parse_mirrors
 
@@ -169,9 +169,9 @@ def test_another_llvm_than_the_one_on_record_stops_before_llvm_is_built(
     """The row's LLVM is held against the tree's own pin; that is reported before the first stage is begun."""
     now = place.move(llvm=OTHER)
     place.options = ()  # no LLVM is named: the row names it
-    monkeypatch.setattr("toolchain.build.run._ready", lambda *_: None)
+    monkeypatch.setattr("toolchain.pipeline.run._ready", lambda *_: None)
     begun: list[str] = []
-    monkeypatch.setattr("toolchain.build.run._build_stages", lambda *_: begun.append("x"))
+    monkeypatch.setattr("toolchain.pipeline.run._build_stages", lambda *_: begun.append("x"))
     code, _, said = place.call("build", "triton", "--triton", "3.6.0")
     assert (code, begun) == (4, []), said
     assert OTHER in said

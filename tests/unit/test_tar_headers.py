@@ -1,4 +1,4 @@
-"""toolchain.tar_headers: each header is looked at, whichever of its methods Python's tarfile calls."""
+"""toolchain.core.tar_headers: each header is looked at, whichever of its methods Python's tarfile calls."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Self
 
 import pytest
 
-from toolchain import tar_headers
-from toolchain.errors import EngineError
+from toolchain.core import tar_headers
+from toolchain.core.errors import EngineError
 
 
 def fresh() -> ModuleType:
     """The module as a new process would load it."""
-    spec = importlib.util.find_spec("toolchain.tar_headers")
+    spec = importlib.util.find_spec("toolchain.core.tar_headers")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from toolchain.errors import RegistryError
+from toolchain.core.errors import RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout

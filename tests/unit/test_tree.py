@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import digest
-from toolchain.errors import HostileInputError, SourceError
+from toolchain.core import digest
+from toolchain.core.errors import HostileInputError, SourceError
 from toolchain.sources import tree as tree_module
 from toolchain.sources.tree import Source, check_links, normalise, require, scan_tree, tree_digest
 

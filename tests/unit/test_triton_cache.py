@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from toolchain.errors import (
+from toolchain.core.errors import (
     ConfigError,
     ContractError,
     DigestError,
@@ -30,6 +30,8 @@ from toolchain.errors import (
     ToolchainError,
     UnsupportedError,
 )
+from toolchain.core.process import piped
+from toolchain.core.recipe import root
 from toolchain.examine.triton_cache import TritonCache, read_cache, require_call, require_hit
 from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, rule_of
 from toolchain.kernels.campaign import run_campaign
@@ -54,8 +56,6 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
-from toolchain.process import piped
-from toolchain.recipe import root
 from toolchain.stages.triton_cache import _require_any, _require_compiled, outcomes_of
 
 TESTS = Path(__file__).resolve().parents[1]

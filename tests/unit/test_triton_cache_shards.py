@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.unit.test_triton_cache import FOUR, TESTS, call, made, rules, starting
-from toolchain.errors import KernelError
+from toolchain.core.errors import KernelError
 from toolchain.kernels.calls import Call, Outcome, in_orders
 from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.ledger import Ledger

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.recipe import root
+from toolchain.core.recipe import root
 
 OFFLINE = 'os.getenv("TRITON_OFFLINE_BUILD")\nos.getenv("TRITON_BUILD_DIR")\nos.getenv("TRITON_APPEND_CMAKE_ARGS")\n'
 OLD = """\

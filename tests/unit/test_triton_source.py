@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.request_fixtures import specs
-from toolchain.build.plan import plan
-from toolchain.build.targets import stages_of
-from toolchain.cache import Cache
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.release_data import aotriton_releases, triton_releases
 from toolchain.cli.request import make_request
-from toolchain.errors import BuildError, ConfigError, PinError, SourceError, UnsupportedError
-from toolchain.request import Request
+from toolchain.core.cache import Cache
+from toolchain.core.errors import BuildError, ConfigError, PinError, SourceError, UnsupportedError
+from toolchain.pipeline.plan import plan
+from toolchain.pipeline.targets import stages_of
+from toolchain.request.model import Request
 from toolchain.stages.aotriton_library import aotriton_source, commit_of
 from toolchain.stages.llvm import llvm_needs, llvm_pin, llvm_source
 from toolchain.stages.triton_origin import from_source, triton_source
@@ -110,7 +110,7 @@ def test_an_aotriton_at_a_releases_commit_takes_that_releases_triton(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = next(row for row in aotriton_releases() if row.name == "0.11b")
-    monkeypatch.setattr("toolchain.build.triton_choice.head_of", lambda _: row.commit)
+    monkeypatch.setattr("toolchain.pipeline.triton_choice.head_of", lambda _: row.commit)
     (tmp_path / "a").mkdir()
     for where in (f"aotriton={tmp_path / 'a'}", f"aotriton=https://github.com/ROCm/aotriton@{row.commit}"):
         request = make_request(target="aotriton", source=[where], cache=tmp_path / "cache")

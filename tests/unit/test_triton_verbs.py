@@ -14,11 +14,11 @@ import typer.main
 from typer.testing import CliRunner
 
 from tests.git_server import triton_repository
-from toolchain.build.plan import PlanRow, plan
 from toolchain.catalog.releases import triton_release
 from toolchain.cli.app import app
 from toolchain.kernels.result_name import FORMAT
-from toolchain.request import Request
+from toolchain.pipeline.plan import PlanRow, plan
+from toolchain.request.model import Request
 from toolchain.sources.tree import Source
 
 UPSTREAM = "https://github.com/triton-lang/triton"
@@ -29,11 +29,11 @@ NOWHERE = "0123456789" * 4
 VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "plan": (("plan", "GOAL"), "toolchain.cli.plan_cmd.plan_stages"),
     "fetch": (("fetch", "GOAL"), "toolchain.cli.plan_cmd.settled"),
-    "lock": (("lock", "GOAL"), "toolchain.build.plan.settled"),
+    "lock": (("lock", "GOAL"), "toolchain.pipeline.plan.settled"),
     "build": (("build", "GOAL"), "toolchain.cli.build_cmd.build_stages"),
     "kernels run": (("kernels", "run"), "toolchain.cli.build_cmd.build_stages"),
     "kernels merge": (("kernels", "merge", "kernels", "store"), "toolchain.cli.build_cmd.build_stages"),
-    "kernels worker": (("kernels", "worker", "tcp://127.0.0.1:1"), "toolchain.build.kernel_worker.serve_kernels"),
+    "kernels worker": (("kernels", "worker", "tcp://127.0.0.1:1"), "toolchain.pipeline.kernel_worker.serve_kernels"),
     "bundle export": (("bundle", "export", "oci:out", "GOAL"), "toolchain.bundle.export.export"),
 }
 GOALS = ("triton", "kernels", "all", "aotriton")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.cache import Cache
 from toolchain.catalog.base_ref import BaseRef
 from toolchain.catalog.bases import base_recipe
-from toolchain.errors import HostileInputError, UnsupportedError
-from toolchain.request import Request
+from toolchain.core.cache import Cache
+from toolchain.core.errors import HostileInputError, UnsupportedError
+from toolchain.request.model import Request
 from toolchain.sources.spec import SourceSpec
 from toolchain.stages.stage import Planned
 from toolchain.stages.triton_wheel import TritonWheelStage, unzip

@@ -1,4 +1,4 @@
-"""toolchain.typed: what fits a type, and where it says that something does not."""
+"""toolchain.core.typed: what fits a type, and where it says that something does not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from toolchain.typed import TypedError, typed
+from toolchain.core.typed import TypedError, typed
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from toolchain import digest
-from toolchain.amounts import reporting_to
-from toolchain.errors import HostileInputError, SourceError
+from toolchain.core import digest
+from toolchain.core.amounts import reporting_to
+from toolchain.core.errors import HostileInputError, SourceError
 from toolchain.sources import unpack
 from toolchain.sources.part import Part
 from toolchain.sources.unpack import unpack_tar

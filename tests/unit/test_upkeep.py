@@ -16,23 +16,23 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base, record
-from toolchain.build import cache_usage
-from toolchain.build.cache_usage import DAY, Item, prune, survey
-from toolchain.build.plan import find, plan
-from toolchain.build.record import image_tag, used_mark, write_record
-from toolchain.cache import Cache
 from toolchain.cli.app import app
 from toolchain.cli.request import make_request
-from toolchain.digest import sha256_bytes
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_bytes
+from toolchain.core.errors import ConfigError, LockHeldError
+from toolchain.core.locks import alone, in_use
+from toolchain.core.record import VERSION
 from toolchain.engine import namespace
 from toolchain.engine.storage import SCRATCH
-from toolchain.errors import ConfigError, LockHeldError
-from toolchain.locks import alone, in_use
 from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import HashedFile, compress, write_layer
 from toolchain.oci.layout import Layout
-from toolchain.record import VERSION
-from toolchain.request import Request
+from toolchain.pipeline import cache_usage
+from toolchain.pipeline.cache_usage import DAY, Item, prune, survey
+from toolchain.pipeline.plan import find, plan
+from toolchain.pipeline.records import image_tag, used_mark, write_record
+from toolchain.request.model import Request
 from toolchain.sources.store import Store
 
 OTHER = "sha256:" + "cd" * 32
@@ -424,8 +424,8 @@ def test_it_waits_for_nobody_and_others_wait_for_it(cache: Cache) -> None:
         assert refused(cache)
     assert not refused(cache)
     code = (
-        "import sys; from pathlib import Path; from toolchain.cache import Cache\n"
-        "from toolchain.locks import in_use\n"
+        "import sys; from pathlib import Path; from toolchain.core.cache import Cache\n"
+        "from toolchain.core.locks import in_use\n"
         "with in_use(Cache(Path(sys.argv[1]))): print('in')"
     )
     with alone(cache):

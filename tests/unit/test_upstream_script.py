@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.plan_fixtures import BUILD, SIGNATURE, SOURCE, plan_of, tree_of
-from toolchain.errors import ContractError
+from toolchain.core.errors import ContractError
 from toolchain.kernels.aotriton_plan import parse_signature, read_plan
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Entry

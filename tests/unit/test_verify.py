@@ -28,8 +28,8 @@ from tests.evidence_fixtures import (
 )
 from tests.fake_registry import fake_registry
 from tests.places import attach, fetch_image, publish, referrers, verify
-from toolchain.digest import canonical
-from toolchain.errors import ConfigError
+from toolchain.core.digest import canonical
+from toolchain.core.errors import ConfigError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import write_index

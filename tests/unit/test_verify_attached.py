@@ -23,8 +23,8 @@ from tests.evidence_fixtures import (
 )
 from tests.fake_registry import fake_registry
 from tests.places import attach, attach_layers, fetch_image, gather, publish, referrers, verify
-from toolchain.digest import canonical
-from toolchain.errors import RegistryError, UntrustedError
+from toolchain.core.digest import canonical
+from toolchain.core.errors import RegistryError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from toolchain.errors import ConfigError, RegistryError, UnreachableError
+from toolchain.core.errors import ConfigError, RegistryError, UnreachableError
+from toolchain.core.web import LONGEST_ASKED, LONGEST_BACKOFF, PROGRESS, Retries, TryAgainError, is_loopback, session
 from toolchain.oci.registry import Registry
-from toolchain.web import LONGEST_ASKED, LONGEST_BACKOFF, PROGRESS, Retries, TryAgainError, is_loopback, session
 
 PROBLEM = RegistryError("it fails")
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from toolchain.catalog.releases import triton_release
 from toolchain.cli.app import app
-from toolchain.errors import HostileInputError, PinError, SourceError
+from toolchain.core.errors import HostileInputError, PinError, SourceError
 from toolchain.stages.revisions import KINDS, Revision, revisions
 from toolchain.stages.wheel_archive import open_wheel
 from toolchain.stages.wheel_llvm import Library, WheelLlvm, read_wheel

@@ -18,15 +18,15 @@ import pytest
 from tests.bundle_fixtures import put
 from tests.evidence_fixtures import finished_base, finished_torch
 from tests.request_fixtures import PACKAGES, request_of, with_base
-from toolchain import recipe
-from toolchain.build.plan import plan
 from toolchain.bundle.export import export
 from toolchain.bundle.importer import import_bundle
-from toolchain.cache import Cache
 from toolchain.catalog.wheels import WheelRow, torch_row, wheel_row, wheel_rows
-from toolchain.errors import BuildError, ContractError, SourceError, UnsupportedError
+from toolchain.core import recipe
+from toolchain.core.cache import Cache
+from toolchain.core.errors import BuildError, ContractError, SourceError, UnsupportedError
 from toolchain.oci.reference import LayoutRef
-from toolchain.option_values import wheels
+from toolchain.pipeline.plan import plan
+from toolchain.request.option_values import wheels
 from toolchain.sources.pypi import known_files, pypi_row
 from toolchain.sources.scan import scan
 from toolchain.sources.store import Store
@@ -116,7 +116,7 @@ def test_all_has_the_wheels_that_are_named_and_an_llvm_that_something_needs(cach
 
 @pytest.mark.parametrize("target", ["flash-attn", "vllm", "aiter", "triton-cache"])
 def test_a_bundle_brings_torch_and_all_sources(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolchain.console.warn", lambda text: None)
+    monkeypatch.setattr("toolchain.core.console.warn", lambda text: None)
     here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
     finished_base(here, tmp_path / "base")
     packed = io.BytesIO()

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from tests.request_fixtures import request_of, with_base
-from toolchain.build.contained_worker import Kernels
-from toolchain.build.plan import plan
-from toolchain.build.run import build
-from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
-from toolchain.digest import sha256_bytes
-from toolchain.errors import PolicyError, UnsupportedError
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_bytes
+from toolchain.core.errors import PolicyError, UnsupportedError
+from toolchain.core.recipe import digests
 from toolchain.oci.descriptor import LAYER, LAYER_GZIP
 from toolchain.oci.image import ImageSpec, LayerBlob, write_image
 from toolchain.oci.labels import BINARIES
 from toolchain.oci.layout import Layout
-from toolchain.recipe import digests
-from toolchain.request import Request
+from toolchain.pipeline.contained_worker import Kernels
+from toolchain.pipeline.plan import plan
+from toolchain.pipeline.run import build
+from toolchain.request.model import Request
 from toolchain.stages import aotriton_images, kernels
 from toolchain.stages.kernel_workers import allocator, layer_digests
 from toolchain.stages.stage import Built, Planned, image_labels

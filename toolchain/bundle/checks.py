@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toolchain.build.locking import locked_packages, refused
 from toolchain.bundle.export import Entry
 from toolchain.catalog.architectures import this_machine
-from toolchain.console import one_line
-from toolchain.digest import sha256_json
-from toolchain.errors import HostileInputError, SourceError, UnsupportedError
+from toolchain.core.console import one_line
+from toolchain.core.digest import sha256_json
+from toolchain.core.errors import HostileInputError, SourceError, UnsupportedError
+from toolchain.core.record import LayerFacts, OtherVersionError, Record, RecordError
 from toolchain.lock.diff import differences
 from toolchain.lock.file import Lock, LockedBase, LockedSource
-from toolchain.record import LayerFacts, OtherVersionError, Record, RecordError
+from toolchain.pipeline.locking import locked_packages, refused
 from toolchain.stages.sysroot import PARTIAL
 
 DO_NOT = "do not use this bundle; have it exported again"

@@ -9,14 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from toolchain import console, strict_json
-from toolchain.build.fetching import fetch_for
-from toolchain.build.locking import lock_of, locked_source, resolve, safe_name
-from toolchain.build.plan import PlanRow, plan, settled
-from toolchain.build.record import read_record
 from toolchain.catalog.architectures import this_machine
-from toolchain.digest import canonical
-from toolchain.errors import ConfigError, HostileInputError, SourceError
+from toolchain.core import console, strict_json
+from toolchain.core.digest import canonical
+from toolchain.core.errors import ConfigError, HostileInputError, SourceError
 from toolchain.lock import file as lockfile
 from toolchain.lock.file import Lock, LockedBase
 from toolchain.oci import descriptor as media
@@ -28,7 +24,11 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.place import Published
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
-from toolchain.request import Request
+from toolchain.pipeline.fetching import fetch_for
+from toolchain.pipeline.locking import lock_of, locked_source, resolve, safe_name
+from toolchain.pipeline.plan import PlanRow, plan, settled
+from toolchain.pipeline.records import read_record
+from toolchain.request.model import Request
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.makers import make as make_stage

@@ -11,9 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain import strict_json
-from toolchain.build.locking import refused
-from toolchain.build.record import image_tag, known_record, write_record
 from toolchain.bundle.checks import (
     DO_NOT,
     require_agreement,
@@ -23,13 +20,15 @@ from toolchain.bundle.checks import (
     require_whole,
 )
 from toolchain.bundle.export import TYPE, Entry
-from toolchain.cache import Cache, default_cache
-from toolchain.console import one_line
-from toolchain.digest import write_atomically
-from toolchain.errors import DigestError, HostileInputError, RegistryError, UnreachableError
+from toolchain.core import strict_json
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.console import one_line
+from toolchain.core.digest import write_atomically
+from toolchain.core.errors import DigestError, HostileInputError, RegistryError, UnreachableError
+from toolchain.core.locks import held
+from toolchain.core.record import KEYS, Record
 from toolchain.lock import file as lockfile
 from toolchain.lock.file import Lock, LockedBase, LockedSource
-from toolchain.locks import held
 from toolchain.oci import descriptor as media
 from toolchain.oci.blobs import MANIFEST_LIMIT
 from toolchain.oci.descriptor import Descriptor
@@ -38,8 +37,9 @@ from toolchain.oci.manifest import CONFIG_KEYS, children_of, parse_object
 from toolchain.oci.place import Place
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
-from toolchain.record import KEYS, Record
-from toolchain.request import DEFAULT_GLIBC, build_command
+from toolchain.pipeline.locking import refused
+from toolchain.pipeline.records import image_tag, known_record, write_record
+from toolchain.request.model import DEFAULT_GLIBC, build_command
 from toolchain.sources.distro import known_package, note
 from toolchain.sources.store import Store
 from toolchain.sources.suites import Package

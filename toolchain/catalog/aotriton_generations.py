@@ -11,12 +11,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from toolchain import recipe
 from toolchain.catalog.gpus import pack
 from toolchain.catalog.release_data import aotriton_releases, numbers
 from toolchain.catalog.releases import check_release_gpus
+from toolchain.core import recipe
+from toolchain.core.errors import PinError, SourceError, UnsupportedError
 from toolchain.data import read_toml, typed_row
-from toolchain.errors import PinError, SourceError, UnsupportedError
 
 # As `--source` calls the tuning database, where it is not in the tree.
 DATABASE = "aotriton-database"

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain.errors import EngineError, UnsupportedError
+from toolchain.core.errors import EngineError, UnsupportedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from toolchain.core.errors import UnsupportedError
+from toolchain.core.recipe import digests, root
 from toolchain.data import read_toml, typed_row
-from toolchain.errors import UnsupportedError
-from toolchain.recipe import digests, root
 
 DATA = "containerfiles/base/bases.toml"
 _INSTALLER = "containerfiles/base/install.sh"

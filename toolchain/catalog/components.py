@@ -10,10 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from toolchain import recipe
 from toolchain.catalog.release_data import is_commit
+from toolchain.core import recipe
+from toolchain.core.errors import ContractError, PinError, UnsupportedError
 from toolchain.data import read_toml
-from toolchain.errors import ContractError, PinError, UnsupportedError
 
 _LINE = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.[0-9]{1,4})?(?:\+[A-Za-z0-9.]+)?")
 _ORDER = ("filecheck", "lld", "clang")

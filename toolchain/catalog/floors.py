@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from toolchain.core.errors import UnsupportedError
+from toolchain.core.recipe import root
 from toolchain.data import read_toml, typed_row
-from toolchain.errors import UnsupportedError
-from toolchain.recipe import root
 
 DATA = "llvm-config/floors.toml"
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from toolchain.core.digest import sha256_json
+from toolchain.core.errors import UnsupportedError
 from toolchain.data import load
-from toolchain.digest import sha256_json
-from toolchain.errors import UnsupportedError
 
 
 @dataclass(frozen=True)

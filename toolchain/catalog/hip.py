@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache as memoize
 from typing import Any
 
+from toolchain.core.errors import ConfigError, UnsupportedError
 from toolchain.data import FOLDER, load, typed_row
-from toolchain.errors import ConfigError, UnsupportedError
 
 _FILE = FOLDER / "hip.toml"
 DEFAULT_ROCM = ("6", "7")

@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from toolchain import strict_json
 from toolchain.catalog.codegen import Codegen, codegen_named, codegens
 from toolchain.catalog.release_data import REPOSITORY, CodegenPin, LlvmPin, is_commit
 from toolchain.catalog.releases import repository_of
-from toolchain.errors import DocumentError, PinError, UnsupportedError
-from toolchain.filesystem import read_regular
+from toolchain.core import strict_json
+from toolchain.core.errors import DocumentError, PinError, UnsupportedError
+from toolchain.core.filesystem import read_regular
 
 UPSTREAM = "llvm/llvm-project"
 _PUT = "name a pin file, a folder with one, or a checkout; or put the file there again"

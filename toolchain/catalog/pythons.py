@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from toolchain.core.errors import ConfigError, PinError, UnsupportedError
 from toolchain.data import FOLDER, load, typed_row
-from toolchain.errors import ConfigError, PinError, UnsupportedError
 
 _VERSION = re.compile(r"3\.(0|[1-9][0-9]?)")
 

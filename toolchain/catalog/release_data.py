@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from toolchain import recipe
+from toolchain.core import recipe
+from toolchain.core.errors import PinError
 from toolchain.data import FOLDER, Row, read_toml, typed_row
-from toolchain.errors import PinError
 
 Certainty = Literal["verified", "inferred", "unknown"]
 REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")

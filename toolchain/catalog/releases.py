@@ -23,7 +23,7 @@ from toolchain.catalog.release_data import (
     require,
     triton_releases,
 )
-from toolchain.errors import PinError, UnsupportedError
+from toolchain.core.errors import PinError, UnsupportedError
 
 _FORM = "MAJOR.MINOR[.PATCH] in the digits 0 to 9, without zeros in front"
 _NUMBER = "(0|[1-9][0-9]{0,3})"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache as memoize
 
+from toolchain.core.errors import UnsupportedError
 from toolchain.data import FOLDER, load, typed_row
-from toolchain.errors import UnsupportedError
 
 _FILE = FOLDER / "wheels.toml"
 

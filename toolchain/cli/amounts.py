@@ -6,8 +6,8 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from toolchain import console
-from toolchain.amounts import reporting_to
+from toolchain.core import console
+from toolchain.core.amounts import reporting_to
 
 
 @contextlib.contextmanager

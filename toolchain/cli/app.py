@@ -12,11 +12,12 @@ from typing import Annotated
 
 import typer
 
-from toolchain import __version__, console
+from toolchain import __version__
 from toolchain.cli.defaults import defaults, read_settings
 from toolchain.cli.streams import ReaderGoneError, Terminated, die_of_pipe, guard, sane_width
 from toolchain.cli.verbs import Group, register
-from toolchain.errors import ConfigError, ToolchainError
+from toolchain.core import console
+from toolchain.core.errors import ConfigError, ToolchainError
 
 app = typer.Typer(
     cls=Group,
@@ -50,7 +51,7 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    from toolchain import logs  # noqa: PLC0415 - for a verb that runs
+    from toolchain.core import logs  # noqa: PLC0415 - for a verb that runs
 
     logs.setup(verbose)
     try:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolchain.digest import write_atomically
-from toolchain.errors import ConfigError
+from toolchain.core.digest import write_atomically
+from toolchain.core.errors import ConfigError
 
 # Options that decide what is built and how much of the machine it uses; `plan` shows all of it. Every other option is
 # ignored in a file without approval: whose code, keys and signatures are accepted, where images and results come from

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolchain import console
-from toolchain.cache import cache_of
 from toolchain.catalog.gpus import parse_gpus
 from toolchain.cli import options as o
 from toolchain.cli.diff_cmd import PLACE_HELP
 from toolchain.cli.images_cmd import is_image_name
 from toolchain.cli.try_cmd import PythonOpt, TimeoutOpt, WheelOpt, chosen_triton
-from toolchain.errors import ConfigError, KernelError
+from toolchain.core import console
+from toolchain.core.cache import cache_of
+from toolchain.core.errors import ConfigError, KernelError
 
 if TYPE_CHECKING:
     from toolchain.examine.audit import Audit
@@ -123,7 +123,7 @@ def _sign(what: str, cache: Any, document: dict[str, Any], signer: Any, to: Path
         with tempfile.TemporaryDirectory(prefix="toolchain-audit-") as scratch:
             document["attested"] = attach_audit(what, cache, document, signer, Path(scratch)).as_json()
     else:
-        from toolchain.digest import write_output  # noqa: PLC0415
+        from toolchain.core.digest import write_output  # noqa: PLC0415
 
         write_output(to, signed_audit(what, cache, document, signer), option="--statement")
 

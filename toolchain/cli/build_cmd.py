@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolchain import console
-from toolchain.build.images import names_of
-from toolchain.build.record import read_record
-from toolchain.build.run import build as build_stages
-from toolchain.cache import Cache, default_cache
 from toolchain.catalog import stages
 from toolchain.catalog.stages import published
 from toolchain.cli import options as o
 from toolchain.cli.config_file import PUBLIC_KEY, REUSE_FROM
 from toolchain.cli.request import with_request
-from toolchain.errors import ConfigError, KernelError
-from toolchain.option_values import kernel_store
-from toolchain.request import NOT_OF_BUILD, Request
+from toolchain.core import console
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.errors import ConfigError, KernelError
+from toolchain.pipeline.images import names_of
+from toolchain.pipeline.records import read_record
+from toolchain.pipeline.run import build as build_stages
+from toolchain.request.model import NOT_OF_BUILD, Request
+from toolchain.request.option_values import kernel_store
 from toolchain.stages.stage import Built
 
 if TYPE_CHECKING:
-    from toolchain.build.reuse import Reuse
+    from toolchain.pipeline.reuse import Reuse
 
 GoalArg = Annotated[
     str, typer.Argument(help=f"{stages.choice()} Default: `stage` in toolchain.toml.", autocompletion=o.stage())
@@ -142,7 +142,7 @@ def kernels_worker(
     _require_kernels(stage)
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
     _check_kernel_store(request, stage)
-    from toolchain.build.kernel_worker import serve_kernels  # noqa: PLC0415 - only a worker needs it
+    from toolchain.pipeline.kernel_worker import serve_kernels  # noqa: PLC0415 - only a worker needs it
 
     serve_kernels(request, stage, address, name=name, reuse=reuse)
 
@@ -158,7 +158,7 @@ def _check_kernel_store(request: Request, stage: str) -> None:
     """Before a long build begins, look at the kernel store and its key, and refuse a --shard or --scheduler without a
     store, or a --scheduler without Dask."""
     if request.kernel_key is not None or request.kernel_store is not None or request.shards:
-        from toolchain.build.kernel_store import check_folders, result_key  # noqa: PLC0415 - cryptography
+        from toolchain.pipeline.kernel_store import check_folders, result_key  # noqa: PLC0415 - cryptography
 
         result_key(request.kernel_key)
         check_folders(request)
@@ -191,7 +191,7 @@ def _reuse(where: str | None, only: bool, key: Path | None, offline: bool) -> Re
         if only:
             raise ConfigError("--reuse-only needs --reuse-from", fix="add --reuse-from REGISTRY/NS --public-key FILE")
         return None
-    from toolchain.build.reuse import make_reuse  # noqa: PLC0415 - the registry client and cryptography
+    from toolchain.pipeline.reuse import make_reuse  # noqa: PLC0415 - the registry client and cryptography
 
     return make_reuse(where, key, only=only, offline=offline)
 

@@ -9,17 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from toolchain import console
-from toolchain.cache import cache_of
 from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.amounts import amounts_told
 from toolchain.cli.images_cmd import IMAGE_HELP
 from toolchain.cli.request import CAMPAIGN, with_request
+from toolchain.core import console
+from toolchain.core.cache import cache_of
+from toolchain.core.locks import in_use
 from toolchain.lock.file import DEFAULT
-from toolchain.locks import in_use
 from toolchain.oci.reference import parse
-from toolchain.request import Request
+from toolchain.request.model import Request
 
 DestArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME:TAG.", show_default=False)]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].", show_default=False)]
@@ -43,7 +43,7 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
     """The stage and the recorded options of a named image; None for a stage."""
     if given["stage"] in stages.targets():
         return None
-    from toolchain.build.original import given_options, of_architectures  # noqa: PLC0415 - brings cryptography in
+    from toolchain.pipeline.original import given_options, of_architectures  # noqa: PLC0415 - brings cryptography in
 
     cache = cache_of(chosen["cache"])
     original = of_architectures(cache, given["stage"])

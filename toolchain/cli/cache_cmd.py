@@ -11,14 +11,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from toolchain import console
-from toolchain.cache import cache_of
 from toolchain.cli import options as o
-from toolchain.errors import ConfigError
-from toolchain.locks import alone
+from toolchain.core import console
+from toolchain.core.cache import cache_of
+from toolchain.core.errors import ConfigError
+from toolchain.core.locks import alone
 
 if TYPE_CHECKING:
-    from toolchain.build.cache_usage import Item
+    from toolchain.pipeline.cache_usage import Item
 
 ImagesArg = Annotated[
     list[str] | None, typer.Argument(metavar="IMAGE", help="Name of a finished image (`toolchain images`).")
@@ -36,7 +36,7 @@ _DAY = 86400.0
 
 def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     """List what the cache holds, with size and last use."""
-    from toolchain.build.cache_usage import survey  # noqa: PLC0415 - other verbs need none of it
+    from toolchain.pipeline.cache_usage import survey  # noqa: PLC0415 - other verbs need none of it
 
     where = cache_of(cache)
     if where.mounts.is_dir() and not os.access(where.mounts, os.R_OK | os.X_OK):
@@ -63,8 +63,8 @@ def cache_prune(
 
     With IMAGE, remove only the named images, however recently used.
     """
-    from toolchain.build.cache_usage import Pruned, prune  # noqa: PLC0415 - other verbs need none of it
-    from toolchain.build.images import named_images  # noqa: PLC0415
+    from toolchain.pipeline.cache_usage import Pruned, prune  # noqa: PLC0415 - other verbs need none of it
+    from toolchain.pipeline.images import named_images  # noqa: PLC0415
 
     if images and unfinished:
         raise ConfigError(
@@ -106,7 +106,7 @@ def _rows(items: Sequence[Item]) -> list[dict[str, object]]:
 
 def _show(items: Sequence[Item]) -> None:
     """A row for each large item, and one for the small items of each kind."""
-    from toolchain.build.cache_usage import KINDS  # noqa: PLC0415 - other verbs need none of it
+    from toolchain.pipeline.cache_usage import KINDS  # noqa: PLC0415 - other verbs need none of it
 
     table = Table(box=None, pad_edge=False)
     for name in ("kind", "what"):

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolchain import console
-from toolchain.cache import cache_of
 from toolchain.cli import options as o
 from toolchain.cli.images_cmd import is_image_name
-from toolchain.errors import ConfigError, ContractError
+from toolchain.core import console
+from toolchain.core.cache import cache_of
+from toolchain.core.errors import ConfigError, ContractError
 from toolchain.stages.triton_wheel import SITE
 
 if TYPE_CHECKING:
-    from toolchain.cache import Cache
+    from toolchain.core.cache import Cache
     from toolchain.oci.descriptor import Descriptor
     from toolchain.oci.layout import Layout
 
@@ -88,10 +88,10 @@ def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
 @contextlib.contextmanager
 def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Descriptor]]:
     """The single image that a name or reference denotes, and the layout that holds it."""
-    from toolchain.build.images import one_image  # noqa: PLC0415 - brings cryptography in
     from toolchain.oci.layout import Layout  # noqa: PLC0415
     from toolchain.oci.places import open_place  # noqa: PLC0415
     from toolchain.oci.reference import parse  # noqa: PLC0415
+    from toolchain.pipeline.images import one_image  # noqa: PLC0415 - brings cryptography in
 
     if is_image_name(text):
         layout = Layout(cache.images)
@@ -107,7 +107,7 @@ def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Des
 
 def _triton_in(cache: Cache, layout: Layout, image: Descriptor, env: dict[str, str]) -> dict[str, Any]:
     """Query Triton's facts about itself in a fresh container of the image."""
-    from toolchain import recipe, strict_json  # noqa: PLC0415
+    from toolchain.core import recipe, strict_json  # noqa: PLC0415
     from toolchain.engine.buildah import Buildah  # noqa: PLC0415
     from toolchain.stages.triton_cache import RECIPE  # noqa: PLC0415
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolchain import console
-from toolchain.cache import cache_of
 from toolchain.catalog.gpus import parse_gpus
 from toolchain.cli import options as o
 from toolchain.cli.diff_cmd import PLACE_HELP, GpuOpt
 from toolchain.cli.emulate_cmd import ObjdumpOpt, decoder
-from toolchain.errors import ConfigError, EmulationError
-from toolchain.option_values import check as number_of_kernels
+from toolchain.core import console
+from toolchain.core.cache import cache_of
+from toolchain.core.errors import ConfigError, EmulationError
+from toolchain.request.option_values import check as number_of_kernels
 
 if TYPE_CHECKING:
     from toolchain.numbers.campaign import Report

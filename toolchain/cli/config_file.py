@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolchain import request as request_module
-from toolchain import toml_text
 from toolchain.catalog import stages
-from toolchain.digest import sha256_bytes
-from toolchain.errors import ConfigError
-from toolchain.filesystem import NewFile, read_regular
-from toolchain.options import Kind, Option, into, moved, out_of, plain
-from toolchain.typed import TypedError, typed
+from toolchain.core import toml_text
+from toolchain.core.digest import sha256_bytes
+from toolchain.core.errors import ConfigError
+from toolchain.core.filesystem import NewFile, read_regular
+from toolchain.core.typed import TypedError, typed
+from toolchain.request import model as request_module
+from toolchain.request.options import Kind, Option, into, moved, out_of, plain
 
 DEST = Option(
     name="dest", place="oci", example="oci:out", help="Destination of `publish`: oci:DIR or REGISTRY/NS.",

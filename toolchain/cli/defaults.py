@@ -72,7 +72,7 @@ def pairs_from_environment() -> dict[str, list[str]]:
     """
     if not any(name.startswith("TOOLCHAIN_") for name in os.environ):
         return {}
-    from toolchain.request import options  # noqa: PLC0415 - for `toolchain --help` too
+    from toolchain.request.model import options  # noqa: PLC0415 - for `toolchain --help` too
 
     pairs = {}
     for option in (declared.option for declared in options() if declared.option.kind == "pairs"):

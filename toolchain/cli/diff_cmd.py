@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolchain import console
-from toolchain.cache import cache_of
 from toolchain.catalog.gpus import parse_gpus
 from toolchain.cli import options as o
-from toolchain.errors import ConfigError, RegressionError
+from toolchain.core import console
+from toolchain.core.cache import cache_of
+from toolchain.core.errors import ConfigError, RegressionError
 
 if TYPE_CHECKING:
     from toolchain.examine.diff import Difference, Row

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from toolchain import console
-from toolchain.cache import cache_of
 from toolchain.catalog.components import is_near, needs_for, newest_triton_on
 from toolchain.catalog.release_data import triton_releases
 from toolchain.cli.listing import Listing
-from toolchain.errors import UnsupportedError
+from toolchain.core import console
+from toolchain.core.cache import cache_of
+from toolchain.core.errors import UnsupportedError
 from toolchain.sources import distro
 from toolchain.sources.distro import Listed, known_packages
 from toolchain.sources.spec import ref_of

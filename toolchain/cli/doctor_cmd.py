@@ -9,14 +9,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from toolchain import console
-from toolchain import doctor as checkup
-from toolchain.cache import Cache, default_cache
+from toolchain.cli import doctor as checkup
 from toolchain.cli.options import CacheOpt, JsonOpt, RunnerOpt
 from toolchain.cli.request import place_of
+from toolchain.core import console
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.errors import EngineError
 from toolchain.engine import namespace
-from toolchain.errors import EngineError
-from toolchain.option_values import runner as read_runner
+from toolchain.request.option_values import runner as read_runner
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolchain import console
 from toolchain.cli import options as o
-from toolchain.errors import ConfigError, EmulationError
+from toolchain.core import console
+from toolchain.core.errors import ConfigError, EmulationError
 
 if TYPE_CHECKING:
     from toolchain.emulator.disassembly import Disassembler

@@ -12,10 +12,10 @@ from typing import ParamSpec, TypeVar
 
 import typer
 
-from toolchain import console
 from toolchain.cli.streams import Terminated
-from toolchain.errors import ConfigError, ResourceError, ToolchainError
-from toolchain.process import CommandError
+from toolchain.core import console
+from toolchain.core.errors import ConfigError, ResourceError, ToolchainError
+from toolchain.core.process import CommandError
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolchain import console
-from toolchain.cache import Cache, cache_of
 from toolchain.cli import options as o
 from toolchain.cli.verify_cmd import took_too_long
-from toolchain.deadline import LONGEST_CHECK, deadline
+from toolchain.core import console
+from toolchain.core.cache import Cache, cache_of
+from toolchain.core.deadline import LONGEST_CHECK, deadline
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
@@ -43,8 +43,8 @@ def is_image_name(text: str) -> bool:
 
 def images(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     """List finished images, newest first, with their contents and where they were published."""
-    from toolchain.build.images import contents_of, finished_images, image_row, publications  # noqa: PLC0415
-    from toolchain.build.record import tell_unread  # noqa: PLC0415
+    from toolchain.pipeline.images import contents_of, finished_images, image_row, publications  # noqa: PLC0415
+    from toolchain.pipeline.records import tell_unread  # noqa: PLC0415
 
     where = cache_of(cache)
     records = finished_images(where)
@@ -117,9 +117,9 @@ def inspect(
 
 def _named_here(cache: Cache, name: str) -> list[tuple[NamedImage, dict[str, Any]]]:
     """The finished images of a name, each with the build facts of its record."""
-    from toolchain.build.images import full_name, image_row, named_images  # noqa: PLC0415
     from toolchain.oci.place import NamedImage  # noqa: PLC0415
     from toolchain.oci.reference import LayoutRef  # noqa: PLC0415
+    from toolchain.pipeline.images import full_name, image_row, named_images  # noqa: PLC0415
 
     images = []
     for record in named_images(cache, [name]):

@@ -10,18 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-from toolchain import console, toml_text
 from toolchain.catalog.bases import base_recipe
 from toolchain.cli.approval import approve, by_option, harmless, revoke
 from toolchain.cli.config_file import file_options, read_content, read_values, render, write_new
 from toolchain.cli.defaults import DEFAULT
 from toolchain.cli.options import parameter
 from toolchain.cli.request import file_of, make_request, origin_of
-from toolchain.errors import ConfigError
-from toolchain.locks import in_use
+from toolchain.core import console, toml_text
+from toolchain.core.errors import ConfigError
+from toolchain.core.locks import in_use
 from toolchain.oci.reference import parse_place
-from toolchain.options import Declared
-from toolchain.request import options
+from toolchain.request.model import options
+from toolchain.request.options import Declared
 
 
 def _with_file_options(verb: Callable[[typer.Context, dict[str, Any]], None]) -> Callable[..., None]:
@@ -102,7 +102,7 @@ def _check(given: Mapping[str, Any]) -> None:
     stage = given.get("stage", "")
     request = make_request(**values, target=stage)
     if stage:
-        from toolchain.build.plan import plan  # noqa: PLC0415 - without a stage there is nothing to plan
+        from toolchain.pipeline.plan import plan  # noqa: PLC0415 - without a stage there is nothing to plan
 
         with in_use(request.cache):
             plan(request, stage)

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from toolchain import console
-from toolchain.cache import LEDGER, cache_of
 from toolchain.cli import options as o
-from toolchain.errors import ConfigError
-from toolchain.option_values import scheduler as read_address
+from toolchain.core import console
+from toolchain.core.cache import LEDGER, cache_of
+from toolchain.core.errors import ConfigError
+from toolchain.request.option_values import scheduler as read_address
 
 WatchOpt = Annotated[bool, typer.Option("--watch", "-w", help="Repeat until no campaign runs; redraws in a terminal.")]
 _DRAWN_EVERY, _SAID_EVERY = 1.0, 30.0  # seconds

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolchain import console
+from toolchain.core import console
 from toolchain.kernels.status import ENDED, FAILURES, KILLED, RUNNING, STOPPED
 
 _WIDTH = 80

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from toolchain.console import plain_lines
+from toolchain.core.console import plain_lines
 
 _ANY_WIDTH = 1 << 20
 _NOTHING = ("", "-")

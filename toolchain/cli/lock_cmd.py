@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from toolchain import console
 from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.request import CAMPAIGN, with_request
-from toolchain.errors import ConfigError
+from toolchain.core import console
+from toolchain.core.errors import ConfigError
 from toolchain.lock.file import DEFAULT
-from toolchain.request import Request
+from toolchain.request.model import Request
 
 StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
 OutOpt = Annotated[Path, typer.Option("--output", "-o", help="Lock file to write, or with --check to compare with.")]
@@ -36,9 +36,9 @@ def lock(
     if check and open_base:
         why = "the lock file says whether its base is locked"
         raise ConfigError("--check and --open-base exclude each other", why=why, fix="leave --open-base out")
-    from toolchain.build.locking import check_file, make  # noqa: PLC0415 - reads stages and stores
-    from toolchain.build.plan import plan as plan_stages  # noqa: PLC0415
-    from toolchain.build.plan import settled  # noqa: PLC0415
+    from toolchain.pipeline.locking import check_file, make  # noqa: PLC0415 - reads stages and stores
+    from toolchain.pipeline.plan import plan as plan_stages  # noqa: PLC0415
+    from toolchain.pipeline.plan import settled  # noqa: PLC0415
 
     rows = plan_stages(request, stage) if check else settled(request, stage, ask=True)
     planned = [row.planned for row in rows]

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from toolchain import request as request_module
 from toolchain.catalog import stages
-from toolchain.options import GIVEN, Declared, Option
+from toolchain.request import model as request_module
+from toolchain.request.options import GIVEN, Declared, Option
 
 
 def typed(option: Option, *also: str, help: str = "", environment: bool = True, panel: bool = False) -> Any:  # noqa: A002 - as in Typer

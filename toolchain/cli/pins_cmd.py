@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from toolchain import console
 from toolchain.catalog.pin_files import read_codegen_pins, read_pin
 from toolchain.catalog.release_data import (
     AotritonRelease,
@@ -31,6 +30,7 @@ from toolchain.catalog.releases import (
 )
 from toolchain.cli.listing import Listing
 from toolchain.cli.options import JsonOpt
+from toolchain.core import console
 from toolchain.sources.spec import users_path
 
 _Fact = PytorchRow | AotritonRelease | TritonRelease | LlvmPin | CodegenPin

@@ -7,20 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from toolchain import console
-from toolchain.build.plan import PlanRow, online_in, settled, undecided_in
-from toolchain.build.plan import plan as plan_stages
-from toolchain.build.record import tell_unread
-from toolchain.build.untried import tried_in, untried_in
 from toolchain.catalog import stages
 from toolchain.catalog.costs import Cost, cost_of
 from toolchain.catalog.stages import row as stage_row
 from toolchain.cli import options as o
 from toolchain.cli.amounts import amounts_told
 from toolchain.cli.request import CAMPAIGN, with_request
+from toolchain.core import console
+from toolchain.core.errors import PolicyError, SourceError, UnreachableError
 from toolchain.engine.resources import MEMORY, cores
-from toolchain.errors import PolicyError, SourceError, UnreachableError
-from toolchain.request import Request
+from toolchain.pipeline.plan import PlanRow, online_in, settled, undecided_in
+from toolchain.pipeline.plan import plan as plan_stages
+from toolchain.pipeline.records import tell_unread
+from toolchain.pipeline.untried import tried_in, untried_in
+from toolchain.request.model import Request
 from toolchain.sources.distro import known_packages
 from toolchain.sources.tree import Source
 from toolchain.stages.prebuilt import let_in_names, unknown_names
@@ -164,8 +164,8 @@ def _how_sure(source: Source) -> str:
 @with_request(*CAMPAIGN, "contract")
 def fetch(stage: StageArg = "all", *, request: Request) -> None:
     """Download the sources of a stage into the cache."""
-    from toolchain.build.fetching import fetch_for  # noqa: PLC0415 - plan needs none of it
-    from toolchain.build.locking import check_tree  # noqa: PLC0415
+    from toolchain.pipeline.fetching import fetch_for  # noqa: PLC0415 - plan needs none of it
+    from toolchain.pipeline.locking import check_tree  # noqa: PLC0415
 
     request.cache.check()
     fetched = []

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolchain import console
-from toolchain.cache import cache_of
 from toolchain.cli import options as o
 from toolchain.cli.amounts import amounts_told
 from toolchain.cli.config_file import COMPRESSION, DEST, KEY
 from toolchain.cli.images_cmd import is_image_name
-from toolchain.errors import ConfigError
-from toolchain.locks import in_use
+from toolchain.core import console
+from toolchain.core.cache import cache_of
+from toolchain.core.errors import ConfigError
+from toolchain.core.locks import in_use
 from toolchain.oci.reference import parse_place
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def publish(
 
     IMAGE is a name that `toolchain images` lists, an input digest, or a unique prefix of either.
     """
-    from toolchain.build.images import named_images  # noqa: PLC0415 - brings cryptography in
+    from toolchain.pipeline.images import named_images  # noqa: PLC0415 - brings cryptography in
     from toolchain.publish.images import deliver  # noqa: PLC0415 - brings the registry client in
     from toolchain.publish.packing import packing  # noqa: PLC0415
     from toolchain.trust.keyless import Keyless  # noqa: PLC0415

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from toolchain import console
 from toolchain.catalog.gpus import parse_gpus
 from toolchain.cli import options as o
-from toolchain.digest import write_output
-from toolchain.errors import ConfigError
+from toolchain.core import console
+from toolchain.core.digest import write_output
+from toolchain.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from toolchain.publish.pytorch import Archive

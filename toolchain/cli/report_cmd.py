@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from toolchain import console
-from toolchain.cache import cache_of
 from toolchain.cli import options as o
+from toolchain.core import console
+from toolchain.core.cache import cache_of
 
 WhatArg = Annotated[
     str,
@@ -27,7 +27,7 @@ def report(what: WhatArg, out: OutOpt = Path("report.html"), cache: o.CacheOpt =
 
     The page loads nothing from the network. A campaign may still be running.
     """
-    from toolchain.digest import write_output  # noqa: PLC0415 - for a verb that runs
+    from toolchain.core.digest import write_output  # noqa: PLC0415 - for a verb that runs
     from toolchain.report.page import html  # noqa: PLC0415
     from toolchain.report.subject import report_of  # noqa: PLC0415
 

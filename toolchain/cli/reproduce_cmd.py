@@ -11,16 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
-from toolchain import console
-from toolchain.build.reproduce import Reproduced, reproduce
-from toolchain.cache import cache_of
 from toolchain.catalog.stages import of_packages
 from toolchain.cli import options as o
 from toolchain.cli.config_file import PUBLIC_KEY
 from toolchain.cli.images_cmd import IMAGE_HELP, is_image_name
 from toolchain.cli.request import with_request
-from toolchain.errors import ConfigError, NotReproducedError, UnsupportedError
-from toolchain.request import Request
+from toolchain.core import console
+from toolchain.core.cache import cache_of
+from toolchain.core.errors import ConfigError, NotReproducedError, UnsupportedError
+from toolchain.pipeline.reproduce import Reproduced, reproduce
+from toolchain.request.model import Request
 from toolchain.trust.invocation import request_command
 
 ImageArg = Annotated[
@@ -43,7 +43,7 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
         given: the verb's own parameters.
         chosen: cache and architecture, if given.
     """
-    from toolchain.build.original import given_options, of_name, of_reference  # noqa: PLC0415 - brings cryptography in
+    from toolchain.pipeline.original import given_options, of_name, of_reference  # noqa: PLC0415 - brings cryptography in
     from toolchain.trust.keys import load_public, load_signer  # noqa: PLC0415
 
     cache, arch = cache_of(chosen["cache"]), str(chosen.get("arch") or "")

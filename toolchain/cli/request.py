@@ -14,19 +14,28 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from toolchain import console
-from toolchain import request as request_module
-from toolchain.build.triton_choice import COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE, Choice, doubts, settle, wheel_hint
-from toolchain.cache import Cache, default_cache
 from toolchain.cli.approval import Settings
 from toolchain.cli.defaults import DEFAULT as DEFAULT_FILE
 from toolchain.cli.defaults import beside, pairs_from_environment
 from toolchain.cli.options import parameter
 from toolchain.cli.values import NEVER_EMPTY, empty_variable
-from toolchain.errors import ConfigError, ToolchainError
-from toolchain.locks import in_use
-from toolchain.options import GIVEN, PANELS, Option, as_list
-from toolchain.request import DEFAULT_GLIBC, Request
+from toolchain.core import console
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.errors import ConfigError, ToolchainError
+from toolchain.core.locks import in_use
+from toolchain.pipeline.triton_choice import (
+    COMMAND_LINE,
+    ENVIRONMENT,
+    FILE,
+    NOWHERE,
+    Choice,
+    doubts,
+    settle,
+    wheel_hint,
+)
+from toolchain.request import model as request_module
+from toolchain.request.model import DEFAULT_GLIBC, Request
+from toolchain.request.options import GIVEN, PANELS, Option, as_list
 
 if TYPE_CHECKING:
     from toolchain.lock.file import Lock
@@ -185,7 +194,7 @@ def _place_in_help(option: inspect.Parameter) -> int:
 
 
 def _ranks(context: typer.Context, given: Mapping[str, Any]) -> dict[str, int]:
-    """The precedence of the options that name a Triton, for `toolchain.build.triton_choice`."""
+    """The precedence of the options that name a Triton, for `toolchain.pipeline.triton_choice`."""
     ranks = {"COMMANDLINE": COMMAND_LINE, "ENVIRONMENT": ENVIRONMENT, "DEFAULT_MAP": FILE}
 
     def rank(name: str) -> int:
@@ -369,7 +378,7 @@ def make_request(
 
     Args:
         target: the requested stage; if empty, the folder is not searched.
-        ranks: see `toolchain.build.triton_choice.Choice`.
+        ranks: see `toolchain.pipeline.triton_choice.Choice`.
         origins: the places that values come from, for messages.
         folder: where to look for pins and checkouts; by default the current folder.
         given: by parameter, as on the command line; missing values and None mean the default.

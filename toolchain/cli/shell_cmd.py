@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from toolchain import console
-from toolchain.build.shell import open_shell
 from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.request import CAMPAIGN, with_request
-from toolchain.request import Request
+from toolchain.core import console
+from toolchain.pipeline.shell import open_shell
+from toolchain.request.model import Request
 
 StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
 CommandArg = Annotated[

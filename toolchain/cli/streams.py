@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import Any, TextIO
 
-from toolchain.errors import ResourceError
+from toolchain.core.errors import ResourceError
 
 
 class ReaderGoneError(SystemExit):
@@ -55,7 +55,7 @@ class _Guarded(io.TextIOWrapper):
         os.close(nowhere)
         if error.errno == errno.EPIPE:
             return ReaderGoneError(128 + signal.SIGPIPE)
-        from toolchain import console  # noqa: PLC0415 - as the verb that prints has it
+        from toolchain.core import console  # noqa: PLC0415 - as the verb that prints has it
 
         what = "standard error" if self.fileno() == 2 else "standard output"
         lost = ResourceError(

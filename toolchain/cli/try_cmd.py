@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from toolchain import console
-from toolchain.cache import Cache, cache_of
 from toolchain.cli import options as o
-from toolchain.errors import ConfigError, KernelError
+from toolchain.core import console
+from toolchain.core.cache import Cache, cache_of
+from toolchain.core.errors import ConfigError, KernelError
 
 KernelArg = Annotated[
     Path, typer.Argument(metavar="KERNEL", help="Code object of a campaign, with its JSON beside it.")

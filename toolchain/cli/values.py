@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from toolchain.errors import ConfigError
+from toolchain.core.errors import ConfigError
 
 _READER = "get_runtime_param"
 # Variables that decide whose signatures are accepted or made. Typer takes an empty one for none at all.

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from toolchain import console
 from toolchain.cli.values import NEVER_EMPTY, empty_variable, take_as_given
+from toolchain.core import console
 
 P = ParamSpec("P")
 R = TypeVar("R")

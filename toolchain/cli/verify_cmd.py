@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toolchain import console
 from toolchain.cli import options as o
 from toolchain.cli.config_file import PUBLIC_KEY, SOURCE_REPO
-from toolchain.deadline import LONGEST_CHECK, deadline
-from toolchain.errors import ConfigError, DigestError, DocumentError, UnreachableError, UntrustedError
+from toolchain.core import console
+from toolchain.core.deadline import LONGEST_CHECK, deadline
+from toolchain.core.errors import ConfigError, DigestError, DocumentError, UnreachableError, UntrustedError
 from toolchain.oci.reference import parse
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from toolchain import console
-from toolchain.cache import Cache
-from toolchain.errors import ConfigError, PinError
+from toolchain.core import console
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, PinError
 from toolchain.stages.wheel_llvm import Library, WheelLlvm, read_wheel, repository_inside, wheel_named
 
 _WORDS = {

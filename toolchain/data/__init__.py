@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from toolchain.errors import ConfigError, ToolchainError
-from toolchain.typed import TypedError, typed
+from toolchain.core.errors import ConfigError, ToolchainError
+from toolchain.core.typed import TypedError, typed
 
 Row = TypeVar("Row")
 FOLDER = Path(__file__).resolve().parent
@@ -49,7 +49,7 @@ def _parsed(path: Path, _modified: int, _size: int) -> dict[str, Any]:
 def typed_row(
     kind: type[Row], content: object, name: str, source: Path, *, error: type[ToolchainError] = ConfigError
 ) -> Row:
-    """A table of a data file as a dataclass; see `toolchain.typed`.
+    """A table of a data file as a dataclass; see `toolchain.core.typed`.
 
     Args:
         name: of the table, for messages.

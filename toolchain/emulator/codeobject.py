@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.catalog.gpus import gpu_of_flag
+from toolchain.core.errors import EmulationError, KernelError
 from toolchain.emulator.messagepack import unpack
-from toolchain.errors import EmulationError, KernelError
 
 _NOTE_METADATA = 32  # NT_AMDGPU_METADATA
 _MACH_MASK = 0xFF

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from toolchain import process
-from toolchain.errors import EmulationError, EngineError
+from toolchain.core import process
+from toolchain.core.errors import EmulationError, EngineError
 
 VARIABLE = "TOOLCHAIN_LLVM_OBJDUMP"
 # Newest first: a new GPU needs a new disassembler.

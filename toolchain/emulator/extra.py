@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from toolchain.errors import ConfigError
+from toolchain.core.errors import ConfigError
 
 
 def require_numpy(user: str = "the emulator") -> Path:

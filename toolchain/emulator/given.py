@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from toolchain.core.errors import ConfigError
 from toolchain.emulator.bits import Array, round_bf16
 from toolchain.emulator.launch import Parameter, Value
-from toolchain.errors import ConfigError
 
 # By Triton's name of what a pointer leads to; bf16 is kept as its bits.
 ELEMENTS: dict[str, type[np.generic]] = {

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from toolchain.core.errors import ConfigError, EmulationError
 from toolchain.emulator.bits import Array
 from toolchain.emulator.codeobject import CodeObject
 from toolchain.emulator.memory import Memory
 from toolchain.emulator.program import Program
 from toolchain.emulator.workgroup import Limits, Place, Workgroup
-from toolchain.errors import ConfigError, EmulationError
 
 # By Triton's name of a type: its form in the argument block.
 _FORMATS = {

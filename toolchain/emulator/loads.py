@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from toolchain.core.errors import NumbersError
 from toolchain.emulator.bits import QUAD, Array
 from toolchain.emulator.lanewise import Handler
 from toolchain.emulator.operands import Get, GetNumber, Operands, Run
 from toolchain.emulator.wave import Wave
-from toolchain.errors import NumbersError
 
 # Bytes by the last part of a name, and whether a short one has a sign.
 SIZES = {

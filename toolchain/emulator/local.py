@@ -6,12 +6,12 @@ import re
 
 import numpy as np
 
+from toolchain.core.errors import NumbersError
 from toolchain.emulator.bits import Array
 from toolchain.emulator.lanewise import Handler
 from toolchain.emulator.loads import Access, active, reader, spread, writer
 from toolchain.emulator.operands import Get, Operands, Run
 from toolchain.emulator.wave import Wave
-from toolchain.errors import NumbersError
 
 _PAIR = re.compile(r"ds_(?:(read|write)2(st64)?|(load|store)_2addr(_stride64)?)_b(32|64)$")
 

@@ -12,11 +12,11 @@ from functools import lru_cache
 
 import numpy as np
 
+from toolchain.core.errors import NumbersError
 from toolchain.emulator.bits import Array, widen_bf16
 from toolchain.emulator.lanewise import Handler
 from toolchain.emulator.operands import Get, Operands, Register, Run
 from toolchain.emulator.wave import Wave
-from toolchain.errors import NumbersError
 
 _MFMA = re.compile(r"v_mfma_f32_(32x32|16x16)x(\d+)_?(f16|bf16|f32|xf32)(?:_1k)?$")
 _WMMA = re.compile(r"v_wmma_f32_16x16x16_(f16|bf16)$")

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from toolchain.core.errors import NumbersError
 from toolchain.emulator.bits import Array
-from toolchain.errors import NumbersError
 
 # Addresses begin here: far from zero, so that a null pointer with an offset is not a buffer.
 BASE = 0x7F1000000000

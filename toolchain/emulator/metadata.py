@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain import strict_json
+from toolchain.core import strict_json
+from toolchain.core.errors import EmulationError
 from toolchain.emulator.codeobject import CodeObject
 from toolchain.emulator.launch import Parameter, check_parameters
-from toolchain.errors import EmulationError
 
 _LARGEST = 1 << 20  # bytes of LDS, and of a lane's scratch memory
 _AGAIN = "compile the kernel again with this version of the tool, which writes all of it"

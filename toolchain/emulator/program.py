@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from toolchain.core.errors import EmulationError, NumbersError
 from toolchain.emulator.codeobject import CodeObject
 from toolchain.emulator.control import Branch, branch, ends_block, is_barrier
 from toolchain.emulator.decode import Operation, decode
@@ -14,7 +15,6 @@ from toolchain.emulator.operands import Run
 from toolchain.emulator.scoreboard import Scoreboard
 from toolchain.emulator.syntax import parse
 from toolchain.emulator.wave import Target
-from toolchain.errors import EmulationError, NumbersError
 
 
 @dataclass(slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from toolchain.core.errors import NumbersError
 from toolchain.emulator.control import wait
 from toolchain.emulator.decode import Operation
 from toolchain.emulator.hazards import MEMORY, Facts, too_close
 from toolchain.emulator.operands import VECTOR
 from toolchain.emulator.wave import TTMP, VCC, Target
-from toolchain.errors import NumbersError
 
 _MOST = 64  # a counter stops a wave before it counts more
 _CACHES = re.compile(r"(?:buffer|global)_(?:gl[01]_)?(inv|wb|wbl2|wbinv)\w*$")

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from toolchain.core.errors import EmulationError
 from toolchain.emulator.disassembly import Line
-from toolchain.errors import EmulationError
 
 _SUFFIX = re.compile(r"_(e32|e64|e64_dpp|dpp|dpp8|sdwa)$")
 _VECTORS = "op_sel|op_sel_hi|neg_lo|neg_hi|quad_perm|dpp8|matrix_a_fmt|matrix_b_fmt"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from toolchain.core.errors import EmulationError, NumbersError
 from toolchain.emulator.bits import WORD
 from toolchain.emulator.codeobject import CodeObject
 from toolchain.emulator.memory import Lds, Memory
 from toolchain.emulator.program import Program
 from toolchain.emulator.wave import TTMP, Wave
-from toolchain.errors import EmulationError, NumbersError
 
 # Round to nearest, denormals kept: what Triton asks for.
 _FLOAT_MODE = 0xF0

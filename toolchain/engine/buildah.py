@@ -12,9 +12,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from toolchain import process
-from toolchain.cache import LARGEST_NINJA_LOG, Cache
-from toolchain.digest import write_atomically
+from toolchain.core import process
+from toolchain.core.cache import LARGEST_NINJA_LOG, Cache
+from toolchain.core.digest import write_atomically
+from toolchain.core.errors import BuildError, EngineError, HostileInputError
+from toolchain.core.filesystem import read_regular
+from toolchain.core.process import Result
+from toolchain.core.recipe import CCACHE_MOUNT, PARTS, Mount, Recipe, plain_files
 from toolchain.engine import isolation as isolating
 from toolchain.engine import relay, view
 from toolchain.engine.attended import attended
@@ -22,10 +26,6 @@ from toolchain.engine.probe import probe
 from toolchain.engine.resources import ulimits
 from toolchain.engine.single import single_layout
 from toolchain.engine.storage import Storage, build_tag, cache_mounts, discard, remove_tree
-from toolchain.errors import BuildError, EngineError, HostileInputError
-from toolchain.filesystem import read_regular
-from toolchain.process import Result
-from toolchain.recipe import CCACHE_MOUNT, PARTS, Mount, Recipe, plain_files
 
 LOG = logging.getLogger(__name__)
 

@@ -19,20 +19,20 @@ from typing import IO, Any
 from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException, NoSuchImage
 
-from toolchain import process, strict_json
+from toolchain.core import process, strict_json
+from toolchain.core.errors import EngineError
+from toolchain.core.process import CommandError, Result
+from toolchain.core.recipe import Mount, plain_files
 from toolchain.engine import view
 from toolchain.engine.attended import attended
 from toolchain.engine.isolation import DROPPED
 from toolchain.engine.single import layers_of, single_layout
 from toolchain.engine.storage import process_identity
-from toolchain.errors import EngineError
-from toolchain.process import CommandError, Result
-from toolchain.recipe import Mount, plain_files
 
 # What images of ours are called in a daemon's storage.
 IMAGES = "localhost/toolchain"
 _NUMBER = itertools.count()
-_LABEL = "toolchain.process"
+_LABEL = "toolchain.core.process"
 # docker's and podman's own failures; the command in the container has the other codes.
 _ENGINE_FAILED = 125
 _PATIENCE = 30.0

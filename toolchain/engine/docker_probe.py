@@ -14,14 +14,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from toolchain import process, recipe
-from toolchain.cache import Cache
+from toolchain.core import process, recipe
+from toolchain.core.cache import Cache
+from toolchain.core.errors import EngineError
+from toolchain.core.recipe import Mount
 from toolchain.engine import namespace
 from toolchain.engine.docker import DockerRunner
 from toolchain.engine.isolation import DROPPED, SCRIPT, answer, tiny_root
 from toolchain.engine.storage import remove_tree
-from toolchain.errors import EngineError
-from toolchain.recipe import Mount
 
 _TIMEOUT = 120.0
 _INSTEAD = "leave --runner away, and buildah runs them"

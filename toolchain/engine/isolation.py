@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from toolchain import process
+from toolchain.core import process
+from toolchain.core.errors import ConfigError, EngineError
+from toolchain.core.recipe import Mount
 from toolchain.engine import relay, view
 from toolchain.engine.storage import Storage
-from toolchain.errors import ConfigError, EngineError
-from toolchain.recipe import Mount
 
 Verb = Literal["build", "from", "run"]
 VERBS: tuple[Verb, ...] = get_args(Verb)

@@ -11,8 +11,8 @@ import pwd
 import sys
 from pathlib import Path
 
-from toolchain import process
-from toolchain.errors import EngineError
+from toolchain.core import process
+from toolchain.core.errors import EngineError
 
 # Set inside, to the user's id outside.
 INSIDE = "TOOLCHAIN_NAMESPACE_OF"

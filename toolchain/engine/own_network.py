@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from toolchain import process, strict_json
-from toolchain.errors import EngineError
+from toolchain.core import process, strict_json
+from toolchain.core.errors import EngineError
 
 # Standard library alone, and it is the process that compiles: what it sees is what that sees.
 _BECOME = """

@@ -15,13 +15,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from toolchain import process
-from toolchain.digest import canonical, sha256_file, sha256_json, write_atomically
+from toolchain.core import process
+from toolchain.core.digest import canonical, sha256_file, sha256_json, write_atomically
+from toolchain.core.errors import EngineError
+from toolchain.core.recipe import Mount
 from toolchain.engine import attack, isolation, launcher, relay, view
 from toolchain.engine.resources import ulimits
 from toolchain.engine.storage import Storage, build_tag
-from toolchain.errors import EngineError
-from toolchain.recipe import Mount
 
 # Where things are in the container; outside of it they have the same names below another folder.
 _PROBE = "/probe"

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from toolchain import console as people
+from toolchain.core import console as people
 from toolchain.engine.estimate import Pace, Rate
 
 _STEP = re.compile(r"^@step (\S.*)$")
@@ -114,7 +114,7 @@ class Progress:
         self._said = self._begun
 
     def weigh(self, weights: Mapping[str, float], *, ninja: Mapping[str, float]) -> None:
-        """Add the steps of a recipe, in their order: `steps` and `ninja` as in `toolchain.recipe.Recipe`."""
+        """Add the steps of a recipe, in their order: `steps` and `ninja` as in `toolchain.core.recipe.Recipe`."""
         with self._lock:
             self._weights.update(weights)
             self._ninja.update(ninja)

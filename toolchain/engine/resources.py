@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from toolchain import console
-from toolchain.errors import ResourceError
+from toolchain.core import console
+from toolchain.core.errors import ResourceError
 
 Kind = Literal["compile", "link", "kernel"]
 

@@ -23,17 +23,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolchain.digest import write_atomically
+from toolchain.core.digest import write_atomically
+from toolchain.core.errors import BuildError, ConfigError, EngineError
+from toolchain.core.recipe import Mount, Recipe
 from toolchain.engine import isolation as isolating
 from toolchain.engine import relay, view
 from toolchain.engine.buildah import Buildah, render
 from toolchain.engine.resources import ulimits
 from toolchain.engine.storage import cache_mounts
-from toolchain.errors import BuildError, ConfigError, EngineError
-from toolchain.recipe import Mount, Recipe
 
 if TYPE_CHECKING:
-    from toolchain.process import Result
+    from toolchain.core.process import Result
 
 _TERMINAL = "/terminal"  # as the engine sees it
 _INSIDE = "/run/toolchain-terminal"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from toolchain.digest import canonical, sha256_bytes
-from toolchain.errors import EngineError
+from toolchain.core.digest import canonical, sha256_bytes
+from toolchain.core.errors import EngineError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import check_digest
 from toolchain.oci.image import diff_ids_of

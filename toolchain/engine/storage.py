@@ -22,14 +22,14 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from toolchain import process, strict_json
-from toolchain.cache import Cache
-from toolchain.digest import write_atomically
+from toolchain.core import process, strict_json
+from toolchain.core.cache import Cache
+from toolchain.core.digest import write_atomically
+from toolchain.core.errors import EngineError
+from toolchain.core.locks import free, kept
+from toolchain.core.recipe import CCACHE_MOUNT, Mount
 from toolchain.engine import namespace, relay, view
 from toolchain.engine.resources import ulimits
-from toolchain.errors import EngineError
-from toolchain.locks import free, kept
-from toolchain.recipe import CCACHE_MOUNT, Mount
 
 LOG = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from toolchain import process
+from toolchain.core import process
+from toolchain.core.digest import sha256_bytes, write_atomically
+from toolchain.core.errors import EngineError
+from toolchain.core.recipe import Mount
 from toolchain.data import load
-from toolchain.digest import sha256_bytes, write_atomically
 from toolchain.engine import launcher
-from toolchain.errors import EngineError
-from toolchain.recipe import Mount
 
 # Paths inside.
 STORAGE = "/engine/storage"

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolchain.cache import Cache
 from toolchain.catalog.gpus import pack
-from toolchain.errors import ConfigError, KernelError
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, KernelError
 from toolchain.examine.kernels import Kernel, kernels_of, key_of
 from toolchain.examine.libraries import Library, newest, read_library
 from toolchain.examine.places import File, opened

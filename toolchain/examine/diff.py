@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolchain.errors import ConfigError
+from toolchain.core.errors import ConfigError
 from toolchain.examine.facts import Facts
 from toolchain.examine.kernels import Kernel
 

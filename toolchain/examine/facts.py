@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from toolchain.catalog.gpus import gpu_of_flag
+from toolchain.core.errors import KernelError
 from toolchain.emulator.codeobject import metadata_in
-from toolchain.errors import KernelError
 from toolchain.examine.occupancy import Occupancy, allocated, occupancy
 from toolchain.kernels.codeobject import EM_AMDGPU
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toolchain.cache import Cache
+from toolchain.core.cache import Cache
+from toolchain.core.errors import EmulationError, EngineError
 from toolchain.emulator.disassembly import Disassembler, disassemble, find_disassembler
-from toolchain.errors import EmulationError, EngineError
 from toolchain.examine.diff import CHANGED, INSTRUCTIONS, Difference, Row, ranked
 from toolchain.examine.kernels import kernels_in
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from toolchain import strict_json
-from toolchain.cache import Cache
 from toolchain.catalog.gpus import known_gpus, pack
-from toolchain.digest import canonical
-from toolchain.errors import ConfigError, HostileInputError, KernelError
+from toolchain.core import strict_json
+from toolchain.core.cache import Cache
+from toolchain.core.digest import canonical
+from toolchain.core.errors import ConfigError, HostileInputError, KernelError
 from toolchain.examine.facts import Facts, read_object, read_ptx
 from toolchain.examine.places import File, opened
 from toolchain.kernels.aks2 import MAGIC, read_aks2

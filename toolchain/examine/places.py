@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Self, cast
 
-from toolchain import strict_json
-from toolchain.cache import Cache
-from toolchain.errors import ConfigError, HostileInputError, SourceError
-from toolchain.filesystem import read_regular
+from toolchain.core import strict_json
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, HostileInputError, SourceError
+from toolchain.core.filesystem import read_regular
+from toolchain.core.tar_headers import CheckedHeader, require
 from toolchain.kernels import oci_store
 from toolchain.oci import descriptor as media
 from toolchain.oci.compressed import DAMAGED, unpacked
@@ -26,7 +27,6 @@ from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
 from toolchain.sources.unpack import decompressed
 from toolchain.stages.wheel_archive import open_wheel
-from toolchain.tar_headers import CheckedHeader, require
 
 # The path of a file in its place, and its content when it is requested: files of a tar come in its order, once.
 File = tuple[str, Callable[[], bytes]]
@@ -149,7 +149,7 @@ def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[
         SourceError, ConfigError: there is none.
     """
     if "/" not in what and not what.startswith("oci:"):
-        from toolchain.build.images import named_images  # noqa: PLC0415 - brings the plan in
+        from toolchain.pipeline.images import named_images  # noqa: PLC0415 - brings the plan in
 
         layout = Layout(cache.images)
         return layout, [layout.resolve(record.manifest) for record in named_images(cache, [what])]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolchain.cache import Cache
-from toolchain.errors import ConfigError, SourceError
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, SourceError
 from toolchain.examine.audit import Audit, objects_of
 from toolchain.examine.kernels import Kernel, key_of
 from toolchain.examine.recompile import Triton, compile_rules, rule_of

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain import process, recipe, strict_json
-from toolchain.cache import Cache
-from toolchain.digest import sha256_file
+from toolchain.core import process, recipe, strict_json
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import ConfigError, KernelError, ResourceError, SourceError
+from toolchain.core.filesystem import read_regular
+from toolchain.core.recipe import Mount
 from toolchain.engine import launcher, namespace, view
-from toolchain.errors import ConfigError, KernelError, ResourceError, SourceError
-from toolchain.filesystem import read_regular
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
-from toolchain.recipe import Mount
 from toolchain.stages.triton_wheel import unzip
 from toolchain.stages.wheel_llvm import wheel_named
 

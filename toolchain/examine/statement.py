@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import __version__
-from toolchain.cache import Cache
-from toolchain.digest import canonical, sha256_bytes, sha256_file
+from toolchain.core.cache import Cache
+from toolchain.core.digest import canonical, sha256_bytes, sha256_file
 from toolchain.examine.places import images_of, opened
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse

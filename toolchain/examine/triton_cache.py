@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any, cast
 
-from toolchain import strict_json
-from toolchain.errors import ConfigError, ContractError, PinError, UnsupportedError
+from toolchain.core import strict_json
+from toolchain.core.errors import ConfigError, ContractError, PinError, UnsupportedError
 from toolchain.oci import labels
 from toolchain.oci.compressed import unpacked
 from toolchain.oci.descriptor import DOCKER_LAYER_GZIP, LAYER_GZIP, Descriptor

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain.errors import KernelError
+from toolchain.core.errors import KernelError
 
 MAGIC = b"AKS2"
 _HEADER = struct.Struct("<III")  # unpacked bytes, kernels, bytes of the directory

@@ -20,7 +20,7 @@ from typing import TypeGuard
 
 from toolchain.catalog.aotriton_generations import Generation, generation_of
 from toolchain.catalog.gpus import check_gpu
-from toolchain.errors import KernelError, SourceError
+from toolchain.core.errors import KernelError, SourceError
 from toolchain.kernels.rules import Rule, RuleSet, Value, arguments_of, parsed
 
 COMPILE, CLUSTER, FLATZIP = "Bare.compile", "Bare.cluster", "Bare.flatzip"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain import console
+from toolchain.core import console
 from toolchain.kernels.worker_process import Worker
 
 RUNAWAY_SECONDS = 3600.0

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain import strict_json
 from toolchain.catalog.gpus import check_gpu
 from toolchain.catalog.limits import limits_of
+from toolchain.core import strict_json
+from toolchain.core.digest import canonical
+from toolchain.core.errors import ConfigError, UnsupportedError
 from toolchain.data import FOLDER, load, typed_row
-from toolchain.digest import canonical
-from toolchain.errors import ConfigError, UnsupportedError
 from toolchain.kernels.ledger import DONE, Entry
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.triton_cache import PACKED, packed_kernels

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolchain import strict_json
-from toolchain.digest import canonical, sha256_file, write_atomically
-from toolchain.errors import KernelError, ResourceError
-from toolchain.filesystem import is_inside, read_regular
+from toolchain.core import strict_json
+from toolchain.core.digest import canonical, sha256_file, write_atomically
+from toolchain.core.errors import KernelError, ResourceError
+from toolchain.core.filesystem import is_inside, read_regular
 from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.codeobject import metadata_fault
 from toolchain.kernels.executors import Executor, Outcome

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.catalog.gpus import check_gpu, gpu_of_flag, machine_flag
-from toolchain.errors import KernelError
-from toolchain.filesystem import open_regular
+from toolchain.core.errors import KernelError
+from toolchain.core.filesystem import open_regular
 
 EM_AMDGPU = 224
 ELFOSABI_AMDGPU_HSA = 64

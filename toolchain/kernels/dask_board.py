@@ -29,8 +29,8 @@ from importlib import import_module
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from toolchain import strict_json
-from toolchain.errors import UnreachableError
+from toolchain.core import strict_json
+from toolchain.core.errors import UnreachableError
 from toolchain.kernels.dask_link import check_address, library, security
 
 KEY = "toolchain"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from toolchain.errors import ConfigError, KernelError, UnreachableError
+from toolchain.core.errors import ConfigError, KernelError, UnreachableError
 from toolchain.kernels import dask_board
 from toolchain.kernels.dask_board import BEAT, TICK, Board, BoardError, Presence, fits, workers_on
 from toolchain.kernels.dask_link import FORMAT, order_of

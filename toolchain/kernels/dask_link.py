@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from toolchain.errors import ConfigError
+from toolchain.core.errors import ConfigError
 from toolchain.kernels.rules import Rule
 
 FORMAT = 2

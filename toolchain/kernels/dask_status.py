@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import Any
 
-from toolchain.errors import UnreachableError
+from toolchain.core.errors import UnreachableError
 from toolchain.kernels.dask_board import Board, BoardError, Presence, workers_on
 from toolchain.kernels.status import FORMAT, remote_row
 

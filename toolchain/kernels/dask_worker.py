@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolchain.errors import UnreachableError
+from toolchain.core.errors import UnreachableError
 from toolchain.kernels.dask_board import BEAT, TICK, Board, BoardError, Presence
 from toolchain.kernels.worker import MACHINE, Answer, KernelWorker
 

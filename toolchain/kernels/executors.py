@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from toolchain.errors import KernelError
+from toolchain.core.errors import KernelError
 from toolchain.kernels.bounds import MemoryBounds, Turns, enforce, over_share
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.worker_process import (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from toolchain import strict_json
+from toolchain.core import strict_json
 from toolchain.kernels.aotriton_plan import Archive, Cluster
 from toolchain.kernels.rules import Rule
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from toolchain import strict_json
-from toolchain.digest import canonical
-from toolchain.errors import ConfigError, ResourceError
+from toolchain.core import strict_json
+from toolchain.core.digest import canonical
+from toolchain.core.errors import ConfigError, ResourceError
+from toolchain.core.strict_json import Keys
 from toolchain.kernels.rules import Rule
-from toolchain.strict_json import Keys
 
 _WORKER = "worker "
 DONE = "done"

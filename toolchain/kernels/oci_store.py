@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain import strict_json
-from toolchain.errors import DigestError, RegistryError, ToolchainError
+from toolchain.core import strict_json
+from toolchain.core.errors import DigestError, RegistryError, ToolchainError
 from toolchain.kernels.store import Addition, read_seconds
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout

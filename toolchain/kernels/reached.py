@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from toolchain.digest import sha256_bytes, sha256_file
+from toolchain.core.digest import sha256_bytes, sha256_file
 
 # A module with one of these names may read files that no import names. Then the whole tree is used.
 _OPAQUE_NAMES = frozenset({"__import__", "__file__", "__path__", "__loader__", "__spec__", "exec", "eval", "open"})

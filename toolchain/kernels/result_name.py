@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from toolchain.digest import canonical, sha256_bytes, sha256_json
+from toolchain.core.digest import canonical, sha256_bytes, sha256_json
 from toolchain.kernels.reached import Reach
 from toolchain.kernels.rules import Rule
 

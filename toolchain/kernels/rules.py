@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from toolchain.catalog.gpus import check_gpu
+from toolchain.core.digest import canonical, sha256_json
+from toolchain.core.errors import ConfigError, SourceError
 from toolchain.data import read_toml
-from toolchain.digest import canonical, sha256_json
-from toolchain.errors import ConfigError, SourceError
 
 Value = str | int | float | bool | None
 NONE = "none"

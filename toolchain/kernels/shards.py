@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from toolchain import strict_json
-from toolchain.digest import canonical, sha256_json
-from toolchain.errors import ConfigError, KernelError
+from toolchain.core import strict_json
+from toolchain.core.digest import canonical, sha256_json
+from toolchain.core.errors import ConfigError, KernelError
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shared import SharedResults

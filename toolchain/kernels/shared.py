@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain import strict_json
-from toolchain.errors import KernelError, ResourceError, ToolchainError
-from toolchain.filesystem import NewFile, is_inside, read_regular
+from toolchain.core import strict_json
+from toolchain.core.errors import KernelError, ResourceError, ToolchainError
+from toolchain.core.filesystem import NewFile, is_inside, read_regular
 from toolchain.kernels.codeobject import metadata_fault
 from toolchain.kernels.ledger import DONE, Entry, Maker
 from toolchain.kernels.result_name import Naming, name_of

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from toolchain import strict_json
-from toolchain.cache import LEDGER
-from toolchain.digest import canonical, write_atomically
-from toolchain.errors import KernelError
+from toolchain.core import strict_json
+from toolchain.core.cache import LEDGER
+from toolchain.core.digest import canonical, write_atomically
+from toolchain.core.errors import KernelError
 from toolchain.kernels.bounds import MemoryBounds, memory_row
 from toolchain.kernels.ledger import DONE, FAILED, Entry, Standing, by_kernel, counts, look
 from toolchain.kernels.rules import Rule

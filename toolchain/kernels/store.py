@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from toolchain import strict_json
-from toolchain.digest import canonical
-from toolchain.errors import ConfigError, ResourceError
-from toolchain.filesystem import NewFile, append_regular, is_inside, open_regular, read_regular
+from toolchain.core import strict_json
+from toolchain.core.digest import canonical
+from toolchain.core.errors import ConfigError, ResourceError
+from toolchain.core.filesystem import NewFile, append_regular, is_inside, open_regular, read_regular
+from toolchain.core.strict_json import Keys
 from toolchain.kernels.result_name import FORMAT
-from toolchain.strict_json import Keys
 
 _LARGEST_LINE = 1 << 20  # bytes of a record's line
 _LARGEST_RECORD = 1 << 30

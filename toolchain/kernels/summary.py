@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from toolchain import console
+from toolchain.core import console
 from toolchain.kernels.ledger import TIMEOUT, Entry
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain import strict_json
-from toolchain.digest import canonical, sha256_bytes
-from toolchain.errors import KernelError
-from toolchain.filesystem import NewFile, is_inside, open_regular, read_regular
+from toolchain.core import strict_json
+from toolchain.core.digest import canonical, sha256_bytes
+from toolchain.core.errors import KernelError
+from toolchain.core.filesystem import NewFile, is_inside, open_regular, read_regular
 from toolchain.kernels.codeobject import check_object
 from toolchain.oci.labels import CACHE_MCV_KEY
 

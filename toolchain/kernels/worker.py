@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from toolchain.digest import sha256_file
-from toolchain.errors import ToolchainError
-from toolchain.filesystem import read_regular
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import ToolchainError
+from toolchain.core.filesystem import read_regular
 from toolchain.kernels.bounds import MemoryBounds, memory_row
 from toolchain.kernels.dask_link import FORMAT, rule_of
 from toolchain.kernels.executors import Outcome, WorkerPool

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from toolchain import strict_json
+from toolchain.core import strict_json
 
 LOG = logging.getLogger(__name__)
 

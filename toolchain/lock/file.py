@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from toolchain import request as request_module
-from toolchain import toml_text
 from toolchain.catalog.stages import of_packages
-from toolchain.console import one_line
-from toolchain.digest import write_output
-from toolchain.errors import ConfigError
-from toolchain.filesystem import read_regular
-from toolchain.options import Option, as_list
+from toolchain.core import toml_text
+from toolchain.core.console import one_line
+from toolchain.core.digest import write_output
+from toolchain.core.errors import ConfigError
+from toolchain.core.filesystem import read_regular
+from toolchain.core.typed import TypedError, typed
+from toolchain.request import model as request_module
+from toolchain.request.options import Option, as_list
 from toolchain.sources.spec import PACKAGE, PROJECT, VERSION, SourceSpec, parse_source_spec
-from toolchain.typed import TypedError, typed
 
 SCHEMA = 2
 DEFAULT = "toolchain.lock"

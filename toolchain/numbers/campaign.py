@@ -11,9 +11,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
-from toolchain import process
+from toolchain.core import process
+from toolchain.core.errors import NumbersError
 from toolchain.emulator.disassembly import Disassembler
-from toolchain.errors import NumbersError
 from toolchain.numbers.check import REFUSED, RIGHT, SKIPPED, WRONG, Checked, check_object, finite
 from toolchain.numbers.objects import Object
 

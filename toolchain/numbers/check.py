@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from toolchain.digest import sha256_file
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import EmulationError, KernelError, NumbersError, ToolchainError
 from toolchain.emulator.codeobject import load
 from toolchain.emulator.disassembly import Disassembler
 from toolchain.emulator.launch import Launch, Launched, run
 from toolchain.emulator.metadata import Metadata, check_metadata, read_metadata
 from toolchain.emulator.program import Program
-from toolchain.errors import EmulationError, KernelError, NumbersError, ToolchainError
 from toolchain.numbers import aotriton, flash_attn
 from toolchain.numbers.case import Case, NotCheckedError
 from toolchain.numbers.objects import SUFFIX

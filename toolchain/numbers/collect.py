@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from toolchain import strict_json
+from toolchain.core import strict_json
+from toolchain.core.errors import ConfigError, DocumentError, EmulationError, KernelError
 from toolchain.emulator.metadata import Metadata, metadata_of
-from toolchain.errors import ConfigError, DocumentError, EmulationError, KernelError
 from toolchain.kernels.aks2 import MAGIC, Kernel, read_aks2
 from toolchain.kernels.launches import NAME, Launches
 from toolchain.kernels.store import LARGEST_METADATA, DamagedError, stored_record

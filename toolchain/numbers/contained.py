@@ -9,17 +9,17 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from toolchain import process, strict_json
-from toolchain.cache import Cache
+from toolchain.core import process, strict_json
+from toolchain.core.cache import Cache
+from toolchain.core.errors import EngineError
+from toolchain.core.recipe import Mount
 from toolchain.emulator.disassembly import Disassembler
 from toolchain.emulator.extra import require_numpy
 from toolchain.engine import launcher, namespace, view
-from toolchain.errors import EngineError
 from toolchain.numbers.campaign import Report
 from toolchain.numbers.check import Checked
 from toolchain.numbers.inside import ROW
 from toolchain.numbers.objects import Object
-from toolchain.recipe import Mount
 
 _OBJECTS, _TOOL, _MODULES, _OBJDUMP = "/objects", "/tool", "/modules", "/objdump"
 _PACKAGE = Path(__file__).parents[1]

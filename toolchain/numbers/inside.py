@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from toolchain import strict_json
+from toolchain.core import strict_json
 from toolchain.emulator.disassembly import Disassembler
 from toolchain.numbers.campaign import results
 from toolchain.numbers.objects import Object

@@ -17,12 +17,12 @@ from urllib.parse import urljoin, urlsplit
 
 import requests
 
-from toolchain import strict_json
-from toolchain.errors import DocumentError, RegistryError, UnreachableError
+from toolchain.core import strict_json
+from toolchain.core.errors import DocumentError, RegistryError, UnreachableError
+from toolchain.core.process import run
+from toolchain.core.strict_json import Keys
+from toolchain.core.web import whole_body
 from toolchain.oci.manifest import parse_object
-from toolchain.process import run
-from toolchain.strict_json import Keys
-from toolchain.web import whole_body
 
 LOG = logging.getLogger(__name__)
 HUB = "docker.io"

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from toolchain.amounts import tell
-from toolchain.digest import CHUNK, canonical, sha256_bytes, sha256_stream, write_atomically
-from toolchain.errors import DigestError, RegistryError
-from toolchain.filesystem import NewFile, open_regular, read_back
+from toolchain.core.amounts import tell
+from toolchain.core.digest import CHUNK, canonical, sha256_bytes, sha256_stream, write_atomically
+from toolchain.core.errors import DigestError, RegistryError
+from toolchain.core.filesystem import NewFile, open_regular, read_back
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.manifest import keys_of, parse_object

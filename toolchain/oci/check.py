@@ -7,9 +7,9 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolchain import process
-from toolchain.digest import CHUNK
-from toolchain.errors import ToolchainError, UntrustedError
+from toolchain.core import process
+from toolchain.core.digest import CHUNK
+from toolchain.core.errors import ToolchainError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.compressed import DAMAGED, FREE, PLAIN, RATIO, BombError, unpacked
 from toolchain.oci.descriptor import Descriptor

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
-from toolchain.digest import CHUNK
-from toolchain.errors import UntrustedError
+from toolchain.core.digest import CHUNK
+from toolchain.core.errors import UntrustedError
+from toolchain.core.process import CommandError, output
 from toolchain.oci import descriptor as media
-from toolchain.process import CommandError, output
 
 PLAIN = frozenset({media.LAYER, media.DOCKER_LAYER})
 _GZIP = frozenset({media.LAYER_GZIP, media.DOCKER_LAYER_GZIP})

@@ -9,12 +9,12 @@ from typing import IO
 import requests
 from urllib3.exceptions import HTTPError
 
-from toolchain.amounts import tell
-from toolchain.digest import CHUNK
+from toolchain.core.amounts import tell
+from toolchain.core.digest import CHUNK
+from toolchain.core.pace import TooSlowError
+from toolchain.core.web import TryAgainError, header_number
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.transport import Transport
-from toolchain.pace import TooSlowError
-from toolchain.web import TryAgainError, header_number
 
 _PART = re.compile(r"bytes ([0-9]+)-[0-9]+/([0-9]+|\*)")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from toolchain.digest import EPOCH
-from toolchain.errors import RegistryError
+from toolchain.core.digest import EPOCH
+from toolchain.core.errors import RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.labels import CREATED, TITLE

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from toolchain import process
-from toolchain.amounts import tell
-from toolchain.digest import CHUNK, EPOCH
-from toolchain.errors import ConfigError, HostileInputError, SourceError
-from toolchain.filesystem import NewFile
+from toolchain.core import process
+from toolchain.core.amounts import tell
+from toolchain.core.digest import CHUNK, EPOCH
+from toolchain.core.errors import ConfigError, HostileInputError, SourceError
+from toolchain.core.filesystem import NewFile
 from toolchain.oci import descriptor as media
 from toolchain.oci import tar
 from toolchain.oci.deflate import GzipSink

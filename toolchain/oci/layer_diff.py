@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain import process
+from toolchain.core import process
 from toolchain.oci.layer_files import LayerFile, layer_files, read_member, read_members
 
 # Of a larger file only its digests are compared; the first difference is then not looked for.

@@ -11,11 +11,11 @@ from functools import lru_cache as memoize
 from pathlib import Path
 from typing import IO, Any, Literal, Self, cast
 
-from toolchain import tar_headers
-from toolchain.digest import CHUNK
-from toolchain.errors import UntrustedError
+from toolchain.core import tar_headers
+from toolchain.core.digest import CHUNK
+from toolchain.core.errors import UntrustedError
+from toolchain.core.tar_headers import CheckedHeader
 from toolchain.oci.compressed import DAMAGED, PLAIN, Readable, unpacked
-from toolchain.tar_headers import CheckedHeader
 
 _DAMAGED = (tarfile.TarError, OSError, ValueError, RecursionError, *DAMAGED)
 _GLANCE_LIMIT = 64 << 20

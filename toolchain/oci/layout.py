@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toolchain.digest import canonical, write_atomically
-from toolchain.errors import ConfigError, DigestError, DocumentError, RegistryError
-from toolchain.filesystem import read_regular
+from toolchain.core.digest import canonical, write_atomically
+from toolchain.core.errors import ConfigError, DigestError, DocumentError, RegistryError
+from toolchain.core.filesystem import read_regular
 from toolchain.oci import descriptor as media
 from toolchain.oci.blobs import MANIFEST_LIMIT, Blobs
 from toolchain.oci.descriptor import Descriptor, check_digest

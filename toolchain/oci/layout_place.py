@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toolchain.errors import ConfigError, DigestError, DocumentError, RegistryError
+from toolchain.core.errors import ConfigError, DigestError, DocumentError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import TYPE as FILES

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolchain import strict_json
-from toolchain.errors import DocumentError, RegistryError
+from toolchain.core import strict_json
+from toolchain.core.errors import DocumentError, RegistryError
+from toolchain.core.strict_json import Keys
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
-from toolchain.strict_json import Keys
 
 _PLATFORM: Keys = dict.fromkeys(("architecture", "os", "os.version", "os.features", "variant", "features"))
 _DESCRIPTOR: Keys = {

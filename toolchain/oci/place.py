@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from toolchain.errors import DigestError, RegistryError
+from toolchain.core.errors import DigestError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.layout import Layout

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias
 from urllib.parse import urlsplit
 
-from toolchain.errors import ConfigError
+from toolchain.core.errors import ConfigError
 
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toolchain.errors import RegistryError
+from toolchain.core.errors import RegistryError
 from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.layout import Layout
 

@@ -11,8 +11,10 @@ from typing import Any
 import requests
 from urllib3.exceptions import HTTPError
 
-from toolchain.digest import sha256_bytes
-from toolchain.errors import DigestError, RegistryError, ResourceError
+from toolchain.core.digest import sha256_bytes
+from toolchain.core.errors import DigestError, RegistryError, ResourceError
+from toolchain.core.strict_json import Keys
+from toolchain.core.web import TRANSIENT, TryAgainError, whole_body
 from toolchain.oci import descriptor as media
 from toolchain.oci.blobs import MANIFEST_LIMIT
 from toolchain.oci.descriptor import Descriptor
@@ -21,8 +23,6 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import MANIFEST_KEYS, media_type_of, parse_object
 from toolchain.oci.transport import Transport
 from toolchain.oci.upload import Upload
-from toolchain.strict_json import Keys
-from toolchain.web import TRANSIENT, TryAgainError, whole_body
 
 _ACCEPT = ", ".join([media.INDEX, media.MANIFEST, media.DOCKER_INDEX, media.DOCKER_MANIFEST])
 # To a manifest that is right these may pass too: docker-registry answers 400 DIGEST_INVALID, and others that a blob is

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from toolchain.errors import DigestError, RegistryError
+from toolchain.core.errors import DigestError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci import rules
 from toolchain.oci.descriptor import Descriptor, check_digest

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
+from toolchain.core.errors import ConfigError, RegistryError
 from toolchain.data import FOLDER, read_toml, typed_row
-from toolchain.errors import ConfigError, RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 

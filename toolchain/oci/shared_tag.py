@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolchain.digest import canonical
-from toolchain.errors import RegistryError
+from toolchain.core.digest import canonical
+from toolchain.core.errors import RegistryError
+from toolchain.core.web import Retries, TryAgainError
 from toolchain.oci.registry import Registry
-from toolchain.web import Retries, TryAgainError
 
 LOG = logging.getLogger(__name__)
 # Seconds after which the list is read again; it must be whole each time. Together longer than any publisher takes

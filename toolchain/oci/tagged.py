@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from toolchain.errors import RegistryError
+from toolchain.core.errors import RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.layout import Layout

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO, Protocol
 
-from toolchain.digest import CHUNK
-from toolchain.errors import BuildError
+from toolchain.core.digest import CHUNK
+from toolchain.core.errors import BuildError
 
 BLOCK = 512
 REGULAR, HARDLINK, SYMLINK, CHARACTER, BLOCK_DEVICE, DIRECTORY, FIFO = b"0", b"1", b"2", b"3", b"4", b"5", b"6"

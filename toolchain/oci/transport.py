@@ -14,16 +14,16 @@ from urllib.parse import urljoin, urlsplit
 
 import requests
 
-from toolchain import web
-from toolchain.amounts import tell
-from toolchain.digest import CHUNK
-from toolchain.errors import RegistryError, ToolchainError, UnreachableError
+from toolchain.core import web
+from toolchain.core.amounts import tell
+from toolchain.core.digest import CHUNK
+from toolchain.core.errors import RegistryError, ToolchainError, UnreachableError
+from toolchain.core.pace import Pace
 from toolchain.oci import auth
 from toolchain.oci.descriptor import check_digest
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.rules import for_host
 from toolchain.oci.ways import Habits
-from toolchain.pace import Pace
 
 LOG = logging.getLogger(__name__)
 _WORDS = 16 << 10  # bytes of an unexpected answer

@@ -16,12 +16,12 @@ from urllib.parse import quote
 
 import requests
 
-from toolchain.digest import sha256_file
-from toolchain.errors import DigestError, RegistryError, ToolchainError
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import DigestError, RegistryError, ToolchainError
+from toolchain.core.web import TRANSIENT, TryAgainError, header_number
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.transport import Body, Transport
 from toolchain.oci.ways import NO_CHUNKS, NO_WHOLE, NOT_THE_WAY, choose
-from toolchain.web import TRANSIENT, TryAgainError, header_number
 
 LOG = logging.getLogger(__name__)
 _TAKEN = frozenset({200, 201, 202, 204})

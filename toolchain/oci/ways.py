@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import requests
 
+from toolchain.core.web import header_number
 from toolchain.oci.rules import CHUNK, UNKNOWN, Rules, for_location
-from toolchain.web import header_number
 
 # The smallest chunk that is tried: servers in front of registries let through a megabyte unless configured otherwise.
 LEAST = 256 << 10

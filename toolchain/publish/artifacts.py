@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolchain import console
-from toolchain.build.reuse import reference
-from toolchain.cache import Cache
-from toolchain.digest import canonical
-from toolchain.errors import SourceError, ToolchainError
+from toolchain.core import console
+from toolchain.core.cache import Cache
+from toolchain.core.digest import canonical
+from toolchain.core.errors import SourceError, ToolchainError
+from toolchain.core.record import Record
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import PlainFile, read_files, tag_of, write_files
 from toolchain.oci.layout import Layout
@@ -20,10 +20,10 @@ from toolchain.oci.manifest import parse_object
 from toolchain.oci.place import Place
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
+from toolchain.pipeline.reuse import reference
 from toolchain.publish.attestations import AttachedEvidence, attach_to_files
 from toolchain.publish.files import FORMS, write_archives
-from toolchain.record import Record
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.sources.store import Store
 from toolchain.stages.stage import Built, Planned
 from toolchain.stages.wheels import in_store
@@ -32,7 +32,7 @@ from toolchain.trust.keyless import Keyless
 from toolchain.trust.keys import Signer
 
 if TYPE_CHECKING:
-    from toolchain.build.reuse import Reuse
+    from toolchain.pipeline.reuse import Reuse
 
 
 @dataclass(frozen=True)

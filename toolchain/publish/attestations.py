@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain import strict_json
-from toolchain.build.images import require_below
-from toolchain.build.record import isolation_facts, stages_below
-from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import load_floors
 from toolchain.catalog.pythons import load_pythons
-from toolchain.digest import EPOCH, canonical, sha256_json
-from toolchain.errors import UnsupportedError, UntrustedError
+from toolchain.core import strict_json
+from toolchain.core.cache import Cache
+from toolchain.core.digest import EPOCH, canonical, sha256_json
+from toolchain.core.errors import UnsupportedError, UntrustedError
+from toolchain.core.record import Record
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import PlainFile
 from toolchain.oci.image import diff_ids_of, timestamp
@@ -27,7 +26,8 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.place import Place
 from toolchain.oci.referrers import write_artifact
 from toolchain.oci.tagged import Tagged
-from toolchain.record import Record
+from toolchain.pipeline.images import require_below
+from toolchain.pipeline.records import isolation_facts, stages_below
 from toolchain.trust import attest, cosign, dsse, keyless, numbers, sbom
 from toolchain.trust.image_facts import (
     ImageFacts,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toolchain.catalog.codegen import codegens
-from toolchain.console import one_line
-from toolchain.errors import EngineError, UntrustedError
+from toolchain.core.console import one_line
+from toolchain.core.errors import EngineError, UntrustedError
 from toolchain.kernels.triton_cache import FOLDER as CACHE
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor

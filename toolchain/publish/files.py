@@ -11,22 +11,23 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from toolchain import __version__, console, strict_json
-from toolchain.build.record import stages_below
-from toolchain.cache import Cache
+from toolchain import __version__
 from toolchain.catalog.architectures import machine_of
 from toolchain.catalog.gpus import pack as pack_of
 from toolchain.catalog.gpus import short_list
 from toolchain.catalog.stages import STAGES, involves
 from toolchain.catalog.wheels import wheel_rows
-from toolchain.digest import FORMAT, sha256_file, sha256_json, write_atomically
-from toolchain.errors import ConfigError, HostileInputError, SourceError
-from toolchain.filesystem import NewFile
+from toolchain.core import console, strict_json
+from toolchain.core.cache import Cache
+from toolchain.core.digest import FORMAT, sha256_file, sha256_json, write_atomically
+from toolchain.core.errors import ConfigError, HostileInputError, SourceError
+from toolchain.core.filesystem import NewFile
+from toolchain.core.record import Record
 from toolchain.oci.files import is_plain_name
 from toolchain.oci.image import platform_of
 from toolchain.oci.layer import compressor_id, write_tar_gz
 from toolchain.oci.layout import Layout
-from toolchain.record import Record
+from toolchain.pipeline.records import stages_below
 from toolchain.sources.commit_archives import commit_of
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.unpack import unpack_tar

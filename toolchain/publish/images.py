@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toolchain.build.images import Publication, note_publication, note_use
-from toolchain.build.reuse import input_tag
-from toolchain.cache import Cache
-from toolchain.digest import sha256_json
-from toolchain.errors import ConfigError
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_json
+from toolchain.core.errors import ConfigError
+from toolchain.core.record import Record
 from toolchain.oci.files import tag_of
 from toolchain.oci.image import standard_annotations, write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
+from toolchain.pipeline.images import Publication, note_publication, note_use
+from toolchain.pipeline.reuse import input_tag
 from toolchain.publish.artifacts import DeliveredFiles, deliver_files
 from toolchain.publish.attestations import AttachedEvidence, attach_evidence, collect
 from toolchain.publish.consumer import Use, use_of
 from toolchain.publish.files import FORMS, no_plain_form
 from toolchain.publish.packing import Packing, packed_image
-from toolchain.record import Record
 from toolchain.trust.image_facts import ImageFacts
 from toolchain.trust.keyless import Keyless
 from toolchain.trust.keys import Signer

@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from toolchain import strict_json
-from toolchain.cache import Cache
-from toolchain.digest import CHUNK, sha256_json, write_atomically
+from toolchain.core import strict_json
+from toolchain.core.cache import Cache
+from toolchain.core.digest import CHUNK, sha256_json, write_atomically
+from toolchain.core.errors import ConfigError, DigestError, ToolchainError
+from toolchain.core.locks import held
+from toolchain.core.record import Record
 from toolchain.engine.resources import require_disk
-from toolchain.errors import ConfigError, DigestError, ToolchainError
-from toolchain.locks import held
 from toolchain.oci.compressed import DAMAGED, PLAIN, unpacked
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import LayerBlob, add_layer, platform_of, read_layers, with_layers
 from toolchain.oci.layer import MEDIA_TYPES, HashedFile, Layer, compress, compressor_id
 from toolchain.oci.layout import Layout
-from toolchain.record import Record
 
 Packing = Literal["gzip", "zstd"]
 PACKINGS: tuple[Packing, ...] = ("gzip", "zstd")

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolchain import strict_json
 from toolchain.catalog.aotriton_generations import Generation, generation_of
 from toolchain.catalog.hip import rocm_of
 from toolchain.catalog.releases import aotriton_release
-from toolchain.digest import sha256_file
-from toolchain.errors import ContractError, DocumentError, SourceError, ToolchainError, UnsupportedError
-from toolchain.filesystem import read_regular
+from toolchain.core import strict_json
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import ContractError, DocumentError, SourceError, ToolchainError, UnsupportedError
+from toolchain.core.filesystem import read_regular
 
 if TYPE_CHECKING:
     from toolchain.stages.elf import Linked

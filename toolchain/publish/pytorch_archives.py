@@ -11,13 +11,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from toolchain import strict_json
 from toolchain.catalog.floors import load_floors
 from toolchain.catalog.hip import rocm_of
 from toolchain.catalog.releases import aotriton_release
-from toolchain.digest import sha256_file
-from toolchain.errors import ContractError, SourceError, ToolchainError
-from toolchain.filesystem import NewFile, read_regular
+from toolchain.core import strict_json
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import ContractError, SourceError, ToolchainError
+from toolchain.core.filesystem import NewFile, read_regular
 from toolchain.publish.pytorch import LIBRARY, Archive, Wanted, version_of, wrong_hip
 from toolchain.sources.unpack import unpack_tar
 

@@ -9,17 +9,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Any, cast
 
-from toolchain import console
-from toolchain.build.images import full_name
-from toolchain.build.record import stages_below
-from toolchain.cache import LARGEST_NINJA_LOG, LEDGER, NINJA_LOG, Cache
 from toolchain.catalog.stages import WITH_KERNELS
+from toolchain.core import console
+from toolchain.core.cache import LARGEST_NINJA_LOG, LEDGER, NINJA_LOG, Cache
+from toolchain.core.filesystem import read_regular
+from toolchain.core.record import Record
 from toolchain.examine.kernels import Kernel, kernels_in
-from toolchain.filesystem import read_regular
 from toolchain.kernels.ledger import look
 from toolchain.oci.compressed import unpacked
 from toolchain.oci.layout import Layout
-from toolchain.record import Record
+from toolchain.pipeline.images import full_name
+from toolchain.pipeline.records import stages_below
 from toolchain.report.content import Cell, Column, Kind, Picture, Report, Section, Table, Tone
 from toolchain.report.kernels import Figures, campaign_part, kernels_part
 from toolchain.report.ninja import Step, steps_of

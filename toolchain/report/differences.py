@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolchain.errors import ConfigError
+from toolchain.core.errors import ConfigError
 from toolchain.report.content import Column, Kind, Picture, Report, Section, Table, Tone
 from toolchain.report.kernels import FACTS
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from toolchain import console
+from toolchain.core import console
 from toolchain.examine.facts import Facts
 from toolchain.examine.kernels import Kernel
 from toolchain.kernels.ledger import DONE, TIMEOUT, Entry

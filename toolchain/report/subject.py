@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from toolchain import strict_json
-from toolchain.cache import LEDGER, Cache
-from toolchain.errors import ConfigError, SourceError
+from toolchain.core import strict_json
+from toolchain.core.cache import LEDGER, Cache
+from toolchain.core.errors import ConfigError, SourceError
+from toolchain.core.filesystem import read_regular
 from toolchain.examine.kernels import Kernel, kernels_in
-from toolchain.filesystem import read_regular
 from toolchain.kernels.ledger import look
 from toolchain.report.content import Report
 from toolchain.report.differences import json_report
@@ -41,7 +41,7 @@ def report_of(what: str, cache: Cache) -> Report:
     if path.is_file() and _is_ledger(path):
         return _campaign(path, path.name.removesuffix(f".{LEDGER}"), cache)
     if not path.exists() and "/" not in what and not what.startswith("oci:"):
-        from toolchain.build.images import one_image  # noqa: PLC0415 - brings the plan in
+        from toolchain.pipeline.images import one_image  # noqa: PLC0415 - brings the plan in
         from toolchain.report.builds import build_report  # noqa: PLC0415
 
         try:

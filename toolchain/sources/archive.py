@@ -7,13 +7,13 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING
 from urllib.parse import unquote, urljoin, urlsplit
 
-from toolchain.amounts import tell
-from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
-from toolchain.locks import held
+from toolchain.core.amounts import tell
+from toolchain.core.errors import DigestError, SourceError, ToolchainError, UnreachableError
+from toolchain.core.locks import held
+from toolchain.core.web import Retries, TryAgainError, header_number
 from toolchain.sources.network import check_http_url, refuse_offline, session, without_query
 from toolchain.sources.spec import check_sha256
 from toolchain.sources.store import Store
-from toolchain.web import Retries, TryAgainError, header_number
 
 if TYPE_CHECKING:
     import requests

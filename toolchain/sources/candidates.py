@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from toolchain import console, strict_json
-from toolchain.cache import Cache
-from toolchain.digest import write_atomically
-from toolchain.errors import SourceError, UnreachableError
+from toolchain.core import console, strict_json
+from toolchain.core.cache import Cache
+from toolchain.core.digest import write_atomically
+from toolchain.core.errors import SourceError, UnreachableError
 from toolchain.sources.git import git_digest
 from toolchain.sources.store import Store
 

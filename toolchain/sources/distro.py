@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from functools import cache as memoize
 from pathlib import Path
 
-from toolchain import console
-from toolchain.cache import Cache
+from toolchain.core import console
+from toolchain.core.cache import Cache
+from toolchain.core.digest import write_atomically
+from toolchain.core.errors import DigestError, SourceError, ToolchainError, UnreachableError
+from toolchain.core.locks import held
+from toolchain.core.typed import typed
 from toolchain.data import load
-from toolchain.digest import write_atomically
-from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
-from toolchain.locks import held
 from toolchain.sources.elsewhere import Wanted, first_or_elsewhere
 from toolchain.sources.mirrors import apt_mirrors, suites
 from toolchain.sources.network import refuse_offline
@@ -23,7 +24,6 @@ from toolchain.sources.spec import PACKAGE, VERSION
 from toolchain.sources.store import Store
 from toolchain.sources.suites import Package, Readings, Suite, newest_first
 from toolchain.sources.tree import Source
-from toolchain.typed import typed
 
 
 @memoize

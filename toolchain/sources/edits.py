@@ -12,9 +12,9 @@ from functools import cache as memoize
 from itertools import pairwise
 from pathlib import Path
 
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import PatchError
 from toolchain.data import FOLDER, read_toml, typed_row
-from toolchain.digest import sha256_file
-from toolchain.errors import PatchError
 
 SUFFIX = ".toml"
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain import console
-from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
+from toolchain.core import console
+from toolchain.core.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.sources.archive import fetch_archive
 from toolchain.sources.network import without_query
 from toolchain.sources.store import Store

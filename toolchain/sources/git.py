@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from toolchain import process
-from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
-from toolchain.process import CommandError
+from toolchain.core import process
+from toolchain.core.errors import DigestError, SourceError, ToolchainError, UnreachableError
+from toolchain.core.process import CommandError
 from toolchain.sources.network import (
     Mirrors,
     git_protocol,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from toolchain.errors import SourceError
+from toolchain.core.errors import SourceError
 from toolchain.sources.spec import FORMS, SourceSpec
 from toolchain.sources.tree import Source
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from toolchain import process
-from toolchain.deb822 import stanzas
-from toolchain.errors import EngineError, SourceError
-from toolchain.process import CommandError
+from toolchain.core import process
+from toolchain.core.deb822 import stanzas
+from toolchain.core.errors import EngineError, SourceError
+from toolchain.core.process import CommandError
 
 _TARGETS = "$(CREATED_BY)\t$(SITE)\t$(RELEASE)\t$(COMPONENT)\t$(ORIGIN)\t$(SOURCESENTRY)"
 # Before the first update apt knows no origins, and lists what is configured only without them.

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
-from toolchain import web
-from toolchain.errors import ConfigError, SourceError, UnreachableError
+from toolchain.core import web
+from toolchain.core.errors import ConfigError, SourceError, UnreachableError
 
 if TYPE_CHECKING:
     import requests

@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from toolchain import process
-from toolchain.digest import sha256_file
-from toolchain.errors import HostileInputError, PatchError, SourceError
-from toolchain.process import CommandError
+from toolchain.core import process
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import HostileInputError, PatchError, SourceError
+from toolchain.core.process import CommandError
 from toolchain.sources.edits import SUFFIX as EDITS
 from toolchain.sources.edits import apply_edits, read_edits
 from toolchain.sources.tree import check_links

@@ -12,11 +12,11 @@ from functools import cache as memoize
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin
 
-from toolchain import process
+from toolchain.core import process
+from toolchain.core.errors import DigestError, SourceError, UnreachableError
+from toolchain.core.locks import held
+from toolchain.core.process import CommandError
 from toolchain.data import load
-from toolchain.errors import DigestError, SourceError, UnreachableError
-from toolchain.locks import held
-from toolchain.process import CommandError
 from toolchain.sources.archive import fetch_archive
 from toolchain.sources.network import check_http_url, network_environment, refuse_offline, session
 from toolchain.sources.spec import check_sha256

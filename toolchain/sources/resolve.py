@@ -11,12 +11,12 @@ from functools import cache as memoize
 from pathlib import Path
 from typing import assert_never
 
-from toolchain.cache import Cache
-from toolchain.console import one_line
+from toolchain.core.cache import Cache
+from toolchain.core.console import one_line
+from toolchain.core.digest import sha256_file, sha256_json
+from toolchain.core.errors import DigestError, SourceError, UnreachableError
+from toolchain.core.locks import held, in_use
 from toolchain.data import load
-from toolchain.digest import sha256_file, sha256_json
-from toolchain.errors import DigestError, SourceError, UnreachableError
-from toolchain.locks import held, in_use
 from toolchain.sources.archive import archive_name, fetch_archive
 from toolchain.sources.candidates import first_holder
 from toolchain.sources.commit_archives import archive_of, commit_archives, commit_of

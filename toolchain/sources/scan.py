@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from toolchain.digest import CHUNK, sha256_file
-from toolchain.errors import SourceError
+from toolchain.core.digest import CHUNK, sha256_file
+from toolchain.core.errors import SourceError
 
 # The first bytes of what a compiler, assembler, linker or archiver writes.
 MAGIC = {

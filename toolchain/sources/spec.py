@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, assert_never
 
-from toolchain.errors import DigestError, SourceError
+from toolchain.core.errors import DigestError, SourceError
 from toolchain.sources.commit_archives import archive_of, commit_archives
 from toolchain.sources.network import check_address, check_http_url, git_protocol, refuse_credentials, without_query
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from toolchain import console, strict_json
-from toolchain.digest import sha256_file, write_atomically
-from toolchain.errors import DigestError, SourceError
-from toolchain.locks import held
+from toolchain.core import console, strict_json
+from toolchain.core.digest import sha256_file, write_atomically
+from toolchain.core.errors import DigestError, SourceError
+from toolchain.core.locks import held
 from toolchain.sources.tree import TreeInfo, normalise, scan_tree
 
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")

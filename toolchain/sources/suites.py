@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from functools import cmp_to_key
 from pathlib import Path
 
-from toolchain import process, web
-from toolchain.amounts import watched
-from toolchain.deb822 import stanzas
-from toolchain.digest import write_atomically
-from toolchain.errors import DigestError, SourceError, ToolchainError, UnreachableError
-from toolchain.process import CommandError
+from toolchain.core import process, web
+from toolchain.core.amounts import watched
+from toolchain.core.deb822 import stanzas
+from toolchain.core.digest import write_atomically
+from toolchain.core.errors import DigestError, SourceError, ToolchainError, UnreachableError
+from toolchain.core.process import CommandError
 from toolchain.sources.archive import fetch_archive
 from toolchain.sources.mirrors import Mirror
 from toolchain.sources.network import network_environment

@@ -8,10 +8,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from toolchain import console, strict_json
-from toolchain.cache import Cache
-from toolchain.digest import write_atomically
-from toolchain.errors import LockedError, UnreachableError
+from toolchain.core import console, strict_json
+from toolchain.core.cache import Cache
+from toolchain.core.digest import write_atomically
+from toolchain.core.errors import LockedError, UnreachableError
 from toolchain.sources.git import commit_of_tag, git_digest
 from toolchain.sources.network import Mirrors
 from toolchain.sources.store import Store

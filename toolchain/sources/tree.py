@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolchain import digest, strict_json
-from toolchain.amounts import tell
-from toolchain.digest import CHUNK, write_atomically
-from toolchain.errors import HostileInputError, SourceError
+from toolchain.core import digest, strict_json
+from toolchain.core.amounts import tell
+from toolchain.core.digest import CHUNK, write_atomically
+from toolchain.core.errors import HostileInputError, SourceError
 from toolchain.sources.spec import Kind, ref_of
 
 LOG = logging.getLogger(__name__)

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
-from toolchain import digest, tar_headers
-from toolchain.amounts import tell
-from toolchain.digest import CHUNK
-from toolchain.errors import HostileInputError, ResourceError, SourceError
-from toolchain.process import CommandError, output
+from toolchain.core import digest, tar_headers
+from toolchain.core.amounts import tell
+from toolchain.core.digest import CHUNK
+from toolchain.core.errors import HostileInputError, ResourceError, SourceError
+from toolchain.core.process import CommandError, output
+from toolchain.core.tar_headers import CheckedHeader
 from toolchain.sources.part import WHOLE, Part
 from toolchain.sources.tree import check_link_map
-from toolchain.tar_headers import CheckedHeader
 
 LIMIT_BYTES = 16 << 30  # of all files together, unpacked or not
 LIMIT_FILES = 1_000_000  # members

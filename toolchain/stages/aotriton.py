@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain import recipe
-from toolchain.cache import Cache
 from toolchain.catalog.aotriton_generations import (
     DATABASE,
     Generation,
@@ -23,16 +21,18 @@ from toolchain.catalog.aotriton_generations import (
     refuse_gpus_not_in,
 )
 from toolchain.catalog.gpus import known_gpus
-from toolchain.digest import sha256_json, write_atomically
-from toolchain.errors import ContractError, HostileInputError
-from toolchain.filesystem import copy_built, is_inside
+from toolchain.core import recipe
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_json, write_atomically
+from toolchain.core.errors import ContractError, HostileInputError
+from toolchain.core.filesystem import copy_built, is_inside
+from toolchain.core.locks import held
+from toolchain.core.recipe import COMPILER_CACHE, Mount, Runner, digests
 from toolchain.kernels import launches
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import DONE, Entry
-from toolchain.locks import held
 from toolchain.oci import labels
-from toolchain.recipe import COMPILER_CACHE, Mount, Runner, digests
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.stages.aotriton_images import ENVIRONMENT, IMAGES, KernelImages, MadeImages
 from toolchain.stages.aotriton_inside import OBJECTS, lay_ledger, ledger_rows, loaded, write_json
 from toolchain.stages.aotriton_library import (

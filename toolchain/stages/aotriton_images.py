@@ -14,11 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from toolchain import recipe, strict_json
 from toolchain.catalog.aotriton_generations import Generation, generation_of
-from toolchain.digest import sha256_bytes, write_atomically
-from toolchain.errors import ContractError, UnsupportedError
-from toolchain.filesystem import read_regular
+from toolchain.core import recipe, strict_json
+from toolchain.core.digest import sha256_bytes, write_atomically
+from toolchain.core.errors import ContractError, UnsupportedError
+from toolchain.core.filesystem import read_regular
+from toolchain.core.process import Result
+from toolchain.core.recipe import Mount
 from toolchain.kernels.aks2 import read_archive
 from toolchain.kernels.aotriton_plan import Archive, BarePlan, Cluster, read_plan
 from toolchain.kernels.bounds import patience
@@ -31,8 +33,6 @@ from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
 from toolchain.kernels.worker import CompileSetup
-from toolchain.process import Result
-from toolchain.recipe import Mount
 from toolchain.stages.aotriton_inside import OBJECTS, lay_copies, lay_objects
 from toolchain.stages.kernel_numbers import check_numbers
 from toolchain.stages.kernel_workers import (

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolchain.digest import write_atomically
-from toolchain.errors import ContractError
-from toolchain.filesystem import emptied
+from toolchain.core.digest import write_atomically
+from toolchain.core.errors import ContractError
+from toolchain.core.filesystem import emptied
+from toolchain.core.recipe import Mount, Runner
 from toolchain.kernels.aotriton_plan import BarePlan
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Entry, reproducible
-from toolchain.recipe import Mount, Runner
 from toolchain.stages.hip import PLACE
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.wheels import place

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain import strict_json
 from toolchain.catalog.aotriton_generations import (
     DATABASE,
     Generation,
@@ -21,11 +20,12 @@ from toolchain.catalog.floors import floor_of, load_floors
 from toolchain.catalog.gpus import short_list
 from toolchain.catalog.hip import headers_of, rocm_of, stubs_of
 from toolchain.catalog.releases import aotriton_release
-from toolchain.digest import sha256_file, sha256_json
-from toolchain.errors import BuildError, HostileInputError, PinError, UnsupportedError
-from toolchain.filesystem import emptied, is_inside, read_built
-from toolchain.recipe import COMPILER_CACHE, Recipe, digests
-from toolchain.request import Request
+from toolchain.core import strict_json
+from toolchain.core.digest import sha256_file, sha256_json
+from toolchain.core.errors import BuildError, HostileInputError, PinError, UnsupportedError
+from toolchain.core.filesystem import emptied, is_inside, read_built
+from toolchain.core.recipe import COMPILER_CACHE, Recipe, digests
+from toolchain.request.model import Request
 from toolchain.sources.patch import copy_tree
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import FetchedSource, Source, require

@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain import process, strict_json
 from toolchain.catalog.bases import BaseRecipe, base_recipe
-from toolchain.deb822 import stanzas
-from toolchain.digest import EPOCH, sha256_bytes, sha256_json, write_atomically
-from toolchain.errors import BuildError, SourceError, UnreachableError, UnsupportedError
-from toolchain.filesystem import emptied, read_built
+from toolchain.core import process, strict_json
+from toolchain.core.deb822 import stanzas
+from toolchain.core.digest import EPOCH, sha256_bytes, sha256_json, write_atomically
+from toolchain.core.errors import BuildError, SourceError, UnreachableError, UnsupportedError
+from toolchain.core.filesystem import emptied, read_built
+from toolchain.core.process import CommandError
+from toolchain.core.recipe import Recipe
 from toolchain.oci.layout import Layout
-from toolchain.process import CommandError
-from toolchain.recipe import Recipe
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.sources.network import network_environment
 from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels
 from toolchain.stages.start import pull_start

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.catalog.release_data import numbers
-from toolchain.digest import sha256_file
-from toolchain.errors import ContractError, HostileInputError
-from toolchain.filesystem import read_built
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import ContractError, HostileInputError
+from toolchain.core.filesystem import read_built
 from toolchain.stages.elf import linked_of
 from toolchain.stages.wheel_check import ELF_NAMES
 

@@ -10,8 +10,8 @@ from toolchain.catalog.codegen import Codegen, codegen_of, codegens
 from toolchain.catalog.pin_files import read_codegen_pins
 from toolchain.catalog.release_data import CodegenPin
 from toolchain.catalog.releases import aotriton_release, triton_release
-from toolchain.errors import ConfigError, PinError, UnsupportedError
-from toolchain.request import Request
+from toolchain.core.errors import ConfigError, PinError, UnsupportedError
+from toolchain.request.model import Request
 from toolchain.sources.candidates import holder_of
 from toolchain.sources.resolve import part_of
 from toolchain.sources.spec import of_github

@@ -13,11 +13,11 @@ from typing import Any
 
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.codegen import Codegen
-from toolchain.digest import sha256_file
-from toolchain.errors import BuildError, ContractError, PolicyError, SourceError
-from toolchain.filesystem import copy_built, emptied
-from toolchain.recipe import COMPILER_CACHE, Recipe, digests
-from toolchain.request import Request
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import BuildError, ContractError, PolicyError, SourceError
+from toolchain.core.filesystem import copy_built, emptied
+from toolchain.core.recipe import COMPILER_CACHE, Recipe, digests
+from toolchain.request.model import Request
 from toolchain.stages.codegen_choice import triton_here
 from toolchain.stages.prebuilt import choices, take_in
 from toolchain.stages.stage import Built, Planned, Workspace, image_labels, stage_inputs

@@ -9,9 +9,9 @@ from typing import Any
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.codegen import Codegen
 from toolchain.catalog.costs import ninja_of
-from toolchain.errors import UnsupportedError
-from toolchain.recipe import Recipe, digests
-from toolchain.request import Request
+from toolchain.core.errors import UnsupportedError
+from toolchain.core.recipe import Recipe, digests
+from toolchain.request.model import Request
 from toolchain.sources.local import check_tree_form
 from toolchain.sources.resolve import part_of
 from toolchain.sources.tree import require

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain import recipe
 from toolchain.catalog.components import LlvmRequirements
-from toolchain.errors import ContractError
-from toolchain.process import CommandError
-from toolchain.recipe import Mount, Runner
+from toolchain.core import recipe
+from toolchain.core.errors import ContractError
+from toolchain.core.process import CommandError
+from toolchain.core.recipe import Mount, Runner
 
 _LINE = re.compile(r"@contract (?P<name>\S+) (?P<verdict>ok|fail)(?: (?P<detail>.*))?")
 _INSIDE = "/contract"

@@ -14,7 +14,7 @@ from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection, GNUVer
 from elftools.elf.sections import SymbolTableSection
 
 from toolchain.catalog.release_data import numbers
-from toolchain.errors import ContractError
+from toolchain.core.errors import ContractError
 
 _HIDDEN, _GLOBAL = 0x8000, 1
 

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain import process
 from toolchain.catalog.hip import DEFAULT_ROCM, Headers, Library, Stub, headers_of, libraries, rocm_of, stubs_of
-from toolchain.errors import SourceError, UnsupportedError
-from toolchain.filesystem import copy_built, emptied
-from toolchain.recipe import Recipe, digests
-from toolchain.request import Request
+from toolchain.core import process
+from toolchain.core.errors import SourceError, UnsupportedError
+from toolchain.core.filesystem import copy_built, emptied
+from toolchain.core.recipe import Recipe, digests
+from toolchain.request.model import Request
 from toolchain.sources.patch import copy_tree
 from toolchain.sources.spec import SourceSpec, of_folder
 from toolchain.sources.tree import Source, check_links

@@ -9,7 +9,7 @@ from typing import Any
 from toolchain.catalog.floors import Floor
 from toolchain.catalog.hip import Stub
 from toolchain.catalog.release_data import numbers
-from toolchain.errors import ContractError
+from toolchain.core.errors import ContractError
 from toolchain.stages.elf import Linked, read_linked
 
 

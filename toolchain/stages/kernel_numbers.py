@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolchain import console
-from toolchain.cache import Cache
+from toolchain.core import console
+from toolchain.core.cache import Cache
 from toolchain.emulator.disassembly import Disassembler, find_disassembler
 from toolchain.emulator.extra import require_numpy
 from toolchain.numbers.objects import Object, sample
 from toolchain.numbers.summary import describe
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.stages.stage import Workspace
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolchain import console
-from toolchain.cache import Cache
 from toolchain.catalog.bases import base_recipe
+from toolchain.core import console
+from toolchain.core.cache import Cache
+from toolchain.core.recipe import digests
 from toolchain.oci.image import read_layers
 from toolchain.oci.layout import Layout
-from toolchain.recipe import digests
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.stages.stage import Built, Workspace
 
 if TYPE_CHECKING:

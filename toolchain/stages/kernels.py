@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolchain import recipe
-from toolchain.digest import write_atomically
+from toolchain.core import recipe
+from toolchain.core.digest import write_atomically
+from toolchain.core.recipe import Mount, digests
 from toolchain.oci import labels
-from toolchain.recipe import Mount, digests
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.sources.scan import Finding
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain import console
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.components import (
     LlvmRequirements,
@@ -23,11 +22,12 @@ from toolchain.catalog.pin_files import read_pin
 from toolchain.catalog.release_data import LlvmPin, is_commit, triton_releases
 from toolchain.catalog.release_data import require as require_known
 from toolchain.catalog.releases import aotriton_release, newest_on_one_llvm, triton_at, triton_release
-from toolchain.digest import sha256_json
-from toolchain.errors import PinError, UnsupportedError
+from toolchain.core import console
+from toolchain.core.digest import sha256_json
+from toolchain.core.errors import PinError, UnsupportedError
+from toolchain.core.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.oci import labels
-from toolchain.recipe import COMPILER_CACHE, Recipe, digests
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.sources.local import check_tree_form
 from toolchain.sources.resolve import part_of
 from toolchain.sources.spec import of_github

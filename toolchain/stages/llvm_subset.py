@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from toolchain.catalog.components import LlvmRequirements
-from toolchain.errors import UnsupportedError
+from toolchain.core.errors import UnsupportedError
 
 DISTRIBUTION = "distribution"
 TABLEGEN = "tablegen"

@@ -11,7 +11,7 @@ from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.codegen import Codegen, codegens
 from toolchain.catalog.stages import StageRow
 from toolchain.catalog.wheels import WheelRow, wheel_rows
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.stages.stage import Stage
 
 

@@ -9,10 +9,10 @@ from functools import cache as memoize
 from pathlib import Path
 from typing import Any
 
+from toolchain.core.errors import PolicyError
+from toolchain.core.record import Fate
 from toolchain.data import load
-from toolchain.errors import PolicyError
-from toolchain.record import Fate
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.sources.scan import Finding, scan
 
 # Allowed by name, and not files of a source's tree.

@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from toolchain import console, recipe
-from toolchain.digest import write_atomically
-from toolchain.errors import BuildError
-from toolchain.recipe import Mount, digests
-from toolchain.request import Request
+from toolchain.core import console, recipe
+from toolchain.core.digest import write_atomically
+from toolchain.core.errors import BuildError
+from toolchain.core.recipe import Mount, digests
+from toolchain.request.model import Request
 from toolchain.stages import kernels
 from toolchain.stages.profile_use import ABOUT, CLANG, DATA, about, require_portable
 from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs

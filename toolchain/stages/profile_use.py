@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolchain import strict_json
-from toolchain.digest import sha256_file
-from toolchain.errors import PinError, SourceError, UnsupportedError
-from toolchain.request import Request
+from toolchain.core import strict_json
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import PinError, SourceError, UnsupportedError
+from toolchain.request.model import Request
 from toolchain.sources.tree import Source, require
 
 SOURCE = "profile"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.pythons import check_version, python_of
-from toolchain.digest import sha256_json
-from toolchain.errors import PinError
-from toolchain.filesystem import emptied
-from toolchain.request import Request
+from toolchain.core.digest import sha256_json
+from toolchain.core.errors import PinError
+from toolchain.core.filesystem import emptied
+from toolchain.request.model import Request
 from toolchain.stages.stage import Built, Planned, Workspace
 from toolchain.stages.sysroot import (
     System,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from toolchain.errors import HostileInputError
+from toolchain.core.errors import HostileInputError
 
 # What writes the text, and so what it proves.
 KINDS = {

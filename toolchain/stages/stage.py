@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol
 
-from toolchain.cache import Cache
 from toolchain.catalog.stages import row as stage_row
-from toolchain.digest import EPOCH, FORMAT, sha256_file, sha256_json
+from toolchain.core.cache import Cache
+from toolchain.core.digest import EPOCH, FORMAT, sha256_file, sha256_json
+from toolchain.core.recipe import Mount, Recipe, Runner
 from toolchain.oci import labels
-from toolchain.recipe import Mount, Recipe, Runner
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.sources.tree import FetchedSource, Source
 
 if TYPE_CHECKING:

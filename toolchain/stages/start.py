@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from toolchain import console
 from toolchain.catalog.bases import DATA, BaseRecipe
-from toolchain.errors import DigestError, RegistryError, UnreachableError, UnsupportedError
+from toolchain.core import console
+from toolchain.core.errors import DigestError, RegistryError, UnreachableError, UnsupportedError
 from toolchain.oci.descriptor import Descriptor, Platform
 from toolchain.oci.image import platform_of
 from toolchain.oci.layout import Layout

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain import process
 from toolchain.catalog.architectures import machine_of, this_machine
 from toolchain.catalog.base_ref import BaseRef
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import floor_of
-from toolchain.digest import sha256_json
-from toolchain.errors import UnsupportedError
-from toolchain.filesystem import emptied
-from toolchain.request import Request
+from toolchain.core import process
+from toolchain.core.digest import sha256_json
+from toolchain.core.errors import UnsupportedError
+from toolchain.core.filesystem import emptied
+from toolchain.request.model import Request
 from toolchain.stages.base import package_inputs, parse_packages, read_packages, run_mmdebstrap, write_packages
 from toolchain.stages.stage import Built, Planned, Workspace, image_labels
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from toolchain.catalog.wheels import torch_row
-from toolchain.digest import sha256_json
-from toolchain.errors import UnsupportedError
-from toolchain.request import Request
+from toolchain.core.digest import sha256_json
+from toolchain.core.errors import UnsupportedError
+from toolchain.request.model import Request
 from toolchain.stages.stage import Built, Planned, Workspace
 from toolchain.stages.sysroot import System, Unpacked, finish_packages, plan_packages, unpack_system
 

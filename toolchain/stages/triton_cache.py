@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from toolchain import console, recipe, strict_json
-from toolchain.cache import LEDGER
 from toolchain.catalog.wheels import wheel_row
-from toolchain.digest import write_atomically
-from toolchain.errors import ContractError, KernelError, UnsupportedError
-from toolchain.filesystem import emptied
+from toolchain.core import console, recipe, strict_json
+from toolchain.core.cache import LEDGER
+from toolchain.core.digest import write_atomically
+from toolchain.core.errors import ContractError, KernelError, UnsupportedError
+from toolchain.core.filesystem import emptied
+from toolchain.core.recipe import Mount, digests
 from toolchain.kernels import triton_cache
 from toolchain.kernels.calls import (
     Call,
@@ -37,8 +38,7 @@ from toolchain.kernels.rules import RuleSet, cut
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.worker import CompileSetup
 from toolchain.oci import labels
-from toolchain.recipe import Mount, digests
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.stages.kernel_numbers import STEP, check_files
 from toolchain.stages.kernel_workers import compiling, layer_digests, limits, part_of_kernels, workers_here
 from toolchain.stages.stage import Built, Planned, Workspace, image_labels, stage_inputs, triton_id

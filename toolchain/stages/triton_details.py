@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toolchain.catalog.codegen import Codegen, codegens
-from toolchain.errors import PinError
-from toolchain.request import Request
+from toolchain.core.errors import PinError
+from toolchain.request.model import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.codegen_choice import bindings, triton_here
 from toolchain.stages.stage import Planned

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from toolchain.catalog.stages import involves
-from toolchain.errors import PinError, SourceError, UnsupportedError
-from toolchain.request import Request
+from toolchain.core.errors import PinError, SourceError, UnsupportedError
+from toolchain.request.model import Request
 from toolchain.sources.edits import EditFile, shipped
 from toolchain.sources.resolve import part_of
 from toolchain.sources.spec import SourceSpec

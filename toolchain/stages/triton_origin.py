@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from toolchain.catalog.release_data import is_commit, require
 from toolchain.catalog.releases import aotriton_release, newest_patch
-from toolchain.errors import PinError
-from toolchain.request import Request
+from toolchain.core.errors import PinError
+from toolchain.request.model import Request
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source
 from toolchain.stages.llvm import DEFAULT_TRITON

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from toolchain import recipe
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.codegen import Codegen
 from toolchain.catalog.pythons import check_range
-from toolchain.errors import UnsupportedError
-from toolchain.filesystem import emptied
-from toolchain.recipe import COMPILER_CACHE, Mount, digests
-from toolchain.request import Request
+from toolchain.core import recipe
+from toolchain.core.errors import UnsupportedError
+from toolchain.core.filesystem import emptied
+from toolchain.core.recipe import COMPILER_CACHE, Mount, digests
+from toolchain.request.model import Request
 from toolchain.stages.codegen_choice import rules_of
 from toolchain.stages.codegen_library import where
 from toolchain.stages.profile_use import DATA, check_profile, profile_source, require_portable, triton_options

@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-from toolchain.errors import BuildError
-from toolchain.filesystem import read_regular
+from toolchain.core.errors import BuildError
+from toolchain.core.filesystem import read_regular
 
 _LARGEST_LOG = 256 << 20  # bytes
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain import recipe, strict_json
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.components import check_files
-from toolchain.errors import BuildError, ContractError, UnsupportedError
-from toolchain.filesystem import emptied, read_built
+from toolchain.core import recipe, strict_json
+from toolchain.core.errors import BuildError, ContractError, UnsupportedError
+from toolchain.core.filesystem import emptied, read_built
+from toolchain.core.recipe import COMPILER_CACHE, Mount, Recipe, digests
 from toolchain.oci.image import read_layers
 from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
-from toolchain.recipe import COMPILER_CACHE, Mount, Recipe, digests
-from toolchain.request import Request
+from toolchain.request.model import Request
 from toolchain.sources.local import check_tree_form
 from toolchain.sources.scan import Finding
 from toolchain.sources.tree import FetchedSource

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain import process
 from toolchain.catalog.codegen import Codegen
 from toolchain.catalog.components import needs_for
 from toolchain.catalog.pin_files import pin_files, read_pin
 from toolchain.catalog.release_data import is_commit
 from toolchain.catalog.releases import newest_patch
-from toolchain.errors import PinError, SourceError, UnsupportedError
-from toolchain.process import CommandError
-from toolchain.request import Request
+from toolchain.core import process
+from toolchain.core.errors import PinError, SourceError, UnsupportedError
+from toolchain.core.process import CommandError
+from toolchain.request.model import Request
 from toolchain.sources.spec import of_github
 from toolchain.sources.tree import Source, require
 from toolchain.stages.llvm_version import major_of

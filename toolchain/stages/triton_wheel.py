@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolchain.catalog.release_data import numbers
-from toolchain.errors import ConfigError, UnsupportedError
-from toolchain.request import Request
+from toolchain.core.errors import ConfigError, UnsupportedError
+from toolchain.request.model import Request
 from toolchain.sources.pypi import pypi_row, python_of_wheel
 from toolchain.sources.tree import Source
 from toolchain.stages.python import own_python

@@ -10,13 +10,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from toolchain import recipe, strict_json
 from toolchain.catalog.wheels import WheelRow, wheel_row, wheel_rows
-from toolchain.digest import write_atomically
-from toolchain.errors import BuildError, ContractError, SourceError, ToolchainError
-from toolchain.filesystem import emptied, read_built
-from toolchain.recipe import Mount, Recipe, digests
-from toolchain.request import Request
+from toolchain.core import recipe, strict_json
+from toolchain.core.digest import write_atomically
+from toolchain.core.errors import BuildError, ContractError, SourceError, ToolchainError
+from toolchain.core.filesystem import emptied, read_built
+from toolchain.core.recipe import Mount, Recipe, digests
+from toolchain.request.model import Request
 from toolchain.sources.scan import Finding, scan
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from toolchain.digest import CHUNK
-from toolchain.errors import HostileInputError, SourceError
+from toolchain.core.digest import CHUNK
+from toolchain.core.errors import HostileInputError, SourceError
 
 LIMIT_BYTES = 4_000_000_000
 _MAX_MEMBERS = 100_000

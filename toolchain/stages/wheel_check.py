@@ -10,7 +10,7 @@ from typing import Any
 
 from toolchain.catalog.architectures import machine_of
 from toolchain.catalog.release_data import numbers
-from toolchain.errors import ContractError
+from toolchain.core.errors import ContractError
 from toolchain.stages.elf import Linked, linked_of
 
 _MANYLINUX = re.compile(r"manylinux_([0-9]+)_([0-9]+)_(\w+)")

@@ -16,12 +16,12 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any, Literal
 
-from toolchain.cache import Cache
 from toolchain.catalog.architectures import machine_of, this_machine
 from toolchain.catalog.release_data import AotritonRelease, TritonRelease, aotriton_releases, triton_releases
-from toolchain.digest import sha256_file
-from toolchain.errors import HostileInputError, SourceError
-from toolchain.locks import in_use
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import HostileInputError, SourceError
+from toolchain.core.locks import in_use
 from toolchain.sources.pypi import download_wheel, known_files
 from toolchain.sources.resolve import fetch_source, locate
 from toolchain.sources.spec import parse_source_spec

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from toolchain.cache import Cache
-from toolchain.digest import sha256_file
-from toolchain.filesystem import copy_built, emptied
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_file
+from toolchain.core.filesystem import copy_built, emptied
 from toolchain.sources.pypi import known_pypi, pypi_row
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source

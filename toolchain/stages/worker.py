@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import toolchain
-from toolchain import recipe, strict_json
-from toolchain.digest import canonical, sha256_file
-from toolchain.errors import ContractError, UnsupportedError
-from toolchain.filesystem import emptied
-from toolchain.recipe import digests
-from toolchain.request import Request
+from toolchain.core import recipe, strict_json
+from toolchain.core.digest import canonical, sha256_file
+from toolchain.core.errors import ContractError, UnsupportedError
+from toolchain.core.filesystem import emptied
+from toolchain.core.recipe import digests
+from toolchain.request.model import Request
 from toolchain.sources.pypi import known_pypi
 from toolchain.stages import aotriton_images, kernels
 from toolchain.stages.aotriton_library import aotriton_source, require_aotriton
@@ -39,16 +39,17 @@ FOLDER = "/usr/lib/toolchain/worker"
 PROGRAM = "/usr/bin/kernel-worker"
 # What of this package runs there: `build.contained_worker` and all that it imports.
 MODULES = (
-    "__init__", "build/__init__", "build/contained_worker", "catalog/__init__", "catalog/gpus", "console",
-    "data/__init__", "digest", "engine/__init__", "engine/own_network", "engine/resources", "errors", "filesystem",
-    "kernels/__init__", "kernels/bounds", "kernels/dask_board", "kernels/dask_link", "kernels/dask_worker",
-    "kernels/executors", "kernels/ledger", "kernels/reached", "kernels/result_name", "kernels/rules", "kernels/worker",
-    "kernels/store", "kernels/worker_process", "process", "strict_json", "typed",
+    "__init__", "catalog/__init__", "catalog/gpus", "core/__init__", "core/console", "core/digest",
+    "core/errors", "core/filesystem", "core/process", "core/strict_json", "core/typed", "data/__init__",
+    "engine/__init__", "engine/own_network", "engine/resources", "kernels/__init__", "kernels/bounds",
+    "kernels/dask_board", "kernels/dask_link", "kernels/dask_worker", "kernels/executors", "kernels/ledger",
+    "kernels/reached", "kernels/result_name", "kernels/rules", "kernels/store", "kernels/worker",
+    "kernels/worker_process", "pipeline/__init__", "pipeline/contained_worker",
 )  # fmt: skip
 _FILES = (*(f"{name}.py" for name in MODULES), "data/gpus.toml")
 _START = f"""#!/bin/sh
 export PYTHONPATH={FOLDER}:{FOLDER}/site PYTHONDONTWRITEBYTECODE=1
-exec python3 -m toolchain.build.contained_worker "$@"
+exec python3 -m toolchain.pipeline.contained_worker "$@"
 """
 
 

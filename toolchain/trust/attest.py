@@ -6,11 +6,12 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from toolchain import __version__, strict_json
-from toolchain.digest import canonical, sha256_json
+from toolchain import __version__
+from toolchain.core import strict_json
+from toolchain.core.digest import canonical, sha256_json
+from toolchain.core.record import LOCAL_BUILDER, Record, RecordedSource
+from toolchain.core.strict_json import Keys
 from toolchain.oci.image import timestamp
-from toolchain.record import LOCAL_BUILDER, Record, RecordedSource
-from toolchain.strict_json import Keys
 from toolchain.trust import sbom
 from toolchain.trust.image_facts import ImageFacts, is_library, is_tool, origin, purl
 

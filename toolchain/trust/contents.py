@@ -9,9 +9,9 @@ from typing import Any
 
 from toolchain.catalog.release_data import is_commit, triton_releases
 from toolchain.catalog.releases import triton_release
-from toolchain.errors import PinError, UnsupportedError
+from toolchain.core.errors import PinError, UnsupportedError
+from toolchain.core.record import Record, RecordedSource
 from toolchain.oci import labels
-from toolchain.record import Record, RecordedSource
 from toolchain.sources.commit_archives import commit_of
 from toolchain.trust.image_facts import origin
 

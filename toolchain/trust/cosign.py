@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 
-from toolchain.digest import canonical
+from toolchain.core.digest import canonical
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout

@@ -6,11 +6,11 @@ import base64
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toolchain import strict_json
-from toolchain.digest import canonical
-from toolchain.errors import DocumentError, UntrustedError
+from toolchain.core import strict_json
+from toolchain.core.digest import canonical
+from toolchain.core.errors import DocumentError, UntrustedError
+from toolchain.core.strict_json import Keys
 from toolchain.oci import descriptor as media
-from toolchain.strict_json import Keys
 from toolchain.trust.keys import PublicKey, Signer
 
 MEDIA_TYPE = media.DSSE

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
-from toolchain.deb822 import stanzas
-from toolchain.digest import EPOCH
-from toolchain.record import Fate, Record, RecordedSource
+from toolchain.core.deb822 import stanzas
+from toolchain.core.digest import EPOCH
+from toolchain.core.record import Fate, Record, RecordedSource
 
 # How a distribution is called in package URLs where its base's name says something else.
 _NAMESPACE = {"ubi": "redhat", "rhel": "redhat", "manylinux": "almalinux"}

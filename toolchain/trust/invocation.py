@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toolchain.options import plain
-from toolchain.request import DEFAULT_GLIBC, build_command, options
+from toolchain.request.model import DEFAULT_GLIBC, build_command, options
+from toolchain.request.options import plain
 
 _LONGEST = 4000
 

@@ -15,9 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from toolchain import strict_json
-from toolchain.digest import canonical
-from toolchain.errors import ConfigError, DocumentError, ToolchainError, UnreachableError, UntrustedError
+from toolchain.core import strict_json
+from toolchain.core.digest import canonical
+from toolchain.core.errors import ConfigError, DocumentError, ToolchainError, UnreachableError, UntrustedError
 from toolchain.trust.dsse import BUNDLE, Envelope
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from toolchain.digest import sha256_bytes, write_atomically
-from toolchain.errors import ConfigError
-from toolchain.filesystem import NewFile
+from toolchain.core.digest import sha256_bytes, write_atomically
+from toolchain.core.errors import ConfigError
+from toolchain.core.filesystem import NewFile
 
 PASSPHRASE = "TOOLCHAIN_KEY_PASSPHRASE"  # noqa: S105 - the name of a variable
 _PRIVATE = (ed25519.Ed25519PrivateKey, ec.EllipticCurvePrivateKey)

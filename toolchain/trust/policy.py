@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from toolchain.catalog.stages import of_packages
-from toolchain.digest import sha256_json
-from toolchain.errors import ConfigError, UntrustedError
+from toolchain.core.digest import sha256_json
+from toolchain.core.errors import ConfigError, UntrustedError
 from toolchain.trust import attest, sbom
 from toolchain.trust.contents import of_provenance
 from toolchain.trust.invocation import request_command

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolchain import __version__
-from toolchain.errors import ConfigError, UntrustedError
+from toolchain.core.errors import ConfigError, UntrustedError
 from toolchain.trust import attest, dsse
 from toolchain.trust.keys import PublicKey
 from toolchain.trust.statements import Evidence, opened, subjects_of

@@ -12,11 +12,11 @@ from typing import Any
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from toolchain import __version__
-from toolchain.digest import EPOCH, sha256_bytes
-from toolchain.errors import UntrustedError
+from toolchain.core.digest import EPOCH, sha256_bytes
+from toolchain.core.errors import UntrustedError
+from toolchain.core.strict_json import Keys
 from toolchain.oci.image import timestamp
 from toolchain.oci.layer_files import LayerFile
-from toolchain.strict_json import Keys
 from toolchain.trust.image_facts import (
     ImageFacts,
     Origin,

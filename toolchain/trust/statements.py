@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from toolchain import strict_json
-from toolchain.errors import DigestError, DocumentError, RegistryError, UntrustedError
+from toolchain.core import strict_json
+from toolchain.core.errors import DigestError, DocumentError, RegistryError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout

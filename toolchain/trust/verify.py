@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from toolchain.errors import DigestError, DocumentError, HostileInputError, RegistryError, UntrustedError
+from toolchain.core.errors import DigestError, DocumentError, HostileInputError, RegistryError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor

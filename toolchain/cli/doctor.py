@@ -1,0 +1,286 @@
+"""Checks whether this machine can build, with remedies. Works with nothing installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from toolchain.catalog.architectures import MACHINES, emulator_name, this_machine
+from toolchain.core import console, process
+from toolchain.core.cache import Cache
+from toolchain.core.errors import EngineError, ResourceError, ToolchainError
+from toolchain.engine import attack, namespace, resources, view
+from toolchain.engine.probe import probe
+from toolchain.engine.storage import Storage
+from toolchain.pipeline.compiler_cache import LIMIT, compiler_caches
+from toolchain.stages.llvm_subset import FULL_DISK
+
+Status = Literal["ok", "warn", "fail"]
+
+_OLDEST_BUILDAH = (1, 24)  # cache mounts in RUN
+_PATIENCE = 3.0
+_GIT_HOST = "github.com"
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at.
+
+    Args:
+        name: what.
+        status: `ok`; `warn` for what only some work needs; `fail` for what every build needs.
+        detail: what was found.
+        fix: how to mend it.
+        code: exit code of a failure.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+    code: int = EngineError.code
+
+
+def examine(cache: Cache, *, runner: str = "buildah", runner_why: str = "the default") -> Iterator[Check]:
+    """Every check in turn; one that breaks is a failed check, never an exception.
+
+    Args:
+        runner: what is to run contract checks and kernel workers: `buildah`, `docker` or `podman`.
+        runner_why: who said so, behind a comma.
+    """
+    checks: tuple[tuple[str, Callable[[Cache], Check]], ...] = (
+        ("cache", _cache),
+        ("user", _user),
+        ("buildah", _buildah),
+        ("namespaces", _namespaces),
+        ("storage", _storage),
+        ("isolation", _isolation),
+        ("mmdebstrap", lambda _: _program("mmdebstrap", "makes the base image")),
+        ("skopeo", lambda _: _program("skopeo", "loads images into docker or podman", needed=False)),
+        ("keyring", _keyring),
+        ("disk", _disk),
+        ("memory", _memory),
+        ("ccache", _ccache),
+        ("runner", lambda cache: _runner(cache, runner, runner_why)),
+        ("docker", lambda _: _daemon("docker")),
+        ("podman", lambda _: _daemon("podman")),
+        ("emulators", _emulators),
+        ("mirrors", _mirrors),
+        ("git-host", _git_host),
+    )
+    for name, check in checks:
+        try:
+            yield check(cache)
+        except ToolchainError as error:
+            why = f" ({_first(error.why)})" if error.why else ""
+            yield Check(name, "fail", f"{error.what}{why}", error.fix, error.code)
+        except OSError as error:
+            yield Check(name, "fail", str(error), "look at the folder, or name another with --cache")
+
+
+def exit_code(checks: list[Check]) -> int:
+    """0 when nothing failed, else the code of the first failure."""
+    return next((check.code for check in checks if check.status == "fail"), 0)
+
+
+def _first(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else ""
+
+
+def _run(*argv: str, timeout: float = 20.0) -> process.Result:
+    return process.run(list(argv), capture=True, check=False, timeout=timeout)
+
+
+def _missing(name: str, why: str, *, needed: bool = True, package: str = "") -> Check:
+    status: Status = "fail" if needed else "warn"
+    return Check(name, status, f"not installed; {why}", f"apt-get install {package or name}")
+
+
+def _program(name: str, why: str, *, needed: bool = True) -> Check:
+    if shutil.which(name) is None:
+        return _missing(name, why, needed=needed)
+    version = _first(_run(name, "--version").stdout)
+    match = re.search(r"\d+(\.\d+)+", version)
+    return Check(name, "ok", match.group(0) if match else version)
+
+
+def _cache(cache: Cache) -> Check:
+    cache.check()
+    cache.make()  # the checks below write there, after which a build would not mark it
+    return Check("cache", "ok", str(cache.root))
+
+
+def _user(_: Cache) -> Check:
+    if outside := os.environ.get(namespace.INSIDE):
+        return Check("user", "ok", f"user {outside}, as root of a namespace with subordinate ids")
+    if os.geteuid() != 0:
+        namespace.require()
+    return Check("user", "ok", "root")
+
+
+def _buildah(_: Cache) -> Check:
+    if shutil.which("buildah") is None:
+        return _missing("buildah", "it builds everything")
+    program = _program("buildah", "")
+    numbers = tuple(int(part) for part in re.findall(r"\d+", program.detail)[:2])
+    if numbers < _OLDEST_BUILDAH:
+        oldest = ".".join(map(str, _OLDEST_BUILDAH))
+        return Check("buildah", "fail", f"{program.detail} is too old", f"install buildah {oldest} or newer")
+    return program
+
+
+def _namespaces(cache: Cache) -> Check:
+    tried = process.run(view.command(["/bin/sh", "-c", ":"], cache.engine / "settings"), check=False, timeout=20)
+    if tried.returncode == 0:
+        return Check("namespaces", "ok", "a process gets user, mount, PID and network namespaces of its own")
+    sysctl = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+    restricted = sysctl.is_file() and sysctl.read_text(encoding="ascii").strip() == "1"
+    fix = "sysctl kernel.apparmor_restrict_unprivileged_userns=0" if restricted else "run as root"
+    return Check("namespaces", "fail", _first(chr(10).join(tried.tail)), fix)
+
+
+def _storage(cache: Cache) -> Check:
+    driver = Storage(cache).driver
+    if driver == "overlay":
+        return Check("storage", "ok", f"overlay, in {cache.engine}")
+    return Check(
+        "storage",
+        "warn",
+        f"{driver}: every container is a full copy of its image",
+        "put the cache on a file system that overlay mounts work on (ext4, xfs), with --cache",
+    )
+
+
+def _isolation(cache: Cache) -> Check:
+    mode = probe(Storage(cache), again=True)
+    first, count = view.ids()
+    held = f"{len(attack.ATTEMPTS)} ways out were tried, and none leads out: {', '.join(attack.ATTEMPTS)}"
+    seen = "interfaces besides loopback that a container without network sees: 0"
+    return Check("isolation", "ok", f"{mode} in a user namespace ({count} ids from {first} on); {held}; {seen}")
+
+
+def _keyring(_: Cache) -> Check:
+    if _KEYRING.is_file():
+        return Check("keyring", "ok", str(_KEYRING))
+    return _missing("keyring", "it checks the base's packages", package="debian-archive-keyring")
+
+
+def _disk(cache: Cache) -> Check:
+    free = resources.disk_free(cache.root)
+    detail = f"{console.size(free)} free at {cache.root}; a full LLVM needs {console.size(FULL_DISK)}"
+    if free >= FULL_DISK:
+        return Check("disk", "ok", detail)
+    return Check("disk", "fail", detail, "free some, or name another folder with --cache", ResourceError.code)
+
+
+def _memory(_: Cache) -> Check:
+    free = resources.memory_available()
+    jobs = ", ".join(f"{resources.jobs_for(kind)} {kind}" for kind in resources.MEMORY)
+    detail = f"{console.size(free)} available, {resources.cores()} cores; jobs at once: {jobs}"
+    if free < resources.MEMORY["compile"]:
+        return Check("memory", "fail", detail, "end something or use a larger machine", ResourceError.code)
+    if free < resources.MEMORY["link"]:
+        return Check("memory", "warn", detail, "linking all of LLVM and MLIR may need more", ResourceError.code)
+    return Check("memory", "ok", detail)
+
+
+def _ccache(cache: Cache) -> Check:
+    known = [cached for cached in compiler_caches(cache) if cached.places]
+    size = sum(resources.disk_bytes(place) for cached in known for place in cached.places)
+    return Check("ccache", "ok", f"{len(known)} compiler caches, {console.size(size)} of {console.size(LIMIT)}")
+
+
+def _runner(cache: Cache, name: str, why: str) -> Check:
+    """Check the program for contract checks and kernel workers. Docker and podman are proved; none replaces another."""
+    if name == "buildah":
+        return Check("runner", "ok", f"buildah, {why}: contract checks and kernels run where the layers are built")
+    from toolchain.engine.docker_probe import describe, proved  # noqa: PLC0415 - its client takes a while to load
+
+    try:
+        return Check("runner", "ok", f"{name}, {why}: {describe(proved(name, cache))}")
+    except EngineError as error:
+        cause = f" ({_first(error.why)})" if error.why else ""
+        return Check("runner", "fail", f"{name}, {why}: {error.what}{cause}", error.fix, error.code)
+
+
+def _daemon(program: str) -> Check:
+    """Whether it answers. Nothing is started in it unless `--runner` names it."""
+    if shutil.which(program) is None:
+        package = "docker.io" if program == "docker" else program
+        return Check(program, "warn", f"not installed; only --runner {program} needs it", f"apt-get install {package}")
+    from toolchain.engine.docker import DockerRunner  # noqa: PLC0415 - its client takes a while to load
+
+    try:
+        version = DockerRunner(program=program).version()
+    except EngineError as error:
+        return Check(
+            program,
+            "warn",
+            f"does not answer: {_first(error.why)}; only --runner {program} needs it",
+            "start its daemon" if program == "docker" else f"try: {program} info",
+        )
+    return Check(program, "ok", f"{version} answers; `toolchain doctor --runner {program}` tries its containers")
+
+
+def _emulators(_: Cache) -> Check:
+    """The build calls them by name; registration with the kernel is not needed."""
+    here = this_machine()
+    names = {arch: emulator_name(arch) for arch in sorted(set(MACHINES) - {here})}
+    missing = {name for name in names.values() if shutil.which(name) is None}
+    words = [f"{arch}: {name}{' is not installed' if name in missing else ''}" for arch, name in names.items()]
+    detail = f"{'; '.join(words)} (this machine: {here})"
+    if not missing:
+        return Check("emulators", "ok", detail)
+    return Check(
+        "emulators",
+        "warn",
+        f"{detail}; without one a layer for that machine needs --no-contract",
+        "apt-get install qemu-user-static",
+    )
+
+
+def _mirrors(_: Cache) -> Check:
+    if shutil.which("apt-get") is None:
+        return Check("mirrors", "warn", "no apt here; the debian bases need one", "use --base with a local image")
+    listed = _run("apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages").stdout.split()
+    sites = list(dict.fromkeys(site for site in listed if "://" in site))
+    local = [site for site in listed if site.startswith(("file:", "/"))]
+    if not sites and not local:
+        return Check("mirrors", "warn", "apt has no package lists", "apt-get update")
+    silent = [site for site in sites if not _reachable(site)]
+    if silent and len(silent) == len(sites):
+        return Check("mirrors", "warn", f"{len(sites)} configured, none answers", "check the network, or use --offline")
+    return Check("mirrors", "ok", f"{len(sites) - len(silent)} of {len(sites)} configured mirrors answer")
+
+
+def _reachable(address: str) -> bool:
+    """Whether the host of an address, or the proxy to it, takes a connection; True for other kinds of addresses."""
+    try:
+        scheme = urlsplit(address).scheme
+        parts = urlsplit(os.environ.get(f"{scheme}_proxy") or address)
+        if parts.scheme not in {"http", "https"} or parts.hostname is None:
+            return True
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        with socket.create_connection((parts.hostname, port), _PATIENCE):
+            return True
+    except (OSError, ValueError):  # what a proxy's variable says need not be an address
+        return False
+
+
+def _git_host(_: Cache) -> Check:
+    if _reachable(f"https://{_GIT_HOST}"):
+        return Check("git-host", "ok", f"{_GIT_HOST} answers")
+    return Check(
+        "git-host",
+        "warn",
+        f"{_GIT_HOST} does not answer",
+        "give sources as local checkouts (--source NAME=PATH) or the distribution's (--source llvm=distro:PACKAGE)",
+    )

@@ -1,0 +1,206 @@
+"""Files in folders that others may write to too: nothing planted there is followed, hung on or overwritten."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO, Self, cast
+
+from toolchain.core.errors import DigestError, HostileInputError
+
+if TYPE_CHECKING:
+    from io import BufferedReader
+
+_CHUNK = 1 << 20
+_LARGEST_BUILT = 16 << 20  # bytes of a text
+_BUILD = "look at what its sources do; the log says what was built"
+_LONGEST_NAME = 200  # bytes; file systems allow 255, and a partial name has some more
+
+
+def open_regular(path: Path, *, within: Path | None = None) -> BinaryIO:
+    """Open a file for reading, if it is a regular one: a pipe would hang, a device has no end.
+
+    Args:
+        within: the folder that links may not lead out of. Without it the file itself may not be a link.
+
+    Raises:
+        OSError: there is none, or it is a link, pipe, device, socket or folder.
+    """
+    if within is not None:
+        path = Path(os.path.realpath(path, strict=True))
+        if not path.is_relative_to(os.path.realpath(within)):
+            raise OSError(errno.ELOOP, f"it is a link that leads out of {within}", str(path))
+    # Opening alone may do something to a device.
+    _require_regular(path.lstat(), path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _require_regular(os.fstat(descriptor), path)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _require_regular(status: os.stat_result, path: Path) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "it is a link", str(path))
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def read_regular(path: Path, limit: int, *, within: Path | None = None) -> bytes:
+    """The content of a small file, see `open_regular`.
+
+    Args:
+        limit: bytes that it may have.
+
+    Raises:
+        OSError: as `open_regular`, or it is larger.
+    """
+    with open_regular(path, within=within) as stream:
+        content = stream.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
+    return content
+
+
+def read_built(tree: Path, name: str) -> str:
+    """A text that a build left in a folder. What built it may be hostile: its links lead to files of this machine.
+
+    Raises:
+        HostileInputError: it is a link out of the folder, or no regular file; or it is too large, or not UTF-8.
+    """
+    try:
+        return read_regular(tree / name, _LARGEST_BUILT, within=tree).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise HostileInputError(f"a build left no {name} that can be read", why=str(why), fix=_BUILD) from error
+
+
+def copy_built(tree: Path, name: str, target: Path) -> None:
+    """Copy a file that a build left in a folder, see `read_built`; whether it is a program stays.
+
+    Raises:
+        HostileInputError: it is a link out of the folder, or no regular file.
+    """
+    try:
+        with open_regular(tree / name, within=tree) as source, target.open("wb") as sink:
+            shutil.copyfileobj(source, sink, _CHUNK)
+            target.chmod(0o755 if os.fstat(source.fileno()).st_mode & 0o100 else 0o644)
+    except OSError as error:
+        raise HostileInputError(
+            f"a build left no {name} that can be copied", why=str(error.strerror), fix=_BUILD
+        ) from error
+
+
+def emptied(folder: Path) -> Path:
+    """A folder with nothing in it, whatever an earlier run left there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path is in a folder, wherever the links on the way to it lead. Its last part is not followed."""
+    return Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(folder))
+
+
+def append_regular(path: Path, content: bytes) -> None:
+    """Add to the end of a file, in one write. It is made where it is not there.
+
+    Raises:
+        OSError: it is a link, or no regular file.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        _require_regular(os.fstat(descriptor), path)
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
+
+
+class NewFile:
+    """A file that is written under a random name beside `path`, and gets its name by `finish`. Otherwise it goes.
+
+    Args:
+        path: what it replaces, if that is there; a link is replaced, not followed. It may be set until `finish`.
+        mode: its permissions; while it is written only its owner may read it.
+    """
+
+    def __init__(self, path: Path, *, mode: int = 0o644) -> None:
+        if not path.name:  # `.` and `/`
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        self.path = path
+        self._mode = mode
+        short = os.fsdecode(os.fsencode(path.name)[:_LONGEST_NAME])
+        self._partial = path.with_name(f".{short}.{secrets.token_hex(8)}.partial")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.stream: BinaryIO = os.fdopen(os.open(self._partial, flags, 0o600), "w+b", buffering=_CHUNK)
+
+    def finish(self, digest: str = "", *, replace: bool = True, flush: bool = True) -> bool:
+        """Give it its name.
+
+        Args:
+            digest: `sha256:<hex>` that what has the name must have afterwards; empty if others may write it too.
+            replace: whether it takes the place of what has the name already.
+            flush: whether it is on the disk before that. Without it a crash of the machine may leave an empty file.
+
+        Returns:
+            False if, without `replace`, something has the name already.
+
+        Raises:
+            DigestError: another file than the one written has the name: the disk fails, or another process changed it.
+        """
+        self.stream.flush()
+        if flush:
+            os.fsync(self.stream.fileno())
+        os.fchmod(self.stream.fileno(), self._mode)
+        if replace:
+            self._partial.replace(self.path)
+        else:
+            try:
+                os.link(self._partial, self.path, follow_symlinks=False)
+            except FileExistsError:
+                return False
+        if digest:
+            read_back(self.path, digest)
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if isinstance(value, OSError) and value.errno in {errno.ENOSPC, errno.EDQUOT} and value.filename is None:
+                value.filename = os.fspath(self.path)  # `write` does not say of which file
+            self.stream.close()
+        finally:
+            self._partial.unlink(missing_ok=True)
+
+
+def read_back(path: Path, digest: str) -> None:
+    """Check that a file that was just written has the expected digest.
+
+    Raises:
+        DigestError: it has not, or something else has its name.
+    """
+    try:
+        with open_regular(path) as stream:
+            actual = f"sha256:{hashlib.file_digest(cast('BufferedReader', stream), 'sha256').hexdigest()}"
+        why = f"expected {digest}, found {actual}" if actual != digest else ""
+    except OSError as error:
+        why = str(error.strerror or error)
+    if why:
+        raise DigestError(
+            f"{path} is not what was written there", why=why, fix="write to a folder that only you may write to"
+        )

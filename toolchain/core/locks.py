@@ -1,0 +1,186 @@
+"""Locks between invocations: one works, the others wait, with a note about the holder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from toolchain.core import console
+from toolchain.core.cache import Cache
+from toolchain.core.console import one_line
+from toolchain.core.errors import ConfigError, LockHeldError
+
+PATIENCE = 2.0  # seconds before a waiting invocation says why it waits
+
+
+@contextlib.contextmanager
+def held(path: Path, *, what: str) -> Iterator[None]:
+    """Hold the lock file `path` inside the block; the kernel frees it when this process dies, however it dies.
+
+    Args:
+        what: the work, for the message.
+
+    Raises:
+        LockHeldError: another invocation holds it for longer than `patience`. A note is shown after two seconds.
+        ConfigError: see `patience`.
+    """
+    import filelock  # noqa: PLC0415 - `in_use`, which every verb calls, needs none of it
+
+    wait = patience()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=min(PATIENCE, wait))
+    except filelock.Timeout:
+        holder = _holder(path)
+        try:
+            if wait > PATIENCE:
+                console.note(f"waiting for {holder}: {what}")
+            lock.acquire(timeout=max(wait - PATIENCE, 0))
+        except filelock.Timeout:
+            raise LockHeldError(
+                f"{what} is held by {holder}",
+                why="another invocation is at the same work",
+                fix="wait until it ends, or end it",
+            ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def patience() -> float:
+    """Seconds that a second invocation waits for what the first one is at.
+
+    Raises:
+        ConfigError: TOOLCHAIN_LOCK_TIMEOUT is not a number of seconds.
+    """
+    text = os.environ.get("TOOLCHAIN_LOCK_TIMEOUT", "86400")
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise ConfigError(
+            f"TOOLCHAIN_LOCK_TIMEOUT={text!r} is not a number of seconds", fix="give e.g. 3600, or 0 to not wait at all"
+        )
+    return float(text)
+
+
+@contextlib.contextmanager
+def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
+    """Hold a shared lock of the tool's folder inside the block, which excludes `alone`.
+
+    Args:
+        make: make the folder first: something is about to be written there. Otherwise one that is not there stays away,
+            and has nothing that could be removed.
+
+    Raises:
+        OSError: with `make`, the folder cannot be made.
+    """
+    if make:
+        cache.make()
+    try:
+        descriptor = _open(cache)
+    except OSError:
+        # It does not exist, or belongs to another user and is read-only.
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.note(f"waiting for {_holder(cache.use)}, which tidies up")
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone(cache: Cache) -> Iterator[None]:
+    """Hold the exclusive lock of the tool's folder inside the block.
+
+    Raises:
+        LockHeldError: another invocation works there.
+    """
+    descriptor = _open(cache)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockHeldError(
+                f"{cache.root} is in use by {_holder(cache.use)}",
+                why="another invocation is at work there",
+                fix="wait until it ends",
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def kept(path: Path) -> Iterator[None]:
+    """Keep a file or folder from removal inside the block, perhaps together with others; see `free`.
+
+    The kernel lets go of it when this process dies, however it dies.
+
+    Raises:
+        OSError: it is not there.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def free(path: Path) -> Iterator[bool]:
+    """Whether a file or folder is there, and no process of any PID namespace keeps it.
+
+    Inside the block none begins to: it waits.
+    """
+    nobody = True
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (FileNotFoundError, BlockingIOError):
+            nobody = False
+        except OSError:  # a file system without locks
+            pass
+        yield nobody
+
+
+def _open(cache: Cache) -> int:
+    if cache.root.is_dir():
+        with contextlib.suppress(OSError):
+            cache.locks.mkdir(exist_ok=True)
+    try:
+        return os.open(cache.use, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except PermissionError:
+        return os.open(cache.use, os.O_RDONLY | os.O_CLOEXEC)  # enough for a lock
+
+
+def _holder(path: Path) -> str:
+    """`pid N` of the lock's holder, from the kernel's table: a note in the file would outlive a killed process."""
+    with contextlib.suppress(OSError, ValueError):
+        inode = path.stat().st_ino
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            fields = line.split()
+            if "->" not in fields and fields[1] == "FLOCK" and int(fields[5].rsplit(":", 1)[1]) == inode:
+                pid = int(fields[4])
+                if pid > 0:
+                    return f"pid {pid}{_verb(pid)}" if pid != os.getpid() else f"pid {pid} (this process)"
+    return "another process"
+
+
+def _verb(pid: int) -> str:
+    """The verb of an invocation, ` (build llvm)`; empty if unknown."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    at = next((number for number, word in enumerate(words) if Path(word).name == "toolchain"), len(words))
+    return f" ({one_line(' '.join(words[at + 1 : at + 4]).strip())})" if words[at + 1 :] else ""

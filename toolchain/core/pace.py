@@ -1,0 +1,184 @@
+"""HTTP connections that a server cannot hold for ever by sending a byte now and then.
+
+The timeout of a socket is the longest silence. Behind it a server may send one byte a minute, in a header or a body.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import io
+import time
+from collections.abc import Callable
+from typing import Any
+
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.poolmanager import PoolManager, ProxyManager
+
+from toolchain.core.errors import ConfigError, UnreachableError
+
+RATE = 1000.0  # bytes a second, as git's http.lowSpeedLimit is set here
+WINDOW = 60.0  # seconds of waiting over which it is averaged
+HEAD = 1 << 20  # bytes of status lines and headers, provisional answers included
+
+
+class TooSlowError(UnreachableError):
+    """A server, or the network before it, is slower than any that is of use."""
+
+
+class Pace:
+    """The speed of one transfer.
+
+    Args:
+        host: for the message.
+        clock: seconds.
+    """
+
+    def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._host = host
+        self._clock = clock
+        self._began = False
+        self._waited = 0.0
+        self._moved = 0
+
+    def wait(self, move: Callable[[], int]) -> int:
+        """Call `move`, which waits for the other side, and gives how many bytes went over.
+
+        The first call is not timed: a server may think before it answers, as long as the socket's timeout allows.
+
+        Raises:
+            TooSlowError: fewer bytes than `RATE` a second, over at least `WINDOW` seconds.
+        """
+        since = self._clock()
+        count = move()
+        if self._began:
+            self.add(self._clock() - since, count)
+        self._began = True
+        return count
+
+    def add(self, seconds: float, count: int) -> None:
+        """Bytes that took so long.
+
+        Raises:
+            TooSlowError: see `wait`.
+        """
+        self._waited += seconds
+        self._moved += count
+        if self._waited < WINDOW:
+            return
+        if self._moved < RATE * self._waited:
+            raise TooSlowError(
+                f"{self._host} is too slow",
+                why=f"{self._moved} bytes in {self._waited:.0f} s; at least {RATE:.0f} bytes a second are needed",
+                fix="try again later, or on another network",
+            )
+        self._waited, self._moved = 0.0, 0
+
+
+class _Reader(io.RawIOBase):
+    """A connection's incoming bytes, timed."""
+
+    def __init__(self, raw: io.RawIOBase, host: str) -> None:
+        self._raw = raw
+        self._host = host
+        self._pace = Pace(host)
+        self.head: int | None = HEAD
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any, /) -> int:
+        count = self._pace.wait(lambda: self._raw.readinto(into) or 0)
+        if self.head is not None:
+            self.head -= count
+            if self.head < 0:
+                raise UnreachableError(
+                    f"{self._host} sends headers without an end",
+                    why=f"over {HEAD} bytes",
+                    fix="check the address; if it is right, ask who runs the server",
+                )
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer whose headers and body are timed."""
+
+    def __init__(self, sock: Any, *args: Any, host: str, **more: Any) -> None:
+        super().__init__(sock, *args, **more)
+        self._reader = _Reader(self.fp.detach(), host)
+        self.fp = io.BufferedReader(self._reader)
+
+    def begin(self) -> None:
+        """Like the base class, which reads the headers."""
+        super().begin()
+        self._reader.head = None
+
+
+class _Timed:
+    """A connection whose answers are timed."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """What urllib3's messages begin with."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def response_class(self) -> Callable[..., http.client.HTTPResponse]:
+        """The factory of responses, for `http.client`."""
+        return functools.partial(_Response, host=self.host)
+
+
+class _Connection(_Timed, HTTPConnection):  # type: ignore[misc] # a property where the base has an attribute
+    pass
+
+
+class _TLSConnection(_Timed, HTTPSConnection):  # type: ignore[misc] # as above
+    pass
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _TLSPool(HTTPSConnectionPool):
+    ConnectionCls = _TLSConnection
+
+
+class Adapter(HTTPAdapter):
+    """An adapter of requests whose answers end with TooSlowError when they come too slowly.
+
+    A SOCKS proxy has connections of its own, which are not timed.
+    """
+
+    def init_poolmanager(self, *args: Any, **more: Any) -> None:
+        """Like the base class."""
+        super().init_poolmanager(*args, **more)
+        _time(self.poolmanager)
+
+    def cert_verify(self, *args: Any, **more: Any) -> None:
+        """Like the base class, which raises a plain OSError."""
+        try:
+            super().cert_verify(*args, **more)  # type: ignore[no-untyped-call]
+        except OSError as error:
+            fix = "correct REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE, or unset it"
+            raise ConfigError("the certificate authorities cannot be read", why=str(error), fix=fix) from None
+
+    def proxy_manager_for(self, proxy: str, **more: Any) -> ProxyManager:
+        """Like the base class."""
+        manager: ProxyManager = super().proxy_manager_for(proxy, **more)
+        if type(manager) is ProxyManager:
+            _time(manager)
+        return manager
+
+
+def _time(manager: PoolManager) -> None:
+    manager.pool_classes_by_scheme = {"http": _Pool, "https": _TLSPool}

@@ -1,0 +1,351 @@
+"""The one way to run a program: no shell, a clean environment, no orphan."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from toolchain.core.errors import EngineError, ToolchainError
+
+LOG = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+# What a child may inherit. Proxies and credentials stay with those that name them.
+_INHERIT = ("PATH", "HOME", "TERM", "TMPDIR", "XDG_RUNTIME_DIR", "SSL_CERT_FILE", "REGISTRY_AUTH_FILE")
+TAIL_LINES = 40
+_LAST_LINES = 5.0  # seconds that they may take after a program has ended
+
+
+class CommandError(ToolchainError):
+    """A program that exited with an error; callers turn it into their own class."""
+
+    def __init__(self, argv: Sequence[str], returncode: int, tail: Sequence[str]) -> None:
+        self.returncode = returncode
+        self.tail = tuple(tail)
+        how = f"was ended by {_signal(-returncode)}" if returncode < 0 else f"exited with {returncode}"
+        super().__init__(f"{argv[0]} {how}", why="\n".join(self.tail[-TAIL_LINES:]), fix=f"run: {shlex.join(argv)}")
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # the real-time ones have no names
+        return f"signal {number}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a program: exit code, standard output (empty when streamed) and the last lines of both streams."""
+
+    returncode: int
+    stdout: str
+    tail: tuple[str, ...]
+
+
+def which(program: str, *, fix: str = "") -> str:
+    """The path of `program`.
+
+    Raises:
+        EngineError: it is not installed.
+    """
+    path = shutil.which(program)
+    if path is None:
+        if "/" in program:
+            raise EngineError(f"{program} is not an executable file", fix=fix or "check the path")
+        raise EngineError(f"{program} is not installed", fix=fix or f"apt-get install {program}")
+    return path
+
+
+def _words(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The words of a program that is about to run, logged."""
+    words = [os.fspath(word) for word in argv]
+    which(words[0])
+    LOG.debug("+ %s", shlex.join(words))
+    return words
+
+
+def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for a child: a few inherited names, fixed locale and time zone, then `extra`."""
+    env = {name: os.environ[name] for name in _INHERIT if name in os.environ}
+    env.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    env.update({"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC"})
+    env.update(extra or {})
+    return env
+
+
+def die_with_parent() -> None:  # pragma: no cover - runs in the child
+    """Have the kernel end this process when its parent ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run(
+    argv: Sequence[str | os.PathLike[str]],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    check: bool = True,
+    capture: bool = False,
+    stdin: str | None = None,
+    log: Path | None = None,
+    on_line: Callable[[str], None] | None = None,
+    on_stderr: Callable[[str], None] | None = None,
+    timeout: float | None = None,
+    helpers: bool = False,
+) -> Result:
+    """Run a program to its end.
+
+    Args:
+        argv: program and arguments; no shell reads them.
+        env: added to the clean environment (see `clean_environment`).
+        check: raise when the exit code is not 0.
+        capture: keep standard output whole in the result; standard error goes to the tail and the log.
+        stdin: text for standard input; nothing otherwise.
+        log: file that gets every line, appended.
+        on_line: called with each line of both streams, without its newline.
+        on_stderr: called with those of standard error in place of `on_line`.
+        timeout: seconds; the whole process group is killed after that.
+        helpers: it starts programs of its own that wait for a network: a kill -9 of this tool ends them too. What is
+            contained (see `contained`) has no need of it.
+
+    Raises:
+        CommandError: `check` is set and the program failed.
+        EngineError: the program is not installed.
+        OSError: the log cannot be written; the program is ended.
+    """
+    words = _words(argv)
+    with contextlib.ExitStack() as stack:
+        sink: IO[str] | None = None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            sink = stack.enter_context(log.open("a", encoding="utf-8", errors="replace"))
+            sink.write(f"+ {shlex.join(words)}\n")
+        child = stack.enter_context(_started(words, cwd=cwd, env=env, stdin=stdin is not None))
+        if helpers:
+            stack.enter_context(_ending_with_us(child))
+        lines = _Lines(child, sink)
+        assert child.stdout is not None  # noqa: S101
+        assert child.stderr is not None  # noqa: S101
+        threads = [
+            threading.Thread(target=lines.pump, args=(child.stdout, capture, on_line), daemon=True),
+            threading.Thread(target=lines.pump, args=(child.stderr, False, on_stderr or on_line), daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        if stdin is not None and child.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(stdin)
+                child.stdin.close()
+        patience = _LAST_LINES
+        try:
+            child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            kill_group(child)
+            lines.tail.append(f"(killed after {timeout:.0f} s)")
+        except BaseException:  # Ctrl-C: the last lines do not matter
+            kill_group(child)
+            patience = 0.1
+            raise
+        finally:
+            for thread in threads:
+                thread.join(patience)
+            # A program that it left in the background, such as ssh's with ControlPersist, holds the pipe that a thread
+            # still reads. To close that would wait for it.
+            if threads[0].is_alive():
+                child.stdout = None
+            if threads[1].is_alive():
+                child.stderr = None
+        code = child.returncode
+        if lines.failed is not None:
+            raise lines.failed
+    if check and code != 0:
+        raise CommandError(words, code, tuple(lines.tail))
+    return Result(code, "".join(lines.whole), tuple(lines.tail))
+
+
+class _Lines:
+    """The lines of both streams of a program: kept, logged, and passed to a callback."""
+
+    def __init__(self, child: subprocess.Popen[str], sink: IO[str] | None) -> None:
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES * 50)
+        self.whole: list[str] = []
+        self.failed: Exception | None = None
+        self._child, self._sink = child, sink
+        self._lock = threading.Lock()
+
+    def pump(self, stream: IO[str], keep: bool, on_line: Callable[[str], None] | None) -> None:
+        """Read a stream to its end, whatever happens to its lines, and close it."""
+        with stream:
+            for line in stream:
+                with self._lock:
+                    if self.failed is not None:
+                        continue
+                    try:
+                        self._take(line, keep, on_line)
+                    except Exception as error:  # noqa: BLE001 - run() raises it
+                        # For example a full disk. Were the pipe not read on, the program would wait for ever.
+                        self.failed = error
+                        with contextlib.suppress(ProcessLookupError):
+                            os.killpg(self._child.pid, signal.SIGTERM)
+
+    def _take(self, line: str, keep: bool, on_line: Callable[[str], None] | None) -> None:
+        text = line.rstrip("\n")
+        self.tail.append(text)
+        if keep:
+            self.whole.append(line)
+        if self._sink is not None:
+            self._sink.write(line)
+            self._sink.flush()
+        if on_line is not None:
+            on_line(text)
+
+
+@contextlib.contextmanager
+def _started(
+    words: Sequence[str], *, cwd: Path | None, env: Mapping[str, str] | None, stdin: bool
+) -> Iterator[subprocess.Popen[str]]:
+    # PDEATHSIG is delivered when the *thread* that forked ends, so callers start long programs from the main thread
+    # or from one that waits for them, as run() does.
+    child = subprocess.Popen(
+        words,
+        cwd=cwd,
+        env=clean_environment(env),
+        stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - prctl alone runs between fork and exec
+    )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            kill_group(child)
+        for stream in (child.stdin, child.stdout, child.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+@contextlib.contextmanager
+def _ending_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
+    """Have the child's process group killed when this process ends inside the block, however it ends.
+
+    PDEATHSIG reaches the child alone. A shell outside the group reads a pipe that is never written to: only our end, by
+    whatever signal, closes it.
+    """
+    ours, theirs = os.pipe()
+    try:
+        watch = subprocess.Popen(
+            ["sh", "-c", 'read -r _; kill -KILL "-$1"', "sh", str(child.pid)],
+            env=clean_environment(),
+            stdin=ours,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            yield
+        finally:
+            watch.kill()
+            watch.wait()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+@contextlib.contextmanager
+def piped(
+    argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A long-lived program with pipes on its three streams; it and its process group end with the block.
+
+    The caller must read its standard error too, or it stops when that pipe is full. Open it from a thread that
+    outlives it: the kernel ends the program when the thread that started it ends.
+
+    Raises:
+        EngineError: the program is not installed.
+    """
+    words = _words(argv)
+    with _started(words, cwd=None, env=env, stdin=True) as child:
+        yield child
+
+
+@contextlib.contextmanager
+def output(argv: Sequence[str | os.PathLike[str]], *, stdin: IO[bytes] | None = None) -> Iterator[IO[bytes]]:
+    """The standard output of a program as a stream of bytes, e.g. what a decompressor writes.
+
+    A caller that leaves the block by an exception ends the program; after a normal end the exit code is looked at.
+
+    Raises:
+        CommandError: the program failed.
+        EngineError: the program is not installed.
+    """
+    words = _words(argv)
+    with tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(
+            words,
+            env=clean_environment(),
+            stdin=stdin or subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - prctl alone runs between fork and exec
+            pipesize=1 << 20,
+        )
+        assert child.stdout is not None  # noqa: S101
+        try:
+            with child.stdout:
+                yield child.stdout
+            code = child.wait()
+        finally:
+            if child.poll() is None:
+                kill_group(child)
+        if code != 0:
+            errors.seek(0)
+            raise CommandError(words, code, errors.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
+
+
+def kill_group(child: subprocess.Popen[Any]) -> None:
+    """End a child and everything in its process group: politely, then for good."""
+    for sign, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(patience)
+            return
+
+
+# What is built must not learn this machine's name.
+# Root of a user namespace may not write to /proc/sys, but may set the name of its own host.
+_NAMED = '{ echo toolchain >/proc/sys/kernel/hostname || hostname toolchain; } 2>/dev/null || :; exec "$@"'
+
+
+def contained(argv: Sequence[str], *, network: bool) -> list[str]:
+    """`argv` inside a PID namespace of its own, under a host name that is the same everywhere, without a network unless
+    asked.
+
+    When the wrapper dies, by kill -9 of this tool too, the kernel ends the namespace and every process in it. That the
+    network is really gone is not promised here: engine.isolation proves it inside the build.
+    """
+    flags = ["--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]
+    if not network:
+        flags.append("--net")
+    if os.geteuid() != 0:
+        flags.append("--map-root-user")
+    return ["unshare", *flags, "--", "sh", "-c", _NAMED, "sh", *argv]

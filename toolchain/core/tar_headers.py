@@ -1,0 +1,76 @@
+"""Every header of a tar archive, looked at before Python's tarfile acts on it.
+
+tarfile reads headers by `TarInfo.frombuf`. Later security releases, Debian 13's 3.13.5 among them, read them by another
+method behind it. Whatever is called, `CheckedHeader.look` sees each block, and `require` proves it.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import cache as memoize
+from functools import partial
+from typing import Any, Self
+
+from toolchain.core.errors import EngineError
+
+
+class CheckedHeader(tarfile.TarInfo):
+    """A header whose class says what is wrong with it."""
+
+    @classmethod
+    @abstractmethod
+    def look(cls, block: bytes, read: Callable[[], Self]) -> Self:
+        """Read one header block, or refuse it.
+
+        Args:
+            block: 512 bytes, all zero for the end mark; fewer where the archive ends.
+            read: tarfile's own way; raises `tarfile.HeaderError` for what is not a header.
+        """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """See `tarfile.TarInfo`."""
+        if _BEHIND is not None:  # it calls the other one
+            return super().frombuf(buf, encoding, errors)
+        return cls.look(bytes(buf), partial(super().frombuf, buf, encoding, errors))
+
+    @classmethod
+    def _frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str, **more: Any) -> Self:
+        behind: Any = super()
+        return cls.look(bytes(buf), partial(behind._frombuf, buf, encoding, errors, **more))
+
+
+_BEHIND = getattr(tarfile.TarInfo, "_frombuf", None)
+
+
+@memoize
+def require() -> None:
+    """Check that this Python's tarfile shows each header, also those after a long name, and the end mark.
+
+    Raises:
+        EngineError: it reads them in an unknown way; no untrusted archive may be read with it.
+    """
+    seen: list[bool] = []
+
+    class Probe(CheckedHeader):
+        @classmethod
+        def look(cls, block: bytes, read: Callable[[], Self]) -> Self:
+            seen.append(any(block))
+            return read()
+
+    with io.BytesIO() as plain:
+        with tarfile.open(fileobj=plain, mode="w", format=tarfile.GNU_FORMAT) as tar:
+            tar.addfile(tarfile.TarInfo("a" * 150))
+        plain.seek(0)
+        with tarfile.open(fileobj=plain, mode="r|", tarinfo=Probe) as tar:
+            list(tar)
+    # The long name's own header, the member's, and the end mark.
+    if seen[:3] != [True, True, False]:
+        raise EngineError(
+            "this Python reads tar archives in a way that this version of the tool does not know",
+            why=f"of three headers it showed {len(seen)}",
+            fix="use another Python, or a newer version of the tool",
+        )

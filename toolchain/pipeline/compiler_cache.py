@@ -1,0 +1,127 @@
+"""The compiler caches: one for each set of sources, so that no build reads what a build of other sources wrote.
+
+A build can write anything into its compiler cache, an object for a file that it never compiled included. So a cache is
+named by everything that could have written to it: the trees, their patches, whether they are locked, and the stages
+below. Builds of one tree share it: a part and the whole, another prefix, another recipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolchain.catalog.stages import row
+from toolchain.core import console, strict_json
+from toolchain.core.cache import Cache
+from toolchain.core.digest import canonical, sha256_json, write_atomically
+from toolchain.core.locks import free, kept
+from toolchain.request.model import Request
+from toolchain.sources.tree import Source
+from toolchain.stages.stage import Built, Planned, source_inputs
+
+LIMIT = 20_000_000_000
+"""Bytes of all compiler caches together; each bounds itself at as much (containerfiles/ccache.conf)."""
+NONE = "none"
+"""In records and provenance: built without a compiler cache."""
+
+
+@dataclass(frozen=True)
+class CompilerCache:
+    """A compiler cache on disk.
+
+    Args:
+        key: 16 hex digits, the end of its cache mount's id.
+        sources: the names of the sources whose builds share it, for display.
+        used: when a build last began to use it, seconds since 1970.
+        places: its folders; empty until a build made one.
+    """
+
+    key: str
+    sources: str
+    used: float
+    places: tuple[Path, ...]
+    note: Path
+
+
+def key_of(request: Request, planned: Planned, dependencies: Mapping[str, Built]) -> str:
+    """The key of the compiler cache that a stage's build uses; `none` with `--fresh` or while a source has no digest.
+
+    Stages that hold nothing but the distribution's packages run none of the sources' code and are left out, but the
+    base is not: its compiler writes the objects.
+    """
+    sources = source_inputs(planned.sources, request.patches)
+    if request.fresh or sources is None:
+        return NONE
+    below = {
+        name: built.input_digest for name, built in dependencies.items() if name == "base" or not row(name).packages
+    }
+    trust = {source.name: source.locked for source in planned.sources}
+    return sha256_json({"sources": sources, "locked": trust, "below": below}).removeprefix("sha256:")[:16]
+
+
+@contextlib.contextmanager
+def using(cache: Cache, key: str, sources: Sequence[Source]) -> Iterator[None]:
+    """Note that a build uses a compiler cache inside the block, and keep all of them together below the limit.
+
+    The least recently used are removed first, never one that a build uses: every compile of it would fail.
+    """
+    if key == NONE:
+        yield
+        return
+    about = {"sources": ", ".join(source.ref for source in sources)}
+    cache.compiler_caches.mkdir(parents=True, exist_ok=True)
+    with kept(_lock(cache, key)):
+        write_atomically(cache.compiler_caches / f"{key}.json", canonical(about))
+        trim(cache, keep=key)
+        yield
+
+
+def _lock(cache: Cache, key: str) -> Path:
+    """The file that each build keeps which uses a compiler cache."""
+    path = cache.locks / f"compiler-cache-{key}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
+def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCache]:
+    """Remove the compiler caches that were not used for longest until all of them are below `limit` bytes.
+
+    Returns:
+        What was removed.
+    """
+    from toolchain.engine.resources import disk_bytes  # noqa: PLC0415 - a plan starts no engine
+    from toolchain.engine.storage import discard  # noqa: PLC0415
+
+    gone: list[CompilerCache] = []
+    total = 0
+    for known in sorted(compiler_caches(cache), key=lambda known: (known.key != keep, -known.used)):
+        total += sum(disk_bytes(place) for place in known.places)
+        if total <= limit or known.key == keep:
+            continue
+        with free(_lock(cache, known.key)) as unused:
+            if unused:
+                for place in known.places:
+                    discard(place)
+                known.note.unlink(missing_ok=True)
+                gone.append(known)
+    if gone:
+        console.note(f"removed {len(gone)} compiler caches; the limit for all of them is {console.size(limit)}")
+    return gone
+
+
+def compiler_caches(cache: Cache) -> Iterator[CompilerCache]:
+    """The compiler caches that builds here have used."""
+    from toolchain.engine.storage import cache_mounts, ccache_mount  # noqa: PLC0415 - a plan starts no engine
+
+    for path in sorted(cache.compiler_caches.glob("*.json")) if cache.compiler_caches.is_dir() else []:
+        try:
+            sources = str(strict_json.read(path.read_bytes())["sources"])
+            used = path.stat().st_mtime
+        except (OSError, ValueError, KeyError, TypeError):
+            sources, used = "", time.time()
+        places = tuple(cache_mounts(cache, ccache_mount(path.stem)))
+        yield CompilerCache(path.stem, sources, used, places, path)

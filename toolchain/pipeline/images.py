@@ -1,0 +1,202 @@
+"""Finished images by their names: what is in the cache, which of it people mean, what it stands on, where it went."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain.catalog.stages import STAGES
+from toolchain.core import strict_json
+from toolchain.core.cache import Cache
+from toolchain.core.digest import canonical, write_atomically
+from toolchain.core.errors import ConfigError, SourceError
+from toolchain.core.record import Record
+from toolchain.numbers.summary import describe
+from toolchain.oci.image import timestamp
+from toolchain.oci.layout import Layout
+from toolchain.pipeline.records import image_tag, published_mark, records, stages_below, used_mark
+from toolchain.trust.contents import Contents, of_records
+
+_DIGITS = re.compile(r"(sha256:)?[0-9a-f]{4,64}")
+_LISTED = 20
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A place where an image was published: the reference, the index's digest, and the time in seconds since 1970."""
+
+    ref: str
+    digest: str
+    when: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The form of `images --json`."""
+        return {"ref": self.ref, "digest": self.digest, "when": timestamp(self.when)}
+
+
+def full_name(record: Record) -> str:
+    """The name that means this image alone: `llvm-triton-22.1.8.0123456789ab`, with its input digest's beginning."""
+    return image_tag(record.image, record.input_digest)
+
+
+def finished_images(cache: Cache) -> list[Record]:
+    """The records of the images that are whole in the cache, newest first."""
+    layout = Layout(cache.images)
+    return [
+        record
+        for record in reversed(records(cache))
+        if layout.has(record.manifest) and all(layout.has(digest) for digest in record.layer_digests)
+    ]
+
+
+def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
+    """The finished images that people name, each once, in the order of the names.
+
+    A name is that of an image, its input digest, or `NAME.DIGITS` of both; a beginning will do where it is unique. A
+    name without digits means the images of that name for all architectures.
+
+    Raises:
+        SourceError: nothing of that name is here.
+        ConfigError: the name means several images.
+    """
+    finished = finished_images(cache)
+    by_digest: dict[str, Record] = {}
+    for text in texts:
+        by_digest |= {record.input_digest: record for record in _named(finished, text)}
+    return list(by_digest.values())
+
+
+def one_image(cache: Cache, text: str, arch: str = "") -> Record:
+    """The one finished image that a name means.
+
+    Args:
+        arch: OCI architecture to choose by where the name means several; empty for none.
+
+    Raises:
+        SourceError, ConfigError: as `named_images`; or it means images of several architectures.
+    """
+    matching = named_images(cache, [text])
+    of_arch = [record for record in matching if record.arch == arch]
+    if len(matching) > 1 and len(of_arch) != 1:
+        raise _ambiguous(text, matching)
+    return matching[0] if len(matching) == 1 else of_arch[0]
+
+
+def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
+    """Names that mean these finished images and no others: an image's own where that is enough."""
+    finished = finished_images(cache)
+    names: list[str] = []
+    for image in dict.fromkeys(record.image for record in images):
+        own = [record for record in images if record.image == image]
+        known = {record.input_digest for record in finished if record.image == image}
+        names += [image] if known == {record.input_digest for record in own} else [full_name(record) for record in own]
+    return names
+
+
+def _named(finished: Sequence[Record], text: str) -> list[Record]:
+    exact = [record for record in finished if text == record.image]
+    # An empty name, as of a variable that is not set, is a beginning of every name.
+    matching = exact or [record for record in finished if text and full_name(record).startswith(text)]
+    if not matching and _DIGITS.fullmatch(text):
+        digits = text.removeprefix("sha256:")
+        matching = [record for record in finished if record.input_digest.removeprefix("sha256:").startswith(digits)]
+    if not matching:
+        raise SourceError(
+            f"no finished image here is named {text[:200]!r}",
+            why="\n".join(_lines(finished[:_LISTED])) or "this cache has no finished image",
+            fix="`toolchain images` lists the images here; `toolchain build STAGE` builds another",
+        )
+    names = {record.image for record in matching}
+    arches = [record.arch for record in matching]
+    if len(names) > 1 or len(set(arches)) < len(arches):
+        raise _ambiguous(text, matching)
+    return sorted(matching, key=lambda record: record.arch)
+
+
+def _ambiguous(text: str, matching: Sequence[Record]) -> ConfigError:
+    why = "\n".join(_lines(matching))
+    return ConfigError(f"{text!r} means {len(matching)} images", why=why, fix="give the whole name of one of them")
+
+
+def _lines(images: Iterable[Record]) -> list[str]:
+    return [f"{full_name(record)}  {record.arch}  {timestamp(record.finished or 0)}" for record in images]
+
+
+def require_below(record: Record, below: Sequence[Record]) -> None:
+    """Check that every stage below an image has its record: SBOM and provenance are made of them.
+
+    Args:
+        below: the records of the stages below (`record.stages_below`).
+
+    Raises:
+        SourceError: a record is missing.
+    """
+    known = {made.input_digest for made in below}
+    for made in (record, *below):
+        for row in STAGES:
+            digest = made.inputs.get(row.name)
+            if isinstance(digest, str) and digest.startswith("sha256:") and digest not in known:
+                raise SourceError(
+                    f"the record of the {row.name} below {full_name(made)} is missing",
+                    why=f"its SBOM and provenance say what that {row.name} is: input digest {digest}",
+                    fix=f"make it again, with the options of then: toolchain build {row.name}",
+                )
+
+
+def contents_of(cache: Cache, record: Record) -> Contents:
+    """Read what is inside a finished image: its Triton, LLVM, GPUs and Pythons."""
+    return of_records(record, stages_below(cache, record.inputs))
+
+
+def note_use(cache: Cache, images: Iterable[Record]) -> None:
+    """Mark these images, and the stages below them, as used now."""
+    for record in images:
+        for each in (record, *stages_below(cache, record.inputs)):
+            used_mark(cache.record(each.input_digest)).touch()
+
+
+# Where it was published
+
+
+def note_publication(cache: Cache, record: Record, publication: Publication) -> None:
+    """Remember where an image was published; for each reference, the latest time."""
+    known = {place.ref: place for place in publications(cache, record)} | {publication.ref: publication}
+    rows = [{"ref": place.ref, "digest": place.digest, "when": place.when} for place in known.values()]
+    write_atomically(_published(cache, record), canonical(rows))
+
+
+def publications(cache: Cache, record: Record) -> tuple[Publication, ...]:
+    """Places where an image was published from this cache, the latest last."""
+    try:
+        rows = strict_json.read(_published(cache, record).read_bytes())
+        places = [Publication(str(row["ref"]), str(row["digest"]), float(row["when"])) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError):  # only for display: a damaged note is as good as none
+        return ()
+    return tuple(sorted(places, key=lambda place: place.when))
+
+
+def _published(cache: Cache, record: Record) -> Path:
+    return published_mark(cache.record(record.input_digest))
+
+
+def image_row(cache: Cache, record: Record) -> Mapping[str, Any]:
+    """A row of `images --json`."""
+    return {
+        "name": full_name(record),
+        "image": record.image,
+        "stage": record.stage,
+        "arch": record.arch,
+        "input_digest": record.input_digest,
+        "manifest": record.manifest,
+        **contents_of(cache, record).as_json(),
+        "partial": record.partial,
+        "binaries": list(record.binaries),
+        **({"numbers": describe(numbers)} if (numbers := record.facts.get("numbers")) else {}),
+        "bytes": sum(int(layer.get("size", 0)) for layer in record.layers),
+        "finished": timestamp(record.finished or 0),
+        "taken_from": record.taken_from.ref if record.taken_from is not None else "",
+        "published": [publication.as_json() for publication in publications(cache, record)],
+    }

@@ -1,0 +1,318 @@
+"""From a plan to a lock, and whether a plan is within one."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from toolchain import __version__
+from toolchain.catalog.architectures import this_machine
+from toolchain.catalog.stages import source_license
+from toolchain.core import console
+from toolchain.core.cache import Cache
+from toolchain.core.digest import EPOCH, FORMAT, sha256_file, sha256_json
+from toolchain.core.errors import ConfigError, LockedError, SourceError, UnreachableError
+from toolchain.lock.diff import differences
+from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, State, read, write
+from toolchain.pipeline.fetching import fetch_for
+from toolchain.pipeline.records import known_record
+from toolchain.request.model import Request
+from toolchain.request.options import declared, plain
+from toolchain.sources.archive import archive_name
+from toolchain.sources.distro import known_package
+from toolchain.sources.pypi import pypi_row
+from toolchain.sources.resolve import part_of
+from toolchain.sources.spec import SourceSpec
+from toolchain.sources.store import Store
+from toolchain.sources.tree import Source
+from toolchain.stages.base import BaseStage, LocalImage, read_packages, recipe_digest
+from toolchain.stages.makers import make as make_stage
+from toolchain.stages.stage import Planned
+from toolchain.stages.sysroot import Unpacked
+
+_LISTED = 30
+
+
+def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_base: bool = False) -> Lock:
+    """The inputs of a plan, as far as they are known here. Reads files only: no network.
+
+    The digest of a source is empty if it is only known after a fetch, that of a tree if it is not in the store.
+
+    Args:
+        planned: the stages of `target`, lowest first.
+        open_base: leave the packages of the base, and of the other machines' side of it, to the mirrors.
+    """
+    sources = {source.name: source for stage in planned for source in stage.sources}
+    return Lock(
+        toolchain=__version__,
+        epoch=EPOCH,
+        format=FORMAT,
+        request=_request(request, target, sources),
+        bases=tuple(_bases(request, {stage.name for stage in planned}, open_base=open_base)),
+        sources=tuple(locked_source(request, sources[name]) for name in sorted(sources)),
+    )
+
+
+def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
+    """Bring every source of a plan into the store, checked, so that its tree digest is known.
+
+    With `--offline` a source that is not in the store is passed over with a note: its own digest is known all the same.
+
+    Raises:
+        ToolchainError: a source is not available, or is not what it must be.
+    """
+    sources = {source.name: source for stage in planned for source in stage.sources}
+    for source in sources.values():
+        try:
+            fetch_for(request, source)
+        except UnreachableError as error:
+            if not request.offline or source.digest is None:
+                raise
+            console.note(f"{source.name}: not in the store, so its tree digest is left out ({error.what})")
+
+
+def make(request: Request, planned: Sequence[Planned], target: str, path: Path, *, open_base: bool = False) -> Lock:
+    """Fetch what is not here, then write the lock.
+
+    Raises:
+        ToolchainError: a source is not available, or nothing promises its digest.
+    """
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):  # before any fetch
+        raise ConfigError(
+            f"cannot write {path}",
+            why="it is a folder, or in one that does not exist or may not be written to",
+            fix="name another file: -o FILE",
+        )
+    fetch_all(request, planned)
+    lock = _made(resolve(request, planned, target, open_base=open_base))
+    loose = [source.ref for source in lock.sources if not source.digest]
+    if loose:
+        raise SourceError(
+            f"cannot be locked: {', '.join(loose)}",
+            why="no digest is known before a fetch",
+            fix="run the command again, without --offline: what was fetched has a digest now",
+        )
+    write(lock, path)
+    return lock
+
+
+def check_file(request: Request, planned: Sequence[Planned], target: str, path: Path) -> Lock:
+    """Compare a lock file with the current inputs of a plan; reads files only.
+
+    Raises:
+        LockedError: with every difference.
+    """
+    locked = read(path, option="-o")
+    differing = differences(locked, resolve(request, planned, target), whole=True)
+    if differing:
+        raise refused(differing, f"{path} does not match the current inputs")
+    return locked
+
+
+def _made(lock: Lock) -> Lock:
+    """As it is written: which bytes the packages of a base make is unknown once its image is forgotten."""
+    bases = tuple(
+        replace(base, state="unresolved", packages_digest="", packages=())
+        if base.state == "resolved" and not base.image else base
+        for base in lock.bases
+    )  # fmt: skip
+    return replace(lock, bases=bases)
+
+
+def lock_of(request: Request) -> Lock | None:
+    """The lock that a request is held to."""
+    assert request.lock is None or isinstance(request.lock, Lock)  # noqa: S101 - there is no other
+    return request.lock
+
+
+def check(request: Request, planned: Sequence[Planned]) -> None:
+    """With `--locked`: refuse a plan that differs from the lock.
+
+    Raises:
+        LockedError: with every difference.
+    """
+    if (lock := lock_of(request)) is None:
+        return
+    differing = differences(lock, resolve(request, planned, ""), whole=False)
+    if differing:
+        raise refused(differing, "--locked: the plan differs from the lock")
+
+
+def check_tree(request: Request, source: Source) -> None:
+    """With `--locked`: refuse a source in the store whose digest or tree is not the locked one.
+
+    Raises:
+        LockedError: with what differs.
+    """
+    if (lock := lock_of(request)) is None:
+        return
+    now, was = locked_source(request, source), lock.source(source.name)
+    differing = differences(replace(lock, bases=()), replace(lock, bases=(), sources=(now,)), whole=False)
+    if differing or was is None:
+        raise refused(differing, f"--locked: {source.name} differs from the lock")
+
+
+def refused(differing: Sequence[str], what: str) -> LockedError:
+    """The error that names the differences."""
+    more = [f"… and {len(differing) - _LISTED} more"] if len(differing) > _LISTED else []
+    return LockedError(
+        what,
+        why="\n".join([*differing[:_LISTED], *more]),
+        fix="if the change is wanted, make the lock again: toolchain lock, with the same options",
+    )
+
+
+def locked_source(request: Request, source: Source) -> LockedSource:
+    """A source as a lock holds it; its digest is empty if it is only known after a fetch."""
+    part = part_of(source.name, tests=request.takes_tests(source.name))
+    digest = source.digest or ""
+    info = Store(request.cache.store).tree_info(digest, part=part.name) if digest else None
+    tree = info.digest if info is not None else ""
+    if info is None and source.kind == "local" and source.path is not None and source.path.is_dir() and not part.name:
+        tree = digest  # it is not in the store yet
+    return LockedSource(
+        name=source.name,
+        kind=source.kind,
+        ref=source.ref,
+        repository=source.repository,
+        digest=digest,
+        file=_file(source, request),
+        parts=part.taken,
+        tree=tree,
+        license=source.license or source_license(source.name),
+        tag=source.tag,
+        patches=tuple(
+            LockedPatch(name=path.name, digest=sha256_file(path)) for path in request.patches.get(source.name, ())
+        ),
+    )
+
+
+def _file(source: Source, request: Request) -> str:
+    """The file's name where its place gives it one."""
+    if source.kind == "pypi":
+        return pypi_row(source.where, source.version).file
+    if source.kind == "distro":
+        row = known_package(source.where, source.version, request.cache)
+        if row is not None:
+            return row.file
+        held = lock.source(source.name) if (lock := lock_of(request)) is not None else None
+        # Only an index has the name, and none is asked before the fetch.
+        return held.file if held is not None and held.digest == source.digest else ""
+    name = ""
+    if source.kind == "archive":
+        name = archive_name(source.where)
+    elif source.kind == "local" and source.path is not None and source.path.is_file():
+        name = source.path.name
+    return safe_name(name) if name else ""
+
+
+def safe_name(text: str) -> str:
+    """A file name that any file system and any reader takes."""
+    return re.sub(r"[^A-Za-z0-9._+~!-]", "_", text).lstrip("._+~!-")[:255] or "file"
+
+
+def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Iterator[LockedBase]:
+    """The base of the machine that builds, and what is compiled against, as far as `stages` are among them."""
+    here = this_machine()
+    if "base" in stages:
+        yield _base(replace(request, arch=(here,)), open_base=open_base)
+    for name in ("sysroot", "python", "torch"):  # what a base's builds compile against or import
+        if name in stages:
+            for of_arch in (replace(request, arch=(arch,)) for arch in request.arch):
+                if (stage := make_stage(name, of_arch)) is not None:
+                    yield _system(stage.plan(of_arch, {}), of_arch, open_base=open_base)
+
+
+def _base(request: Request, *, open_base: bool) -> LockedBase:
+    planned, (arch,) = BaseStage().plan(request, {}), request.arch
+    recipe = planned.details
+    if isinstance(recipe, LocalImage):
+        return LockedBase(name=recipe.name, arch=arch, state="image", image=recipe.digest)
+    base = LockedBase(
+        name=recipe.name,
+        arch=arch,
+        state="open" if open_base else "unresolved",
+        recipe=recipe_digest(recipe),
+        suite=recipe.suite,
+        start=recipe.image,
+    )
+    return base if open_base else _resolved(base, request.cache, planned)
+
+
+def _system(planned: Planned[Unpacked], request: Request, *, open_base: bool) -> LockedBase:
+    stage: Any = planned.name
+    what, arch = planned.details, request.arch[0]
+    state: State = "open" if open_base else "unresolved"
+    base = LockedBase(name=what.name, arch=arch, state=state, stage=stage, recipe=what.digest, suite=what.suite)
+    return base if open_base else _resolved(base, request.cache, planned)
+
+
+def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
+    """With its packages, if they were resolved here; and with its image, if that is not forgotten."""
+    lock = read_packages(cache.package_list(base.stage, base.name, base.arch), base.recipe)
+    if lock is None:
+        return base
+    record = known_record(cache, planned.input_digest)
+    return replace(
+        base,
+        state="resolved",
+        image=record.manifest if record is not None else "",
+        packages_digest=sha256_json(lock),
+        packages=locked_packages(lock),
+    )
+
+
+def locked_packages(resolved: Mapping[str, Any]) -> tuple[LockedPackage, ...]:
+    """The packages of a resolved list (`stages.base.read_packages`).
+
+    Raises:
+        SourceError: a row is invalid.
+    """
+    return tuple(_package(row) for row in resolved["packages"])
+
+
+def _package(row: Any) -> LockedPackage:
+    """A row of a resolved base: dpkg's fields, or `NAME:ARCH=EPOCH:VERSION,SHA256HEADER` of rpm."""
+    if isinstance(row, dict):
+        return LockedPackage(
+            name=row["name"],
+            version=row.get("version", ""),
+            arch=row.get("architecture", ""),
+            sha256=row.get("sha256", ""),
+        )
+    match = re.fullmatch(r"([^:=]+):([^=]+)=([^,]+),?(.*)", str(row))
+    if match is None:
+        raise SourceError(
+            f"the base's list of packages cannot be read: {str(row)[:80]!r}",
+            why="a row names a package, its architecture and its version",
+            fix="make the base again",
+        )
+    return LockedPackage(name=match[1], arch=match[2], version=match[3].removeprefix("0:"), header=match[4])
+
+
+def _asked_source(spec: SourceSpec, source: Source | None) -> str:
+    if spec.kind not in {"local", "stored"}:
+        return str(spec)
+    # A file that the data knows has the name there; of a folder the plan may take the pin alone.
+    return source.ref if source is not None and source.kind != "local" else "PATH"
+
+
+def _request(request: Request, target: str, sources: Mapping[str, Source]) -> dict[str, Any]:
+    """The request by the names of its options, without paths of this machine."""
+    instead = {
+        # A base that is named makes LLVM for that base, so a portable one's is not.
+        "base": "" if request.glibc else "oci:DIR" if request.base.image is not None else str(request.base),
+        "source": {name: _asked_source(spec, sources.get(name)) for name, spec in sorted(request.sources.items())},
+        "patch": {name: [path.name for path in paths] for name, paths in sorted(request.patches.items())},
+    }
+    values = {"stage": target}
+    for row in declared(request):
+        name, value = row.option.name, getattr(request, row.field)
+        if row.option.lock == "always" or (row.option.lock == "changed" and value != row.default):
+            values[name] = instead.get(name, plain(value))
+    return {name: value for name, value in values.items() if value not in (None, "", [], {})}

@@ -1,0 +1,201 @@
+"""An image that is to be built again: its bytes, and the request that made it, by record or verified provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, UnsupportedError, UntrustedError
+from toolchain.core.record import Record
+from toolchain.oci import descriptor as media
+from toolchain.oci.image import diff_ids_of, labels_of
+from toolchain.oci.labels import INPUT_DIGEST
+from toolchain.oci.places import open_place
+from toolchain.oci.reference import parse
+from toolchain.pipeline.images import named_images, one_image
+from toolchain.pipeline.records import known_record, stages_below
+from toolchain.pipeline.reproduce import expected_of, require_whole
+from toolchain.request.model import options
+from toolchain.request.options import Option
+from toolchain.sources.store import Store
+from toolchain.trust.attest import asked_for
+from toolchain.trust.image_facts import ImageFacts
+from toolchain.trust.keys import PublicKey
+from toolchain.trust.verify import verify
+
+
+@dataclass(frozen=True, kw_only=True)
+class Original:
+    """An image, and how it was made.
+
+    Args:
+        parameters: the request, as in a provenance.
+        patches: by source name, the digests of the user's patches, in order.
+        expected: what it is compared by, see `reproduce.reproduce`.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    patches: Mapping[str, tuple[str, ...]]
+    expected: Mapping[str, Any]
+
+    @property
+    def stage(self) -> str:
+        """That made it."""
+        return str(self.parameters["stage"])
+
+
+def of_name(cache: Cache, name: str, arch: str) -> Original:
+    """A finished image of the cache.
+
+    Args:
+        arch: to choose by, where the name means several; empty for none.
+
+    Raises:
+        SourceError, ConfigError: as `images.one_image`.
+        DigestError: its layers are not what it says.
+    """
+    record = one_image(cache, name, arch)
+    return _of_record(cache, record, expected_of(cache, record))
+
+
+def of_architectures(cache: Cache, name: str) -> Original:
+    """The finished images of one name, with the request for all their architectures; they are not compared.
+
+    Raises:
+        SourceError, ConfigError: as `images.named_images`.
+    """
+    records = named_images(cache, [name])
+    first = _of_record(cache, records[0], {})
+    return replace(first, parameters={**first.parameters, "arch": sorted(record.arch for record in records)})
+
+
+def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scratch: Path) -> Original:
+    """A published image: the request is of its provenance, which the key must have signed, or of its record here.
+
+    Args:
+        arch: of an index with several architectures, which to take.
+        scratch: a folder for what is fetched; it must stay while the image is compared.
+
+    Raises:
+        UntrustedError: it does not verify.
+        ConfigError: no key, and no record of these inputs here: no trusted source says how it was made.
+        UnsupportedError: it names several images, or none of this tool.
+    """
+    with open_place(parse(ref)) as place:
+        layout, refs = place.images(scratch)
+        if len(refs) != 1:
+            raise UnsupportedError(f"{ref} names {len(refs)} images", fix="name one: oci:DIR:TAG")
+        top = refs[0].image
+        images = layout.images_below(top)
+        configs = [(image, layout.read_json(layout.children(image)[0])) for image in images]
+        chosen = [row for row in configs if len(images) == 1 or row[1].get("architecture") == arch]
+        if len(chosen) != 1:
+            raise UnsupportedError(
+                f"{ref} holds {len(images)} images, {len(chosen)} for {arch or 'no architecture'}",
+                fix="name one: --arch",
+            )
+        ((manifest, content),) = chosen
+        require_whole(layout, manifest, ref)
+        layers, diff_ids = layout.children(manifest)[1:], diff_ids_of(content)
+        if not layers or len(layers) != len(diff_ids):
+            raise UnsupportedError(
+                f"{ref} holds no image of this tool",
+                why=f"{len(layers)} layers, {len(diff_ids)} named",
+                fix="name an image that `toolchain publish` or `toolchain build` made",
+            )
+        label = labels_of(content).get(INPUT_DIGEST, "")
+        expected = {
+            "image": ref,
+            "input_digest": label,
+            "diff_id": diff_ids[-1],
+            "blob": layers[-1].digest,
+            "index": top.digest if top.media_type == media.INDEX and len(images) == 1 else "",
+            "published": list(dict.fromkeys([manifest.digest, top.digest])),
+            "media_type": layers[-1].media_type,
+            "path": layout.blob(layers[-1].digest),
+        }
+        if key is not None:
+            verdict = verify(place, layout, manifest, key=key)
+            if verdict.problems or verdict.provenance is None:
+                raise UntrustedError(
+                    f"{ref}: {verdict.problems[0] if verdict.problems else 'no provenance'}", fix=verdict.fix
+                )
+            return _of_provenance(ref, verdict.provenance, expected)
+    record = known_record(cache, label)
+    if record is None:
+        raise ConfigError(
+            f"it is not known how {ref} was made",
+            why="without --public-key no provenance is trusted, and no image here was built from the same inputs",
+            fix="give the publisher's key: --public-key FILE",
+        )
+    return _of_record(cache, record, expected)
+
+
+def _of_record(cache: Cache, record: Record, expected: Mapping[str, Any]) -> Original:
+    facts = ImageFacts(record=record, dependencies=tuple(stages_below(cache, record.inputs)))
+    patches = {
+        row.name: tuple(patch.digest for patch in row.patches if patch.name in _named(record.request, row.name))
+        for row in record.sources
+    }
+    return Original(name=record.image, parameters=asked_for(facts), patches=patches, expected=expected)
+
+
+def _of_provenance(ref: str, statement: Mapping[str, Any], expected: Mapping[str, Any]) -> Original:
+    definition = statement["predicate"]["buildDefinition"]
+    parameters = dict(definition["externalParameters"])
+    patches = {
+        str(row["name"]): tuple(
+            str(patch["digest"])
+            for patch in row["annotations"].get("patches", ())
+            if patch["name"] in _named(parameters, str(row["name"]))
+        )
+        for row in definition["resolvedDependencies"]
+        if row["annotations"]["stage"] == parameters.get("stage")
+    }
+    return Original(name=ref, parameters=parameters, patches=patches, expected=expected)
+
+
+def _named(parameters: Mapping[str, Any], source: str) -> list[str]:
+    """The names of the user's patches of a source; those that the tool ships are taken by themselves."""
+    return list((parameters.get("patches") or {}).get(source, ()))
+
+
+def given_options(original: Original, cache: Cache) -> dict[str, Any]:
+    """The request as values of the command line, by parameter; what is missing was not given.
+
+    Raises:
+        ConfigError: a patch is not in the store.
+    """
+    values = dict(original.parameters)
+    values.pop("base" if values.get("glibc") else "glibc", None)  # a portable LLVM is bound to no base
+    if str(values.get("base", "")).startswith("oci:DIR@"):
+        values["base"] = f"oci:{cache.images}@{str(values['base']).removeprefix('oci:DIR@')}"
+    store = Store(cache.store)
+    paths: dict[str, list[str]] = {}
+    for name, digests in original.patches.items():
+        for digest in digests:
+            if (path := store.file(digest)) is None:
+                raise ConfigError(
+                    f"a patch of {name} is not in the store: {digest}", fix=f"give it: --patch {name}=FILE, all of them"
+                )
+            paths.setdefault(name, []).append(str(path))
+    values["patches"] = paths
+    return {
+        option.option.parameter: _given(option.option, values[option.field])
+        for option in options()
+        if option.option.is_input and values.get(option.field) not in (None, "", [], {})
+    }
+
+
+def _given(option: Option, value: Any) -> Any:
+    """A recorded value as the command line gives it."""
+    if option.kind in {"flag", "count", "seconds"}:
+        return value
+    if option.name == "shard":
+        return "/".join(map(str, value))
+    texts = option.words(value)[1::2]
+    return texts if option.kind in {"names", "pairs"} else texts[0]

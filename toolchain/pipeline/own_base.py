@@ -1,0 +1,234 @@
+"""An own base (`--base oci:DIR`): whether it holds what the builds need, asked before anything is built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache as memoize
+
+from toolchain.catalog.architectures import this_machine
+from toolchain.catalog.codegen import codegens
+from toolchain.catalog.release_data import numbers
+from toolchain.core import console, strict_json
+from toolchain.core.digest import sha256_bytes, write_atomically
+from toolchain.core.errors import UnsupportedError
+from toolchain.core.recipe import Runner
+from toolchain.data import FOLDER, load
+from toolchain.request.model import Request
+from toolchain.sources.pypi import pypi_row, python_of_wheel
+from toolchain.stages.base import local_image
+from toolchain.stages.prebuilt import Known, known_files
+from toolchain.stages.stage import Planned
+
+DOCS = "docs/bases.md"
+_TIMEOUT = 300.0
+_EL = {"rhel", "centos", "fedora", "almalinux", "rocky", "ol"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A tool that meets a need, by the name that the probe has for it; with its minimum or exact version."""
+
+    tool: str
+    least: str = ""
+    exact: str = ""
+
+    def serves(self, tools: Mapping[str, str]) -> bool:
+        """Whether the tools that were found include it."""
+        if self.tool not in tools:
+            return False
+        have = tools[self.tool]
+        if self.exact:
+            return f"{have}.".startswith(f"{self.exact}.")
+        return not self.least or numbers(have) >= numbers(self.least)
+
+    def missing(self, tools: Mapping[str, str]) -> str:
+        """Why it is not met."""
+        if self.tool not in tools:
+            return f"no {self.tool}"
+        wanted = f"{self.exact} is needed" if self.exact else f"{self.least} or newer is needed"
+        return f"{self.tool} is {tools[self.tool] or 'of an unknown version'}, {wanted}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """Something that a base must hold; see data/needs.toml.
+
+    Args:
+        users: what is built with it: `llvm`, `triton`, `aotriton`, `triton-wheel`.
+        debian, el: packages that bring it.
+    """
+
+    name: str
+    users: tuple[str, ...]
+    ways: tuple[Way, ...]
+    debian: str
+    el: str
+    why: str
+
+
+@memoize
+def needs() -> tuple[Need, ...]:
+    """The rows of data/needs.toml."""
+    rows = load("needs")["need"]
+    return tuple(
+        Need(
+            name=row["name"],
+            users=tuple(row["for"]),
+            ways=tuple(Way(**way) for way in row["any"]),
+            debian=row["debian"],
+            el=row["el"],
+            why=row["why"],
+        )
+        for row in rows
+    )
+
+
+def check(request: Request, planned: Sequence[Planned]) -> None:
+    """Refuse a user's base that lacks what the stages need, and name everything that is missing.
+
+    The first time it runs a container of the base; the answer is kept by the image's digest.
+
+    Raises:
+        UnsupportedError: it lacks something, or has no shell.
+        EngineError: no engine works.
+    """
+    users = users_of(planned)
+    if not users:
+        return
+    tools = _tools_of(request)
+    lacking = [need for need in needs_of(request, users) if not any(way.serves(tools) for way in need.ways)]
+    if lacking:
+        raise _refused(request, lacking, users, tools)
+
+
+def users_of(planned: Sequence[Planned]) -> set[str]:
+    """What of these stages is built in the base, in the words of data/needs.toml."""
+    inside = {stage.name for stage in planned if stage.engine}
+    users = inside & {"llvm", "triton", "aotriton"}
+    # The LLVMs for GPUs and the libraries on them take what the large one takes.
+    users |= {"llvm"} if inside & {name for codegen in codegens() for name in (codegen.llvm, codegen.stage)} else set()
+    if inside - {"base", "llvm"} and any("triton-wheel" in stage.binaries for stage in planned):
+        users.add("triton-wheel")
+    return users
+
+
+def needs_of(request: Request, users: Collection[str]) -> list[Need]:
+    """The needs of what is built, with those of the Pythons that `--python` names."""
+    needed = [_python_of_wheel(request, need, users) for need in needs() if set(need.users) & set(users)]
+    if "triton" in users:
+        # A portable wheel is compiled against unpacked CPythons, not the base's.
+        for version in () if request.glibc else request.pythons:
+            needed += [_python(version, "", f"python{version}"), _python(version, " headers", f"python{version}.h")]
+        decided = {*request.allow_binary, *request.drop_binary}
+        needed += [_bitcode(row) for row in _replaced() if not {row.name, row.path} & decided]
+    return needed
+
+
+def _replaced() -> list[Known]:
+    """The prebuilt files of Triton's tree that give way to the base's own."""
+    return [row for row in known_files() if row.source == "triton" and row.replace and not row.rare]
+
+
+def _bitcode(row: Known) -> Need:
+    why = f"takes the place of {row.path}; or decide on that one: --allow-binary {row.name}, --drop-binary {row.name}"
+    ways = (Way(tool=f"{row.name}.bc"),)
+    return Need(name=f"AMD's {row.name}.bc", users=("triton",), ways=ways, debian="hipcc", el="", why=why)
+
+
+def _python_of_wheel(request: Request, need: Need, users: Collection[str]) -> Need:
+    """The need of a Python. If only a named wheel has it, the wheel's file name gives the version."""
+    spec = request.sources.get("triton")
+    if spec is None or spec.kind != "pypi" or need.name != "Python" or set(need.users) & set(users) != {"triton-wheel"}:
+        return need
+    file = pypi_row(spec.where, spec.version).file
+    version, later = python_of_wheel(file)
+    way = Way(tool="python3", least=version) if later else Way(tool="python3", exact=version)
+    return replace(need, ways=(way,), why=f"the name of {file}")
+
+
+def _python(version: str, what: str, tool: str) -> Need:
+    ways = (Way(tool=tool),)
+    package = f"python{version}"
+    debian, el = (f"{package}-dev", f"{package}-devel") if what else (package, package)
+    return Need(name=f"Python {version}{what}", users=("triton",), ways=ways, debian=debian, el=el, why="--python")
+
+
+def _tools_of(request: Request) -> dict[str, str]:
+    own = replace(request, arch=(this_machine(),))
+    image = local_image(own)
+    text = (FOLDER / "probe-base.sh").read_text(encoding="utf-8")
+    words = [*request.pythons, *(f"{row.name}.bc={row.replace}" for row in _replaced())]
+    key = sha256_bytes("\n".join([text, *words]).encode()).removeprefix("sha256:")[:8]
+    kept = request.cache.probed(image.digest, key)
+    try:
+        return {str(name): str(version) for name, version in strict_json.read(kept.read_bytes()).items()}
+    except (OSError, ValueError, AttributeError):
+        pass
+    console.note(f"base {request.base}: looking for what the builds need in it")
+    from toolchain.engine.buildah import Buildah  # noqa: PLC0415 - what is remembered starts no engine
+
+    engine = Buildah(request.cache)
+    name = engine.ensure_image(f"toolchain-base-{image.name}", image.root, image.digest)
+    tools = probe(engine, name, words, text)
+    write_atomically(kept, json.dumps(tools, indent=1, sort_keys=True).encode())
+    return tools
+
+
+def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[str, str]:
+    """The tools of an image with their versions, as data/probe-base.sh (`text`) names them.
+
+    Raises:
+        UnsupportedError: its shell does not run.
+    """
+    # fmt: off
+    done = runner.run(
+        image, ["sh", "-c", text, "probe", *words], env={"HOME": "/tmp"},  # noqa: S108 - in the container
+        capture=True, check=False, timeout=_TIMEOUT,
+    )
+    # fmt: on
+    lines = done.stdout.splitlines()
+    if "probed" not in lines:
+        raise UnsupportedError(
+            "the base does not run a shell",
+            why="\n".join(done.tail[-5:]),
+            fix=f"builds are shell scripts: see {DOCS} for what a base must hold",
+        )
+    rows = [line.removeprefix("found ").partition(" ") for line in lines if line.startswith("found ")]
+    return {name: version.strip() for name, _, version in rows}
+
+
+def _refused(
+    request: Request, lacking: Sequence[Need], users: Collection[str], tools: Mapping[str, str]
+) -> UnsupportedError:
+    lines = [
+        f"{need.name}: {_why(need, tools)} (for {', '.join(sorted(set(need.users) & set(users)))}: {need.why})"
+        for need in lacking
+    ]
+    names = ", ".join(dict.fromkeys(need.name for need in lacking))
+    return UnsupportedError(
+        f"the base {request.base} lacks: {names}",
+        why="\n".join(lines),
+        fix="\n".join([*_install(lacking, tools), f"what a base must hold: {DOCS}"]),
+    )
+
+
+def _why(need: Need, tools: Mapping[str, str]) -> str:
+    if not any(way.tool in tools for way in need.ways):
+        return "not found"
+    return "; ".join(way.missing(tools) for way in need.ways)
+
+
+def _install(lacking: Sequence[Need], tools: Mapping[str, str]) -> list[str]:
+    """How to install it, on the base's own distribution where that is known."""
+    is_el = bool({tools.get("os", ""), *tools.get("like", "").split()} & _EL)
+    is_debian = bool({tools.get("os", ""), *tools.get("like", "").split()} & {"debian", "ubuntu"})
+    debian = " ".join(dict.fromkeys(word for need in lacking for word in [need.debian] if word))
+    el = " ".join(dict.fromkeys(word for need in lacking for word in [need.el] if word))
+    ways = []
+    if debian and not is_el:
+        ways.append(f"on Debian and Ubuntu: apt-get install {debian}")
+    if el and not is_debian:
+        ways.append(f"on Enterprise Linux: dnf install {el}")
+    return ways

@@ -1,0 +1,184 @@
+"""The plan: which stages, in what order, and what of them is already here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from toolchain.catalog.architectures import this_machine
+from toolchain.core.cache import Cache
+from toolchain.oci.layout import Layout
+from toolchain.pipeline.fetching import fetch_for
+from toolchain.pipeline.records import known_record, used_mark
+from toolchain.pipeline.targets import below, by_arch, request_of, stages_of
+from toolchain.pipeline.workspace import within_lock
+from toolchain.request.model import Request
+from toolchain.sources.patch import listed
+from toolchain.sources.tags import asked_again, resolved
+from toolchain.sources.tree import Source
+from toolchain.stages.codegen_choice import triton_here
+from toolchain.stages.prebuilt import undecided
+from toolchain.stages.stage import Built, Planned
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """A planned stage, whether its result is already here, and what its image is for where that is not this machine
+    alone; and the patches on its sources, by source.
+    """
+
+    planned: Planned
+    built: Built | None
+    arch: str = ""
+    patches: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+
+    @property
+    def to_build(self) -> bool:
+        """Whether there is no result to take."""
+        return self.built is None
+
+    def as_json(self) -> dict[str, Any]:
+        """A row of `plan --json`; scripts depend on these names."""
+        row: dict[str, Any] = {
+            "name": self.planned.name,
+            "image": self.planned.image,
+            "input_digest": self.planned.input_digest,
+            "reused": self.built is not None,
+            "sources": [self._source(source) for source in self.planned.sources],
+            "binaries": sorted({*self.planned.binaries, *(self.built.binaries if self.built else ())}),
+            **({"arch": self.arch} if self.arch else {}),
+        }
+        if self.planned.partial:
+            row["partial"] = self.planned.partial
+        if self.planned.prefix:
+            row["prefix"] = self.planned.prefix
+        if self.planned.serves:
+            row["serves"] = self.planned.serves
+        return row
+
+    def _source(self, source: Source) -> dict[str, Any]:
+        patches = listed(self.patches.get(source.name, ()))
+        return {**source.as_plan(), **({"patches": patches} if patches else {})}
+
+
+def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow]:
+    """Plan what `build` would do, architecture by architecture. Reads files only: no network, no engine.
+
+    Args:
+        proved: see `find`.
+
+    Raises:
+        LockedError: with `request.lock`, something is not as it is locked.
+    """
+    rows = _rows(replace(request, looked_up={}), target, proved=proved)
+    within_lock(request, [row.planned for row in rows])
+    return rows
+
+
+def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
+    rows: list[PlanRow] = []
+    # An unsupported architecture is reported before anything that another architecture lacks.
+    for of_arch, stages in [(of_arch, stages_of(target, of_arch)) for of_arch in by_arch(request)]:
+        planned_before: dict[str, Planned] = {}
+        for stage in stages:
+            own = request_of(stage, of_arch)
+            planned = stage.plan(own, below(stage, own, planned_before))
+            planned_before[stage.name] = planned
+            elsewhere = request.arch != (this_machine(),)
+            built = find(request.cache, planned, proved=proved)
+            row = PlanRow(planned, built, own.arch[0] if elsewhere else "", own.patches)
+            if row not in rows:  # all architectures share this machine's base
+                rows.append(row)
+    return rows
+
+
+def settled(request: Request, target: str, *, ask: bool = False) -> list[PlanRow]:
+    """The plan once every tag in it is resolved to a commit.
+
+    Args:
+        ask: also query tags that are known, unless `--offline`: a tag may have moved. Then Triton's tree is fetched
+            too, since it says which LLVMs there are; otherwise only where a stage is keyed by what is in it.
+
+    Raises:
+        LockedError: a tag moved since it was locked.
+    """
+    rows = plan(request, target)
+    if ask_tags(request, rows, ask=ask):
+        rows = plan(request, target)
+    trees = [] if request.offline else tritons(rows)
+    if ask or any(planned.name != "triton" for planned, _ in trees):
+        rows = _fetched_for(request, target, rows, {source.name: source for _, source in trees}.values())
+    # The tree may have added stages, whose commits are known after a fetch.
+    among = [] if request.offline else [source for row in rows for source in row.planned.sources if source.among]
+    return _fetched_for(request, target, rows, among)
+
+
+def _fetched_for(request: Request, target: str, rows: list[PlanRow], sources: Collection[Source]) -> list[PlanRow]:
+    """The plan once these sources are here."""
+    for source in sources:
+        fetch_for(request, source)
+    return plan(request, target) if sources else rows
+
+
+def ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
+    """Ask for the commits of tags; see `settled`. Whether there is any tag, and so perhaps another plan."""
+    tagged = [source for row in rows for source in row.planned.sources if source.tag]
+    for source in tagged:
+        if source.digest is None:
+            resolved(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
+        elif ask and not request.offline:
+            asked_again(source, cache=request.cache, locked=request.lock is not None, mirrors=request.mirrors)
+    return bool(tagged)
+
+
+def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | None:
+    """The finished result for these inputs, if its record and all its blobs are here; it is marked as used.
+
+    Args:
+        proved: ignore a result built with --no-contract: the same bytes, but untested.
+    """
+    digest = planned.input_digest
+    record = known_record(cache, digest)
+    if digest is None or record is None or (proved and planned.has_contract_check and not record.contract):
+        return None
+    layout = Layout(cache.images)
+    if not all(layout.has(part) for part in (record.manifest, *record.layer_digests)):
+        return None
+    with contextlib.suppress(OSError):
+        used_mark(cache.record(digest)).touch()
+    return Built(
+        planned=planned,
+        input_digest=digest,
+        manifest=record.manifest,
+        layers=record.layers,
+        facts=record.facts,
+        reused=True,
+        binaries=record.binaries,
+    )
+
+
+def tritons(rows: Sequence[PlanRow], *, checkouts: bool = False) -> list[tuple[Planned, Source]]:
+    """The stages to build that read Triton's tree, each with that source; without a checkout, which is here."""
+    return [
+        (row.planned, source)
+        for row in rows
+        if row.to_build
+        for source in row.planned.sources
+        if source.name == "triton" and source.kind != "pypi"
+        if checkouts or not (source.path and source.path.is_dir())
+    ]
+
+
+def undecided_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
+    """The prebuilt files of Triton's source that a build would refuse because no option allows or drops them."""
+    if not any(planned.name.startswith("triton") for planned, _ in tritons(rows, checkouts=True)):
+        return []
+    return [row.name for row in undecided(triton_here(request), request)]
+
+
+def online_in(rows: Sequence[PlanRow], request: Request) -> list[Planned]:
+    """The stages to build that only a network can make, with `--offline`."""
+    return [row.planned for row in rows if row.to_build and row.planned.online] if request.offline else []

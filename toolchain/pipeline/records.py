@@ -1,0 +1,230 @@
+"""Records of finished stages: made when a stage is finished, kept in the cache, found there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from toolchain import __version__
+from toolchain.catalog.stages import STAGES, involves, source_license
+from toolchain.core import console, strict_json
+from toolchain.core.cache import Cache
+from toolchain.core.digest import write_atomically
+from toolchain.core.record import LOCAL_BUILDER, Patch, Record, RecordedSource, RecordError
+from toolchain.oci.layout import Layout
+from toolchain.request.model import Request
+from toolchain.request.options import declared, plain
+from toolchain.sources.edits import shipped
+from toolchain.sources.patch import listed
+from toolchain.sources.tree import Source
+from toolchain.stages.stage import Built, Planned
+
+BROUGHT = "bundle"  # ends the names of bases that a bundle brought without the record of how they were made
+
+
+def image_tag(image: str, input_digest: str) -> str:
+    """The name of an image in the cache's layout; without an input digest (empty) that of a base that was brought."""
+    return f"{image}.{input_digest.removeprefix('sha256:')[:12] or BROUGHT}"
+
+
+def new_record(
+    request: Request,
+    planned: Planned,
+    built: Built,
+    *,
+    compressor: str = "",
+    runner: Mapping[str, Any] | None = None,
+) -> Record:
+    """The record of a stage that is finished now: which request made it, when, by whom, from which sources.
+
+    Paths of this machine and what the environment holds stay out of it.
+
+    Args:
+        built: with `total_seconds` among its facts, unless it was not built here.
+        compressor: what wrote the blob of the stage's own layer (`oci.layer.compressor_id`).
+        runner: what the probe found of the docker or podman that ran checks or kernels, where one did.
+    """
+    now = time.time()
+    isolation = isolation_facts(request.cache)
+    return Record(
+        stage=planned.name,
+        image=planned.image,
+        input_digest=built.input_digest,
+        manifest=built.manifest,
+        inputs=dict(planned.inputs or {}),
+        sources=tuple(recorded_source(request, source) for source in planned.sources),
+        request=asked_for(request, planned),
+        started=round(now - float(built.facts.get("total_seconds", 0)), 1),
+        finished=round(now, 1),
+        tool=_tool(),
+        isolation={**(isolation or {}), "runner": dict(runner)} if runner else isolation,
+        binaries=built.binaries,
+        partial=planned.partial,
+        arch=request.arch[0],
+        layers=built.layers,
+        compressor=compressor,
+        facts=built.facts,
+    )
+
+
+def recorded_source(request: Request, source: Source) -> RecordedSource:
+    """A source, with the patches that the request has for it, as a record holds it."""
+    return RecordedSource(
+        name=source.name,
+        ref=source.ref,
+        repository=source.repository,
+        digest=source.digest,
+        tag=source.tag,
+        kind=source.kind,
+        license=source.license or source_license(source.name),
+        locked=source.locked,
+        patches=tuple(Patch(**patch) for patch in listed(request.patches.get(source.name, ()))),
+    )
+
+
+def _tool() -> dict[str, str]:
+    tool = {"version": __version__, "builder": LOCAL_BUILDER}
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        server, repository = os.environ.get("GITHUB_SERVER_URL", ""), os.environ.get("GITHUB_REPOSITORY", "")
+        tool["builder"] = f"{server}/{os.environ.get('GITHUB_WORKFLOW_REF', repository)}"
+        tool["run"] = f"{server}/{repository}/actions/runs/{os.environ.get('GITHUB_RUN_ID', '')}"
+    return tool
+
+
+def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
+    """The request for a stage, for its record."""
+    values: dict[str, Any] = {
+        "stage": planned.name,
+        **{
+            option.field: plain(getattr(request, option.field))
+            for option in declared(request)
+            if option.option.is_input
+        },
+        # A local image is recorded by its digest, which is among the inputs, not by its path on this machine.
+        "base": "oci:" if request.base.image is not None else str(request.base),
+        "glibc": request.glibc or None,
+        "sources": _asked_sources(request, planned),
+        "patches": {name: names for name, files in request.patches.items() if (names := _names(files))},
+    }
+    return {name: value for name, value in values.items() if value not in (None, [], {})}
+
+
+def _asked_sources(request: Request, planned: Planned) -> dict[str, str]:
+    """The sources named for a stage and those below it; of a folder only the name, since paths are this machine's."""
+    own = {source.name: source.ref for source in planned.sources}
+    wanted = {name for row in STAGES if involves(planned.name, row.name) for name in row.sources}
+    # The Triton that an LLVM is for decides which libraries it is built with.
+    wanted |= {"triton"} if "llvm" in wanted else set()
+    return {
+        name: own.get(name) or (f"local:{spec.path.name}" if spec.path is not None else str(spec))
+        for name, spec in request.sources.items()
+        if name in wanted
+    }
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """The names of the user's own patches: those that the tool ships are taken by themselves."""
+    own = {edits.path for edits in shipped()}
+    return [path.name for path in files if path not in own]
+
+
+def isolation_facts(cache: Cache) -> dict[str, Any] | None:
+    """The result of the engine's probe on this machine; None if there is no result."""
+    try:
+        value = strict_json.read((cache.engine / "isolation.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_record(cache: Cache, record: Record) -> None:
+    """Write the record of a finished stage: from now on the stage is finished."""
+    path = cache.record(record.input_digest)
+    used_mark(path).unlink(missing_ok=True)
+    write_atomically(path, record.as_bytes())
+
+
+def record_as_it_is(request: Request, built: Built) -> None:
+    """Give an image that was taken as it is (`--base oci:DIR`) a name and a record, which the stages above need."""
+    layout = Layout(request.cache.images)
+    layout.tag(layout.resolve(built.manifest), image_tag(built.planned.image, built.input_digest))
+    write_record(request.cache, new_record(request, built.planned, built))
+
+
+def read_record(cache: Cache, digest: str) -> Record:
+    """The record of a finished stage.
+
+    Raises:
+        OSError: there is none.
+        RecordError: it is damaged.
+    """
+    return Record.from_bytes(cache.record(digest).read_bytes())
+
+
+def known_record(cache: Cache, digest: str | None) -> Record | None:
+    """The record of a finished stage; None if there is none, or a damaged one."""
+    with contextlib.suppress(OSError, RecordError):
+        return read_record(cache, digest) if digest is not None else None
+    return None
+
+
+def stages_below(cache: Cache, inputs: Mapping[str, Any]) -> list[Record]:
+    """The records of the stages below something with these inputs, lowest first; missing ones are left out."""
+    below: dict[str, Record] = {}
+    waiting = list(digests_below(inputs))
+    while waiting:
+        digest = waiting.pop()
+        if digest not in below and (known := known_record(cache, digest)) is not None:
+            below[digest] = known
+            waiting += digests_below(known.inputs)
+    order = {row.name: number for number, row in enumerate(STAGES)}
+    return sorted(below.values(), key=lambda known: order.get(known.stage, len(order)))
+
+
+def digests_below(inputs: Mapping[str, Any]) -> list[str]:
+    """Digests among inputs: those of the stages below, beside a few that are of no stage."""
+    return [value for value in inputs.values() if isinstance(value, str) and value.startswith("sha256:")]
+
+
+def unread_records(cache: Cache) -> list[Path]:
+    """The files of records that this version does not read: those of another format, and damaged ones."""
+    read = {path for path, _ in finished(cache)}
+    return sorted(path for path in cache.records.glob("*.json") if path not in read)
+
+
+def tell_unread(cache: Cache) -> None:
+    """Report images whose records cannot be read: otherwise it would be unclear why they are built again."""
+    if unread := unread_records(cache):
+        count = f"{len(unread)} image{'s' if len(unread) > 1 else ''}"
+        console.note(f"records of another format in {cache.records}: {count} not used; remove: toolchain cache prune")
+
+
+def used_mark(record: Path) -> Path:
+    """The file whose time says when a finished stage was last used. The record's own time says when it was made."""
+    return record.with_suffix(".used")
+
+
+def published_mark(record: Path) -> Path:
+    """The file that says where a finished image was published."""
+    return record.with_suffix(".published")
+
+
+def finished(cache: Cache) -> Iterator[tuple[Path, Record]]:
+    """The records of what was finished here, with their files, oldest first. A damaged one is passed over."""
+    for path in sorted(cache.records.glob("*.json"), key=lambda file: file.stat().st_mtime):
+        with contextlib.suppress(OSError, RecordError):
+            yield path, Record.from_bytes(path.read_bytes())
+
+
+def records(cache: Cache) -> list[Record]:
+    """The records of finished stages, oldest first."""
+    return [record for _, record in finished(cache)]
+
+
+def find_image(cache: Cache, name: str) -> list[Record]:
+    """The records of all finished images called `name`, newest first."""
+    return [record for record in reversed(records(cache)) if record.image == name]

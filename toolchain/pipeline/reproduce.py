@@ -1,0 +1,204 @@
+"""Build a finished image again from a clean tree, and compare."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from toolchain.core import console
+from toolchain.core.cache import Cache
+from toolchain.core.errors import DigestError, SourceError, UnsupportedError
+from toolchain.core.locks import held
+from toolchain.core.record import Record
+from toolchain.engine.storage import Storage, discard, remove_tree, sweep_discarded
+from toolchain.oci.check import verify_layout
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.image import diff_ids_of, platform_of, standard_annotations, write_index
+from toolchain.oci.layer_diff import Blob, FileDifference, differences, explain
+from toolchain.oci.layout import Layout
+from toolchain.pipeline.plan import PlanRow, plan
+from toolchain.pipeline.records import image_tag, read_record, write_record
+from toolchain.pipeline.run import build
+from toolchain.request.model import Request
+from toolchain.stages.stage import Built
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduced:
+    """The result of building a stage a second time.
+
+    Args:
+        diff_ids: of the stage's own layer, uncompressed: the first build's and the second's.
+        blobs: digests of the stored layer, for both builds; they depend on the compressor.
+        indexes: digests of the index over the image alone, as it is published; the first is empty if the image came
+            from an index over several, or from none.
+        differing: files that are not the same; empty when the diff_ids are equal.
+        explained: diffoscope's word on the first of them.
+    """
+
+    image: str
+    input_digest: str
+    diff_ids: tuple[str, str]
+    blobs: tuple[str, str]
+    indexes: tuple[str, str]
+    differing: tuple[FileDifference, ...] = ()
+    explained: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether the two layers are the same bytes."""
+        return self.diff_ids[0] == self.diff_ids[1]
+
+    def as_json(self) -> dict[str, Any]:
+        """The form of `reproduce --json`."""
+        return {
+            "image": self.image,
+            "input_digest": self.input_digest,
+            "equal": self.equal,
+            "diff_ids": list(self.diff_ids),
+            "blobs": list(self.blobs),
+            "indexes": list(self.indexes),
+            "differing": [file.as_json() for file in self.differing],
+            "explained": list(self.explained),
+        }
+
+
+def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Reproduced:
+    """Build the topmost stage of `target` once more, in a cache folder of its own, and compare it with the first time.
+
+    Sources and the stages below are taken as they are: each of them is reproduced by itself. Trees, the compiler
+    cache and everything else that an earlier build left are not there.
+
+    Args:
+        expected: the image to compare with, as `{"input_digest", "diff_id", "blob", "index", "media_type", "path"}`.
+
+    Raises:
+        SourceError: the stage, or one below it, has not been built here.
+        UnsupportedError: these options describe a different image than `expected`.
+    """
+    if len(request.arch) != 1:
+        raise UnsupportedError(
+            f"{len(request.arch)} architectures cannot be reproduced at once", fix="name one: --arch amd64"
+        )
+    rows = plan(request, target)
+    top = rows[-1]
+    missing = [row.planned for row in rows[:-1] if row.built is None]
+    if missing:
+        raise SourceError(
+            f"not built yet: {', '.join(planned.image for planned in missing)}",
+            why="a stage is built again on the very stages that it was built on",
+            # Each of them: a base, a sysroot and CPythons are on no other stage, so none brings the other.
+            fix=" and ".join(f"toolchain build {planned.name}" for planned in missing) + ", with the same options",
+        )
+    digest = top.planned.input_digest
+    if digest != expected["input_digest"]:
+        raise UnsupportedError(
+            f"these options make {top.planned.image} from other inputs than the image was made from",
+            why=f"input digest {digest}, the image says {expected['input_digest']}",
+            fix="give the options, sources and version of the tool that it was built with",
+        )
+    with clean_cache(request.cache, rows[:-1], str(digest)) as cache:
+        again = build(replace(request, cache=cache), target)[-1]
+        return _compare(expected, again, cache)
+
+
+def expected_of(cache: Cache, record: Record) -> dict[str, Any]:
+    """The digests that a finished image of the cache is compared by.
+
+    Raises:
+        DigestError: its layers are not what it says.
+    """
+    layout = Layout(cache.images)
+    require_whole(layout, layout.resolve(record.manifest), record.image)
+    return _own_layer(record, layout)
+
+
+def require_whole(layout: Layout, image: Descriptor, name: str) -> None:
+    """Check that an image's layers are what it says: compared is what its config names, which it could name falsely.
+
+    Raises:
+        DigestError: they are not.
+    """
+    for problem in verify_layout(layout, image):
+        raise DigestError(f"{name} does not match its digests", why=problem, fix="fetch or build it again")
+
+
+def _own_layer(record: Record, layout: Layout) -> dict[str, Any]:
+    layer, manifest = record.layers[-1], layout.resolve(record.manifest).plain
+    config = layout.read_json(layout.children(manifest)[0])
+    annotations = standard_annotations(record.image)
+    return {
+        "image": record.image,
+        "input_digest": record.input_digest,
+        "diff_id": diff_ids_of(config)[-1],
+        "blob": layer["digest"],
+        "index": write_index(layout, [replace(manifest, platform=platform_of(config))], annotations).digest,
+        "media_type": layer["mediaType"],
+        "path": layout.blob(layer["digest"]),
+    }
+
+
+def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced:
+    second = _own_layer(read_record(cache, again.input_digest), Layout(cache.images))
+    result = Reproduced(
+        image=again.planned.image,
+        input_digest=again.input_digest,
+        diff_ids=(str(first["diff_id"]), str(second["diff_id"])),
+        blobs=(str(first["blob"]), str(second["blob"])),
+        indexes=(str(first["index"]), str(second["index"])),
+    )
+    if result.equal:
+        return result
+    console.note("the layers differ; looking for the first difference")
+    old, new = (Blob(Path(side["path"]), str(side["media_type"])) for side in (first, second))
+    differing = differences(old, new)
+    shown = next((file for file in differing if file.what in {"content", "size"}), None)
+    return replace(
+        result,
+        differing=tuple(differing),
+        explained=tuple(explain(old, new, shown.path)) if shown is not None else (),
+    )
+
+
+@contextmanager
+def clean_cache(cache: Cache, dependencies: Sequence[PlanRow], digest: str) -> Iterator[Cache]:
+    """A cache folder with the sources and the finished stages below, and nothing else.
+
+    It is removed once the bytes are compared. An interrupted reproduction leaves it, and the next one of the same
+    inputs continues in it: only reproductions wrote there. LLVM takes hours, so a kill must not cost
+    them again.
+    """
+    root = cache.root / "reproduce" / digest.removeprefix("sha256:")[:12]
+    cache.locks.mkdir(parents=True, exist_ok=True)
+    with held(cache.locks / f"reproduce-{root.name}.lock", what="the same reproduction"):
+        sweep_discarded(root)
+        fresh = Cache(root)
+        if root.is_dir():
+            console.note(f"continuing the interrupted reproduction ({root}); delete that folder to start over")
+        root.mkdir(parents=True, exist_ok=True)
+        # Every entry of the store is checked against its digest when it is taken.
+        if not fresh.store.is_symlink():
+            fresh.store.symlink_to(cache.store, target_is_directory=True)
+        if (cache.root / "locked").is_dir():
+            shutil.copytree(cache.root / "locked", root / "locked", dirs_exist_ok=True)
+        for row in dependencies:
+            assert row.built is not None  # noqa: S101 - the caller looked
+            _take(cache, fresh, row.built)
+        yield fresh
+        runroot = Storage(fresh).runroot
+        discard(root)
+        remove_tree(runroot)
+
+
+def _take(cache: Cache, fresh: Cache, built: Built) -> None:
+    """A finished stage in another cache folder: its blobs, and its record last."""
+    old, new = Layout(cache.images), Layout(fresh.images).ensure()
+    manifest = old.resolve(built.manifest)
+    for part in (*old.children(manifest), manifest):
+        new.link(old.blob(part.digest), part.digest)
+    new.tag(manifest, image_tag(built.planned.image, built.input_digest))
+    write_record(fresh, read_record(cache, built.input_digest))

@@ -1,0 +1,240 @@
+"""Finished images from a registry instead of a build: only what a trusted key says about exactly these inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from toolchain.core import console
+from toolchain.core.deadline import LONGEST_CHECK, deadline
+from toolchain.core.errors import (
+    ConfigError,
+    DigestError,
+    DocumentError,
+    EngineError,
+    RegistryError,
+    SourceError,
+    UnreachableError,
+    UntrustedError,
+)
+from toolchain.core.record import Record, TakenFrom
+from toolchain.oci.descriptor import Descriptor, Platform
+from toolchain.oci.layout import Layout
+from toolchain.oci.place import Place
+from toolchain.oci.places import open_place
+from toolchain.oci.reference import Target, parse_place
+from toolchain.pipeline.records import image_tag, new_record, write_record
+from toolchain.request.model import Request
+from toolchain.stages.prebuilt import let_in_names
+from toolchain.stages.stage import Built, Planned
+from toolchain.trust import attest
+from toolchain.trust.keys import PublicKey, load_public
+from toolchain.trust.policy import Policy
+from toolchain.trust.verify import verify
+
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reuse:
+    """A registry or layout with finished images, and whose signature is required.
+
+    Args:
+        place: namespace of a registry, or a layout folder, as `publish` takes it.
+        key: whose signature is required.
+        only: fail where something would have to be built.
+    """
+
+    place: Target
+    key: PublicKey
+    only: bool = False
+
+
+def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: bool = False) -> Reuse:
+    """Option values, checked.
+
+    Raises:
+        ConfigError: no key, a key that cannot be used, not a place, or a registry although nothing may reach out.
+    """
+    if key is None:
+        raise ConfigError(
+            "--reuse-from needs --public-key",
+            why="a label or a tag says nothing about who made an image; only a signature does",
+            fix="give the publisher's public key: --public-key FILE",
+        )
+    place = parse_place(where, "--reuse-from")
+    if offline and place.remote:
+        raise ConfigError(
+            "--offline does not let --reuse-from ask a registry", fix="leave one of the two out, or use oci:DIR"
+        )
+    return Reuse(place=place, key=load_public(key), only=only)
+
+
+def input_tag(input_digest: str, compression: str = "gzip") -> str:
+    """The tag under which `publish` leaves the image that is made from these inputs: 12 digits, and `-zstd` behind."""
+    return input_digest.removeprefix("sha256:")[:12] + ("" if compression == "gzip" else f"-{compression}")
+
+
+def reference(place: Target, planned: Planned, compression: str = "gzip") -> Target:
+    """The name under which `publish` leaves the image that is made from these inputs."""
+    return place.image(planned.image, input_tag(str(planned.input_digest), compression))
+
+
+def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
+    """Bring the finished image of a stage into the cache, with a record as if it had been built here.
+
+    Nothing of it enters the cache before bytes, signature, provenance (about exactly these inputs), SBOM and the
+    prebuilt things in it have been looked at.
+
+    Returns:
+        None if it has to be built; the reason was reported.
+
+    Raises:
+        UntrustedError: with `only`: there is one, and it does not verify.
+        RegistryError: with `only`: there is none.
+        UnreachableError: with `only`: the registry does not answer.
+        SourceError: with `only`: the inputs have no digest yet.
+        EngineError: with `only`: its layers are packed as this machine cannot unpack them.
+    """
+    if planned.name == "base" and request.base.image is not None:
+        return None  # it is here already, and taken as it is
+    if planned.input_digest is None:
+        if reuse.only:
+            raise SourceError(
+                f"{planned.image} cannot be looked up at a publisher",
+                why="something that it is made from is not locked, so its input digest is unknown",
+                fix="build it once, or bring the lock of its base",
+            )
+        return None
+    ref = reference(reuse.place, planned)
+    try:
+        try:
+            return _take(request, planned, ref, reuse.key)
+        except RegistryError as error:
+            with contextlib.suppress(RegistryError):
+                ref = reference(reuse.place, planned, "zstd")
+                return _take(request, planned, ref, reuse.key)
+            ref = reference(reuse.place, planned)
+            raise error from None
+    except (UntrustedError, DigestError, DocumentError) as error:
+        problem = f"{ref} does not verify"
+        if reuse.only:
+            raise UntrustedError(f"{problem}: {error.what}", why=error.why, fix="ask who published it") from error
+        _note(planned, problem, error.what)
+    except UnreachableError as error:
+        if reuse.only:
+            raise
+        _note(planned, f"{ref} cannot be looked up", error.what)
+    except (RegistryError, EngineError) as error:  # EngineError: a compressor that this machine lacks
+        if reuse.only:
+            raise
+        _note(planned, f"{ref} is not available", error.what)
+    return None
+
+
+def _note(planned: Planned, problem: str, why: str) -> None:
+    console.note(f"{planned.name}: {problem}, so it is built here ({why})")
+
+
+def _take(request: Request, planned: Planned, ref: Target, key: PublicKey) -> Built:
+    def problem() -> UnreachableError:
+        return UnreachableError(f"{ref} could not be checked within {LONGEST_CHECK:g} s", fix="try again later")
+
+    with deadline(LONGEST_CHECK, problem), open_place(ref) as place:
+        return _look(request, planned, place, key)
+
+
+def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> Built:
+    request.cache.work.mkdir(parents=True, exist_ok=True)
+    # Beside the cache's own images, so that blobs move over without being copied.
+    with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="reuse-") as folder:
+        scratch = Layout(Path(folder) / "layout").ensure()
+        # The one image, not the index: what the index says of others need not be believed, nor fetched.
+        platform = Platform("linux", request.arch[0])
+        manifest = place.fetch(scratch, platform=platform)
+        by_digest = str(place.ref.at(digest=manifest.digest))
+
+        def proved(statement: Mapping[str, Any]) -> tuple[Built, Record]:
+            parts = scratch.children(manifest)
+            made = Built(
+                planned=planned,
+                input_digest=str(planned.input_digest),
+                manifest=manifest.digest,
+                layers=tuple(layer.as_json() for layer in parts[1:]),
+                reused=True,
+                taken_from=by_digest,
+            )
+            record = replace(new_record(request, planned, made), taken_from=TakenFrom(by_digest, key.id))
+            return made, _as_proved(record, statement, planned, request, parts[-1])
+
+        demands = Policy(source_only=True, allow=let_in_names(request), input_digest=planned.input_digest)
+        verdict = verify(place, scratch, manifest, key=key, demands=demands, accept=proved)
+        if verdict.problems or verdict.provenance is None:
+            raise UntrustedError(verdict.problems[0] if verdict.problems else "nothing says who made it")
+        made, record = proved(verdict.provenance)
+        _bring(scratch, manifest, Layout(request.cache.images).ensure(), planned)
+    write_record(request.cache, record)
+    console.note(f"{planned.name}: {planned.image} is verified and taken from {by_digest}")
+    return replace(made, facts=record.facts, binaries=record.binaries)
+
+
+def _as_proved(
+    record: Record, statement: Mapping[str, Any], planned: Planned, request: Request, layer: Descriptor
+) -> Record:
+    """The record with what the signed provenance says of the build: this machine's probe is not that of the one which
+    built the image.
+
+    Args:
+        layer: the stage's own, as it was published.
+
+    Raises:
+        UntrustedError: it is malformed, lacks what later stages need, or is not what was requested.
+    """
+    try:
+        definition, run = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
+        inner, parameters = definition["internalParameters"], dict(definition["externalParameters"])
+        tool = {"version": str(run["builder"]["version"]["toolchain"]), "builder": str(run["builder"]["id"])}
+        if "invocationId" in run["metadata"]:
+            tool["run"] = str(run["metadata"]["invocationId"])
+        proved = replace(
+            record,
+            request=parameters,
+            started=_seconds(run["metadata"]["startedOn"]),
+            finished=_seconds(run["metadata"]["finishedOn"]),
+            tool=tool,
+            isolation=attest.byproduct(statement, "isolation", recorded=attest.WITH_THE_BUILD) or None,
+            # More than was planned, where a scan of the sources found them.
+            binaries=tuple(sorted({*planned.binaries, *(str(name) for name in inner["binaries"])})),
+            partial=str(inner["partial"]),
+            compressor=str(inner["compressors"].get(layer.digest, "")),
+            facts=attest.byproduct(statement, attest.REPORT) or {},
+        )
+        named = (str(inner["stage"]), str(inner["image"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UntrustedError("provenance: the statement is malformed", why=repr(error)) from error
+    if named != (planned.name, planned.image):
+        raise UntrustedError(f"provenance: it is about {named[0]} {named[1]}, not {planned.name} {planned.image}")
+    if not proved.facts:
+        raise UntrustedError("provenance: it holds no build report", fix="publish it again with this version")
+    if planned.has_contract_check and request.contract and proved.request.get("contract") is False:
+        raise UntrustedError("provenance: it was built without the contract check", fix="--no-contract takes it")
+    return proved
+
+
+def _seconds(text: str) -> float:
+    return datetime.strptime(str(text), _TIME).replace(tzinfo=UTC).timestamp()
+
+
+def _bring(scratch: Layout, image: Descriptor, own: Layout, planned: Planned) -> None:
+    """Move what was verified into the cache."""
+    content = scratch.read(image)
+    for part in scratch.children(image):
+        own.put_file(scratch.blob(part.digest), digest=part.digest, move=True, media_type=part.media_type)
+    manifest = own.put_bytes(content, image.media_type)
+    # As after a build: the tag protects the blobs; the record, written last, makes the image finished.
+    own.tag(manifest, image_tag(planned.image, str(planned.input_digest)))

@@ -1,0 +1,280 @@
+"""The run that makes what a plan says is not here yet."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from toolchain.catalog.architectures import emulator, this_machine
+from toolchain.catalog.stages import CAMPAIGNS
+from toolchain.core import console
+from toolchain.core.cache import Cache
+from toolchain.core.errors import BuildError, PolicyError, ToolchainError, UnreachableError
+from toolchain.core.locks import held, in_use
+from toolchain.core.process import CommandError
+from toolchain.pipeline.compiler_cache import key_of
+from toolchain.pipeline.fetching import fetch_for
+from toolchain.pipeline.plan import PlanRow, ask_tags, find, online_in, plan, tritons, undecided_in
+from toolchain.pipeline.prefetch import Prefetch
+from toolchain.pipeline.records import known_record, record_as_it_is, tell_unread
+from toolchain.pipeline.targets import below, by_arch, request_of, stages_of
+from toolchain.pipeline.workspace import BuildWorkspace, within_lock
+from toolchain.request.model import Request
+from toolchain.stages.prebuilt import let_in_names
+from toolchain.stages.stage import Built, Planned, Stage
+
+if TYPE_CHECKING:
+    from toolchain.pipeline.reuse import Reuse
+
+LOG = logging.getLogger(__name__)
+
+
+def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[Built]:
+    """Build every stage of `target` that is not here yet.
+
+    Args:
+        reuse: where to look for a finished image first, and whose signature is required there.
+
+    Raises:
+        ToolchainError: a stage failed; what is finished stays.
+    """
+    # What is wrong with the request must show before the first long step, not behind it.
+    rows = plan(request, target, proved=request.contract)
+    if any(row.to_build for row in rows):
+        tell_unread(request.cache)
+    for row in rows:
+        _allowed(request, row.planned, row.built)
+    # With `reuse` all of it may come from elsewhere; then this waits for the first stage that does not.
+    ready = functools.cache(
+        lambda: _ready(request, rows if reuse is None else plan(request, target, proved=request.contract))
+    )
+    if reuse is None:
+        ready()
+    rows = _looked_into(request, target, rows, fetch=reuse is None)
+    if reuse is None and (names := undecided_in(rows, request)):
+        raise PolicyError(
+            f"no option allows or drops the prebuilt {', '.join(names)} in Triton's source",
+            why="prebuilt files are refused by default, and hours of LLVM would be built first",
+            fix=f"leave it out: --drop-binary {names[0]}; or let it in: --allow-binary {names[0]}",
+        )
+    # What may come finished from elsewhere needs no sources.
+    building = [row.planned for row in rows if row.to_build or _again(request, row.planned)]
+    sources = [source for planned in building if reuse is None for source in planned.sources]
+    fetching = Prefetch(request, sources)
+    first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
+    run = _Run(first=first, prefetch=fetching, reuse=reuse, ready=ready)
+    results: dict[str, Built] = {}
+    for of_arch in by_arch(request):
+        for built in _build_stages(of_arch, target, run):
+            results.setdefault(built.input_digest, built)
+    return list(results.values())
+
+
+def _looked_into(request: Request, target: str, rows: list[PlanRow], *, fetch: bool) -> list[PlanRow]:
+    """The plan once Triton's tree is here: what it says against the LLVM below it must show before that is built.
+
+    Args:
+        fetch: whether the tree is wanted; without, only where a stage is keyed by what is in it, and else the commits
+            of tags.
+    """
+    if not (trees := tritons(rows)):
+        return rows
+    tagged = ask_tags(request, rows)
+    fetch = fetch or any(planned.name != "triton" for planned, _ in trees)
+    for source in {source.name: source for _, source in trees}.values() if fetch else ():
+        LOG.info("%s: fetching %s, to hold its LLVM pin against the plan", source.name, source.ref)
+        fetch_for(request, source)
+    return plan(request, target, proved=request.contract) if tagged or fetch else rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """The state of one call, the same for all stages and architectures.
+
+    Args:
+        first: how each stage was planned before anything was built, by architecture and name.
+    """
+
+    first: Mapping[tuple[str, str], Planned]
+    prefetch: Prefetch
+    reuse: Reuse | None
+    ready: Callable[[], None]
+
+
+def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
+    stages = stages_of(target, request)
+    before: dict[str, Built] = {}
+    # A plan is valid as long as the stages below it, and files that only the tool writes, do not change.
+    of_user = [*request.patches, *(name for name, spec in request.sources.items() if spec.path is not None)]
+    stands = not of_user and request.base.image is None
+    for number, stage in enumerate(stages, 1):
+        own = request_of(stage, request)
+        built_below = below(stage, own, before)
+        planned_below = {name: built.planned for name, built in built_below.items()}
+        first = run.first[own.arch[0], stage.name]
+        planned = first if stands and first.input_digest else _known(stage, own, planned_below, run.prefetch)
+        again = _again(own, planned)
+        built = None if again else find(request.cache, planned, proved=own.contract)
+        if built is None:
+            with in_use(request.cache, make=True), stage_lock(request.cache, planned):
+                # The one we waited for may have made it, and only then a base has a digest to be found by.
+                if planned.input_digest is None or planned.online:
+                    planned = stage.plan(own, planned_below)
+                built = None if again else find(request.cache, planned, proved=own.contract)
+                if built is None and run.reuse is not None and not again:
+                    from toolchain.pipeline.reuse import take  # noqa: PLC0415 - the registry client and cryptography
+
+                    built = take(own, planned, run.reuse)
+                if built is None:
+                    run.ready()
+                    run.prefetch.check()
+                    built = _build_stage(own, stage, planned, built_below, run, of=(number, len(stages)))
+                    if own.base.image is not None and known_record(own.cache, built.input_digest) is None:
+                        record_as_it_is(own, built)
+        if own.check is not None and stage.name in CAMPAIGNS:
+            from toolchain.pipeline.numbers import checked  # noqa: PLC0415 - numpy
+
+            built = checked(own, built)
+        # The content of a base that was made after planning is only known now.
+        within_lock(request, [built.planned])
+        stands = planned is first and built.planned == first
+        before[stage.name] = built
+    return list(before.values())
+
+
+def _again(request: Request, planned: Planned) -> bool:
+    """Whether a stage is built even if its image is here: the kernel store of now may lack the results of a shard."""
+    return request.shard is not None and planned.name in CAMPAIGNS
+
+
+def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], prefetch: Prefetch) -> Planned:
+    """The plan of a stage that is about to be built. A source whose digest is only known after a fetch is fetched for
+    it: without an input digest nothing could be recorded after hours."""
+    planned = stage.plan(request, dependencies)
+    unknown = [source for source in planned.sources if source.digest is None]
+    for source in unknown:
+        console.note(f"{planned.name}: fetching {source.ref}, whose digest is not known yet")
+        prefetch.wait(source.name)
+        fetch_for(request, source)
+    return stage.plan(request, dependencies) if unknown else planned
+
+
+def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
+    """Refuse what cannot end well on this machine before the first long step, which may be a base that needs no engine.
+
+    Raises:
+        UnreachableError: `--offline`, and a base that only its mirrors can give.
+        ConfigError: the cache folder cannot be written to.
+        ResourceError: too little disk for one of the stages.
+        EngineError: no engine or runner, or none that works here; or no emulator to prove another machine's LLVM with.
+        UnsupportedError: an own base that lacks what the stages need.
+    """
+    to_build = [row.planned for row in rows if row.to_build]
+    if not to_build:
+        return
+    if request.check is not None:
+        from toolchain.stages.kernel_numbers import require_check  # noqa: PLC0415 - most builds check nothing
+
+        require_check()
+    if away := online_in(rows, request):
+        images = " and ".join(planned.image for planned in away)
+        verbs = dict.fromkeys(f"`toolchain build {planned.name} --arch {','.join(request.arch)}`" for planned in away)
+        raise UnreachableError(
+            f"{images} not in the cache and --offline forbids making {'it' if len(away) == 1 else 'them'}",
+            fix=f"run {' and '.join(verbs)} once with a network and the same options, or import a bundle",
+        )
+    for row in rows:
+        # Another machine's LLVM is always proved by running it, whatever part it is. Triton's own build runs programs
+        # of it, proof or not; other stages run nothing of it.
+        if row.to_build and row.arch not in {"", this_machine()}:
+            if row.planned.name == "triton":
+                emulator(row.arch, proof=False)
+            elif row.planned.name == "llvm" and request.contract:
+                emulator(row.arch)
+    from toolchain.engine.resources import require_disk  # noqa: PLC0415 - a no-op build needs none of it
+
+    request.cache.check()
+    require_disk(request.cache.root, max(planned.disk for planned in to_build))
+    if any(planned.engine for planned in to_build):
+        from toolchain.engine.probe import probe  # noqa: PLC0415 - a no-op build starts no engine
+        from toolchain.engine.storage import Storage  # noqa: PLC0415
+
+        probe(Storage(request.cache))
+        if request.runner != "buildah":
+            from toolchain.engine.docker_probe import describe, proved  # noqa: PLC0415 - most builds use buildah alone
+
+            console.note(f"contract checks and kernels run on {describe(proved(request.runner, request.cache))}")
+        if request.base.image is not None:
+            from toolchain.pipeline import own_base as ownbase  # noqa: PLC0415 - most bases are recipes
+
+            ownbase.check(request, to_build)
+
+
+def _allowed(request: Request, planned: Planned, built: Built | None) -> None:
+    """Prebuilt code must be allowed by name, even if an earlier build allowed it."""
+    names = {*planned.binaries, *(built.binaries if built else ())}
+    for name in sorted(names.difference(let_in_names(request) if names else ())):
+        raise PolicyError(
+            f"{planned.image} needs the prebuilt {name}, which is refused by default",
+            why="; ".join(source.ref for source in planned.sources),
+            fix=f"allow it by name: --allow-binary {name}",
+        )
+
+
+def _build_stage(
+    request: Request,
+    stage: Stage,
+    planned: Planned,
+    dependencies: Mapping[str, Built],
+    run: _Run,
+    *,
+    of: tuple[int, int],
+) -> Built:
+    from toolchain.engine.progress import Progress  # noqa: PLC0415 - a no-op build needs none of it
+    from toolchain.engine.resources import require_disk  # noqa: PLC0415
+
+    # Two works without a digest must not meet in one folder: two bases made at once, say.
+    name = planned.input_digest.removeprefix("sha256:")[:12] if planned.input_digest else planned.image
+    log = request.cache.logs / f"{stage.name}-{name}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    console.note(f"{stage.name}: {planned.image} (stage {of[0]} of {of[1]}); full log: {log}")
+    started = time.monotonic()
+    try:
+        with Progress(stage.name, *of) as progress:
+            workspace = BuildWorkspace(
+                request=request,
+                log=log,
+                progress=progress,
+                stage=f"{stage.name}-{name}",
+                prefetch=run.prefetch,
+                compiler_cache=key_of(request, planned, dependencies),
+                sources=planned.sources,
+            )
+            require_disk(request.cache.root, planned.disk)
+            built = stage.build(planned, dependencies, workspace)
+    except ToolchainError as error:
+        # Do not advise a command inside a container that no longer exists.
+        failure = (
+            BuildError(error.what, why=error.why, fix="read the end of the log")
+            if isinstance(error, CommandError)
+            else error
+        )
+        looked = isinstance(failure, BuildError) and planned.engine
+        look = [f"look around: toolchain shell {stage.name}, with the options of this build"] if looked else []
+        failure.further = (f"full log: {log}", *look, f"run again: {console.command()}")
+        if failure is error:
+            raise
+        raise failure from error
+    console.note(f"{stage.name}: done in {console.duration(time.monotonic() - started)}")
+    return built
+
+
+def stage_lock(cache: Cache, planned: Planned) -> AbstractContextManager[None]:
+    """One builder for each work; a second one waits and says for whom."""
+    key = planned.input_digest.removeprefix("sha256:")[:16] if planned.input_digest else planned.image
+    return held(cache.locks / f"{planned.name}-{key}.lock", what=planned.image)

@@ -1,0 +1,123 @@
+"""A shell in the container in which a stage's step runs, to find out why it failed."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from toolchain.core import console, recipe
+from toolchain.core.errors import ConfigError, UnsupportedError
+from toolchain.core.locks import kept
+from toolchain.core.recipe import Mount, Recipe
+from toolchain.pipeline.compiler_cache import NONE
+from toolchain.pipeline.plan import plan
+from toolchain.pipeline.prefetch import Prefetch
+from toolchain.pipeline.run import stage_lock
+from toolchain.pipeline.targets import request_of, stages_of
+from toolchain.pipeline.workspace import BuildWorkspace
+from toolchain.request.model import Request
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from toolchain.engine.shell import Shell
+
+
+class _LeftError(Exception):
+    """The shell was left: what the stage would do next is not done."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+@dataclass
+class _ShellWorkspace(BuildWorkspace):
+    """A workspace whose first container gets the shell in place of its command."""
+
+    shell: Shell = field(kw_only=True)
+    folder: Path = field(kw_only=True)
+
+    def work(self) -> Path:
+        """A folder of its own: that of the build stays as it is."""
+        return self.folder
+
+    def drop_tree(self, recipe_: Recipe) -> None:
+        """Keep it."""
+
+    def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
+        """One worker: each would get a shell."""
+        return 1 if kind == "kernel" else super().jobs(kind)
+
+    def build(self, recipe_: Recipe) -> NoReturn:
+        """The shell, and then no more."""
+        raise _LeftError(self.shell.of_step(self.engine, recipe_, root=recipe.root()))
+
+    def worker(
+        self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
+    ) -> AbstractContextManager[subprocess.Popen[str]]:
+        """The shell, and then no more."""
+        console.note(f"the worker runs: {' '.join(argv)}")
+        raise _LeftError(self.shell.of_worker(self.engine, image, mounts=mounts, env=env))
+
+
+def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Callable[[str], None]) -> int:
+    """Run a shell, or a command, where the step of a stage runs.
+
+    Args:
+        argv: the command; empty for a shell.
+        show: called with each line of a command.
+
+    Returns:
+        Its exit code.
+
+    Raises:
+        ConfigError: a stage below is not finished, or several architectures are named.
+        UnsupportedError: the stage has no container.
+        BuildError: the container did not start.
+    """
+    if len(request.arch) > 1:
+        raise ConfigError("a shell is opened for one architecture", fix=f"--arch {request.arch[0]}")
+    from toolchain.engine.shell import Shell, require_terminal  # noqa: PLC0415 - as the engine itself
+
+    require_terminal(argv)
+    rows = {row.planned.name: row for row in plan(request, target)}
+    stages = {stage.name: stage for stage in stages_of(target, request)}
+    name, last = list(stages.items())[-1]
+    planned = rows[name].planned
+    below = {stage: row.built for stage, row in rows.items() if stage != name}
+    if missing := [stage for stage, built in below.items() if built is None]:
+        raise ConfigError(
+            f"{name} has no container yet: {rows[missing[0]].planned.image} is not finished here",
+            fix=f"toolchain shell {missing[0]}, where that failed; or toolchain build {missing[0]}",
+        )
+    if not planned.engine or planned.input_digest is None:
+        raise UnsupportedError(f"{name} is made without a container", fix="read its log")
+    from toolchain.engine.progress import Progress  # noqa: PLC0415 - after what can be refused
+
+    own = request_of(last, request)
+    request.cache.work.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="shell-", dir=request.cache.work))
+    workspace = _ShellWorkspace(
+        request=own,
+        log=folder / "log",
+        progress=Progress(name),
+        stage=name,
+        prefetch=Prefetch(own, []),
+        compiler_cache=NONE,
+        sources=planned.sources,
+        shell=Shell(argv, tell=console.note, show=show),
+        folder=folder,
+    )
+    try:
+        with kept(folder), stage_lock(request.cache, planned):
+            last.build(planned, {stage: built for stage, built in below.items() if built is not None}, workspace)
+    except _LeftError as left:
+        return left.code
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    raise UnsupportedError(f"{name} is made without a container", fix="read its log")

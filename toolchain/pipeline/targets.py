@@ -1,0 +1,97 @@
+"""Which stages a target needs, for which architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from toolchain.catalog import stages as catalog
+from toolchain.catalog.architectures import this_machine
+from toolchain.catalog.stages import ALL, StageRow
+from toolchain.core.errors import UnsupportedError
+from toolchain.request.model import Request
+from toolchain.stages.makers import cross_machines, make, stands_on
+from toolchain.stages.stage import Stage
+
+_Value = TypeVar("_Value")
+
+
+def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
+    """The stages that `target` needs for the request's one architecture, lowest first.
+
+    LLVM for another machine than this one is built in this one's base, against the other's system; a portable one
+    against an old system. Triton from source rests on the LLVM layer, a wheel from the index does not. `all` is
+    everything that the request names sources for: AOTriton where a release or a source of it is given, else the
+    FlashAttention kernels; LLVM where Triton is built on it, or a source or part of it is named.
+
+    Raises:
+        UnsupportedError: no such stage, or not for this architecture.
+    """
+    if target not in catalog.targets():
+        raise UnsupportedError(f"no such stage: {target!r}", fix=f"one of {', '.join(catalog.targets())}")
+    (arch,) = request.arch
+    foreign = arch != this_machine()
+    # The base is for this machine; of another one there is the system that LLVM is compiled against.
+    named = "sysroot" if target == "base" and foreign else target
+    rows = [stage for stage in catalog.STAGES if (_in_all(stage, request) if target == ALL else stage.name == named)]
+    for row in rows:
+        cross = cross_machines(row, request)
+        if row.machines and (arch not in cross if foreign else arch not in row.machines):
+            raise UnsupportedError(
+                f"{target} is not built for {arch}",
+                why="kernels and AOTriton are only built for amd64, on amd64; Triton from source, on a portable LLVM,"
+                " for arm64 too; other architectures get their LLVM layer",
+                fix=f"toolchain build llvm --arch {arch}, and {target} with --arch {','.join(row.machines)}",
+            )
+    made: dict[str, Stage] = {}
+    for row in rows:
+        _add(row, request, made)
+    if not made:
+        raise UnsupportedError(
+            f"{target}: what is built for {arch} on base {request.base} is compiled against that base itself",
+            fix="leave --base out for a portable LLVM, which is compiled against an old system",
+        )
+    return tuple(made.values())
+
+
+def _add(row: StageRow, request: Request, made: dict[str, Stage]) -> None:
+    """Add a stage after those below it."""
+    stage: Stage | None = None if row.name in made else make(row.name, request)
+    if stage is None:
+        return
+    for name in stands_on(row, request):
+        _add(catalog.row(name), request, made)
+    made[row.name] = stage
+
+
+def below(stage: Stage, request: Request, stages: Mapping[str, _Value]) -> dict[str, _Value]:
+    """What a stage is handed of the stages before it: those that it stands on, and the base, where it is checked.
+
+    Other stages of the same target are left out, so that a stage is the same whatever it is built for.
+    """
+    names = {"base", *stands_on(catalog.row(stage.name), request)}
+    return {name: value for name, value in stages.items() if name in names}
+
+
+def _in_all(row: StageRow, request: Request) -> bool:
+    with_, without = row.all_with, row.all_without
+    if not row.in_all or (with_ and not _given(with_, request)) or (without and _given(without, request)):
+        return False
+    if not row.all_under or row.name in stands_on(catalog.row(row.all_under), request):
+        return True
+    return row.name in request.sources or row.name in request.patches or request.only != Request.only
+
+
+def _given(name: str, request: Request) -> bool:
+    return name in request.sources or bool(getattr(request, name, None))
+
+
+def by_arch(request: Request) -> list[Request]:
+    """The request for each of its architectures alone, in the order of their names."""
+    return [replace(request, arch=(arch,)) for arch in sorted(request.arch)]
+
+
+def request_of(stage: Stage, request: Request) -> Request:
+    """The base is what builds run in, so it is for this machine whatever they are for."""
+    return replace(request, arch=(this_machine(),)) if stage.name == "base" else request

@@ -1,0 +1,350 @@
+"""Which Triton and which LLVM are meant: what is named, what a lock holds, what is in the folder; in that order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolchain.catalog.aotriton_generations import release_of
+from toolchain.catalog.pin_files import pin_files, read_pin
+from toolchain.catalog.release_data import LlvmPin, TritonRelease, is_commit
+from toolchain.catalog.releases import aotriton_release, is_version, newest_patch, triton_at, triton_release
+from toolchain.catalog.stages import involves
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, PinError, UnsupportedError
+from toolchain.sources.pypi import pypi_row
+from toolchain.sources.resolve import locate
+from toolchain.sources.spec import SourceSpec, of_folder, of_github, parse_source_spec, users_path
+from toolchain.stages.triton_tree import compare, head_of
+from toolchain.stages.triton_wheel import BINARY
+
+if TYPE_CHECKING:
+    from toolchain.lock.file import Lock
+
+WHEEL = "--source triton=pypi:3.7.1"
+# Where a value comes from, the strongest first.
+COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE = range(4)
+_MARKS = ("setup.py", "python/setup.py", "CMakeLists.txt", "third_party")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The options about Triton and LLVM.
+
+    Args:
+        target: the requested stage; empty if none is.
+        triton: a version, a commit, a folder or a pin file; after `settle` a version or a commit.
+        ranks: how strong `triton`, `aotriton`, `source` and `lock` are, as far as they are given.
+        notes: what was decided for the user, a line each.
+    """
+
+    target: str
+    triton: str | None = None
+    aotriton: str | None = None
+    sources: Mapping[str, SourceSpec] = field(default_factory=dict)
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def rank(self, name: str) -> int:
+        """How strong the value of an option is."""
+        return self.ranks.get(name, COMMAND_LINE)
+
+    def noting(self, note: str, **changes: object) -> Choice:
+        """With a change, and the line about it."""
+        return replace(self, notes=(*self.notes, note), **changes)  # type: ignore[arg-type]
+
+
+def settle(choice: Choice, *, lock: Lock | None, folder: Path, cache: Cache) -> Choice:
+    """Decide which Triton is meant: `triton` becomes a version, a commit or nothing; all its sources must agree.
+
+    Raises:
+        PinError: two of the values, or two pins in the folder, contradict each other; or a value names no Triton.
+        UnsupportedError: an unknown version, or one that cannot be built.
+    """
+    choice = _strongest(choice)
+    if lock is not None:
+        choice = _as_locked(choice, lock)
+    choice = _as_released(choice, cache)
+    if choice.triton is None:
+        return _as_found(choice, folder, lock)
+    text = choice.triton.strip()
+    if is_version(text):
+        choice = _as_version(choice, text)
+    elif is_commit(text.lower()):
+        choice = replace(choice, triton=text.lower())
+    elif text and os.path.lexists(users_path(text)):
+        return _as_path(choice, users_path(text), cache)
+    else:
+        raise PinError(
+            f"--triton {choice.triton!r} names no Triton",
+            why="it is not a Triton version such as 3.7.1, no commit of 40 digits, and nothing of that name is here",
+            fix="give one of these, or the folder of a checkout",
+        )
+    _compare(choice, cache)
+    # A source that is at this very commit says all that the commit does.
+    return replace(choice, triton=None) if is_commit(str(choice.triton)) and "triton" in choice.sources else choice
+
+
+def wheel_hint(choice: Choice, allow_binary: tuple[str, ...]) -> str:
+    """The line for a command line from when the wheel came without being named; empty if it is not needed."""
+    if (
+        BINARY not in allow_binary
+        or "triton" in choice.sources
+        or choice.aotriton
+        or not involves(choice.target, "triton")
+    ):
+        return ""
+    return f"Triton is built from source; for the wheel that --allow-binary {BINARY} allows, name it: {WHEEL}"
+
+
+def doubts(choice: Choice) -> tuple[str, ...]:
+    """Warnings about the LLVM that a release names, a line each."""
+    if "llvm" in choice.sources or not involves(choice.target, "llvm"):
+        return ()
+    with contextlib.suppress(PinError, UnsupportedError):  # it is refused later, with the remedy
+        if choice.aotriton:
+            return aotriton_release(choice.aotriton).pin.warnings
+        if choice.triton and is_version(choice.triton):
+            return triton_release(choice.triton).pin.warnings
+    return ()
+
+
+# --- the order ---
+
+
+def _strongest(choice: Choice) -> Choice:
+    """Without what a stronger option overrides: each of these names the whole Triton."""
+    if choice.triton is None:
+        return choice
+    rivals = [name for name, given in (("source", "triton" in choice.sources), ("aotriton", choice.aotriton)) if given]
+    stronger = [name for name in rivals if choice.rank(name) < choice.rank("triton")]
+    if stronger:
+        what = "--source triton" if stronger[0] == "source" else "--aotriton"
+        return choice.noting(
+            f"{what} overrides --triton {choice.triton}, which is not of the command line", triton=None
+        )
+    if "source" in rivals and choice.rank("source") > choice.rank("triton"):
+        rest = {name: spec for name, spec in choice.sources.items() if name != "triton"}
+        choice = choice.noting(f"--triton {choice.triton} overrides triton={choice.sources['triton']}", sources=rest)
+    weaker = "aotriton" in rivals and choice.rank("aotriton") > choice.rank("triton")
+    if weaker and choice.target in {"llvm", "triton", "kernels"}:
+        choice = choice.noting(f"--triton {choice.triton} overrides AOTriton {choice.aotriton}", aotriton=None)
+    return choice
+
+
+def _as_locked(choice: Choice, lock: Lock) -> Choice:
+    """The Triton of the lock, unless something as strong names one."""
+    held = lock.request
+    texts = {name: str(text) for name, text in dict(held.get("source", {})).items() if text != "PATH"}
+    specs = {name: parse_source_spec(text, project=name) for name, text in texts.items()}
+    if choice.triton is not None and choice.rank("lock") < choice.rank("triton") and (specs or "triton" in held):
+        choice = choice.noting(f"the lock overrides --triton {choice.triton}", triton=None)
+    if choice.triton or choice.aotriton or "triton" in choice.sources:
+        return choice
+    version, release = held.get("triton"), held.get("aotriton")
+    if version is not None and not (is_version(str(version)) or is_commit(str(version))):
+        raise ConfigError(
+            f"the lock was made for --triton {version!r}",
+            why="that is neither a version nor a commit",
+            fix="make the lock again: toolchain lock",
+        )
+    return replace(choice, triton=version, aotriton=release, sources={**specs, **choice.sources})
+
+
+def _as_released(choice: Choice, cache: Cache) -> Choice:
+    """With the release whose commit the source of AOTriton is at, where nothing else names a Triton."""
+    spec = choice.sources.get("aotriton")
+    if spec is None or choice.aotriton or choice.triton or "triton" in choice.sources:
+        return choice
+    tree = _tree(spec, cache, "aotriton")
+    release = release_of(spec.version if spec.kind == "git" else head_of(tree) if tree is not None else "")
+    if not release:
+        return choice
+    return choice.noting(
+        f"--source aotriton is at the commit of release {release}, whose Triton is used", aotriton=release
+    )
+
+
+# --- what is in the folder ---
+
+
+def _as_found(choice: Choice, folder: Path, lock: Lock | None) -> Choice:
+    """With the pin or the checkout in the folder, where nothing names a Triton. It names versions and nothing else."""
+    named = {"triton", "llvm"} if choice.target == "llvm" else {"triton"}
+    if not involves(choice.target, "llvm") or choice.aotriton or choice.sources.keys() & named or not pin_files(folder):
+        return choice
+    checkout = _is_checkout(folder)
+    if lock is not None and not (checkout and dict(lock.request.get("source", {})).get("triton") == "PATH"):
+        return choice
+    if not checkout and choice.target != "llvm":
+        return choice.noting(f"{pin_files(folder)[0].name} in this folder names an LLVM and no Triton; not used")
+    pin = read_pin(folder)
+    where = Path(pin.origin).relative_to(folder)
+    notes = (*choice.notes, *pin.warnings)
+    if checkout:
+        what = "" if choice.target == "llvm" else "Triton is the checkout in this folder; "
+        line = f"{what}LLVM {pin.commit} of {pin.repository}, the pin in ./{where}"
+        sources = {**choice.sources, "triton": of_folder(folder)}
+        return replace(
+            choice, sources=sources, notes=(*notes, line if "llvm" not in choice.sources else what.rstrip("; "))
+        )
+    line = f"LLVM {pin.commit} of {pin.repository}, the pin in ./{where}"
+    return replace(_by_pin(choice, pin), notes=(*notes, line))
+
+
+def _is_checkout(folder: Path) -> bool:
+    """Whether there is more of Triton than a pin."""
+    return any((folder / mark).exists() for mark in _MARKS)
+
+
+def _by_pin(choice: Choice, pin: LlvmPin) -> Choice:
+    """The LLVM of a pin file, and the Triton that pins it; None if none on record does."""
+    return replace(
+        choice,
+        triton=triton_at(pin.commit),
+        sources={**choice.sources, "llvm": of_github(pin.repository, pin.commit)},
+    )
+
+
+# --- what --triton says ---
+
+
+def _as_version(choice: Choice, text: str) -> Choice:
+    row = newest_patch(text)
+    if involves(choice.target, "llvm") and "llvm" not in choice.sources:
+        triton_release(row.version)  # an unknown LLVM is refused before all else
+    if row.version != text.removeprefix("v"):
+        return choice.noting(f"Triton {text} is {row.version}, the newest patch release on record", triton=row.version)
+    return replace(choice, triton=row.version)
+
+
+def _as_path(choice: Choice, path: Path, cache: Cache) -> Choice:
+    """A folder is a checkout, to be built as `--source triton=FOLDER`; a file is a pin, and names an LLVM alone."""
+    if path.is_dir():
+        return _as_folder(choice, path, cache)
+    if choice.target not in {"llvm", "base"} and path.exists():
+        raise PinError(
+            f"--triton {path} names no Triton",
+            why="a file is the pin of an LLVM, which does not determine a Triton",
+            fix="give a version, a commit or the folder of a checkout; a pin file is only for `llvm`",
+        )
+    pin = read_pin(path)
+    for name, llvm in _llvm_named(choice, cache):
+        if llvm != pin.commit:
+            raise _two(f"--triton {path}", name, f"LLVM {pin.commit}", f"LLVM {llvm}")
+    if "llvm" in choice.sources:
+        return replace(choice, triton=_by_pin(choice, pin).triton)
+    return replace(_by_pin(choice, pin), aotriton=None, notes=(*choice.notes, *pin.warnings))
+
+
+def _llvm_named(choice: Choice, cache: Cache) -> list[tuple[str, str]]:
+    """Which LLVM the other options name, by option."""
+    named = []
+    if spec := choice.sources.get("llvm"):
+        named.append(("--source llvm", locate("llvm", spec, cache=cache).ref))
+    if choice.aotriton:
+        named.append(("--aotriton", aotriton_release(choice.aotriton).llvm))
+    if spec := choice.sources.get("triton"):
+        path = _tree(spec, cache)
+        named.append(("--source triton", read_pin(path).commit if path else "not known"))
+    return named
+
+
+def _as_folder(choice: Choice, path: Path, cache: Cache) -> Choice:
+    if not pin_files(path) and not _is_checkout(path):
+        raise PinError(
+            f"--triton {path} is not a checkout of Triton",
+            why="it holds neither Triton's files nor an LLVM pin",
+            fix="name the top folder of a checkout, a version or a commit",
+        )
+    source = choice.sources.get("triton")
+    if source is not None and _tree(source, cache) != path.absolute():
+        raise _two(f"--triton {path}", "--source triton", str(path), str(source))
+    if choice.aotriton:
+        carried, head = aotriton_release(choice.aotriton, allow_unknown=True).triton, head_of(path)
+        if not head or head != carried:
+            first, second = head or "no commit", carried or "not known"
+            raise _two(f"--triton {path}", f"--aotriton {choice.aotriton}", first, second, f"{_ANOTHER}{path}")
+    return replace(choice, triton=None, sources={**choice.sources, "triton": of_folder(path)})
+
+
+# --- whether what names a Triton agrees ---
+
+
+def _compare(choice: Choice, cache: Cache) -> None:
+    """Raise PinError if `--triton` differs from the source of Triton, or from AOTriton's if there is none."""
+    if spec := choice.sources.get("triton"):
+        _compare_source(str(choice.triton), spec, cache, llvm="llvm" not in choice.sources)
+    elif choice.aotriton:
+        _compare_release(str(choice.triton), choice.aotriton)
+
+
+def _compare_source(wanted: str, spec: SourceSpec, cache: Cache, *, llvm: bool) -> None:
+    row, name = _row(wanted), f"--source triton={spec}"
+    if spec.kind == "pypi":
+        version = spec.version or pypi_row(spec.where, "").version
+        if row is None or row.version != version:
+            raise _two(f"--triton {wanted}", name, wanted, f"the wheel of {version}")
+    elif spec.kind == "git" and is_commit(wanted):
+        if spec.version != wanted:
+            raise _two(f"--triton {wanted}", name, wanted, spec.version)
+    elif spec.kind == "git":
+        _compare_commit(wanted, row, spec.version, name)
+    elif (tree := _tree(spec, cache)) is not None:
+        compare(tree, wanted, name=name, llvm=llvm)
+
+
+def _compare_commit(wanted: str, row: TritonRelease | None, commit: str, name: str) -> None:
+    """A commit that may be the version's: refuse it if the data contradicts it; its tree is compared once fetched."""
+    if row is None or commit in {row.commit, *row.candidates}:
+        return
+    known = _row(commit)
+    differs = known is not None and known.llvm != row.llvm
+    if differs or row.commit_certainty == "verified":
+        raise _two(
+            f"--triton {wanted}",
+            name,
+            f"LLVM {row.llvm}" if differs else row.commit,
+            known.title if known and differs else commit,
+        )
+
+
+def _compare_release(wanted: str, release: str) -> None:
+    carried = aotriton_release(release, allow_unknown=True).triton
+    row = _row(wanted)
+    commit = wanted if is_commit(wanted) else row.commit if row is not None else ""
+    if not carried or commit != carried:
+        theirs = carried or "an unknown commit"
+        first = commit or f"upstream's tag v{wanted}"
+        raise _two(f"--triton {wanted}", f"--aotriton {release}", first, theirs, f"{_ANOTHER}URL@COMMIT")
+
+
+def _row(wanted: str) -> TritonRelease | None:
+    try:
+        return triton_release(wanted, allow_unknown=True)
+    except UnsupportedError:
+        return None  # an unknown commit
+
+
+def _tree(spec: SourceSpec, cache: Cache, name: str = "triton") -> Path | None:
+    """The folder that a source names; None for what is fetched or unpacked first."""
+    if spec.kind not in {"local", "stored"}:
+        return None
+    path = locate(name, spec, cache=cache).path
+    return path if path is not None and path.is_dir() else None
+
+
+# With what a release is built on another Triton than its own.
+_ANOTHER = "; for the release with another Triton, --source triton="
+
+
+def _two(first: str, second: str, first_value: str, second_value: str, also: str = "") -> PinError:
+    return PinError(
+        f"{first} and {second} differ",
+        why=f"the first is {first_value}, the second {second_value}",
+        fix=f"leave one of them out{also}",
+    )

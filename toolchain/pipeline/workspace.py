@@ -1,0 +1,311 @@
+"""The workspace of a stage that is being built: sources, engine, working folder, and the way to a finished image."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from toolchain.catalog.architectures import this_machine
+from toolchain.core import process, recipe
+from toolchain.core.amounts import reporting_to
+from toolchain.core.cache import LEDGER, NINJA_LOG, Cache
+from toolchain.core.digest import write_atomically
+from toolchain.core.filesystem import emptied
+from toolchain.core.recipe import CCACHE_MOUNT, Mount, Recipe
+from toolchain.core.record import LayerFacts
+from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
+from toolchain.oci.labels import INPUT_DIGEST
+from toolchain.oci.layer import Compression, compressor_id, normalise_tar, write_layer
+from toolchain.oci.layer import compress as compress_layer
+from toolchain.oci.layout import Layout
+from toolchain.pipeline.compiler_cache import NONE, using
+from toolchain.pipeline.fetching import fetch_for
+from toolchain.pipeline.prefetch import Prefetch
+from toolchain.pipeline.records import image_tag, new_record, recorded_source, stages_below, write_record
+from toolchain.request.model import Request
+from toolchain.sources.tree import FetchedSource, Source
+from toolchain.stages.stage import Built, Planned
+from toolchain.trust.contents import Contents, of_sources
+
+if TYPE_CHECKING:
+    import subprocess
+    from contextlib import AbstractContextManager
+
+    from toolchain.engine.buildah import Buildah
+    from toolchain.engine.docker import DockerRunner
+    from toolchain.engine.progress import Progress
+    from toolchain.kernels.result_name import Naming
+    from toolchain.kernels.shared import SharedResults
+
+
+def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source | None = None) -> None:
+    """With `--locked`, refuse inputs that the lock does not have."""
+    if request.lock is not None:
+        from toolchain.pipeline import locking  # noqa: PLC0415 - most calls have no lock
+
+        locking.check(request, planned)
+        if fetched is not None:
+            locking.check_tree(request, fetched)
+
+
+@dataclass
+class BuildWorkspace:
+    """The pipeline's side of `stages.stage.Workspace`, for one stage.
+
+    Args:
+        compiler_cache: the key of the compiler cache for what it builds (see `compiler_cache.key_of`).
+        sources: what that cache is named after in listings.
+    """
+
+    request: Request
+    log: Path
+    progress: Progress
+    stage: str
+    prefetch: Prefetch
+    compiler_cache: str = NONE
+    sources: Sequence[Source] = ()
+    _compiled: Mapping[str, str] = field(default_factory=dict)
+    _engine: Buildah | None = None
+    _runner: DockerRunner | None = None
+    _started: float = field(default_factory=time.monotonic)
+
+    @property
+    def cache(self) -> Cache:
+        """The tool's folder."""
+        return self.request.cache
+
+    @property
+    def engine(self) -> Buildah:
+        """buildah, started when first needed, its isolation proved."""
+        if self._engine is None:
+            from toolchain.engine.buildah import Buildah  # noqa: PLC0415 - a no-op build starts no engine
+
+            self._engine = Buildah(self.cache)
+        return self._engine
+
+    @property
+    def runner(self) -> Buildah | DockerRunner:
+        """The program of `--runner`: buildah, or docker or podman once they are proved. None replaces another."""
+        if self.request.runner == "buildah":
+            return self.engine
+        if self._runner is None:
+            from toolchain.engine.docker_probe import proved  # noqa: PLC0415 - most builds use buildah alone
+
+            self._runner = proved(self.request.runner, self.cache)
+        return self._runner
+
+    def work(self) -> Path:
+        folder = self.cache.work / self.stage
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def fetch(self, source: Source) -> FetchedSource:
+        with reporting_to(self.progress.amount):
+            self.prefetch.wait(source.name)
+            # Sources are verified again before use: neither a failing disk nor a changed store entry may enter a build.
+            got = fetch_for(self.request, source, patched=True, verify=True)
+        within_lock(self.request, [], fetched=got)
+        return got
+
+    def build(self, recipe_: Recipe) -> Path:
+        out = self.work() / "out"
+        self.progress.weigh(recipe_.steps, ninja=recipe_.ninja)
+        if out.exists():
+            # A killed invocation had finished the build but not the layer; the cache makes the tree again at no cost.
+            shutil.rmtree(out)
+        with contextlib.ExitStack() as stack:
+            if CCACHE_MOUNT in (recipe.root() / recipe_.containerfile).read_text(encoding="utf-8"):
+                self._compiled = {"compiler_cache": self.compiler_cache}
+                recipe_ = replace(recipe_, compiler_cache="" if self.compiler_cache == NONE else self.compiler_cache)
+                stack.enter_context(using(self.cache, self.compiler_cache, self.sources))
+            if self.request.fresh:
+                self.drop_tree(recipe_)
+            self.engine.build(recipe_, root=recipe.root(), out=out, log=self.log, on_line=self.on_line)
+        if steps := self.engine.ninja_log(recipe_.name, recipe_.cache_key):
+            write_atomically(self.cache.kept(self.stage, NINJA_LOG), steps)
+        return out
+
+    def drop_tree(self, recipe_: Recipe) -> None:
+        self.engine.drop_cache(recipe_.name, recipe_.cache_key)
+
+    def worker(
+        self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
+    ) -> AbstractContextManager[subprocess.Popen[str]]:
+        return self.runner.worker(image, argv, mounts=mounts, env=env)
+
+    def unpack(self, built: Built) -> Path:
+        folder = emptied(self.work() / f"unpacked-{built.planned.name}")
+        # Not by sources.unpack: it is a layer of our own, and a system's headers may differ in case alone.
+        blob = Layout(self.cache.images).blob(built.layers[-1]["digest"])
+        process.run(["tar", "--extract", "--no-same-owner", "--file", blob, "--directory", folder], log=self.log)
+        return folder
+
+    def image(self, built: Built) -> str:
+        return self.engine.ensure_image(built.planned.image, self.cache.images, built.manifest)
+
+    def image_to_run(self, built: Built) -> str:
+        return self.runner.ensure_image(built.planned.image, self.cache.images, built.manifest)
+
+    def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
+        from toolchain.engine.resources import jobs_for  # noqa: PLC0415
+
+        return jobs_for(kind, self.request.jobs)
+
+    def memory(self) -> int:
+        from toolchain.engine.resources import memory_available  # noqa: PLC0415
+
+        return memory_available()
+
+    def shared_results(
+        self, naming: Naming, *, about: Mapping[str, Any] | None = None
+    ) -> AbstractContextManager[SharedResults | None]:
+        from toolchain.pipeline.kernel_store import shared_results  # noqa: PLC0415 - most builds share nothing
+
+        return shared_results(self.request, naming, about=about)
+
+    def step(self, name: str) -> None:
+        self.progress.step(name)
+
+    def count(self, done: int, total: int, label: str = "") -> None:
+        """See `Workspace`. Like `on_line`, it ends a build whose later stages cannot get a source."""
+        self.prefetch.check()
+        self.progress.count(done, total, label)
+
+    def on_line(self, line: str) -> None:
+        """See `Workspace`."""
+        self.prefetch.check()
+        self.progress.line(line)
+
+    def finish(
+        self,
+        planned: Planned,
+        *,
+        tree: Path | None = None,
+        tar: Path | None = None,
+        normalise: bool = True,
+        under: Built | None = None,
+        compress: bool = True,
+        facts: Mapping[str, Any],
+        labels: Mapping[str, str] | None = None,
+        entrypoint: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        beside: Sequence[Built] = (),
+        check: Callable[[str], Mapping[str, Any]] | None = None,
+        check_on: Built | None = None,
+    ) -> Built:
+        layout = Layout(self.cache.images).ensure()
+        self.step("layer")
+        raw = self.work() / "layer.tar"
+        if tar is not None:
+            layer = normalise_tar(tar, raw)
+        else:
+            assert tree is not None  # noqa: S101 - one of the two
+            # A tree with owners was made by the engine, whose root has a different id.
+            first = 0 if normalise else self.engine.first_id
+            layer = write_layer(tree, raw, normalise=normalise, first_id=first)
+        below = [read_layers(layout, layout.resolve(part.manifest)) for part in (under, *beside) if part is not None]
+        lower = tuple({layer.diff_id: layer for layers in below for layer in layers}.values())
+        labels = {**(labels or {}), **self._contents(planned).labels(), INPUT_DIGEST: str(planned.input_digest)}
+        checked: dict[str, Any] = {}
+        if check is not None:
+            plain = add_layer(layout, compress_layer(layer, self.work() / "plain", "none"), created_by=planned.name)
+            base = lower if check_on is None else read_layers(layout, layout.resolve(check_on.manifest))
+            # Containers of it run here, whatever the layer is for.
+            candidate = self._write(layout, planned, (*base, plain), {}, this_machine(), environment=environment)
+            image = self.runner.ensure_image(f"{planned.image}-check", self.cache.images, candidate)
+            try:
+                checked = dict(check(image))
+            finally:
+                self.runner.forget_image(image)
+                layout.forget(candidate, *([plain.descriptor.digest] if compress else []))
+        how: Compression = "gzip" if compress else "none"
+        self.step("compress" if compress else "store")
+        blob = compress_layer(layer, self.work() / "blob", how)
+        top = add_layer(layout, blob, created_by=f"toolchain {planned.name}", move=True)
+        arch = self.request.arch[0]
+        manifest = self._write(
+            layout, planned, (*lower, top), labels, arch, entrypoint=entrypoint, environment=environment
+        )
+        digest = planned.input_digest
+        assert digest is not None  # noqa: S101 - a stage is only built on locked ones; base resolves itself first
+        self.progress.step("done")
+        measured = LayerFacts(
+            unpacked_bytes=layer.size,
+            blob_bytes=blob.size,
+            diff_id=layer.diff_id,
+            seconds=self.progress.summary(),
+            total_seconds=round(time.monotonic() - self._started, 1),
+            largest=tuple(largest(tree)) if tree is not None else (),
+            disk_bytes=sum(size for _, size in _files(tree)) if tree is not None else None,
+        )
+        built = Built(
+            planned=planned,
+            input_digest=digest,
+            manifest=manifest,
+            layers=tuple(part.descriptor.as_json() for part in (*lower, top)),
+            facts={**facts, **checked, **self._compiled, **measured.as_json()},
+            binaries=tuple(planned.binaries),
+        )
+        # The tag keeps the blobs from the garbage collector; the record makes the result finished, so it comes last.
+        layout.tag(layout.resolve(manifest), image_tag(planned.image, digest))
+        runner = self._runner.facts if self._runner is not None else None
+        record = new_record(self.request, planned, built, compressor=compressor_id(how), runner=runner)
+        write_record(self.cache, record)
+        self._tidy(planned)
+        return built
+
+    def _contents(self, planned: Planned) -> Contents:
+        """What is inside an image: from the stage's own sources, and from those of the finished stages below."""
+        inputs = planned.inputs or {}
+        below = stages_below(self.cache, inputs)
+        rows = [recorded_source(self.request, source) for source in planned.sources]
+        return of_sources([*rows, *(row for record in reversed(below) for row in record.sources)], inputs)
+
+    def _write(
+        self,
+        layout: Layout,
+        planned: Planned,
+        layers: tuple[LayerBlob, ...],
+        labels: Mapping[str, str],
+        arch: str,
+        *,
+        entrypoint: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> str:
+        spec = ImageSpec(
+            arch=arch,
+            layers=layers,
+            labels=labels,
+            annotations=standard_annotations(planned.image),
+            entrypoint=tuple(entrypoint),
+            environment=environment or {},
+        )
+        return write_image(layout, spec).digest
+
+    def _tidy(self, planned: Planned) -> None:
+        """Unfinished work is finished: give the disk back. The compiler cache stays."""
+        if self._engine is not None and planned.input_digest is not None:
+            self._engine.drop_cache(planned.name, planned.tree_key)
+        ledger = self.cache.work / self.stage / LEDGER
+        if ledger.exists():
+            ledger.replace(self.cache.kept(self.stage, LEDGER))
+        shutil.rmtree(self.cache.work / self.stage, ignore_errors=True)
+
+
+def _files(tree: Path) -> Iterator[tuple[str, int]]:
+    for folder, _, names in os.walk(tree):
+        for name in names:
+            status = os.lstat(os.path.join(folder, name))  # noqa: PTH118 - a hundred thousand files
+            yield os.path.relpath(os.path.join(folder, name), tree), status.st_size  # noqa: PTH118
+
+
+def largest(tree: Path) -> list[dict[str, Any]]:
+    """The ten largest files below `tree`: path and bytes."""
+    rows = sorted(_files(tree), key=lambda row: (-row[1], row[0]))[:10]
+    return [{"path": f"/{path}", "bytes": size} for path, size in rows]

@@ -1,0 +1,1 @@
+"""The options of an invocation and the request that they make."""
