@@ -29,8 +29,7 @@ from toolchain.stages.aotriton import _DISK as AOTRITON_DISK
 from toolchain.stages.base import _DISK as BASE_DISK
 from toolchain.stages.codegen_library import _DISK as CODEGEN_DISK
 from toolchain.stages.codegen_llvm import _DISK as CODEGEN_LLVM_DISK
-from toolchain.stages.llvm_subset import DISTRIBUTION, FULL_DISK, subset_of
-from toolchain.stages.profile import _DISK as PROFILE_DISK
+from toolchain.stages.llvm_subset import DISTRIBUTION, subset_of
 from toolchain.stages.triton import cross_machines
 from toolchain.stages.triton_source import _DISK as TRITON_DISK
 from toolchain.stages.wheel import _DISK as WHEEL_DISK
@@ -343,9 +342,6 @@ def what_it_takes() -> str:
         "llvm-codegen": CODEGEN_LLVM_DISK,
         "codegen": CODEGEN_DISK,
         "triton": TRITON_DISK,
-        "llvm-instrumented": FULL_DISK,
-        "triton-instrumented": TRITON_DISK,
-        "profile": PROFILE_DISK,
         "aotriton": AOTRITON_DISK,
         "wheel": WHEEL_DISK,
     }

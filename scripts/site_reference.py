@@ -144,7 +144,6 @@ def names() -> str:
              "from a checkout: the first eight digits of the tree's SHA-256"],
             ["`triton-wheel-VERSION-BASE`", "the index's wheel of Triton, in an image with the base's Python"],
             ["`llvm-amdgpu-HASH8`, `triton-codegen-amdgpu-HASH8`", "for Triton 3.9 and later: the LLVM for AMD GPUs, and the library on it"],
-            ["`…-instrumented`, `…-profile`, `…-pgo`", "instrumented LLVM and Triton; the profile; both built with it"],
             ["`kernel-worker-NAME-VERSION-BASE`", "a worker for `aotriton` or `flash-attn`"],
             ["`flash-attn-kernels-VERSION-triton-TRITON-BASE`", "FlashAttention code objects; `-partial-` if not all"],
             ["`toolchain-hip-ROCMS`", "HIP headers and stub libraries to link with"],
@@ -158,7 +157,7 @@ def names() -> str:
         ("TRITON is the first eight digits of Triton's commit, or the version of the index's wheel.\n"),
         ("BASE is the base's name; for your own image (`--base oci:mybase`) it is `local-` and the first eight digits of its"
          " manifest's digest, as in `llvm-triton-f6ded0be-local-0123abcd`.\n"),
-        ("The path in the image never contains the base, the part or `-pgo`: `llvm-triton-f6ded0be-debian13` and"
+        ("The path in the image never contains the base or the part: `llvm-triton-f6ded0be-debian13` and"
         " `llvm-triton-tablegen-f6ded0be` both have `/usr/lib64/llvm-triton-f6ded0be`. AOTriton's is `/usr/lib64/aotriton-HASH8-GPUS`,"
         " FlashAttention's `/usr/lib64/flash-attn-kernels`, Triton's `/usr/lib/toolchain/triton`. `toolchain inspect REF --use` prints"
         " the `COPY` lines.\n"),
@@ -184,7 +183,6 @@ def prebuilt() -> str:
         " listed here are named by their path in the tree.\n"),
         table(["name", "source", "file", "without a decision", "what it is"], rows),
         ("| name | what |\n|---|---|\n| `dask` | Dask and its dependencies, as the index's wheels, in the image of a worker |\n"
-        "| `profile` | a profile of LLVM and Triton: `--source profile=FILE` |\n"
         "| `triton-wheel` | the index's wheel of Triton as a source: `--source triton=pypi:3.7.1` |\n"),
         ("`verify --policy source-only` refuses an image with any of these, except those of `verify --allow-binary NAME`.\n"),
     ])  # fmt: skip

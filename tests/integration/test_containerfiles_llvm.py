@@ -171,22 +171,6 @@ def test_a_portable_layer_on_a_stand_in_base(engine: Engine, clang_workshop: str
     assert "@" not in consumer
 
 
-def test_a_layer_that_counts_on_a_stand_in_base(engine: Engine, clang_workshop: str, tmp_path: Path) -> None:
-    out = tmp_path / "a layer"
-    engine.build(
-        "containerfiles/llvm-profile/Containerfile",
-        *("--build-context", f"llvm={llvm_source(tmp_path / 'llvm')}", "--build-arg", f"BASE={clang_workshop}"),
-        *("--build-context", f"sysroot={old_system(tmp_path / 'old', 31)}", "--build-arg", "GLIBC=2.31"),
-        *("--build-arg", f"PREFIX={PREFIX}", "--build-arg", f"INPUT_DIGEST={tmp_path.name}"),
-        *("--output", f"type=local,dest={out}"),
-    )
-    words = (out / PREFIX.lstrip("/") / "lib/asked").read_text().splitlines()
-    assert "-DTOOLCHAIN_PROFILE=count" in words
-    hooks = [word for word in words if word.startswith("-DCMAKE_PROJECT_LLVM_INCLUDE=")]
-    # The file named later wins, and includes the other one.
-    assert hooks[-1] == "-DCMAKE_PROJECT_LLVM_INCLUDE=/recipe/llvm-config/profiled-llvm.cmake"
-
-
 @pytest.mark.parametrize("glibc", ["2.31", ""], ids=["portable", "for-its-base"])
 def test_a_program_alone_has_its_own_precompiled_header(
     engine: Engine, clang_workshop: str, tmp_path: Path, glibc: str

@@ -37,7 +37,7 @@ def test_stages(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "some"),
     [
-        ("toolchain build ll", ["llvm", "llvm-amdgpu", "llvm-instrumented"]),
+        ("toolchain build ll", ["llvm", "llvm-amdgpu"]),
         ("toolchain plan llvm --triton 3.7", ["3.7.0", "3.7.1"]),
         ("toolchain plan aotriton --aotriton 0.12", ["0.12b", "0.12.1b", "0.12.50tp", "0.12.50tp2"]),
         ("toolchain plan aotriton --gpu gfx11", [gpu for gpu in known_gpus() if gpu.startswith("gfx11")]),

@@ -120,16 +120,11 @@ FOR_A_GPU = {"usr/lib64/llvm-amdgpu-6bc4aaf6/lib/cmake/llvm/LLVMConfig.cmake": b
         ({f"{PREFIX}/bin/mlir-tblgen": b"x"}, "llvm-part", f"COPY --from={REF}@sha256:"),
         (FOR_A_GPU, "llvm-part", "/usr/lib64/llvm-amdgpu-6bc4aaf6 /usr/lib64/llvm-amdgpu-6bc4aaf6"),
         (TRITON, "triton", "python3 -m pip install --no-deps /tmp/triton-3.7.1-py3-none-any.whl"),
-        (
-            {"usr/lib/toolchain/profile/clang": b"x"},
-            "profile",
-            "--source profile=FOLDER-OR-FILE --allow-binary profile",
-        ),
         ({"usr/lib/toolchain/wheels/vllm/__init__.py": b""}, "wheels", f"FROM {REF}@sha256:"),
         ({"usr/share/toolchain/wheels.json": b"{}"}, "wheels", f"FROM {REF}@sha256:"),
         (CACHE, "triton-cache", "/io.triton.cache/ PATH/"),
     ],
-    ids=["aotriton", "kernels", "base", "part", "gpu", "triton", "profile", "wheel", "wheels", "cache"],
+    ids=["aotriton", "kernels", "base", "part", "gpu", "triton", "wheel", "wheels", "cache"],
 )
 def test_the_other_kinds(tmp_path: Path, files: dict[str, bytes], kind: str, line: str) -> None:
     found, _ = use(tmp_path, files)

@@ -104,7 +104,6 @@ def test_the_page_of_costs_names_the_disk_that_a_stage_refuses_to_begin_without(
     told: dict[str, int | None] = {}
     for words in (
         ["triton", "--triton", "3.9.0"],
-        ["profile"],
         ["aotriton", "--aotriton", "0.13b"],
         ["worker"],
         ["wheels", "--base", "debian13"],

@@ -301,7 +301,7 @@ def test_the_image_stays_what_a_folder_is_named_for(shop: Shop) -> None:
 
 def test_what_has_no_files_says_so(tmp_path: Path) -> None:
     records: list[Any] = [SimpleNamespace(stage=stage) for stage in ("base", "kernels", "python")]
-    with pytest.raises(ConfigError, match="--files is for llvm, triton, profile, aotriton"):
+    with pytest.raises(ConfigError, match="--files is for llvm, triton, aotriton"):
         deliver(Cache(tmp_path), records, LayoutRef(tmp_path / "to"), files=True)
 
 

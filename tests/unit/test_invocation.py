@@ -58,9 +58,9 @@ def test_a_glibc_is_said_as_the_environment_takes_it(tmp_path: Path) -> None:
 
 
 def test_a_source_is_named_as_the_record_has_it() -> None:
-    sources = {"llvm": "distro:llvm-toolchain-22=22.1.8", "profile": "local:x.tar.gz"}
+    sources = {"llvm": "distro:llvm-toolchain-22=22.1.8", "triton": "local:x.tar.gz"}
     words = (
-        "toolchain build llvm --base oci: --source llvm=distro:llvm-toolchain-22=22.1.8 --source profile=local:x.tar.gz"
+        "toolchain build llvm --base oci: --source llvm=distro:llvm-toolchain-22=22.1.8 --source triton=local:x.tar.gz"
     )
     assert request_command({"stage": "llvm", "base": "oci:", "sources": sources}) == words
 

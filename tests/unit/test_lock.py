@@ -28,7 +28,7 @@ from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedPatch
         lock(bases=(base(), base(stage="sysroot", arch="arm64"), base(stage="sysroot", arch="s390x", state="open"))),
         lock(bases=(base(stage="sysroot", arch="arm64"),)),
         lock(sources=(), request={}),
-        lock(sources=(), request={"stage": "llvm-instrumented"}),
+        lock(sources=(), request={"stage": "llvm-amdgpu"}),
     ],
 )
 def test_what_is_written_is_read(value: Lock) -> None:

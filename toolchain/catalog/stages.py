@@ -109,7 +109,7 @@ STAGES: tuple[StageRow, ...] = (
     StageRow(
         name="llvm",
         on=("base", "sysroot"),
-        sources={"llvm": _LLVM_LICENSE, "profile": "NOASSERTION"},
+        sources={"llvm": _LLVM_LICENSE},
         license=_LLVM_LICENSE,
         in_all=True,
         all_under="triton",
@@ -125,27 +125,6 @@ STAGES: tuple[StageRow, ...] = (
         machines=("amd64",),
         cross=True,
         in_all=True,
-    ),
-    StageRow(
-        name="llvm-instrumented",
-        on=("base", "sysroot"),
-        sources={"llvm": _LLVM_LICENSE},
-        license=_LLVM_LICENSE,
-        machines=("amd64",),
-    ),
-    StageRow(
-        name="triton-instrumented",
-        on=("base", "sysroot", "python", "llvm-instrumented"),
-        sources={"triton": "MIT"},
-        license="MIT",
-        machines=("amd64",),
-    ),
-    StageRow(
-        name="profile",
-        on=("base", "llvm-instrumented", "triton-instrumented"),
-        sources={"flash-attn": "BSD-3-Clause"},
-        license="NOASSERTION",
-        machines=("amd64",),
     ),
     StageRow(
         name="kernels",

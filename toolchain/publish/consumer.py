@@ -22,11 +22,8 @@ from toolchain.oci.labels import CACHE_MOUNT, INPUT_DIGEST, PARTIAL, TITLE
 from toolchain.oci.layer_files import layer_paths, read_member
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import TAG, Target
-from toolchain.stages.profile import FOLDER as PROFILE
 
-Kind = Literal[
-    "llvm", "llvm-part", "aotriton", "triton", "kernels", "profile", "wheels", "triton-cache", "base", "unknown"
-]  # fmt: skip
+Kind = Literal["llvm", "llvm-part", "aotriton", "triton", "kernels", "wheels", "triton-cache", "base", "unknown"]
 _NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
 # Paths in a layer that identify each kind, whoever made the image. The group is the prefix.
 _PREFIX = r"((?:[A-Za-z0-9._+-]+/)*[A-Za-z0-9._+-]+)"
@@ -35,7 +32,6 @@ _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("aotriton", re.compile(rf"{_PREFIX}/lib(?:64)?/cmake/aotriton/[A-Za-z-]*[cC]onfig\.cmake")),
     ("triton", re.compile(rf"{_PREFIX}/triton-[A-Za-z0-9._+]+\.dist-info/WHEEL")),
     ("kernels", re.compile(r"(usr/lib64/flash-attn-kernels)/.*")),
-    ("profile", re.compile(rf"({PROFILE.lstrip('/')})/.*")),
     ("wheels", re.compile(r"(usr/lib/toolchain/wheels)/.*")),
     ("wheels", re.compile(r"(usr/share/toolchain)/wheels\.json")),
     ("triton-cache", re.compile(rf"({CACHE})/.*")),
@@ -117,7 +113,7 @@ def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") ->
     by_name = name or labels.get(TITLE, "") or where.tag or ""
     source, before = _source(where, top, by_name)
     lines = {
-        "llvm": _llvm, "aotriton": _aotriton, "triton": _triton, "profile": _profile, "wheels": _whole, "base": _whole,
+        "llvm": _llvm, "aotriton": _aotriton, "triton": _triton, "wheels": _whole, "base": _whole,
         "triton-cache": _cache,
     }.get(content.kind, _copy)  # fmt: skip
     unknown = list(_unknown(content))
@@ -227,12 +223,6 @@ def _triton(source: str, content: _Content) -> Iterator[str]:
     yield f"RUN --mount=type=bind,from={source},source=/{content.prefix},target=/mnt/triton \\"
     yield f"    cd /mnt/triton && python3 -m zipfile -c /tmp/{content.wheel} * && \\"
     yield f"    python3 -m pip install --no-deps /tmp/{content.wheel} && rm /tmp/{content.wheel}"
-
-
-def _profile(source: str, content: _Content) -> Iterator[str]:
-    yield "# A profile, by which LLVM and Triton are built; no image needs it. Copy it out, or take the file that"
-    yield "# publish --files wrote beside it, and name it: --source profile=FOLDER-OR-FILE --allow-binary profile"
-    yield from _copy(source, content)
 
 
 def _whole(source: str, _: _Content) -> Iterator[str]:

@@ -149,12 +149,6 @@ def _write_prefix(cache: Cache, record: Record, out: Path) -> list[Path]:
     return [out]
 
 
-@packed_once
-def profile(cache: Cache, record: Record, folder: Path) -> list[Path]:
-    """`llvm-triton-<id>-profile.tar.gz`, as `--source profile=FILE` takes it."""
-    return _write_prefix(cache, record, folder / f"{record.image}.tar.gz")
-
-
 def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
     """The wheels under their own names. A wheel that came from the index is not written: nothing here made it."""
     written = []
@@ -238,6 +232,6 @@ def _all_but(prefix: Path, pack: str) -> tuple[str, ...]:
 
 # What writes the plain form of a stage's record into a folder, in the order of the stages.
 FORMS: dict[str, _Write] = {
-    "llvm": llvm, "triton": wheels, "profile": profile, "aotriton": aotriton,
+    "llvm": llvm, "triton": wheels, "aotriton": aotriton,
     **{row.name: wheels for row in wheel_rows()},
 }  # fmt: skip

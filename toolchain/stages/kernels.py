@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -134,20 +134,17 @@ def compile_setup(
     workspace: Workspace,
     *,
     campaign: str = "",
-    mounts: Sequence[Mount] = (),
-    variables: Mapping[str, str] | None = None,
 ) -> CompileSetup:
     """The environment in which the kernels are compiled."""
     from toolchain.kernels.worker import CompileSetup  # noqa: PLC0415 - a plan compiles nothing
 
     image = workspace.image_to_run(triton)
     mounts = [
-        *mounts,
         Mount(source, PROJECT.source),
         Mount(recipe.root() / "aotriton", f"{RECIPE}/aotriton"),
         Mount(out, "/out", read_only=False),
     ]
-    env = {**PROJECT.variables, **allocator(workspace.request), **(variables or {})}
+    env = {**PROJECT.variables, **allocator(workspace.request)}
     return CompileSetup(
         start=partial(workspace.worker, image, COMMAND, mounts=mounts, env=env),
         naming=PROJECT.naming(source, layer_digests(triton, workspace.cache)),

@@ -35,9 +35,6 @@ from toolchain.sources.tree import Source, require
 from toolchain.stages.llvm_subset import MLIR_TBLGEN, SUPPORT, TABLEGEN, LlvmSubset, subset_of
 from toolchain.stages.llvm_version import major, major_of, version_of_tree
 from toolchain.stages.prebuilt import take_in
-from toolchain.stages.profile_use import LLVM_RECIPE as PROFILE_RECIPE
-from toolchain.stages.profile_use import SOURCE as PROFILE
-from toolchain.stages.profile_use import check_profile, profile_source, require_portable
 from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
 
 DEFAULT_TRITON = "3.7.1"
@@ -112,14 +109,9 @@ def refined(details: LlvmDetails, version: str, request: Request) -> LlvmDetails
 
 @dataclass(frozen=True)
 class LlvmStage:
-    """See `Stage`.
-
-    Args:
-        instrumented: whether its functions count what runs.
-    """
+    """Builds LLVM, or a part of it, against a base or against the portable floor."""
 
     name: str = "llvm"
-    instrumented: bool = False
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[LlvmDetails]:
         spec = request.sources.get("llvm")
@@ -130,19 +122,13 @@ class LlvmStage:
         known = major_of(source)
         needs = llvm_needs(request, known)
         part, cross = subset_of(request.only, needs), request.arch[0] != this_machine()
-        if self.instrumented:
-            require_portable(request)
-        used = None if self.instrumented else profile_source(request)
-        profile = () if used is None else (used,)
-        # What shapes it besides the recipe of every layer; the folder of its Containerfile is the first.
-        own = PROFILE_RECIPE if self.instrumented or profile else part.recipe
         details = LlvmDetails(
             needs=needs,
             by_version=triton_of(request) is None,
             version=known,
             part=part,
             cross=cross,
-            folder=next(iter(own), f"containerfiles/{'llvm-portable' if request.glibc else 'llvm'}"),
+            folder=next(iter(part.recipe), f"containerfiles/{'llvm-portable' if request.glibc else 'llvm'}"),
         )
         prefix = f"/usr/lib64/llvm-triton-{source.short_id}"
         details.check(source)
@@ -153,7 +139,7 @@ class LlvmStage:
         portable = PORTABLE_RECIPE if request.glibc else ()
         more = {
             "parts": list(part_of("llvm", tests=True).taken),
-            "recipe": {**recipe_files(request.arch[0], cross=cross), **digests(*portable, *own)},
+            "recipe": {**recipe_files(request.arch[0], cross=cross), **digests(*portable, *part.recipe)},
             "prefix": prefix,
             "projects": list(part.projects),
             "components": list(part.components) if part.target == "distribution" else [],
@@ -164,23 +150,19 @@ class LlvmStage:
             **({"headers": list(part.headers)} if part.headers else {}),
             **({"glibc": request.glibc} if request.glibc else {}),
             **({"native": list(part.native)} if cross else {}),
-            **({"instrumented": True} if self.instrumented else {}),
         }
         bound = "" if request.glibc else f"-{dependencies['base'].details.name}"
-        made = "-instrumented" if self.instrumented else "-pgo" if profile else ""
         return Planned(
             name=self.name,
-            image=f"{part.stem}-{source.short_id}{bound}{made}",
+            image=f"{part.stem}-{source.short_id}{bound}",
             inputs=stage_inputs(
-                self.name, request, {**under, "sources": source_inputs([source, *profile], request.patches)}, more
+                self.name, request, {**under, "sources": source_inputs([source], request.patches)}, more
             ),
-            sources=(source, *profile),
-            binaries=(PROFILE,) if profile else (),
+            sources=(source,),
             partial=part.label,
             disk=part.disk,
             engine=True,
-            # What links an instrumented library needs the compiler's own for it.
-            has_contract_check=_proves(part, cross) and not self.instrumented,
+            has_contract_check=_proves(part, cross),
             prefix=prefix,
             serves=details.serves,
             note=details.note if details.by_version else "",
@@ -193,12 +175,7 @@ class LlvmStage:
         proved = request.contract and planned.has_contract_check
         emulate = emulator(arch) if cross and proved else None
         workspace.step("source")
-        contexts = {}
-        if len(planned.sources) > 1:  # the small one first: it may not fit
-            contexts[PROFILE] = workspace.fetch(planned.sources[1]).path
-            check_profile(contexts[PROFILE], source, request.patches)
         source = workspace.fetch(source)
-        contexts["llvm"] = source.path
         version = version_of_tree(source.path)
         details = refined(planned.details, version, request)
         needs, part = details.needs, details.part
@@ -233,7 +210,7 @@ class LlvmStage:
                     "LINK_JOBS": str(workspace.jobs("link")),
                     "INPUT_DIGEST": str(planned.input_digest),
                 },
-                contexts={**contexts, **({"sysroot": system} if system else {})},
+                contexts={"llvm": source.path, **({"sysroot": system} if system else {})},
                 cache_key=planned.tree_key,
                 steps=_CROSS_WEIGHTS if cross else _WEIGHTS,
                 ninja=ninja_of("llvm", part.name),
@@ -260,7 +237,6 @@ class LlvmStage:
             labels=image_labels(
                 planned,
                 revision=source.ref,
-                binaries=planned.binaries if PROFILE in contexts else None,
                 more=floor_labels(request.glibc) if request.glibc else None,
             ),
             check=check if proved else None,

@@ -87,24 +87,6 @@ def _triton(request: Request) -> Stage:
     return triton.of_request(request)
 
 
-def _llvm_instrumented(_: Request) -> Stage:
-    from toolchain.stages.llvm import LlvmStage
-
-    return LlvmStage(name="llvm-instrumented", instrumented=True)
-
-
-def _triton_instrumented(request: Request) -> Stage:
-    from toolchain.stages.triton_portable import instrumented
-
-    return instrumented(request)
-
-
-def _profile(_: Request) -> Stage:
-    from toolchain.stages.profile import ProfileStage
-
-    return ProfileStage()
-
-
 def _kernels(_: Request) -> Stage:
     from toolchain.stages.kernels import KernelsStage
 
@@ -181,9 +163,6 @@ MAKERS: dict[str, Callable[[Request], Stage | None]] = {
     "python": _python,
     "llvm": _llvm,
     "triton": _triton,
-    "llvm-instrumented": _llvm_instrumented,
-    "triton-instrumented": _triton_instrumented,
-    "profile": _profile,
     "kernels": _kernels,
     "hip": _hip,
     "aotriton": _aotriton,

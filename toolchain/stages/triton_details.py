@@ -36,7 +36,6 @@ class TritonDetails:
     pythons: tuple[str, ...]
     held: str = ""
     cross: bool = False
-    profile: Source | None = None
 
     @classmethod
     def of(cls, request: Request, dependencies: Mapping[str, Planned], pythons: tuple[str, ...]) -> TritonDetails:

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.codegen import Codegen
@@ -20,15 +20,10 @@ from toolchain.core.errors import UnsupportedError
 from toolchain.core.filesystem import emptied
 from toolchain.core.recipe import COMPILER_CACHE, Mount, digests
 from toolchain.request.model import Request
-from toolchain.stages.codegen_choice import rules_of
 from toolchain.stages.codegen_library import where
-from toolchain.stages.profile_use import DATA, check_profile, profile_source, require_portable, triton_options
-from toolchain.stages.profile_use import SOURCE as PROFILE
-from toolchain.stages.profile_use import TRITON_RECIPE as PROFILE_RECIPE
 from toolchain.stages.python import own_python
 from toolchain.stages.stage import Built, Planned, Workspace
 from toolchain.stages.triton_details import TritonDetails
-from toolchain.stages.triton_origin import from_source
 from toolchain.stages.triton_source import (
     build_wheels,
     check_compiles,
@@ -43,22 +38,15 @@ from toolchain.stages.triton_tree import python_requires, setup_text
 from toolchain.stages.triton_wheel import unzip
 
 RECIPE = "triton-portable"
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
 class TritonPortableStage:
-    """See `Stage`.
-
-    Args:
-        instrumented: whether it is built on the instrumented LLVM, and is instrumented too.
-    """
+    """Builds a wheel of Triton for each Python on the portable LLVM."""
 
     name: str = "triton"
-    instrumented: bool = False
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[TritonDetails]:
-        dependencies = _with_llvm(dependencies)
         details = TritonDetails.of(request, dependencies, tuple(dependencies["python"].details.systems))
         if details.tree is not None:
             check_pythons(details.pythons, details.tree, details.source.ref)
@@ -67,7 +55,6 @@ class TritonPortableStage:
             details,
             cross=cross,
             held=details.pythons[-1] if cross else _own_among(request, details.pythons),
-            profile=None if self.instrumented else profile_source(request),
         )
         files = [
             COMPILER_CACHE,
@@ -75,28 +62,19 @@ class TritonPortableStage:
             "containerfiles/triton/setup.sh",
             "llvm-config/cross.cmake" if cross else "llvm-config/portable.cmake",
         ]
-        if self.instrumented or details.profile is not None:
-            files += PROFILE_RECIPE
         more = {"glibc": request.glibc, **({"stable_abi": True} if details.bindings.stable else {})}
-        planned = plan_from_source(request, dependencies, details, recipe=digests(*files), more=more)
-        if self.instrumented:
-            own = {"stage": self.name, "instrumented": True}
-            inputs = None if planned.inputs is None else {**planned.inputs, **own}
-            return replace(planned, name=self.name, image=f"{planned.image}-instrumented", inputs=inputs)
-        if details.profile is not None:
-            return replace(planned, image=f"{planned.image}-pgo", binaries=tuple(sorted({*planned.binaries, PROFILE})))
-        return planned
+        return plan_from_source(request, dependencies, details, recipe=digests(*files), more=more)
 
     def build(self, planned: Planned[TritonDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         from toolchain.stages.codegen_check import check_in_wheel  # noqa: PLC0415 - plans need no reader of ELF
         from toolchain.stages.wheel_check import check_wheel  # noqa: PLC0415
 
-        dependencies, request = _with_llvm(dependencies), workspace.request
+        request = workspace.request
         arch = request.arch[0]
         emulate = emulator(arch, proof=False) if planned.details.cross else None
         taken = take_source(planned, dependencies, workspace)
         details = taken.planned.details
-        versions, cross, rules, profile = details.pythons, details.cross, details.rules, details.profile
+        versions, cross, rules = details.pythons, details.cross, details.rules
         check_pythons(versions, taken.source.path, taken.source.ref)
         contexts = {
             "sysroot": workspace.unpack(dependencies["sysroot"]),
@@ -105,24 +83,14 @@ class TritonPortableStage:
         if emulate is not None:
             contexts["emulator"] = _folder_of(emulate, workspace)
         libraries = [dict(dependencies[rule.stage].facts["codegen"]) for rule in rules]
-        laid = _lay_libraries(rules, dependencies, workspace)
-        if rules or profile is not None:
-            contexts["codegen"] = laid
+        if rules:
+            contexts["codegen"] = _lay_libraries(rules, dependencies, workspace)
         args = {
             "PYTHONS": " ".join(versions),
             "ARCH": arch,
             "BINDINGS": details.bindings.project,
             **({"STABLE_ABI": "ON"} if details.bindings.stable else {}),
         }
-        if self.instrumented:
-            # Upstream's tests would take hours, and show nothing that they do not show for the plain build.
-            args |= {"CMAKE_EXTRA": triton_options(None), "LIT": "OFF"}
-        elif profile is not None:
-            tree = workspace.fetch(profile).path
-            check_profile(tree, dependencies["llvm"].planned.sources[0], request.patches)
-            (laid / "tree" / PROFILE).mkdir(parents=True)
-            shutil.copy(tree / DATA, laid / "tree" / PROFILE / DATA)
-            args["CMAKE_EXTRA"] = triton_options(f"/build/src/{PROFILE}/{DATA}")
         out = build_wheels(RECIPE, taken, dependencies, workspace, args=args, contexts=contexts)
         wheels = {version: for_python(wheels_in(out), version) for version in versions}
         carried = {rule.installed: str(library["sha256"]) for rule, library in zip(rules, libraries, strict=True)}
@@ -152,35 +120,7 @@ class TritonPortableStage:
             check=check,
             facts=facts,
             with_base=not cross,
-            tested=not cross and not self.instrumented,
         )
-
-
-def instrumented(request: Request) -> TritonPortableStage:
-    """The instrumented stage.
-
-    Raises:
-        UnsupportedError: it is for a base; or Triton is a wheel, or has LLVMs for GPUs of their own.
-    """
-    require_portable(request)
-    if not from_source(request):
-        raise UnsupportedError(
-            "no profile is made of a Triton that is a wheel",
-            why="both LLVM and Triton are compiled with counters",
-            fix="name Triton's source: --source triton=PATH, or --triton VERSION",
-        )
-    if rules := rules_of(request):
-        raise UnsupportedError(
-            f"no profile is made of a Triton with a separate LLVM for {', '.join(rule.target for rule in rules)}",
-            why="its kernels are compiled by that LLVM, which is not instrumented",
-            fix="take a Triton with one LLVM, 3.8 or earlier",
-        )
-    return TritonPortableStage(name="triton-instrumented", instrumented=True)
-
-
-def _with_llvm(dependencies: Mapping[str, _Value]) -> dict[str, _Value]:
-    """The stages below, the instrumented LLVM in the place of the other."""
-    return {name.removesuffix("-instrumented"): dependency for name, dependency in dependencies.items()}
 
 
 def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], workspace: Workspace) -> Path:

@@ -248,21 +248,20 @@ def finish(
     check: Callable[[str], Mapping[str, Any]],
     facts: Mapping[str, Any] | None = None,
     with_base: bool = True,
-    tested: bool = True,
 ) -> Built:
     """Keep every wheel, and make the image of the one that runs in it.
 
     Args:
         wheel: what the image holds, unpacked below `SITE`.
         check: of the image in a container, when a contract check is requested.
-        with_base: whether the base's layers are below; its programs are this machine's.
-        tested: whether the recipe runs upstream's tests.
+        with_base: whether the image stands on the base's layers, which a wheel of another machine cannot. The recipe
+            runs upstream's tests only then.
     """
     request = workspace.request
     known = {
         "wheels": [keep_wheel(file, workspace.cache) for file in wheels_in(out)],
         "auditwheel": read_built(out, "auditwheel.txt"),
-        "lit": lit(out, required=request.contract and tested),
+        "lit": lit(out, required=request.contract and with_base),
         "found_binaries": taken.intake.rows(taken.findings),
         "seconds_by_kind": {path.stem: ninja_seconds(path) for path in sorted(out.glob("ninja-*.log"))},
         **(facts or {}),
