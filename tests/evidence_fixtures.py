@@ -33,7 +33,7 @@ from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages.base import BaseStage, recipe_digest, write_packages
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.python import PythonStage, pythons
-from toolchain.stages.stage import Built, Stage
+from toolchain.stages.stage import Built, LayerContent, Stage
 from toolchain.stages.sysroot import SysrootStage, sysroot_system
 from toolchain.stages.torch import TorchStage, torch_of
 from toolchain.trust import attest, dsse
@@ -262,7 +262,7 @@ def finished_llvm(
         workspace = BuildWorkspace(
             request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch
         )
-        return workspace.finish(planned, tree=tree, facts=dict(facts or {}))
+        return workspace.finish(planned, LayerContent(tree=tree), facts=dict(facts or {}))
 
 
 def _finished(stage: Stage, request: Request, work: Path) -> Built:
@@ -275,7 +275,7 @@ def _finished(stage: Stage, request: Request, work: Path) -> Built:
         workspace = BuildWorkspace(
             request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch
         )
-        return workspace.finish(planned, tree=tree, facts={"packages": 1}, compress=False)
+        return workspace.finish(planned, LayerContent(tree=tree, compress=False), facts={"packages": 1})
 
 
 TOOL = "usr/lib64/thing/bin/tool"

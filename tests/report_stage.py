@@ -14,7 +14,16 @@ from toolchain.oci.layout import Layout
 from toolchain.request.model import Request
 from toolchain.sources.resolve import locate
 from toolchain.sources.unpack import unpack_tar
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels, source_inputs
+from toolchain.stages.stage import (
+    Built,
+    ImageParts,
+    LayerContent,
+    Planned,
+    Workspace,
+    common_inputs,
+    image_labels,
+    source_inputs,
+)
 
 HERE = Path(__file__).parent
 FILE = "usr/share/report/report.txt"
@@ -57,7 +66,9 @@ class ReportStage:
             tree = workspace.work() / "tree"
             (tree / FILE).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source.path / "report.txt", tree / FILE)
-        return workspace.finish(planned, tree=tree, facts={}, labels=image_labels(planned, revision=source.ref))
+        return workspace.finish(
+            planned, LayerContent(tree=tree), ImageParts(labels=image_labels(planned, revision=source.ref)), facts={}
+        )
 
 
 def text(cache: Cache, record: Record, folder: Path) -> list[Path]:

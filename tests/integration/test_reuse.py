@@ -26,7 +26,7 @@ from toolchain.pipeline.reuse import Reuse, reference, take
 from toolchain.pipeline.run import build
 from toolchain.request.model import Request
 from toolchain.stages.base import BaseStage
-from toolchain.stages.stage import Built, Planned, Workspace
+from toolchain.stages.stage import Built, LayerContent, Planned, Workspace
 from toolchain.trust.keys import load_public, new_key
 
 pytestmark = pytest.mark.registry
@@ -130,7 +130,7 @@ def test_what_does_not_verify_is_built(
         tree = workspace.work() / "tree"
         (tree / "etc").mkdir(parents=True)
         (tree / "etc" / "os-release").write_text("ID=debian\n")
-        return workspace.finish(planned, tree=tree, facts={"packages": 1}, compress=False)
+        return workspace.finish(planned, LayerContent(tree=tree, compress=False), facts={"packages": 1})
 
     monkeypatch.setattr(BaseStage, "build", by_hand)
     request = Request(cache=two.other)

@@ -40,7 +40,7 @@ from toolchain.sources.tree import Source
 from toolchain.stages import base, python, sysroot
 from toolchain.stages.codegen_choice import codegen_pins, codegen_source, compare_pins
 from toolchain.stages.codegen_library import read_files
-from toolchain.stages.stage import Planned
+from toolchain.stages.stage import LayerContent, Planned
 from toolchain.stages.triton_tree import bindings_of, check_no_download
 from toolchain.trust.attest import provenance
 from toolchain.trust.sbom import sbom
@@ -403,7 +403,7 @@ def finish_all(request: Request, work: Path) -> list[Planned]:
             workspace = BuildWorkspace(
                 request=request, log=work / "log", progress=progress, stage=f"a-{stage.name}", prefetch=prefetch
             )
-            workspace.finish(stage, tree=work / stage.name, facts={})
+            workspace.finish(stage, LayerContent(tree=work / stage.name), facts={})
     return stages
 
 

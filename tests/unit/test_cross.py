@@ -42,7 +42,7 @@ from toolchain.request.model import Request
 from toolchain.stages import base, contract, sysroot
 from toolchain.stages.contract import CrossTarget, check_part
 from toolchain.stages.llvm_subset import DISTRIBUTION, SUPPORT, TABLEGEN, subset_of
-from toolchain.stages.stage import Planned
+from toolchain.stages.stage import LayerContent, Planned
 
 NEEDS = needs_for("3.7.1")
 OTHERS = ["arm64", "ppc64le", "s390x"]
@@ -317,7 +317,9 @@ def finish_stage(request: Request, planned: Planned, arch: str, work: Path, *, p
         workspace = BuildWorkspace(
             request=request, log=work / "log", progress=progress, stage=f"t-{arch}", prefetch=prefetch
         )
-        workspace.finish(replace(planned, partial=partial or planned.partial), tree=tree, facts={"prefix": "/usr"})
+        workspace.finish(
+            replace(planned, partial=partial or planned.partial), LayerContent(tree=tree), facts={"prefix": "/usr"}
+        )
 
 
 def planned_name(request: Request) -> str:

@@ -51,7 +51,7 @@ from toolchain.sources.mirrors import Mirror
 from toolchain.sources.tree import Source
 from toolchain.stages import base
 from toolchain.stages.llvm import LlvmStage
-from toolchain.stages.stage import Built, Planned, Stage, Workspace
+from toolchain.stages.stage import Built, ContractCheck, LayerContent, Planned, Stage, Workspace
 from toolchain.stages.sysroot import SysrootStage
 
 SOURCE = Source(
@@ -352,7 +352,7 @@ def test_a_layer_that_breaks_its_contract_is_not_recorded(tmp_path: Path) -> Non
             _engine=engine,
         )  # fmt: skip
         with pytest.raises(ContractError):
-            workspace.finish(row, tree=tree, facts={}, check=broken, check_on=dependencies)
+            workspace.finish(row, LayerContent(tree=tree), facts={}, check=ContractCheck(run=broken, on=dependencies))
     assert find(cache, row) is None
     assert not [name for name in Layout(cache.images).refs() if "llvm" in name]
     assert forgotten == ["candidate"]

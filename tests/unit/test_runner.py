@@ -33,7 +33,7 @@ from toolchain.pipeline.records import read_record
 from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.request import option_values
 from toolchain.request.model import Request, options
-from toolchain.stages.stage import Workspace
+from toolchain.stages.stage import ContractCheck, LayerContent, Workspace
 
 FACTS = {"program": "docker", "version": "99.1", "interfaces": 0, "lacks": []}
 
@@ -138,7 +138,9 @@ def test_checks_and_kernels_go_to_the_runner_and_builds_to_buildah(
         assert workspace.image(base).startswith("buildah:")
         with workspace.worker(workspace.image_to_run(base), ["worker"], mounts=[], env={}):
             pass
-        workspace.finish(one, tree=tree, facts={"total_seconds": 1}, check=check, check_on=base)
+        workspace.finish(
+            one, LayerContent(tree=tree), facts={"total_seconds": 1}, check=ContractCheck(run=check, on=base)
+        )
     name = base.planned.image
     assert asked == [
         f"buildah gets {name}", f"docker gets {name}", f"worker in docker:{name}", "docker gets image-of-llvm-check",

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +21,7 @@ from toolchain.core.recipe import CCACHE_MOUNT, Mount, Recipe
 from toolchain.core.record import LayerFacts
 from toolchain.oci.image import ImageSpec, LayerBlob, add_layer, read_layers, standard_annotations, write_image
 from toolchain.oci.labels import INPUT_DIGEST
-from toolchain.oci.layer import Compression, compressor_id, normalise_tar, write_layer
+from toolchain.oci.layer import Compression, Layer, compressor_id, normalise_tar, write_layer
 from toolchain.oci.layer import compress as compress_layer
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.compiler_cache import NONE, using
@@ -30,7 +30,7 @@ from toolchain.pipeline.prefetch import Prefetch
 from toolchain.pipeline.records import image_tag, new_record, recorded_source, stages_below, write_record
 from toolchain.request.model import Request
 from toolchain.sources.tree import FetchedSource, Source
-from toolchain.stages.stage import Built, Planned
+from toolchain.stages.stage import PLAIN, Built, ContractCheck, ImageParts, LayerContent, Planned
 from toolchain.trust.contents import Contents, of_sources
 
 if TYPE_CHECKING:
@@ -185,53 +185,34 @@ class BuildWorkspace:
     def finish(
         self,
         planned: Planned,
+        content: LayerContent,
+        image: ImageParts = PLAIN,
         *,
-        tree: Path | None = None,
-        tar: Path | None = None,
-        normalise: bool = True,
-        under: Built | None = None,
-        compress: bool = True,
         facts: Mapping[str, Any],
-        labels: Mapping[str, str] | None = None,
-        entrypoint: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-        beside: Sequence[Built] = (),
-        check: Callable[[str], Mapping[str, Any]] | None = None,
-        check_on: Built | None = None,
+        check: ContractCheck | None = None,
     ) -> Built:
         layout = Layout(self.cache.images).ensure()
         self.step("layer")
-        raw = self.work() / "layer.tar"
-        if tar is not None:
-            layer = normalise_tar(tar, raw)
-        else:
-            assert tree is not None  # noqa: S101 - one of the two
-            # A tree with owners was made by the engine, whose root has a different id.
-            first = 0 if normalise else self.engine.first_id
-            layer = write_layer(tree, raw, normalise=normalise, first_id=first)
-        below = [read_layers(layout, layout.resolve(part.manifest)) for part in (under, *beside) if part is not None]
+        layer = self._write_layer(content)
+        below = [read_layers(layout, layout.resolve(part.manifest)) for part in (image.under, *image.beside) if part]
         lower = tuple({layer.diff_id: layer for layers in below for layer in layers}.values())
-        labels = {**(labels or {}), **self._contents(planned).labels(), INPUT_DIGEST: str(planned.input_digest)}
+        labels = {**image.labels, **self._contents(planned).labels(), INPUT_DIGEST: str(planned.input_digest)}
         checked: dict[str, Any] = {}
         if check is not None:
             plain = add_layer(layout, compress_layer(layer, self.work() / "plain", "none"), created_by=planned.name)
-            base = lower if check_on is None else read_layers(layout, layout.resolve(check_on.manifest))
-            # Containers of it run here, whatever the layer is for.
-            candidate = self._write(layout, planned, (*base, plain), {}, this_machine(), environment=environment)
-            image = self.runner.ensure_image(f"{planned.image}-check", self.cache.images, candidate)
+            base = lower if check.on is None else read_layers(layout, layout.resolve(check.on.manifest))
+            parts = ImageParts(environment=image.environment)
+            # Containers of the candidate run on this machine, whatever architecture the layer is for.
+            candidate = self._write(layout, planned, (*base, plain), parts, arch=this_machine())
             try:
-                checked = dict(check(image))
+                checked = self._check(planned, candidate, check)
             finally:
-                self.runner.forget_image(image)
-                layout.forget(candidate, *([plain.descriptor.digest] if compress else []))
-        how: Compression = "gzip" if compress else "none"
-        self.step("compress" if compress else "store")
+                layout.forget(candidate, *([plain.descriptor.digest] if content.compress else []))
+        how: Compression = "gzip" if content.compress else "none"
+        self.step("compress" if content.compress else "store")
         blob = compress_layer(layer, self.work() / "blob", how)
         top = add_layer(layout, blob, created_by=f"toolchain {planned.name}", move=True)
-        arch = self.request.arch[0]
-        manifest = self._write(
-            layout, planned, (*lower, top), labels, arch, entrypoint=entrypoint, environment=environment
-        )
+        manifest = self._write(layout, planned, (*lower, top), replace(image, labels=labels), arch=self.request.arch[0])
         digest = planned.input_digest
         assert digest is not None  # noqa: S101 - a stage is only built on locked ones; base resolves itself first
         self.progress.step("done")
@@ -241,8 +222,8 @@ class BuildWorkspace:
             diff_id=layer.diff_id,
             seconds=self.progress.summary(),
             total_seconds=round(time.monotonic() - self._started, 1),
-            largest=tuple(largest(tree)) if tree is not None else (),
-            disk_bytes=sum(size for _, size in _files(tree)) if tree is not None else None,
+            largest=tuple(largest(content.tree)) if content.tree is not None else (),
+            disk_bytes=sum(size for _, size in _files(content.tree)) if content.tree is not None else None,
         )
         built = Built(
             planned=planned,
@@ -260,6 +241,24 @@ class BuildWorkspace:
         self._tidy(planned)
         return built
 
+    def _write_layer(self, content: LayerContent) -> Layer:
+        """Write the uncompressed layer."""
+        raw = self.work() / "layer.tar"
+        if content.tar is not None:
+            return normalise_tar(content.tar, raw)
+        assert content.tree is not None  # noqa: S101 - one of the two
+        # The engine made a tree with owners, and its root has a different id.
+        first = 0 if content.normalise else self.engine.first_id
+        return write_layer(content.tree, raw, normalise=content.normalise, first_id=first)
+
+    def _check(self, planned: Planned, candidate: str, check: ContractCheck) -> dict[str, Any]:
+        """Run a contract check on the candidate with this manifest digest, and return the facts that it found."""
+        name = self.runner.ensure_image(f"{planned.image}-check", self.cache.images, candidate)
+        try:
+            return dict(check.run(name))
+        finally:
+            self.runner.forget_image(name)
+
     def _contents(self, planned: Planned) -> Contents:
         """What is inside an image: from the stage's own sources, and from those of the finished stages below."""
         inputs = planned.inputs or {}
@@ -272,19 +271,17 @@ class BuildWorkspace:
         layout: Layout,
         planned: Planned,
         layers: tuple[LayerBlob, ...],
-        labels: Mapping[str, str],
-        arch: str,
+        image: ImageParts,
         *,
-        entrypoint: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
+        arch: str,
     ) -> str:
         spec = ImageSpec(
             arch=arch,
             layers=layers,
-            labels=labels,
+            labels=image.labels,
             annotations=standard_annotations(planned.image),
-            entrypoint=tuple(entrypoint),
-            environment=environment or {},
+            entrypoint=tuple(image.entrypoint),
+            environment=image.environment,
         )
         return write_image(layout, spec).digest
 

@@ -56,7 +56,17 @@ from toolchain.stages.kernel_workers import (
     part_of_kernels,
 )
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
-from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
+from toolchain.stages.stage import (
+    Built,
+    ContractCheck,
+    ImageParts,
+    LayerContent,
+    Planned,
+    Workspace,
+    image_labels,
+    source_inputs,
+    stage_inputs,
+)
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
 # Beside upstream's own signature in each pack: which kernels are in it, and where some are missing, that.
@@ -150,7 +160,15 @@ class AotritonStage:
             planned = replace(planned, partial=text, binaries=intake.binaries(planned.binaries))
             done = workspace.finish(
                 planned,
-                tree=tree,
+                LayerContent(tree=tree),
+                ImageParts(
+                    labels=image_labels(
+                        planned,
+                        revision=source.ref,
+                        binaries=planned.binaries,
+                        more={labels.GPUS: ",".join(gpus), labels.KERNELS: json.dumps(result.counts(), sort_keys=True)},
+                    )
+                ),
                 facts={
                     "prefix": prefix,
                     **linked,
@@ -168,14 +186,9 @@ class AotritonStage:
                     "against_upstream": dict(made.against),
                     **({"numbers": dict(made.numbers)} if made.numbers else {}),
                 },
-                labels=image_labels(
-                    planned,
-                    revision=source.ref,
-                    binaries=planned.binaries,
-                    more={labels.GPUS: ",".join(gpus), labels.KERNELS: json.dumps(result.counts(), sort_keys=True)},
-                ),
-                check=_check(library, dependencies, workspace, generation) if request.contract else None,
-                check_on=dependencies["base"],
+                check=ContractCheck(run=_check(library, dependencies, workspace, generation), on=dependencies["base"])
+                if request.contract
+                else None,
             )
             whole = not made.partial and not result.bad
             if whole and not lacking(gpus, generation):

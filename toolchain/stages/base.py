@@ -23,7 +23,7 @@ from toolchain.core.recipe import Recipe
 from toolchain.oci.layout import Layout
 from toolchain.request.model import Request
 from toolchain.sources.network import network_environment
-from toolchain.stages.stage import Built, Planned, Workspace, common_inputs, image_labels
+from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace, common_inputs, image_labels
 from toolchain.stages.start import pull_start
 
 # Runs inside the new root before its package lists go: name, version, architecture, SHA-256 of all that is installed.
@@ -94,11 +94,9 @@ class BaseStage:
         resolved = replace(planned, inputs=package_inputs("base", recipe.name, lock, workspace.request))
         built = workspace.finish(
             resolved,
-            tar=tar,
+            LayerContent(tar=tar, normalise=False, compress=False),
+            ImageParts(labels=image_labels(resolved, of=recipe.name)),
             facts={"packages": len(lock["packages"])},
-            normalise=False,
-            compress=False,
-            labels=image_labels(resolved, of=recipe.name),
         )
         write_packages(workspace.cache.package_list("base", recipe.name, recipe.arch), lock)
         tar.unlink(missing_ok=True)
@@ -252,7 +250,7 @@ def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspa
     listing.unlink()
     resolved = replace(planned, inputs=package_inputs("base", recipe.name, lock, workspace.request))
     facts = {"packages": len(lock["packages"]), "start": {"image": recipe.image, "manifest": start.manifest}}
-    built = workspace.finish(resolved, tree=tree, facts=facts, normalise=False, compress=False)
+    built = workspace.finish(resolved, LayerContent(tree=tree, normalise=False, compress=False), facts=facts)
     write_packages(workspace.cache.package_list("base", recipe.name, recipe.arch), lock)
     return built
 

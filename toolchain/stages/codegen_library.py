@@ -20,7 +20,16 @@ from toolchain.core.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request.model import Request
 from toolchain.stages.codegen_choice import triton_here
 from toolchain.stages.prebuilt import choices, take_in
-from toolchain.stages.stage import Built, Planned, Workspace, image_labels, stage_inputs
+from toolchain.stages.stage import (
+    Built,
+    ContractCheck,
+    ImageParts,
+    LayerContent,
+    Planned,
+    Workspace,
+    image_labels,
+    stage_inputs,
+)
 from toolchain.stages.triton_origin import triton_source
 
 RECIPE = "containerfiles/triton-codegen"
@@ -128,12 +137,13 @@ class CodegenLibraryStage:
 
         return workspace.finish(
             replace(planned, binaries=intake.binaries(planned.binaries)),
-            tree=tree,
+            LayerContent(tree=tree),
+            ImageParts(labels=image_labels(planned, revision=source.ref)),
             facts={"codegen": facts},
-            labels=image_labels(planned, revision=source.ref),
-            # Another machine's is asked when its wheel is tried.
-            check=check if request.contract and arch == this_machine() else None,
-            check_on=dependencies["base"],
+            # A library for another machine is checked when its wheel is.
+            check=ContractCheck(run=check, on=dependencies["base"])
+            if request.contract and arch == this_machine()
+            else None,
         )
 
 

@@ -17,7 +17,17 @@ from toolchain.sources.resolve import part_of
 from toolchain.sources.tree import require
 from toolchain.stages.codegen_choice import codegen_source
 from toolchain.stages.llvm import PORTABLE_RECIPE, floor_labels, recipe_files, take_in_llvm
-from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
+from toolchain.stages.stage import (
+    Built,
+    ContractCheck,
+    ImageParts,
+    LayerContent,
+    Planned,
+    Workspace,
+    image_labels,
+    source_inputs,
+    stage_inputs,
+)
 
 RECIPE = "containerfiles/llvm-codegen"
 # Tree, ccache and installed copy together: estimated from 22.1.8, whose steps it has nearly half of.
@@ -130,11 +140,10 @@ class CodegenLlvmStage:
 
         return workspace.finish(
             planned,
-            tree=tree,
+            LayerContent(tree=tree),
+            ImageParts(labels=image_labels(planned, revision=source.ref, more=floor_labels(request.glibc))),
             facts={"prefix": prefix, **intake_facts},
-            labels=image_labels(planned, revision=source.ref, more=floor_labels(request.glibc)),
-            check=check if request.contract else None,
-            check_on=dependencies["base"],
+            check=ContractCheck(run=check, on=dependencies["base"]) if request.contract else None,
         )
 
 

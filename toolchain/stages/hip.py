@@ -22,7 +22,16 @@ from toolchain.request.model import Request
 from toolchain.sources.patch import copy_tree
 from toolchain.sources.spec import SourceSpec, of_folder
 from toolchain.sources.tree import Source, check_links
-from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
+from toolchain.stages.stage import (
+    Built,
+    ImageParts,
+    LayerContent,
+    Planned,
+    Workspace,
+    image_labels,
+    source_inputs,
+    stage_inputs,
+)
 
 LOG = logging.getLogger(__name__)
 RECIPE = "containerfiles/hip"
@@ -118,10 +127,9 @@ class HipStage:
         _write_pc(place, libraries())
         return workspace.finish(
             planned,
-            tree=tree,
+            LayerContent(tree=tree, compress=False),
+            ImageParts(labels=image_labels(planned, of=", ".join(majors))),
             facts={"hip": versions, "stubs": {stub.name: stub.as_json() for stub in stubs}},
-            compress=False,
-            labels=image_labels(planned, of=", ".join(majors)),
         )
 
 

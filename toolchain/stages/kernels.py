@@ -31,7 +31,17 @@ from toolchain.stages.kernel_workers import (
     part_of_kernels,
 )
 from toolchain.stages.prebuilt import Intake, take_in
-from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs, triton_id
+from toolchain.stages.stage import (
+    Built,
+    ImageParts,
+    LayerContent,
+    Planned,
+    Workspace,
+    image_labels,
+    source_inputs,
+    stage_inputs,
+    triton_id,
+)
 from toolchain.stages.triton_wheel import SITE
 
 if TYPE_CHECKING:
@@ -112,18 +122,20 @@ class KernelsStage:
         workspace.step("layer")
         return workspace.finish(
             planned,
-            tree=tree,
+            LayerContent(tree=tree),
+            ImageParts(
+                labels=image_labels(
+                    planned,
+                    binaries=planned.binaries,
+                    more={labels.KERNELS: json.dumps(result.counts(), sort_keys=True)},
+                )
+            ),
             facts={
                 **campaign_facts(result, request, gpus),
                 "found_binaries": intake.rows(findings),
                 "prefix": PREFIX,
                 **({"numbers": numbers} if numbers else {}),
             },
-            labels=image_labels(
-                planned,
-                binaries=planned.binaries,
-                more={labels.KERNELS: json.dumps(result.counts(), sort_keys=True)},
-            ),
         )
 
 

@@ -35,7 +35,17 @@ from toolchain.sources.tree import Source, require
 from toolchain.stages.llvm_subset import MLIR_TBLGEN, SUPPORT, TABLEGEN, LlvmSubset, subset_of
 from toolchain.stages.llvm_version import major, major_of, version_of_tree
 from toolchain.stages.prebuilt import take_in
-from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
+from toolchain.stages.stage import (
+    Built,
+    ContractCheck,
+    ImageParts,
+    LayerContent,
+    Planned,
+    Workspace,
+    image_labels,
+    source_inputs,
+    stage_inputs,
+)
 
 DEFAULT_TRITON = "3.7.1"
 # LLVM's headers give some types other members without NDEBUG, and Triton's own default build type has none.
@@ -232,15 +242,16 @@ class LlvmStage:
 
         return workspace.finish(
             planned,
-            tree=tree,
-            facts={"prefix": prefix, "version": version, "serves": needs.serves, **intake_facts},
-            labels=image_labels(
-                planned,
-                revision=source.ref,
-                more=floor_labels(request.glibc) if request.glibc else None,
+            LayerContent(tree=tree),
+            ImageParts(
+                labels=image_labels(
+                    planned,
+                    revision=source.ref,
+                    more=floor_labels(request.glibc) if request.glibc else None,
+                )
             ),
-            check=check if proved else None,
-            check_on=dependencies["base"],
+            facts={"prefix": prefix, "version": version, "serves": needs.serves, **intake_facts},
+            check=ContractCheck(run=check, on=dependencies["base"]) if proved else None,
         )
 
 

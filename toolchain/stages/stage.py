@@ -97,6 +97,57 @@ class Built:
     binaries: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayerContent:
+    """What a stage's own layer holds: the content of a folder, or a root file system as a tar archive.
+
+    Args:
+        tree: the folder.
+        tar: the archive, in place of `tree`.
+        normalise: see `oci.layer.write_layer`.
+        compress: whether the layer is stored compressed. Layers that only engines on this machine read need not be.
+    """
+
+    tree: Path | None = None
+    tar: Path | None = None
+    normalise: bool = True
+    compress: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageParts:
+    """The parts of a stage's image besides its own layer.
+
+    Args:
+        labels: see `image_labels`.
+        under: the stage whose layers are below this one; None for an image of one layer.
+        beside: further stages whose layers are above those of `under`.
+        entrypoint, environment: see `ImageSpec`.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    under: Built | None = None
+    beside: Sequence[Built] = ()
+    entrypoint: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+PLAIN = ImageParts()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContractCheck:
+    """A check of an image before it gets its name.
+
+    Args:
+        run: takes the runner's name of the candidate and returns facts for the record.
+        on: the stage whose layers are below the stage's own layer in the candidate; None for the stage's whole image.
+    """
+
+    run: Callable[[str], Mapping[str, Any]]
+    on: Built | None = None
+
+
 class Workspace(Protocol):
     """The pipeline's services for a stage while it builds."""
 
@@ -169,32 +220,13 @@ class Workspace(Protocol):
     def finish(
         self,
         planned: Planned,
+        content: LayerContent,
+        image: ImageParts = PLAIN,
         *,
-        tree: Path | None = None,
-        tar: Path | None = None,
-        normalise: bool = True,
-        under: Built | None = None,
-        compress: bool = True,
         facts: Mapping[str, Any],
-        labels: Mapping[str, str] | None = None,
-        entrypoint: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-        beside: Sequence[Built] = (),
-        check: Callable[[str], Mapping[str, Any]] | None = None,
-        check_on: Built | None = None,
+        check: ContractCheck | None = None,
     ) -> Built:
-        """Write the layer and the image, check the candidate, then record it. Before that nothing has a final name.
-
-        Args:
-            tree: the folder whose content is the layer; or `tar`, a root file system.
-            normalise: see `oci.layer.write_layer`.
-            under: the stage whose layers are below this one in the image; none for an image of one layer.
-            compress: whether the layer is stored compressed; what only engines on this machine read need not be.
-            entrypoint, environment: see `ImageSpec`.
-            beside: further stages whose layers are above those of `under`.
-            check: called with the runner's name of `check_on` + layer, or of the whole image where that is None; what
-                it returns joins the facts.
-        """
+        """Write the layer and the image, run the contract check on them, then record the stage as finished."""
 
 
 class Stage(Protocol):

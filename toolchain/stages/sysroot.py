@@ -23,7 +23,7 @@ from toolchain.core.errors import UnsupportedError
 from toolchain.core.filesystem import emptied
 from toolchain.request.model import Request
 from toolchain.stages.base import package_inputs, parse_packages, read_packages, run_mmdebstrap, write_packages
-from toolchain.stages.stage import Built, Planned, Workspace, image_labels
+from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace, image_labels
 
 # Runs before mmdebstrap removes the archives: what dpkg would report if the packages were installed.
 _LIST_ARCHIVES = (
@@ -198,10 +198,9 @@ def finish_packages(
     resolved = replace(planned, inputs=package_inputs(stage, what.name, lock, request))
     built = workspace.finish(
         resolved,
-        tree=tree,
+        LayerContent(tree=tree, compress=False),
+        ImageParts(labels=image_labels(resolved, of=of or what.name)),
         facts={"packages": len(packages), **(facts or {})},
-        compress=False,
-        labels=image_labels(resolved, of=of or what.name),
     )
     write_packages(workspace.cache.package_list(stage, what.name, request.arch[0]), lock)
     return built

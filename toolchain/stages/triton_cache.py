@@ -41,7 +41,17 @@ from toolchain.oci import labels
 from toolchain.request.model import Request
 from toolchain.stages.kernel_numbers import STEP, check_files
 from toolchain.stages.kernel_workers import compiling, layer_digests, limits, part_of_kernels, workers_here
-from toolchain.stages.stage import Built, Planned, Workspace, image_labels, stage_inputs, triton_id
+from toolchain.stages.stage import (
+    Built,
+    ContractCheck,
+    ImageParts,
+    LayerContent,
+    Planned,
+    Workspace,
+    image_labels,
+    stage_inputs,
+    triton_id,
+)
 from toolchain.stages.wheel import environment
 
 RECIPE = "containerfiles/triton-cache"
@@ -144,7 +154,24 @@ class TritonCacheStage:
         triton = dependencies["triton"]
         return workspace.finish(
             planned,
-            tree=tree,
+            LayerContent(tree=tree),
+            ImageParts(
+                labels=image_labels(
+                    planned,
+                    binaries=planned.binaries,
+                    more={
+                        **triton_cache.labels(entries),
+                        labels.KERNELS: json.dumps(counts, sort_keys=True),
+                        labels.CACHE_MOUNT: mount(),
+                        labels.CACHE_TRITON: triton.input_digest,
+                        labels.CACHE_TRITON_LAYER: layer_digests(triton, workspace.cache)[-1],
+                        labels.CACHE_TRITON_KEY: f"sha256:{about['triton_key']}",
+                        **triton_cache.key_label(about["mcv_key"]),
+                        labels.CACHE_TRITON_PATH: about["path"],
+                        labels.CACHE_CALLS: json.dumps([outcome.call.name for outcome in outcomes if outcome.done]),
+                    },
+                )
+            ),
             facts={
                 "kernels": counts,
                 "known_bad": [outcome.call.name for outcome in bad],
@@ -157,23 +184,9 @@ class TritonCacheStage:
                 "gpus": sorted({call.gpu for call in calls}),
                 **({"numbers": numbers} if numbers else {}),
             },
-            labels=image_labels(
-                planned,
-                binaries=planned.binaries,
-                more={
-                    **triton_cache.labels(entries),
-                    labels.KERNELS: json.dumps(counts, sort_keys=True),
-                    labels.CACHE_MOUNT: mount(),
-                    labels.CACHE_TRITON: triton.input_digest,
-                    labels.CACHE_TRITON_LAYER: layer_digests(triton, workspace.cache)[-1],
-                    labels.CACHE_TRITON_KEY: f"sha256:{about['triton_key']}",
-                    **triton_cache.key_label(about["mcv_key"]),
-                    labels.CACHE_TRITON_PATH: about["path"],
-                    labels.CACHE_CALLS: json.dumps([outcome.call.name for outcome in outcomes if outcome.done]),
-                },
-            ),
-            check=_check_hits(table, everything, workspace) if request.contract else None,
-            check_on=dependencies[table.wheel],
+            check=ContractCheck(run=_check_hits(table, everything, workspace), on=dependencies[table.wheel])
+            if request.contract
+            else None,
         )
 
 

@@ -25,7 +25,17 @@ from toolchain.stages.codegen_choice import compare_pins
 from toolchain.stages.llvm import refined as refined_llvm
 from toolchain.stages.prebuilt import Intake, choices, names_allowed, take_in
 from toolchain.stages.python import own_python, versions_of
-from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
+from toolchain.stages.stage import (
+    Built,
+    ContractCheck,
+    ImageParts,
+    LayerContent,
+    Planned,
+    Workspace,
+    image_labels,
+    source_inputs,
+    stage_inputs,
+)
 from toolchain.stages.triton_details import TritonDetails, refined
 from toolchain.stages.triton_edits import check_edits
 from toolchain.stages.triton_report import lit, ninja_seconds
@@ -271,13 +281,13 @@ def finish(
     unzip(wheel, tree / SITE.lstrip("/"))
     return workspace.finish(
         taken.planned,
-        tree=tree,
-        under=dependencies["base"] if with_base else None,
-        compress=False,
+        LayerContent(tree=tree, compress=False),
+        ImageParts(
+            labels=image_labels(taken.planned, revision=taken.source.ref, binaries=taken.planned.binaries),
+            under=dependencies["base"] if with_base else None,
+        ),
         facts=known,
-        labels=image_labels(taken.planned, revision=taken.source.ref, binaries=taken.planned.binaries),
-        check=check if request.contract else None,
-        check_on=dependencies["base"],
+        check=ContractCheck(run=check, on=dependencies["base"]) if request.contract else None,
     )
 
 

@@ -12,7 +12,16 @@ from toolchain.request.model import Request
 from toolchain.sources.pypi import pypi_row, python_of_wheel
 from toolchain.sources.tree import Source
 from toolchain.stages.python import own_python
-from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
+from toolchain.stages.stage import (
+    Built,
+    ImageParts,
+    LayerContent,
+    Planned,
+    Workspace,
+    image_labels,
+    source_inputs,
+    stage_inputs,
+)
 from toolchain.stages.wheel_archive import open_wheel
 
 BINARY = "triton-wheel"
@@ -52,11 +61,9 @@ class TritonWheelStage:
         workspace.step("layer")
         return workspace.finish(
             planned,
-            tree=tree,
-            under=dependencies["base"],
-            compress=False,
+            LayerContent(tree=tree, compress=False),
+            ImageParts(labels=image_labels(planned, binaries=[BINARY], licensed=False), under=dependencies["base"]),
             facts={"wheel_bytes": wheel.path.stat().st_size},
-            labels=image_labels(planned, binaries=[BINARY], licensed=False),
         )
 
 

@@ -21,7 +21,18 @@ from toolchain.sources.scan import Finding, scan
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
-from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs, triton_id
+from toolchain.stages.stage import (
+    Built,
+    ContractCheck,
+    ImageParts,
+    LayerContent,
+    Planned,
+    Workspace,
+    image_labels,
+    source_inputs,
+    stage_inputs,
+    triton_id,
+)
 from toolchain.stages.triton_wheel import SITE as TRITON_SITE
 from toolchain.stages.triton_wheel import unzip
 from toolchain.stages.wheel_archive import open_wheel
@@ -108,9 +119,13 @@ class WheelStage:
         facts = {**content, "wheels": [keep_wheel(wheels[0], workspace.cache)]}
         return workspace.finish(
             planned,
-            tree=tree,
-            under=dependencies["triton"],
-            beside=(dependencies["torch"],),
+            LayerContent(tree=tree),
+            ImageParts(
+                labels=image_labels(planned, revision=source.ref, binaries=planned.binaries),
+                under=dependencies["triton"],
+                beside=(dependencies["torch"],),
+                environment=environment([row]),
+            ),
             facts={
                 **facts,
                 **{key: result[key] for key in ("torch", "triton", "network")},
@@ -118,9 +133,7 @@ class WheelStage:
                 "left_out": left,
                 "found_binaries": intake.rows(elsewhere(findings, left)),
             },
-            labels=image_labels(planned, revision=source.ref, binaries=planned.binaries),
-            environment=environment([row]),
-            check=check_imports([row], workspace) if request.contract else None,
+            check=ContractCheck(run=check_imports([row], workspace)) if request.contract else None,
         )
 
     def _recipe(
@@ -184,13 +197,15 @@ class WheelsStage:
         (tree / LISTING).write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         return workspace.finish(
             planned,
-            tree=tree,
-            under=dependencies["triton"],
-            beside=(dependencies["torch"], *below),
+            LayerContent(tree=tree),
+            ImageParts(
+                labels=image_labels(planned, binaries=planned.binaries),
+                under=dependencies["triton"],
+                beside=(dependencies["torch"], *below),
+                environment=environment(rows),
+            ),
             facts={"projects": [row.name for row in rows]},
-            labels=image_labels(planned, binaries=planned.binaries),
-            environment=environment(rows),
-            check=check_imports(rows, workspace) if workspace.request.contract else None,
+            check=ContractCheck(run=check_imports(rows, workspace)) if workspace.request.contract else None,
         )
 
 

@@ -25,7 +25,17 @@ from toolchain.stages.aotriton_library import aotriton_source, require_aotriton
 from toolchain.stages.kernel_workers import COMMAND, RECIPE, KernelProject, allocator, layer_digests
 from toolchain.stages.prebuilt import names_allowed, take_in
 from toolchain.stages.python import own_python
-from toolchain.stages.stage import Built, Planned, Workspace, image_labels, source_inputs, stage_inputs
+from toolchain.stages.stage import (
+    Built,
+    ContractCheck,
+    ImageParts,
+    LayerContent,
+    Planned,
+    Workspace,
+    image_labels,
+    source_inputs,
+    stage_inputs,
+)
 from toolchain.stages.triton_wheel import unzip
 
 BINARY = "dask"
@@ -125,13 +135,14 @@ class WorkerStage:
         self._lay(tree, planned, source.path, layer_digests(triton, workspace.cache))
         return workspace.finish(
             planned,
-            tree=tree,
-            under=triton,
+            LayerContent(tree=tree),
+            ImageParts(
+                labels=image_labels(planned, binaries=planned.binaries, licensed=False),
+                under=triton,
+                entrypoint=(PROGRAM,),
+            ),
             facts={"of": self.of, "found_binaries": intake.rows(findings)},
-            labels=image_labels(planned, binaries=planned.binaries, licensed=False),
-            entrypoint=(PROGRAM,),
-            check=_check(workspace) if workspace.request.contract else None,
-            check_on=triton,
+            check=ContractCheck(run=_check(workspace), on=triton) if workspace.request.contract else None,
         )
 
     def _lay(self, tree: Path, planned: Planned[WorkerDetails], source: Path, triton: Sequence[str]) -> None:
