@@ -17,8 +17,7 @@ from toolchain.core.digest import sha256_file
 from toolchain.core.errors import BuildError, ContractError
 from toolchain.core.recipe import Mount, Recipe
 from toolchain.engine.buildah import Buildah
-from toolchain.stages.codegen_check import check_in_wheel, check_library, exported_by
-from toolchain.stages.codegen_library import library_recipe, take_files
+from toolchain.stages.codegen_library import check_in_wheel, check_library, exported_by, library_recipe, take_files
 
 __all__ = ["engine"]
 pytestmark = pytest.mark.engine

@@ -38,8 +38,8 @@ from toolchain.sources.git import git_digest
 from toolchain.sources.resolve import fetch_source, part_of
 from toolchain.sources.tree import Source
 from toolchain.stages import base, python, sysroot
-from toolchain.stages.codegen_choice import codegen_pins, codegen_source, compare_pins
 from toolchain.stages.codegen_library import read_files
+from toolchain.stages.codegen_llvm import codegen_pins, codegen_source, compare_pins
 from toolchain.stages.stage import LayerContent, Planned
 from toolchain.stages.triton_tree import bindings_of, check_no_download
 from toolchain.trust.attest import provenance

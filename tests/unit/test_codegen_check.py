@@ -16,7 +16,7 @@ import pytest
 from tests.codegen_tree import AMD, CORE
 from toolchain.core.errors import BuildError, ContractError
 from toolchain.core.recipe import root
-from toolchain.stages.codegen_check import check_in_wheel, check_library, exported_by, same_library
+from toolchain.stages.codegen_library import check_in_wheel, check_library, exported_by, same_library
 from toolchain.stages.triton_source import for_python
 from toolchain.stages.wheel_check import check_wheel
 

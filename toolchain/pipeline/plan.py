@@ -19,7 +19,7 @@ from toolchain.request.model import Request
 from toolchain.sources.patch import listed
 from toolchain.sources.tags import asked_again, resolved
 from toolchain.sources.tree import Source
-from toolchain.stages.codegen_choice import triton_here
+from toolchain.stages.codegen_llvm import triton_here
 from toolchain.stages.prebuilt import undecided
 from toolchain.stages.stage import Built, Planned
 

@@ -1,22 +1,28 @@
-"""An LLVM that Triton makes code for a GPU with: one target's code generator, no MLIR, as one portable layer."""
+"""The LLVMs that a request's Triton makes code for GPUs with: their choice, and the stage that builds one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from toolchain.catalog.architectures import emulator, this_machine
-from toolchain.catalog.codegen import Codegen
+from toolchain.catalog.codegen import Codegen, codegen_of, codegens
 from toolchain.catalog.costs import ninja_of
-from toolchain.core.errors import UnsupportedError
+from toolchain.catalog.pin_files import read_codegen_pins
+from toolchain.catalog.release_data import CodegenPin
+from toolchain.catalog.releases import aotriton_release, triton_release
+from toolchain.core.errors import ConfigError, PinError, UnsupportedError
 from toolchain.core.recipe import Recipe, digests
 from toolchain.request.model import Request
+from toolchain.sources.candidates import holder_of
 from toolchain.sources.local import check_tree_form
 from toolchain.sources.resolve import part_of
-from toolchain.sources.tree import require
-from toolchain.stages.codegen_choice import codegen_source
-from toolchain.stages.llvm import PORTABLE_RECIPE, floor_labels, recipe_files, take_in_llvm
+from toolchain.sources.spec import of_github
+from toolchain.sources.store import Store
+from toolchain.sources.tree import Source, require
+from toolchain.stages.llvm import PORTABLE_RECIPE, floor_labels, local_triton, recipe_files, take_in_llvm
 from toolchain.stages.stage import (
     Built,
     ContractCheck,
@@ -28,6 +34,8 @@ from toolchain.stages.stage import (
     source_inputs,
     stage_inputs,
 )
+from toolchain.stages.triton_origin import triton_source
+from toolchain.stages.triton_tree import Bindings, bindings_of
 
 RECIPE = "containerfiles/llvm-codegen"
 # Tree, ccache and installed copy together: estimated from 22.1.8, whose steps it has nearly half of.
@@ -159,3 +167,153 @@ def require_portable(rule: Codegen, request: Request) -> None:
             why="they are compiled against an old system, so that one of each serves every later one",
             fix="leave --base out",
         )
+
+
+def triton_here(request: Request) -> Path | None:
+    """The tree of the request's Triton, where it is here already: a checkout, or one in the store; not looked into."""
+    if (folder := local_triton(request)) is not None:
+        return folder
+    spec = request.sources.get("triton")
+    if spec is not None and spec.path is not None and not spec.path.exists():
+        return None  # the plan of a stage that reads it reports that it is missing
+    source = triton_source(request)
+    return Store(request.cache.store).stored_tree(source.digest) if source.digest is not None else None
+
+
+def codegen_pins(request: Request) -> tuple[CodegenPin, ...]:
+    """The pins of the requested Triton from source: its tree's where that is here, else those on record.
+
+    Raises:
+        UnsupportedError: the tree has a pin without a rule.
+        PinError: a pin is malformed.
+    """
+    tree = triton_here(request)
+    return read_codegen_pins(tree) if tree is not None else _on_record(request)
+
+
+def bindings(request: Request, tree: Path | None) -> Bindings:
+    """The C++ bindings of the request's Triton, by its tree; without a tree those of releases."""
+    if tree is not None:
+        return bindings_of(tree)
+    # nanobind and the stable ABI came to the releases together with the first LLVM for a GPU.
+    return Bindings(project="nanobind", stable=True) if _on_record(request) else Bindings()
+
+
+def _on_record(request: Request) -> tuple[CodegenPin, ...]:
+    """Without its tree; of an unknown commit there are none until that is here."""
+    wanted = request.triton
+    if wanted is None and request.aotriton:
+        wanted = aotriton_release(request.aotriton, allow_unknown=True).triton or None
+    spec = request.sources.get("triton")
+    if wanted is None and spec is not None and spec.kind == "git":
+        wanted = spec.version
+    try:
+        return triton_release(wanted, allow_unknown=True).codegen if wanted else ()
+    except UnsupportedError:
+        return ()
+
+
+def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[str] = ()) -> None:
+    """Compare the pins in a fetched tree with the plan.
+
+    Args:
+        planned: revisions `COMMIT-BUILD` by target.
+        named: targets whose LLVM the user named: their pins are not used.
+
+    Raises:
+        PinError: they differ.
+        UnsupportedError: see `codegen_pins`.
+    """
+    pins = {pin.target: pin.revision for pin in read_codegen_pins(tree)}
+    pins |= {target: revision for target, revision in planned.items() if target in named and target in pins}
+    if pins == dict(planned):
+        return
+    differing = "; ".join(
+        f"{target}: {pins.get(target, 'none')} in the tree, {planned.get(target, 'none')} planned"
+        for target in sorted({*pins, *planned})
+        if pins.get(target) != planned.get(target)
+    )
+    raise PinError(
+        "this Triton makes code for GPUs with other LLVMs than those that were planned",
+        why=differing,
+        fix="run the command again, now that its tree is here; it is planned by that",
+    )
+
+
+def rules_of(request: Request) -> tuple[Codegen, ...]:
+    """The rules of all LLVMs for GPUs that building the request's Triton takes.
+
+    Raises:
+        UnsupportedError: a pin on record is of a target without a rule; or see `codegen_pins`.
+        ConfigError: a source names an LLVM that this Triton does not take.
+    """
+    rules = []
+    for pin in codegen_pins(request):
+        rule = codegen_of(pin.target)
+        if rule is None:
+            raise UnsupportedError(
+                f"this Triton has a separate LLVM for {pin.target}, for which there is no rule here",
+                why=pin.source,
+                fix="take an older Triton, or add its table to toolchain/data/codegen.toml",
+            )
+        rules.append(rule)
+    return tuple(rules)
+
+
+def pin_of(rule: Codegen, request: Request) -> CodegenPin:
+    """The pin that a rule stands for.
+
+    Raises:
+        UnsupportedError: the request's Triton has none.
+    """
+    for pin in codegen_pins(request):
+        if pin.target == rule.target:
+            return pin
+    raise UnsupportedError(
+        f"this Triton takes no separate LLVM for {rule.target}",
+        why=f"it has no {rule.pin_file}, and makes that code with the LLVM that it links",
+        fix=f"name a Triton that has one: --triton 3.9.0; or an LLVM to try: --source {rule.llvm}=...",
+    )
+
+
+def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
+    """Where the LLVM of a rule comes from, without any network, and what the library on it answers.
+
+    Its digest is None while it is unknown which repository holds the commit. The answer is the pin; of an LLVM that the
+    user names that one, and build 0.
+
+    Raises:
+        UnsupportedError: see `pin_of`.
+    """
+    spec, name = request.sources.get(rule.llvm), rule.llvm
+    if spec is not None:
+        source = request.locate(name, spec)
+        # A commit where there is one, else a version or a tree's digest: what no commit looks like.
+        commit = source.version if source.kind == "git" else source.commit
+        return source, f"{commit or source.short_id}-0"
+    pin = pin_of(rule, request)
+    if pin.repository and pin.certainty == "verified":
+        return request.locate(name, of_github(pin.repository, pin.llvm)), pin.revision
+    named = dict.fromkeys([*([pin.repository] if pin.repository else []), *rule.repositories])
+    urls = tuple(of_github(repository, pin.llvm).where for repository in named)
+    held = request.lock.source(name) if request.lock is not None else None
+    locked = held.repository if held is not None and held.ref == pin.llvm else ""
+    parts = [part_of(name, tests=tests).name for tests in (False, True)]
+    where = locked or holder_of(pin.llvm, urls, request.cache, parts=parts)
+    located = request.locate(name, replace(of_github(rule.repositories[0], pin.llvm), where=where or urls[0]))
+    return (located if where else replace(located, digest=None, locked=False, among=urls)), pin.revision
+
+
+def refuse_unused(request: Request, rules: tuple[Codegen, ...]) -> None:
+    """Refuse a source of an LLVM that the request's Triton does not take: the wheel would be built without it, unsaid.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for rule in codegens():
+        if rule.llvm in request.sources and rule not in rules:
+            raise ConfigError(
+                f"--source {rule.llvm}={request.sources[rule.llvm]} is not used by this Triton",
+                why=f"it has no {rule.pin_file}: it makes code for {rule.target} with the LLVM that it links",
+                fix=f"leave it out, or name a Triton that has one; alone it is built by: toolchain build {rule.llvm}",
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toolchain.core.errors import UnsupportedError
 from toolchain.request.model import Request
-from toolchain.stages.codegen_choice import refuse_unused, rules_of
+from toolchain.stages.codegen_llvm import refuse_unused, rules_of
 from toolchain.stages.stage import Stage
 from toolchain.stages.triton_origin import from_source
 from toolchain.stages.triton_portable import TritonPortableStage

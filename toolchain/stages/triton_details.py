@@ -10,7 +10,7 @@ from toolchain.catalog.codegen import Codegen, codegens
 from toolchain.core.errors import PinError
 from toolchain.request.model import Request
 from toolchain.sources.tree import Source
-from toolchain.stages.codegen_choice import bindings, triton_here
+from toolchain.stages.codegen_llvm import bindings, triton_here
 from toolchain.stages.stage import Planned
 from toolchain.stages.triton_origin import triton_source
 from toolchain.stages.triton_tree import Bindings, bindings_of

@@ -66,7 +66,7 @@ class TritonPortableStage:
         return plan_from_source(request, dependencies, details, recipe=digests(*files), more=more)
 
     def build(self, planned: Planned[TritonDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        from toolchain.stages.codegen_check import check_in_wheel  # noqa: PLC0415 - plans need no reader of ELF
+        from toolchain.stages.codegen_library import check_in_wheel  # noqa: PLC0415 - plans need no reader of ELF
         from toolchain.stages.wheel_check import check_wheel  # noqa: PLC0415
 
         request = workspace.request
@@ -129,7 +129,7 @@ def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], 
     Raises:
         ContractError: one is not the one that was checked.
     """
-    from toolchain.stages.codegen_check import same_library  # noqa: PLC0415
+    from toolchain.stages.codegen_library import same_library  # noqa: PLC0415
 
     folder = emptied(workspace.work() / "codegen")
     lines = []

@@ -21,7 +21,7 @@ from toolchain.request.model import Request
 from toolchain.sources.local import check_tree_form
 from toolchain.sources.scan import Finding
 from toolchain.sources.tree import FetchedSource
-from toolchain.stages.codegen_choice import compare_pins
+from toolchain.stages.codegen_llvm import compare_pins
 from toolchain.stages.llvm import refined as refined_llvm
 from toolchain.stages.prebuilt import Intake, choices, names_allowed, take_in
 from toolchain.stages.python import own_python, versions_of
