@@ -35,7 +35,6 @@ from toolchain.stages.stage import (
     stage_inputs,
 )
 from toolchain.stages.triton_origin import triton_source
-from toolchain.stages.wheel_check import ELF_NAMES
 
 RECIPE = "containerfiles/triton-codegen"
 # Shared with Triton's wheels, whose build it is a part of.
@@ -296,7 +295,9 @@ def check_library(library: Path, *, revision: str, exports: Sequence[str], arch:
     Raises:
         ContractError: the first thing that is not so.
     """
-    from toolchain.stages.elf import linked_of  # noqa: PLC0415 - plans read no ELF
+    # A plan reads no ELF file.
+    from toolchain.stages.elf import linked_of  # noqa: PLC0415
+    from toolchain.stages.wheel_check import ELF_NAMES  # noqa: PLC0415
 
     name, content = library.name, library.read_bytes()
     if content[:4] != b"\x7fELF":
