@@ -1,4 +1,4 @@
-"""Docker as the runner, on a real daemon of the test's own. Podman has not been run."""
+"""Docker as the runner, on a real daemon of the test's own."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_what_a_killed_invocation_left_is_removed_and_no_other_s(runner: DockerR
 
 def test_a_daemon_that_does_is_proved_and_left_as_it_was(runner: DockerRunner, tmp_path: Path) -> None:
     cache, before = Cache(tmp_path / "a cache, with a comma"), sorted(images(runner.address))
-    found = proved("docker", cache, host=runner.address)
+    found = proved(cache, host=runner.address)
     (lacks,) = found.facts["lacks"]
     assert found.facts == {"program": "docker", "version": runner.version(), "interfaces": 0, "lacks": [lacks]}
     assert lacks.startswith("ids of their own"), "capabilities, privileges and system calls are those of buildah's"
@@ -202,7 +202,7 @@ def test_more_than_lo_is_refused(runner: DockerRunner, tmp_path: Path, monkeypat
     wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
     with pytest.raises(EngineError, match="not cut off from the network") as caught:
-        proved("docker", Cache(tmp_path / "cache"), host=runner.address)
+        proved(Cache(tmp_path / "cache"), host=runner.address)
     assert "--network none sees" in caught.value.why
     assert caught.value.code == 8
     assert containers(runner.address) == []
@@ -222,7 +222,7 @@ def test_a_daemon_that_makes_no_network_of_its_own_is_refused(
     wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
     with pytest.raises(EngineError, match="cannot run containers without network here") as caught:
-        proved("docker", Cache(tmp_path / "cache"), host=runner.address)
+        proved(Cache(tmp_path / "cache"), host=runner.address)
     assert "network none not found" in caught.value.why
     assert "--network host" not in said.read_text()
 
@@ -236,13 +236,13 @@ def test_a_daemon_with_other_folders_is_refused(tmp_path: Path) -> None:
     first = f"mount -t tmpfs none '{here.root}'; mount --bind '{tmp_path}/theirs' '{script}'"
     with dockerd(tmp_path, first=first) as address:
         with pytest.raises(EngineError, match="does not see the folders of this machine") as caught:
-            proved("docker", here, host=address, scripts=[script])
+            proved(here, host=address, scripts=[script])
         assert address in caught.value.what
         assert "DOCKER_HOST" in caught.value.fix
         assert caught.value.code == 8
         assert list(here.work.iterdir()) == []
         with pytest.raises(EngineError, match="does not see the folders") as caught:
-            proved("docker", Cache(tmp_path / "seen by both"), host=address, scripts=[script])
+            proved(Cache(tmp_path / "seen by both"), host=address, scripts=[script])
         assert f"{script} is another file there" in caught.value.why
 
 
@@ -259,7 +259,7 @@ from toolchain.engine.docker_probe import describe, proved
 from toolchain.core.recipe import Mount
 os.setgroups([]); os.setgid(4242); os.setuid(4242)
 top = Path(sys.argv[1])
-runner = proved("docker", Cache(top / "cache"), host=sys.argv[2])
+runner = proved(Cache(top / "cache"), host=sys.argv[2])
 runner.run(sys.argv[3], ["/bin/sh", "-c", "echo x >/out/file"], mounts=[Mount(top, "/out", read_only=False)])
 print(json.dumps([runner.user, describe(runner), (top / "file").stat().st_uid]))
 """

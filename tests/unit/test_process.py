@@ -125,7 +125,7 @@ def test_helpers_end_with_a_killed_tool(tmp_path: Path) -> None:
     """A git whose other side has gone silent leaves git-remote-https behind otherwise."""
     noted = tmp_path / "pid"
     program = f"sleep 60 & echo $! >'{noted}.new'; sleep 1; mv '{noted}.new' '{noted}'; wait"
-    script = "import sys; from toolchain import process\nprocess.run(sys.argv[1:], helpers=True)"
+    script = "import sys; from toolchain.core import process\nprocess.run(sys.argv[1:], helpers=True)"
     tool = subprocess.Popen([sys.executable, "-c", script, "sh", "-c", program], cwd=TOP)
     _until(noted.exists)
     helper = int(noted.read_text())

@@ -44,7 +44,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", os.fspath(folder))
-    for name in ("TOOLCHAIN_RUNNER", "DOCKER_HOST", "CONTAINER_HOST"):
+    for name in ("TOOLCHAIN_RUNNER", "DOCKER_HOST"):
         monkeypatch.delenv(name, raising=False)
     return folder
 
@@ -54,9 +54,9 @@ def install(folder: Path, name: str, script: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def test_only_three_run_containers() -> None:
-    assert [option_values.runner(name) for name in ("buildah", "docker", "podman")] == ["buildah", "docker", "podman"]
-    for text in ("", "nerdctl", "Docker"):
+def test_only_two_run_containers() -> None:
+    assert [option_values.runner(name) for name in ("buildah", "docker")] == ["buildah", "docker"]
+    for text in ("", "podman", "Docker"):
         with pytest.raises(ConfigError, match="runs no containers here"):
             option_values.runner(text)
     (declared,) = [one for one in options() if one.field == "runner"]
@@ -83,7 +83,7 @@ def test_a_build_says_what_runs_its_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(engine_probe, "probe", lambda _: None)
-    made = SimpleNamespace(program="docker", facts=FACTS, address="ssh://somewhere", user="")
+    made = SimpleNamespace(facts=FACTS, address="ssh://somewhere", user="")
     monkeypatch.setattr(docker_probe, "proved", lambda *_: made)
     stage = Fake("llvm", lambda: planned("llvm", engine=True))
     for module in (planning, pipeline):
@@ -166,22 +166,22 @@ def test_doctor_says_which_runner_and_why(tmp_path: Path, programs: Path, monkey
     cache = ("--cache", os.fspath(tmp_path / "cache"))
     assert doctored(*cache)["detail"].startswith("buildah, the default: ")
     assert doctored(*cache, "--runner", "buildah")["detail"].startswith("buildah, from --runner: ")
-    missing = doctored(*cache, TOOLCHAIN_RUNNER="podman")
+    missing = doctored(*cache, TOOLCHAIN_RUNNER="docker")
     assert (missing["status"], missing["code"]) == ("fail", 8)
-    assert missing["detail"] == "podman, from TOOLCHAIN_RUNNER: podman is not installed"
-    assert missing["fix"] == "apt-get install podman"
+    assert missing["detail"] == "docker, from TOOLCHAIN_RUNNER: docker is not installed"
+    assert missing["fix"] == "apt-get install docker.io"
     install(programs, "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")
     silent = doctored(*cache, "--runner", "docker", DOCKER_HOST="tcp://far.example:2375")
     assert silent["detail"] == (
         "docker, from --runner: docker version failed at tcp://far.example:2375 (Cannot connect to the daemon)"
     )
     assert silent["ready"] is False
-    (tmp_path / "t.toml").write_text('runner = "podman"\n')
+    (tmp_path / "t.toml").write_text('runner = "docker"\n')
     words = ["--config", os.fspath(tmp_path / "t.toml"), "doctor", "--json", *cache]
     checks = json.loads(CliRunner().invoke(whole, words).stdout)["checks"]
     (row,) = [row for row in checks if row["name"] == "runner"]
-    assert row["detail"] == f"podman, from {tmp_path}/t.toml: podman is not installed"
-    made = SimpleNamespace(program="docker", facts=FACTS, address="", user="")
+    assert row["detail"] == f"docker, from {tmp_path}/t.toml: docker version failed (Cannot connect to the daemon)"
+    made = SimpleNamespace(facts=FACTS, address="", user="")
     monkeypatch.setattr(docker_probe, "proved", lambda *_: made)
     taken = doctored(*cache, TOOLCHAIN_RUNNER="docker")
     assert taken["status"] == "ok"
@@ -203,13 +203,9 @@ def test_doctor_asks_the_daemon_that_the_environment_names(programs: Path, tmp_p
 
 
 def test_a_client_without_a_daemon_has_no_version(programs: Path) -> None:
-    """docker prints its own beside an error; podman without a service has no other."""
-    client = 'echo \'{"Client": {"Version": "5.6"}}\''
-    install(programs, "docker", client)
-    install(programs, "podman", client)
+    install(programs, "docker", 'echo \'{"Client": {"Version": "5.6"}}\'')
     with pytest.raises(EngineError, match="docker version failed"):
         DockerRunner().version()
-    assert DockerRunner(program="podman").version() == "5.6"
 
 
 def test_the_log_has_each_line_when_it_comes(programs: Path, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def examine(cache: Cache, *, runner: str = "buildah", runner_why: str = "the def
     """Every check in turn; one that breaks is a failed check, never an exception.
 
     Args:
-        runner: what is to run contract checks and kernel workers: `buildah`, `docker` or `podman`.
+        runner: what is to run contract checks and kernel workers: `buildah` or `docker`.
         runner_why: who said so, behind a comma.
     """
     checks: tuple[tuple[str, Callable[[Cache], Check]], ...] = (
@@ -64,14 +64,13 @@ def examine(cache: Cache, *, runner: str = "buildah", runner_why: str = "the def
         ("storage", _storage),
         ("isolation", _isolation),
         ("mmdebstrap", lambda _: _program("mmdebstrap", "makes the base image")),
-        ("skopeo", lambda _: _program("skopeo", "loads images into docker or podman", needed=False)),
+        ("skopeo", lambda _: _program("skopeo", "loads images into docker", needed=False)),
         ("keyring", _keyring),
         ("disk", _disk),
         ("memory", _memory),
         ("ccache", _ccache),
         ("runner", lambda cache: _runner(cache, runner, runner_why)),
-        ("docker", lambda _: _daemon("docker")),
-        ("podman", lambda _: _daemon("podman")),
+        ("docker", _docker),
         ("emulators", _emulators),
         ("mirrors", _mirrors),
         ("git-host", _git_host),
@@ -199,35 +198,30 @@ def _ccache(cache: Cache) -> Check:
 
 
 def _runner(cache: Cache, name: str, why: str) -> Check:
-    """Check the program for contract checks and kernel workers. Docker and podman are proved; none replaces another."""
+    """Check the program for contract checks and kernel workers; docker must be proved."""
     if name == "buildah":
         return Check("runner", "ok", f"buildah, {why}: contract checks and kernels run where the layers are built")
     from toolchain.engine.docker_probe import describe, proved  # noqa: PLC0415 - its client takes a while to load
 
     try:
-        return Check("runner", "ok", f"{name}, {why}: {describe(proved(name, cache))}")
+        return Check("runner", "ok", f"{name}, {why}: {describe(proved(cache))}")
     except EngineError as error:
         cause = f" ({_first(error.why)})" if error.why else ""
         return Check("runner", "fail", f"{name}, {why}: {error.what}{cause}", error.fix, error.code)
 
 
-def _daemon(program: str) -> Check:
-    """Whether it answers. Nothing is started in it unless `--runner` names it."""
-    if shutil.which(program) is None:
-        package = "docker.io" if program == "docker" else program
-        return Check(program, "warn", f"not installed; only --runner {program} needs it", f"apt-get install {package}")
+def _docker(_: Cache) -> Check:
+    """Check whether docker answers. No container is started in it unless `--runner` names it."""
+    if shutil.which("docker") is None:
+        return Check("docker", "warn", "not installed; only --runner docker needs it", "apt-get install docker.io")
     from toolchain.engine.docker import DockerRunner  # noqa: PLC0415 - its client takes a while to load
 
     try:
-        version = DockerRunner(program=program).version()
+        version = DockerRunner().version()
     except EngineError as error:
-        return Check(
-            program,
-            "warn",
-            f"does not answer: {_first(error.why)}; only --runner {program} needs it",
-            "start its daemon" if program == "docker" else f"try: {program} info",
-        )
-    return Check(program, "ok", f"{version} answers; `toolchain doctor --runner {program}` tries its containers")
+        detail = f"does not answer: {_first(error.why)}; only --runner docker needs it"
+        return Check("docker", "warn", detail, "start its daemon")
+    return Check("docker", "ok", f"{version} answers; `toolchain doctor --runner docker` tries its containers")
 
 
 def _emulators(_: Cache) -> Check:

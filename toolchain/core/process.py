@@ -130,13 +130,12 @@ def run(
     with contextlib.ExitStack() as stack:
         sink: IO[str] | None = None
         if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            sink = stack.enter_context(log.open("a", encoding="utf-8", errors="replace"))
+            sink = stack.enter_context(opened_log(log))
             sink.write(f"+ {shlex.join(words)}\n")
         child = stack.enter_context(_started(words, cwd=cwd, env=env, stdin=stdin is not None))
         if helpers:
             stack.enter_context(_ending_with_us(child))
-        lines = _Lines(child, sink)
+        lines = _Streams(child, sink)
         assert child.stdout is not None  # noqa: S101
         assert child.stderr is not None  # noqa: S101
         threads = [
@@ -176,14 +175,45 @@ def run(
     return Result(code, "".join(lines.whole), tuple(lines.tail))
 
 
-class _Lines:
-    """The lines of both streams of a program: kept, logged, and passed to a callback."""
+def opened_log(path: Path) -> IO[str]:
+    """Open a log to append lines to, and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("a", encoding="utf-8", errors="replace")
 
-    def __init__(self, child: subprocess.Popen[str], sink: IO[str] | None) -> None:
+
+class Lines:
+    """Keeps the output of a program, writes it to a log, and passes it to a callback, line by line.
+
+    Attributes:
+        tail: the last lines, without their newlines.
+        whole: the lines that were to be kept, with their newlines.
+    """
+
+    def __init__(self, log: IO[str] | None) -> None:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES * 50)
         self.whole: list[str] = []
+        self._log = log
+
+    def take(self, line: str, *, keep: bool, on_line: Callable[[str], None] | None) -> None:
+        """Take one line with its newline."""
+        text = line.rstrip("\n")
+        self.tail.append(text)
+        if keep:
+            self.whole.append(line)
+        if self._log is not None:
+            self._log.write(line)
+            self._log.flush()
+        if on_line is not None:
+            on_line(text)
+
+
+class _Streams(Lines):
+    """Reads both streams of a program, each in a thread of its own."""
+
+    def __init__(self, child: subprocess.Popen[str], log: IO[str] | None) -> None:
+        super().__init__(log)
         self.failed: Exception | None = None
-        self._child, self._sink = child, sink
+        self._child = child
         self._lock = threading.Lock()
 
     def pump(self, stream: IO[str], keep: bool, on_line: Callable[[str], None] | None) -> None:
@@ -194,23 +224,12 @@ class _Lines:
                     if self.failed is not None:
                         continue
                     try:
-                        self._take(line, keep, on_line)
+                        self.take(line, keep=keep, on_line=on_line)
                     except Exception as error:  # noqa: BLE001 - run() raises it
                         # For example a full disk. Were the pipe not read on, the program would wait for ever.
                         self.failed = error
                         with contextlib.suppress(ProcessLookupError):
                             os.killpg(self._child.pid, signal.SIGTERM)
-
-    def _take(self, line: str, keep: bool, on_line: Callable[[str], None] | None) -> None:
-        text = line.rstrip("\n")
-        self.tail.append(text)
-        if keep:
-            self.whole.append(line)
-        if self._sink is not None:
-            self._sink.write(line)
-            self._sink.flush()
-        if on_line is not None:
-            on_line(text)
 
 
 @contextlib.contextmanager

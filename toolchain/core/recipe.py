@@ -65,7 +65,7 @@ class Mount:
     links: bool = False
 
     def arguments(self) -> list[str]:
-        """The option for `buildah run`, `docker run` and `podman run`.
+        """The option for `buildah run` and `docker run`.
 
         Raises:
             ConfigError: the path holds both characters that the two forms of the option reserve.
@@ -87,7 +87,7 @@ def plain_files(mounts: Sequence[Mount]) -> bool:
 
 
 class Runner(Protocol):
-    """Runs a command in a fresh container: buildah, or docker and podman."""
+    """Runs a command in a fresh container: buildah, or docker."""
 
     def run(
         self,

@@ -1,4 +1,4 @@
-"""Commands and workers in containers of docker or podman, by python-on-whales; `docker_probe` checks them first."""
+"""Run commands and workers in docker containers through python-on-whales; `docker_probe` checks the daemon first."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import subprocess
 import tempfile
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException, NoSuchImage
 
 from toolchain.core import process, strict_json
 from toolchain.core.errors import EngineError
-from toolchain.core.process import CommandError, Result
+from toolchain.core.process import CommandError, Lines, Result
 from toolchain.core.recipe import Mount, plain_files
 from toolchain.engine import view
 from toolchain.engine.attended import attended
@@ -29,18 +27,18 @@ from toolchain.engine.isolation import DROPPED
 from toolchain.engine.single import layers_of, single_layout
 from toolchain.engine.storage import process_identity
 
-# What images of ours are called in a daemon's storage.
+PROGRAM = "docker"
+# Prefix of the names of our images in the daemon.
 IMAGES = "localhost/toolchain"
 _NUMBER = itertools.count()
-_LABEL = "toolchain.core.process"
-# docker's and podman's own failures; the command in the container has the other codes.
+_LABEL = "toolchain.process"
+# The exit code of docker's own failures; other codes come from the command in the container.
 _ENGINE_FAILED = 125
 _PATIENCE = 30.0
-# Where a client looks for its daemon, and how it comes to it; other programs of ours do not get these.
+# Variables by which the client finds its daemon. No other program gets them.
 _SETTINGS = (
     "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH",
-    "DOCKER_API_VERSION", "CONTAINER_HOST", "CONTAINER_CONNECTION", "CONTAINER_SSHKEY", "CONTAINERS_CONF",
-    "CONTAINERS_STORAGE_CONF", "SSH_AUTH_SOCK", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS",
+    "DOCKER_API_VERSION", "SSH_AUTH_SOCK",
 )  # fmt: skip
 # The kernel lets the first process of a PID namespace ignore signals that others die of, abort's among them. So the
 # command is never the first one: its exit status must be the same as elsewhere.
@@ -48,60 +46,49 @@ _SHELL = ("-c", '"$@"; exit $?', "sh")
 
 
 class DockerRunner:
-    """Runs commands in containers of a docker daemon or of podman, without network unless asked.
+    """Runs commands in containers of a docker daemon, without network unless asked.
 
     Args:
-        host: the daemon's address, e.g. `unix:///run/docker.sock`; where the program itself looks otherwise.
-        program: `docker` or `podman`.
-        scratch: folder for an image on its way into the daemon; the system's for temporary files otherwise.
-        settings: folder for the profile of system calls; one for temporary files otherwise.
+        host: the daemon's address, e.g. `unix:///run/docker.sock`; by default the client's own settings decide.
+        scratch: folder for an image on its way into the daemon; by default the system's temporary folder.
+        settings: folder for the seccomp profile; by default a temporary one.
 
     Attributes:
         user: `UID:GID` that containers run as; empty for the image's own, which is root.
         facts: what the probe found, for a record; see `docker_probe`.
     """
 
-    def __init__(
-        self,
-        host: str | None = None,
-        program: str = "docker",
-        *,
-        scratch: Path | None = None,
-        settings: Path | None = None,
-    ) -> None:
-        self.program = program
+    def __init__(self, host: str | None = None, *, scratch: Path | None = None, settings: Path | None = None) -> None:
         self.user = ""
         self.facts: Mapping[str, Any] = {}
         self._scratch = scratch
         self._settings = settings
         self._host = host
-        self._client: Any = DockerClient(host=host, client_call=[program])
+        self._client: Any = DockerClient(host=host, client_call=[PROGRAM])
 
     @property
     def address(self) -> str:
-        """The daemon's address, where one was given; else empty."""
-        variable = "DOCKER_HOST" if self.program == "docker" else "CONTAINER_HOST"
-        return self._host or os.environ.get(variable, "")
+        """The daemon's address if the caller or `DOCKER_HOST` gave one, else an empty string."""
+        return self._host or os.environ.get("DOCKER_HOST", "")
 
     def version(self) -> str:
-        """Version of the daemon, or of podman.
+        """Return the daemon's version.
 
         Raises:
-            EngineError: the program is not installed, or the daemon does not answer within half a minute.
+            EngineError: docker is not installed, or the daemon does not answer within half a minute.
         """
-        process.which(self.program, fix=f"apt-get install {'docker.io' if self.program == 'docker' else self.program}")
+        process.which(PROGRAM, fix="apt-get install docker.io")
         words = [*self._words(), "version", "--format", "{{json .}}"]
         answer = process.run(words, env=_settings(), capture=True, check=False, timeout=_PATIENCE)
         try:
-            answered = strict_json.read(answer.stdout)
-            side = answered.get("Server") or (answered.get("Client") if self.program == "podman" else None) or {}
+            side = strict_json.read(answer.stdout).get("Server") or {}
         except (ValueError, AttributeError):
             side = {}
         if answer.returncode != 0 or not side.get("Version"):
             raise EngineError(
-                f"{self.program} version failed{f' at {self.address}' if self.address else ''}",
+                f"docker version failed{f' at {self.address}' if self.address else ''}",
                 why="\n".join(line for line in answer.tail[-3:] if not line.startswith("{")),
-                fix=f"is its daemon running? try: {self.program} info",
+                fix="is its daemon running? try: docker info",
             )
         return str(side["Version"])
 
@@ -144,7 +131,7 @@ class DockerRunner:
                 process.run(argv, cwd=folder)
             except CommandError as error:
                 raise EngineError(
-                    f"cannot convert {digest} for {self.program}",
+                    f"cannot convert {digest} for docker",
                     why=error.why,
                     fix="check that skopeo works here and that the temporary folder has room",
                 ) from error
@@ -152,9 +139,9 @@ class DockerRunner:
                 self._client.image.load(folder / "image.tar", quiet=True)
         if self._layers(reference) != layers:
             raise EngineError(
-                f"{self.program} holds other layers under {reference} than it was given",
+                f"docker holds other layers under {reference} than it was given",
                 why=f"given: {', '.join(layers)}; there: {', '.join(self._layers(reference)) or 'nothing'}",
-                fix=f"{self.program} image rm {reference}",
+                fix=f"docker image rm {reference}",
             )
         return reference
 
@@ -199,23 +186,25 @@ class DockerRunner:
             CommandError: `check` is set and the command failed.
             EngineError: the engine does not answer, has no such image or refused.
         """
-        process.which(self.program)
+        process.which(PROGRAM)
         options = self._options(mounts, env, network=network)
         with contextlib.ExitStack() as stack:
-            sink = None
-            if log is not None:
-                log.parent.mkdir(parents=True, exist_ok=True)
-                sink = stack.enter_context(log.open("a", encoding="utf-8", buffering=1))
-            lines = _Lines(sink, on_line, capture)
-            code = self._stream(image, argv, options, lines, timeout)
+            sink = stack.enter_context(process.opened_log(log)) if log is not None else None
+            lines = Lines(sink)
+
+            def take(stream: str, content: str) -> None:
+                for line in content.splitlines(keepends=True):
+                    lines.take(line, keep=capture and stream == "stdout", on_line=on_line)
+
+            code = self._stream(image, argv, options, lines, take=take, timeout=timeout)
         if code == _ENGINE_FAILED:
             raise EngineError(
-                f"{self.program} could not run a container",
+                "docker could not run a container",
                 why="\n".join(lines.tail),
                 fix="see what the daemon's log says",
             )
         if check and code != 0:
-            raise CommandError([self.program, "run", image, *argv], code, tuple(lines.tail))
+            raise CommandError([PROGRAM, "run", image, *argv], code, tuple(lines.tail))
         return Result(code, "".join(lines.whole), tuple(lines.tail))
 
     @contextlib.contextmanager
@@ -268,7 +257,14 @@ class DockerRunner:
         return view.profile(self._settings, plain=plain)
 
     def _stream(
-        self, image: str, argv: Sequence[str], options: Mapping[str, Any], lines: _Lines, timeout: float | None
+        self,
+        image: str,
+        argv: Sequence[str],
+        options: Mapping[str, Any],
+        lines: Lines,
+        *,
+        take: Callable[[str, str], None],
+        timeout: float | None,
     ) -> int:
         name = self._name()
         timer = threading.Timer(timeout, self._kill, [name]) if timeout is not None else None
@@ -279,7 +275,7 @@ class DockerRunner:
                 image, [*_SHELL, *argv], name=name, pull="never", remove=True, stream=True, **options
             )
             for stream, content in output:
-                lines.take(str(stream), content.decode(errors="replace"))
+                take(str(stream), content.decode(errors="replace"))
         except DockerException as error:
             if not lines.tail:
                 lines.tail.extend((error.stderr or str(error)).splitlines())
@@ -307,36 +303,15 @@ class DockerRunner:
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        process.which(self.program)
+        process.which(PROGRAM)
         try:
             yield
         except DockerException as error:
             raise EngineError(
-                f"{self.program} {what} failed",
+                f"docker {what} failed",
                 why=(error.stderr or str(error)).strip(),
-                fix=f"is its daemon running? try: {self.program} info",
+                fix="is its daemon running? try: docker info",
             ) from error
-
-
-@dataclass
-class _Lines:
-    """The destination of a container's output."""
-
-    sink: IO[str] | None
-    on_line: Callable[[str], None] | None
-    capture: bool
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=process.TAIL_LINES * 5))
-    whole: list[str] = field(default_factory=list)
-
-    def take(self, stream: str, content: str) -> None:
-        if self.sink is not None:
-            self.sink.write(content)
-        if self.capture and stream == "stdout":
-            self.whole.append(content)
-        for line in content.splitlines():
-            self.tail.append(line)
-            if self.on_line is not None:
-                self.on_line(line)
 
 
 def _settings() -> dict[str, str]:
@@ -350,7 +325,7 @@ def _machine() -> str:
 
 
 def _mount(mount: Mount) -> list[str]:
-    """A bind mount as docker and podman read it: a CSV record. Older podmans know no quotes: few fields have them."""
+    """Return the fields of a bind mount, which docker reads as a CSV record."""
     fields = ["type=bind", _field(f"source={mount.source.absolute()}"), _field(f"target={mount.target}")]
     return [*fields, "readonly"] if mount.read_only else fields
 

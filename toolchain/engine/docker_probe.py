@@ -1,4 +1,4 @@
-"""Whether docker or podman may run checks and kernels: proved by a container before any work, and never assumed.
+"""Prove with a container, before any work, that a docker daemon may run checks and kernels.
 
 A container of a tiny image, started as every later one will be, counts the network interfaces that it sees. It reads a
 word that this process wrote and the recipes' own files, and writes the word back. A daemon of another machine cannot.
@@ -19,7 +19,7 @@ from toolchain.core.cache import Cache
 from toolchain.core.errors import EngineError
 from toolchain.core.recipe import Mount
 from toolchain.engine import namespace
-from toolchain.engine.docker import DockerRunner
+from toolchain.engine.docker import PROGRAM, DockerRunner
 from toolchain.engine.isolation import DROPPED, SCRIPT, answer, tiny_root
 from toolchain.engine.storage import remove_tree
 
@@ -41,25 +41,22 @@ _SHOW = (
 )
 
 
-def proved(
-    program: str, cache: Cache, *, host: str | None = None, scripts: Sequence[Path] | None = None
-) -> DockerRunner:
-    """A runner on docker or podman whose containers see no network, and the folders of this machine.
+def proved(cache: Cache, *, host: str | None = None, scripts: Sequence[Path] | None = None) -> DockerRunner:
+    """Return a runner whose containers are proved to see no network, and the folders of this machine.
 
     Args:
-        program: `docker` or `podman`.
         cache: the tool's folder; most mounts come from it.
-        host: the daemon's address; where the program itself looks otherwise.
-        scripts: files that must be seen as they are here; those of the recipes that are run otherwise.
+        host: the daemon's address; by default the client's own settings decide.
+        scripts: files that containers must see unchanged; by default the recipes' own.
 
     Raises:
-        EngineError: the program is missing or its daemon does not answer; its containers do not run, see a network, do
+        EngineError: docker is missing or its daemon does not answer; its containers do not run, see a network, do
             not see this machine's folders, or leave files in them that are not the user's.
     """
     cache.work.mkdir(parents=True, exist_ok=True)
-    runner = DockerRunner(host, program, scratch=cache.work, settings=cache.engine / "settings")
+    runner = DockerRunner(host, scratch=cache.work, settings=cache.engine / "settings")
     version = runner.version()
-    process.which("skopeo", fix=f"apt-get install skopeo: it loads images into {program}")
+    process.which("skopeo", fix="apt-get install skopeo: it loads images into docker")
     runner.cleanup()
     if scripts is None:
         top = recipe.root()
@@ -74,7 +71,7 @@ def proved(
                 break
     if refused is not None:
         raise refused
-    runner.facts = {"program": program, "version": version, "interfaces": 0, "lacks": lacks(lines)}
+    runner.facts = {"program": PROGRAM, "version": version, "interfaces": 0, "lacks": lacks(lines)}
     return runner
 
 
@@ -84,7 +81,7 @@ def describe(runner: DockerRunner) -> str:
     who = f"; they run as {runner.user}" if runner.user else ""
     lacking = "".join(f"; they lack {what}" for what in runner.facts["lacks"])
     return (
-        f"{runner.program} {runner.facts['version']}{where}: its containers see no network interface but lo, and the "
+        f"docker {runner.facts['version']}{where}: its containers see no network interface but lo, and the "
         f"folders of this machine{who}{lacking}"
     )
 
@@ -152,7 +149,7 @@ def _wrong(
     Raises:
         EngineError: what no other user mends.
     """
-    name, word = runner.program, secrets.token_hex(16)
+    word = secrets.token_hex(16)
     shown.mkdir()
     (shown / "asked").write_text(f"{word}\n", encoding="ascii")
     inside = [f"/seen/{number}" for number, _ in enumerate(scripts)]
@@ -169,9 +166,9 @@ def _wrong(
         if any(str(path) in error.why for path in (shown, *scripts)):
             raise _unseen(runner, error.why) from error
         raise EngineError(
-            f"{name} cannot run containers without network here",
+            "docker cannot run containers without network here",
             why=error.why,
-            fix=f"mend it, and try again: toolchain doctor --runner {name}; {_INSTEAD}",
+            fix=f"mend it, and try again: toolchain doctor --runner docker; {_INSTEAD}",
         ) from error
     lines, last = done.stdout.splitlines(), "\n".join(done.tail[-3:])
     numbers = [number for line in lines if (number := answer(line)) is not None]
@@ -183,9 +180,9 @@ def _wrong(
         else:
             saw = f"a container that was started with --network none sees {numbers[0]} interfaces besides lo"
         raise EngineError(
-            f"{name} is refused: its containers are not cut off from the network",
+            "docker is refused: its containers are not cut off from the network",
             why=saw,
-            fix=f"no check runs like that; mend what starts {name}'s containers, or {_INSTEAD}",
+            fix=f"no check runs like that; mend what starts docker's containers, or {_INSTEAD}",
         )
     ours = [f"@line {line}" for path in scripts for line in path.read_text(encoding="utf-8").splitlines()]
     theirs = [line for line in lines if line.startswith("@line ")]
@@ -200,7 +197,7 @@ def _wrong(
         return _unseen(runner, f"what a container wrote to {shown} did not arrive: {last}"), lines
     if back.stat().st_uid != os.geteuid():
         return EngineError(
-            f"{name} is refused: what its containers write here would not be {namespace.user_name()}'s",
+            f"docker is refused: what its containers write here would not be {namespace.user_name()}'s",
             why=f"a file that a container wrote belongs to user {back.stat().st_uid}",
             fix=f"switch the daemon's remapping of users off, or run a rootless one; {_INSTEAD}",
         ), lines
@@ -210,7 +207,7 @@ def _wrong(
 def _unseen(runner: DockerRunner, why: str) -> EngineError:
     where = f" at {runner.address}" if runner.address else ""
     return EngineError(
-        f"{runner.program} is refused: its daemon{where} does not see the folders of this machine",
+        f"docker is refused: its daemon{where} does not see the folders of this machine",
         why=why,
         fix=f"name a daemon of this machine (DOCKER_HOST, `docker context`), or let it share them; {_INSTEAD}",
     )

@@ -46,7 +46,7 @@ def new_record(
     Args:
         built: with `total_seconds` among its facts, unless it was not built here.
         compressor: what wrote the blob of the stage's own layer (`oci.layer.compressor_id`).
-        runner: what the probe found of the docker or podman that ran checks or kernels, where one did.
+        runner: what the probe found of the docker that ran checks or kernels, where one did.
     """
     now = time.time()
     isolation = isolation_facts(request.cache)

@@ -208,7 +208,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
         if request.runner != "buildah":
             from toolchain.engine.docker_probe import describe, proved  # noqa: PLC0415 - most builds use buildah alone
 
-            console.note(f"contract checks and kernels run on {describe(proved(request.runner, request.cache))}")
+            console.note(f"contract checks and kernels run on {describe(proved(request.cache))}")
         if request.base.image is not None:
             from toolchain.pipeline import own_base as ownbase  # noqa: PLC0415 - most bases are recipes
 

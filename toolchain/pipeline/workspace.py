@@ -91,13 +91,13 @@ class BuildWorkspace:
 
     @property
     def runner(self) -> Buildah | DockerRunner:
-        """The program of `--runner`: buildah, or docker or podman once they are proved. None replaces another."""
+        """The program of `--runner`: buildah, or docker once it is proved. Neither replaces the other."""
         if self.request.runner == "buildah":
             return self.engine
         if self._runner is None:
             from toolchain.engine.docker_probe import proved  # noqa: PLC0415 - most builds use buildah alone
 
-            self._runner = proved(self.request.runner, self.cache)
+            self._runner = proved(self.cache)
         return self._runner
 
     def work(self) -> Path:

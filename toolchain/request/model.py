@@ -304,13 +304,13 @@ class Request:
             help="Parallel jobs; 0 for as many as cores and memory allow.",
         ),
     )
-    runner: Literal["buildah", "docker", "podman"] = field(
+    runner: Literal["buildah", "docker"] = field(
         default="buildah",
         metadata=option(
             "runner", panel="Machine",
             metavar="PROGRAM", known=lambda: reading.RUNNERS, read=reading.runner, example="docker",
-            help="Program that runs contract checks and kernel workers: buildah, docker or podman. Layers are always"
-            " built by buildah.",
+            help="Program that runs contract checks and kernel workers: buildah or docker. Layers are always built by"
+            " buildah.",
         ),
     )  # fmt: skip
     fresh: bool = field(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from toolchain.sources.spec import SourceSpec
 
 SOURCES = source_names()
-RUNNERS: tuple[Literal["buildah", "docker", "podman"], ...] = ("buildah", "docker", "podman")
+RUNNERS: tuple[Literal["buildah", "docker"], ...] = ("buildah", "docker")
 PARTS = ("tablegen", "mlir-tblgen", "support")  # of LLVM; see `toolchain.stages.llvm_subset`
 _LARGEST_LIST = 16 << 20  # bytes of a list of calls
 _LONGEST = 10**9  # seconds; a wait cannot be longer than ten times that
@@ -282,7 +282,7 @@ def kernel_timeout(seconds: float) -> float:
     return seconds
 
 
-def runner(text: str) -> Literal["buildah", "docker", "podman"]:
+def runner(text: str) -> Literal["buildah", "docker"]:
     """The program for contract checks and kernel workers.
 
     Raises:
