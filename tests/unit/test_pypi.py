@@ -172,3 +172,38 @@ def test_second_address(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_offline(tmp_path: Path) -> None:
     with pytest.raises(UnreachableError, match="offline"):
         fetch_pypi("thing-x", "1.0", WHEEL, "0" * 64, Store(tmp_path / "store"), offline=True)
+
+
+@pytest.mark.parametrize("name", [WHEEL, SDIST])
+@pytest.mark.parametrize(
+    "way", ["folder", "PYTHONPATH", "PIP_PYTHON", "PIP_EDITABLE", "PIP_NO_BINARY", "pip.conf", "PATH"]
+)
+def test_pip_runs_no_code_of_the_current_folder(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, name: str
+) -> None:
+    """Neither the folder in which the tool is called nor a variable makes pip run something else than pip."""
+    folder, ran = tmp_path / "checkout", tmp_path / "ran"
+    evil = f"open({str(ran)!r}, 'w').close()\n"
+    (folder / "pip").mkdir(parents=True)
+    for file in ("pip/__init__.py", "pip/__main__.py", "sitecustomize.py", "usercustomize.py", "json.py", "setup.py"):
+        (folder / file).write_text(evil)
+    for file in ("python", "git", "keyring", "env"):
+        (folder / file).write_text(f"#!/bin/sh\n: > {ran}\n")
+        (folder / file).chmod(0o755)
+    (folder / "pip.conf").write_text("[global]\nno-binary = :all:\n[download]\nno-binary = :all:\n")
+    monkeypatch.chdir(folder)
+    values = {
+        "PYTHONPATH": str(folder),
+        "PIP_PYTHON": str(folder / "python"),
+        "PIP_EDITABLE": str(folder),
+        "PIP_NO_BINARY": ":all:",
+        "PATH": f":.:{os.environ['PATH']}",
+    }
+    if way in values:
+        monkeypatch.setenv(way, values[way])
+    elif way == "pip.conf":
+        monkeypatch.setenv("PIP_CONFIG_FILE", "pip.conf")
+    store = Store(tmp_path / "store")
+    got = fetch_pypi("thing-x", "1.0", name, sha256_file(index / name), store, offline=False)
+    assert got.name == name
+    assert not ran.exists()

@@ -1,4 +1,4 @@
-"""The one way to run a program: no shell, a clean environment, no orphan."""
+"""Run programs: without a shell, in a neutral folder, with an environment built from scratch, without orphans."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections import deque
@@ -18,14 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from toolchain.core.environment import clean_environment, search_path
 from toolchain.core.errors import EngineError, ToolchainError
 
 LOG = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# What a child may inherit. Proxies and credentials stay with those that name them.
-_INHERIT = ("PATH", "HOME", "TERM", "TMPDIR", "XDG_RUNTIME_DIR", "SSL_CERT_FILE", "REGISTRY_AUTH_FILE")
 TAIL_LINES = 40
 _LAST_LINES = 5.0  # seconds that they may take after a program has ended
 
@@ -56,13 +56,18 @@ class Result:
     tail: tuple[str, ...]
 
 
+def find(program: str) -> str | None:
+    """Return the path of an installed program, or None; only absolute folders of `PATH` are searched."""
+    return shutil.which(program, path=search_path())
+
+
 def which(program: str, *, fix: str = "") -> str:
-    """The path of `program`.
+    """Return the path of `program`; see `find`.
 
     Raises:
         EngineError: it is not installed.
     """
-    path = shutil.which(program)
+    path = find(program)
     if path is None:
         if "/" in program:
             raise EngineError(f"{program} is not an executable file", fix=fix or "check the path")
@@ -70,21 +75,30 @@ def which(program: str, *, fix: str = "") -> str:
     return path
 
 
+def python(*words: str) -> list[str]:
+    """Return the command line of this Python with `words`, isolated from the caller's folder and environment.
+
+    `-I` leaves the current folder, the script's folder and the user's site-packages out of the module path, and ignores
+    every `PYTHON*` variable. All programs in Python that run on the host are started this way
+    (tests/unit/test_host_programs.py).
+    """
+    return [sys.executable, "-I", *words]
+
+
 def _words(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The words of a program that is about to run, logged."""
-    words = [os.fspath(word) for word in argv]
+    """Return the words of a program that is about to run, and log them.
+
+    A `Path` becomes absolute because the program starts in another folder than the caller's.
+    """
+    words = [os.fspath(word.absolute() if isinstance(word, Path) else word) for word in argv]
     which(words[0])
     LOG.debug("+ %s", shlex.join(words))
     return words
 
 
-def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for a child: a few inherited names, fixed locale and time zone, then `extra`."""
-    env = {name: os.environ[name] for name in _INHERIT if name in os.environ}
-    env.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
-    env.update({"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC"})
-    env.update(extra or {})
-    return env
+def _file(program: str) -> str:
+    """Return the absolute path of a program: it starts in another folder, and `PATH` is searched by one rule alone."""
+    return str(Path(which(program)).absolute())
 
 
 def die_with_parent() -> None:  # pragma: no cover - runs in the child
@@ -110,6 +124,7 @@ def run(
 
     Args:
         argv: program and arguments; no shell reads them.
+        cwd: the program's working directory; `/` otherwise, because the caller's may belong to somebody else.
         env: added to the clean environment (see `clean_environment`).
         check: raise when the exit code is not 0.
         capture: keep standard output whole in the result; standard error goes to the tail and the log.
@@ -240,7 +255,8 @@ def _started(
     # or from one that waits for them, as run() does.
     child = subprocess.Popen(
         words,
-        cwd=cwd,
+        executable=_file(words[0]),
+        cwd=cwd or "/",
         env=clean_environment(env),
         stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -272,6 +288,8 @@ def _ending_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
     try:
         watch = subprocess.Popen(
             ["sh", "-c", 'read -r _; kill -KILL "-$1"', "sh", str(child.pid)],
+            executable=_file("sh"),
+            cwd="/",
             env=clean_environment(),
             stdin=ours,
             stdout=subprocess.DEVNULL,
@@ -319,6 +337,8 @@ def output(argv: Sequence[str | os.PathLike[str]], *, stdin: IO[bytes] | None = 
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
             words,
+            executable=_file(words[0]),
+            cwd="/",
             env=clean_environment(),
             stdin=stdin or subprocess.DEVNULL,
             stdout=subprocess.PIPE,

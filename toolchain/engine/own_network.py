@@ -6,7 +6,6 @@ that. Each process proves its own before it becomes what it was started for.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from toolchain.core import process, strict_json
@@ -34,7 +33,7 @@ def without_network(argv: Sequence[str], way: Sequence[str]) -> list[str]:
     Args:
         way: from `proved`.
     """
-    return [*way, sys.executable, "-I", "-c", _BECOME, *argv]
+    return [*way, *process.python("-c", _BECOME, *argv)]
 
 
 def proved(ways: Sequence[Sequence[str]] = WAYS) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import stat
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -108,7 +107,7 @@ def command(
         "oci": oci,
         "privileges": False,
     }
-    return [sys.executable, "-I", "-S", os.fspath(PROGRAM), json.dumps(spec), *argv]
+    return process.python("-S", os.fspath(PROGRAM), json.dumps(spec), *argv)
 
 
 def profile(settings: Path, *, plain: bool = False) -> Path:

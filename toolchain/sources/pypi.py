@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import html
 import re
-import sys
 import tempfile
 from dataclasses import dataclass
 from functools import cache as memoize
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin
 
-from toolchain.core import process
 from toolchain.core.errors import DigestError, SourceError, UnreachableError
 from toolchain.core.locks import held
 from toolchain.core.process import CommandError
 from toolchain.data import load
 from toolchain.sources.archive import fetch_archive
-from toolchain.sources.network import check_http_url, network_environment, refuse_offline, session
+from toolchain.sources.network import check_http_url, refuse_offline, session
+from toolchain.sources.pip import DOWNLOAD, index_url, pip, pip_error
 from toolchain.sources.spec import check_sha256
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
@@ -29,9 +28,6 @@ _ANY_PYTHON = "3.13"
 # Asked for in this order where any will do; and the oldest C libraries that wheels are for.
 _PYTHONS = ("3.13", "3.12", "3.11", "3.10")
 _GLIBCS = (17, 24, 26, 27, 28, 31, 34, 35)
-_DOWNLOAD = (
-    "download", "--quiet", "--no-deps", "--no-input", "--disable-pip-version-check", "--only-binary=:all:",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,13 +147,13 @@ def download_wheel(name: str, version: str, folder: Path, *, machine: str) -> Pa
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBCS] + [f"manylinux2014_{machine}"]
     for python in _PYTHONS:
         try:
-            _pip(
-                *_DOWNLOAD, "--implementation=cp", f"--python-version={python}",
+            pip(
+                *DOWNLOAD, "--implementation=cp", f"--python-version={python}",
                 *(f"--platform={platform}" for platform in platforms), f"--dest={folder}", f"{name}=={version}",
             )  # fmt: skip
             break
         except CommandError as error:
-            problem = _pip_error(what, error)
+            problem = pip_error(what, error)
             if not isinstance(problem, SourceError) or python == _PYTHONS[-1] or "pip is missing" in problem.what:
                 raise problem from error
     came = sorted(folder.glob("*.whl"))
@@ -177,7 +173,7 @@ def _wheel(name: str, version: str, filename: str, digest: str, store: Store) ->
     with tempfile.TemporaryDirectory(prefix="pip-", dir=store.partial) as folder:
         # fmt: off
         argv = [
-            *_DOWNLOAD,
+            *DOWNLOAD,
             f"--implementation={python[:2]}",
             f"--python-version={python[2:] if len(python) > 3 else _ANY_PYTHON}", f"--abi={match['abi']}",
             *(f"--platform={platform}" for platform in match["platform"].split(".")),
@@ -185,9 +181,9 @@ def _wheel(name: str, version: str, filename: str, digest: str, store: Store) ->
         ]
         # fmt: on
         try:
-            _pip(*argv)
+            pip(*argv)
         except CommandError as error:
-            raise _pip_error(filename, error) from error
+            raise pip_error(filename, error) from error
         path = Path(folder) / filename
         if not path.is_file():
             came = ", ".join(sorted(p.name for p in Path(folder).iterdir()))
@@ -199,29 +195,13 @@ def _wheel(name: str, version: str, filename: str, digest: str, store: Store) ->
         return store.add_file(path, digest, name=filename)
 
 
-def _pip(*argv: str) -> str:
-    environment = {**network_environment("PIP_"), "COLUMNS": "2000"}
-    return process.run([sys.executable, "-m", "pip", *argv], capture=True, env=environment).stdout
-
-
-def _pip_error(what: str, error: CommandError) -> SourceError | UnreachableError:
-    output = "\n".join(error.tail[-6:])
-    if "No module named pip" in output:
-        return SourceError("pip is missing beside this Python", why=output, fix="install it: python -m ensurepip")
-    if "No matching distribution" in output and "connection" not in output.lower():
-        return SourceError(
-            f"the index has no {what}", why=output, fix="check `pip config list`: which index serves this machine"
-        )
-    return UnreachableError(f"{what} could not be fetched", why=output, fix="check the network and `pip config list`")
-
-
 def _address(project: str, filename: str) -> str:
     """The URL of a file in the index.
 
     Raises:
         SourceError: the index does not name it.
     """
-    page_url = f"{_index()}/{_normal(project)}/"
+    page_url = f"{index_url()}/{_normal(project)}/"
     check_http_url(page_url)
     try:
         with session() as web, web.get(page_url, timeout=60, headers={"Accept": "text/html"}) as answer:
@@ -240,18 +220,6 @@ def _address(project: str, filename: str) -> str:
     raise SourceError(
         f"the index has no {filename}", why=f"its page of {project} answered {status}", fix="check `pip config list`"
     )
-
-
-def _index() -> str:
-    """The index that pip is configured to use: its own help shows the effective value."""
-    try:
-        text = _pip("download", "--help")
-    except CommandError as error:
-        raise _pip_error("the index", error) from error
-    match = re.search(r"Python Package Index \(default\s+(\S+?)\)", text)
-    if match is None:
-        raise SourceError("pip does not say which index it uses", fix="check `pip config list`")
-    return match[1].rstrip("/")
 
 
 def _normal(project: str) -> str:

@@ -49,7 +49,7 @@ FOLDER = "/usr/lib/toolchain/worker"
 PROGRAM = "/usr/bin/kernel-worker"
 # What of this package runs there: `build.contained_worker` and all that it imports.
 MODULES = (
-    "__init__", "catalog/__init__", "catalog/gpus", "core/__init__", "core/console", "core/digest",
+    "__init__", "catalog/__init__", "catalog/gpus", "core/__init__", "core/console", "core/digest", "core/environment",
     "core/errors", "core/filesystem", "core/process", "core/strict_json", "core/typed", "data/__init__",
     "engine/__init__", "engine/own_network", "engine/resources", "kernels/__init__", "kernels/bounds",
     "kernels/dask_board", "kernels/dask_link", "kernels/dask_worker", "kernels/executors", "kernels/ledger",
