@@ -80,6 +80,48 @@ def test_repository_may_be_a_url(tmp_path: Path) -> None:
     assert read_pin(tmp_path).repository == "someone/llvm-fork"
 
 
+@pytest.mark.parametrize("key", ["repository", "llvm_repository"])
+@pytest.mark.parametrize("named", ["someone/llvm-fork", "https://github.com/someone/llvm-fork.git"])
+def test_a_pin_file_names_its_repository(key: str, named: str, tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info(NOWHERE, **{key: named}))
+    pin = read_pin(tmp_path)
+    assert (pin.commit, pin.repository, pin.certainty, pin.warnings) == (NOWHERE, "someone/llvm-fork", "verified", ())
+
+
+def test_two_repositories_in_a_pin_file(tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info(NOWHERE, repository="a/llvm", llvm_repository="b/llvm"))
+    with pytest.raises(PinError, match="two repositories"):
+        read_pin(tmp_path)
+
+
+def test_an_assumed_repository_is_not_verified(tmp_path: Path) -> None:
+    (tmp_path / "llvm-info.json").write_text(info(NOWHERE))
+    assert read_pin(tmp_path).certainty == "inferred"
+
+
+def test_comments_of_a_plain_pin(tmp_path: Path) -> None:
+    (tmp_path / "llvm-hash.txt").write_text(f"# The LLVM of this fork\n# see the wiki\n\n{HASH}  # 2025-06\n")
+    assert read_pin(tmp_path).commit == HASH
+    (tmp_path / "llvm-hash.txt").write_text(f"# two\n{HASH}\n{OTHER}\n")
+    with pytest.raises(PinError, match="no commit"):
+        read_pin(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-info.json"])
+def test_an_unfinished_merge(name: str, tmp_path: Path) -> None:
+    first, second = (HASH, OTHER) if name.endswith("txt") else (info(HASH), info(OTHER))
+    (tmp_path / name).write_text(f"<<<<<<< HEAD\n{first}\n=======\n{second}\n>>>>>>> main\n")
+    with pytest.raises(PinError, match="conflict markers"):
+        read_pin(tmp_path)
+
+
+def test_a_checkout_of_aotriton_names_its_submodule(tmp_path: Path) -> None:
+    (tmp_path / "include" / "aotriton").mkdir(parents=True)
+    with pytest.raises(PinError, match="AOTriton") as caught:
+        read_pin(tmp_path)
+    assert "third_party/triton" in str(caught.value.fix)
+
+
 def test_build_info_ahead_is_a_warning_and_its_repository_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "llvm-info.json").write_text(info(FORK))
     (tmp_path / "llvm-build-info.json").write_text(info(OTHER, repository="someone/llvm-fork"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -241,8 +242,65 @@ def test_a_backend_that_is_a_submodule_must_be_checked_out(tmp_path: Path, reque
         plan(replace(request_, sources=specs({"triton": str(tree)})), "triton")
     assert "git submodule update --init" in caught.value.fix
     (tree / "third_party/amd").rmdir()
-    with pytest.raises(SourceError, match="third_party/amd"):
+    with pytest.raises(UnsupportedError, match="third_party/amd"):
         plan(replace(request_, sources=specs({"triton": str(tree)})), "triton")
+
+
+def test_a_submodule_that_the_build_reads_must_be_checked_out(tmp_path: Path, request_: Request) -> None:
+    tree = old_tree(tmp_path / "triton")
+    request = replace(request_, sources=specs({"triton": str(tree)}))
+    (tree / ".gitmodules").write_text(
+        '[submodule "third_party/sleef"]\n\tpath = third_party/sleef\n\turl = https://github.com/shibatch/sleef\n'
+        '[submodule "third_party/other"]\n\tpath = third_party/other\n\turl = https://github.com/somebody/other\n'
+    )
+    plan(request, "triton")
+    with (tree / "CMakeLists.txt").open("a") as file:
+        file.write("add_subdirectory(third_party/sleef)\n")
+    with pytest.raises(SourceError, match="third_party/sleef") as caught:
+        plan(request, "triton")
+    assert "third_party/other" not in caught.value.what
+    (tree / "third_party/sleef").mkdir()
+    (tree / "third_party/sleef/CMakeLists.txt").touch()
+    plan(request, "triton")
+
+
+def git(*words: str) -> str:
+    done = subprocess.run(
+        ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", *words],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip()
+
+
+def test_an_aotriton_between_releases_takes_the_triton_of_its_submodule(tmp_path: Path) -> None:
+    tree, commit = tmp_path / "aotriton", "db82b800cd4b73e3fa586e1819b314f53bfbad4c"
+    (tree / "third_party/triton").mkdir(parents=True)
+    where = [f"aotriton={tree}"]
+    with pytest.raises(PinError, match="which Triton"):
+        make_request(target="aotriton", source=where, cache=tmp_path / "cache")
+    git("init", "-q", str(tree))
+    (tree / ".gitmodules").write_text(
+        '[submodule "third_party/triton"]\n\tpath = third_party/triton\n'
+        "\turl = https://github.com/ROCmSoftwarePlatform/triton.git\n"
+    )
+    git("-C", str(tree), "add", ".gitmodules")
+    git("-C", str(tree), "update-index", "--add", "--cacheinfo", f"160000,{commit},third_party/triton")
+    git("-C", str(tree), "commit", "-qm", "x")
+    source = triton_source(make_request(target="aotriton", source=where, cache=tmp_path / "cache"))
+    assert (source.version, source.repository) == (commit, "https://github.com/ROCm/triton")
+    # A folder that is checked out is what will be built, so it is taken as it is.
+    (tree / "third_party/triton/setup.py").touch()
+    source = triton_source(make_request(target="aotriton", source=where, cache=tmp_path / "cache"))
+    assert source.path == tree / "third_party/triton"
+
+
+def test_a_commit_of_aotriton_that_is_no_release_needs_a_named_triton(tmp_path: Path) -> None:
+    where = [f"aotriton=https://github.com/ROCm/aotriton@{'1' * 40}"]
+    with pytest.raises(PinError, match="which Triton"):
+        make_request(target="aotriton", source=where, cache=tmp_path / "cache")
+    make_request(target="aotriton", source=where, triton="3.7.1", cache=tmp_path / "cache")
 
 
 def test_a_package_that_would_be_downloaded_is_refused_by_its_name(tmp_path: Path, request_: Request) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,13 @@ from toolchain.core.filesystem import read_regular
 
 UPSTREAM = "llvm/llvm-project"
 _PUT = "name a pin file, a folder with one, or a checkout; or put the file there again"
+AOTRITON_SUBMODULE = "third_party/triton"
 MAX_PIN_BYTES = 64 << 10  # an llvm-info.json has about 700 bytes
 
-_KEYS = dict.fromkeys(("llvm_hash", "repository", "build_number"))
+# Forks name the repository in the pin file itself: as owner/name, or as a URL under a key of its own.
+_REPOSITORY_KEYS = ("repository", "llvm_repository")
+_KEYS = dict.fromkeys(("llvm_hash", "build_number", *_REPOSITORY_KEYS))
+_CONFLICT = re.compile(r"^(<<<<<<<|=======$|>>>>>>>)", re.MULTILINE)
 _NAMES = tuple(f"{stem}{end}" for stem in ("llvm-hash", "llvm-info") for end in (".txt", ".json", ""))
 # Pins of other compilers, and of builds that run ahead of the pin.
 _OTHER = re.compile(r"(amd|nvidia)-.*|.*build-info.*")
@@ -37,6 +42,12 @@ def read_pin(path: Path) -> LlvmPin:
     if path.is_dir():
         files = pin_files(path)
         if not files:
+            if is_aotriton(path):
+                raise PinError(
+                    f"{path} is a checkout of AOTriton, which pins no LLVM itself",
+                    why="its Triton is the submodule third_party/triton, and that pins the LLVM",
+                    fix=f"check the submodule out and name it: {path / AOTRITON_SUBMODULE}",
+                )
             raise PinError(
                 f"no LLVM pin in {path}",
                 why="neither llvm-hash.txt nor llvm-info.json is there or in its cmake/ folder",
@@ -58,10 +69,19 @@ def read_pin(path: Path) -> LlvmPin:
             fix="remove the stale file, or name the right one",
         )
     file, commit = next(iter(commits.items()))
-    repository, warnings = _repository_beside(files, commit)
+    repository, warnings, known = _repository_beside(files, commit)
     return LlvmPin(
-        commit=commit, repository=repository, origin=str(file), certainty="verified", warnings=tuple(warnings)
+        commit=commit,
+        repository=repository,
+        origin=str(file),
+        certainty="verified" if known else "inferred",
+        warnings=tuple(warnings),
     )
+
+
+def is_aotriton(folder: Path) -> bool:
+    """Return whether a folder is a checkout of AOTriton rather than of Triton."""
+    return (folder / "include" / "aotriton").is_dir()
 
 
 def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
@@ -114,12 +134,10 @@ def _codegen_pin(file: Path, rule: Codegen) -> CodegenPin:
         )
     ahead = file.with_name(f"{rule.name}-llvm-build-info.json")
     repository = repository_of(commit) or ""
-    if (
-        _lies_there(ahead)
-        and _commit_in(ahead) == commit
-        and "repository" in (build_info := _object_in(ahead, _text_of(ahead)))
-    ):
-        repository = _repository(build_info["repository"], ahead)
+    if named := _named_in(content, file):
+        repository = named
+    elif _lies_there(ahead) and _commit_in(ahead) == commit:
+        repository = _named_in(_object_in(ahead, _text_of(ahead)), ahead) or repository
     return CodegenPin(
         target=rule.target, llvm=commit, build=build, repository=repository, certainty="verified", source=str(file)
     )
@@ -184,7 +202,13 @@ def _object_in(file: Path, text: str) -> dict[str, Any]:
 def _commit_in(file: Path) -> str:
     """The commit a pin file names: the bare digits or the JSON key `llvm_hash`, whatever the file is called."""
     text = _text_of(file)
-    value: object = text
+    if _CONFLICT.search(text):
+        raise PinError(
+            f"{file} holds the conflict markers of an unfinished merge",
+            why="it names more than one LLVM, and git could not choose between them",
+            fix="resolve the conflict in that file, so that it names one commit",
+        )
+    value: object = _without_comments(text)
     if text.startswith(("{", "[")):
         content = _object_in(file, text)
         if "llvm_hash" not in content:
@@ -198,6 +222,12 @@ def _commit_in(file: Path) -> str:
     return commit
 
 
+def _without_comments(text: str) -> str:
+    """Return the text of a plain pin file without its `#` comments, at most one commit if the file is valid."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line)
+
+
 def _excerpt(value: object) -> str:
     """A printable excerpt of an invalid commit, since the file may be malicious."""
     if not isinstance(value, str):
@@ -207,8 +237,19 @@ def _excerpt(value: object) -> str:
     return f"{shown}{len(value.strip())} characters"
 
 
-def _repository_beside(files: list[Path], commit: str) -> tuple[str, list[str]]:
-    """Which repository holds `commit`, as llvm-build-info.json beside the pins or the data say; and warnings."""
+def _repository_beside(files: list[Path], commit: str) -> tuple[str, list[str], bool]:
+    """Return the repository that holds `commit`, warnings, and whether a file or the data name it.
+
+    A pin file's own statement comes first, then llvm-build-info.json beside the pins, then the data.
+    """
+    if own := {file: name for file in files if (name := _own_repository(file))}:
+        if len(set(own.values())) > 1:
+            raise PinError(
+                "the pin files name different repositories",
+                why="; ".join(f"{file} says {name}" for file, name in own.items()),
+                fix="remove the stale file, or name the right one",
+            )
+        return next(iter(own.values())), [], True
     warnings = []
     for folder in dict.fromkeys(file.parent for file in files):
         build = folder / "llvm-build-info.json"
@@ -223,19 +264,39 @@ def _repository_beside(files: list[Path], commit: str) -> tuple[str, list[str]]:
         if built != commit:
             warnings.append(f"{build} is ahead of the pin: it builds {built}, the pin stays {commit}")
             continue
-        if "repository" in content:
-            return _repository(content["repository"], build), warnings
+        if named := _named_in(content, build):
+            return named, warnings, True
     if known := repository_of(commit):
-        return known, warnings
-    if any(file.name.startswith("llvm-info") for file in files):
+        return known, warnings, True
+    # Upstream's plain llvm-hash.txt always means LLVM's own repository; an llvm-info.json may mean a fork.
+    assumed = any(file.name.startswith("llvm-info") for file in files)
+    if assumed:
         warnings.append(f"no file says which repository holds {commit}; {UPSTREAM} is assumed, it may be a fork's")
-    return UPSTREAM, warnings
+    return UPSTREAM, warnings, not assumed
+
+
+def _own_repository(file: Path) -> str:
+    """Return the repository that a pin file names; empty for a plain file and for one that names none."""
+    text = _text_of(file)
+    return _named_in(_object_in(file, text), file) if text.startswith("{") else ""
+
+
+def _named_in(content: Mapping[str, Any], file: Path) -> str:
+    """Return the repository in a file's JSON object as `owner/name`; empty if it names none."""
+    named = {key: _repository(content[key], file) for key in _REPOSITORY_KEYS if key in content}
+    if len(set(named.values())) > 1:
+        raise PinError(
+            f"{file} names two repositories",
+            why="; ".join(f"{key} is {name}" for key, name in named.items()),
+            fix="name one of them by --source llvm=URL@COMMIT",
+        )
+    return next(iter(named.values()), "")
 
 
 def _repository(named: object, file: Path) -> str:
-    """A repository of a file as `owner/name`."""
+    """Return a repository of a file as `owner/name`."""
     short = re.sub(r"^https://github\.com/|\.git$|/$", "", named) if isinstance(named, str) else ""
     if not REPOSITORY.fullmatch(short):
-        fix = "take the file from Triton again"
-        raise PinError(f"{file} names no repository", why="it is written owner/name", fix=fix)
+        why = "a repository is owner/name or an https://github.com/ URL"
+        raise PinError(f"{file} names no repository that is known here", why=why, fix="give --source llvm=URL@COMMIT")
     return short

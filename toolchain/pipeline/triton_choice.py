@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolchain.catalog.aotriton_generations import release_of
-from toolchain.catalog.pin_files import pin_files, read_pin
+from toolchain.catalog.pin_files import AOTRITON_SUBMODULE, pin_files, read_pin
 from toolchain.catalog.release_data import LlvmPin, TritonRelease, is_commit
 from toolchain.catalog.releases import aotriton_release, is_version, newest_patch, triton_at, triton_release
 from toolchain.catalog.stages import involves
@@ -19,7 +19,8 @@ from toolchain.core.errors import ConfigError, PinError, UnsupportedError
 from toolchain.sources.pypi import pypi_row
 from toolchain.sources.resolve import locate
 from toolchain.sources.spec import SourceSpec, of_folder, of_github, parse_source_spec, users_path
-from toolchain.stages.triton_tree import compare, head_of
+from toolchain.stages.triton_origin import AMD_FORK
+from toolchain.stages.triton_tree import compare, gitlink_of, head_of, submodules_of
 from toolchain.stages.triton_wheel import BINARY
 
 if TYPE_CHECKING:
@@ -156,16 +157,45 @@ def _as_locked(choice: Choice, lock: Lock) -> Choice:
 
 
 def _as_released(choice: Choice, cache: Cache) -> Choice:
-    """With the release whose commit the source of AOTriton is at, where nothing else names a Triton."""
+    """Take the Triton of the named AOTriton source, unless something else names one.
+
+    Raises:
+        PinError: the source is at no release on record, and does not tell the commit of its submodule.
+    """
     spec = choice.sources.get("aotriton")
-    if spec is None or choice.aotriton or choice.triton or "triton" in choice.sources:
+    if spec is None or choice.aotriton or choice.triton is not None or "triton" in choice.sources:
         return choice
     tree = _tree(spec, cache, "aotriton")
     release = release_of(spec.version if spec.kind == "git" else head_of(tree) if tree is not None else "")
-    if not release:
-        return choice
+    if release:
+        return choice.noting(
+            f"--source aotriton is at the commit of release {release}, whose Triton is used", aotriton=release
+        )
+    return _as_submodule(choice, spec, tree) if involves(choice.target, "triton") else choice
+
+
+def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice:
+    """Take the Triton that an AOTriton between releases has as a submodule: its folder, or else the commit."""
+    if tree is not None and (tree / AOTRITON_SUBMODULE).is_dir() and any((tree / AOTRITON_SUBMODULE).iterdir()):
+        own = of_folder(tree / AOTRITON_SUBMODULE)
+        return choice.noting(
+            f"Triton is the submodule {AOTRITON_SUBMODULE} of --source aotriton={spec}",
+            sources={**choice.sources, "triton": own},
+        )
+    commit = gitlink_of(tree, AOTRITON_SUBMODULE) if tree is not None else ""
+    if tree is None or not commit:
+        why = f"{AOTRITON_SUBMODULE} is empty, and git does not tell its commit" if tree else "its tree is not here yet"
+        raise PinError(
+            f"which Triton --source aotriton={spec} needs is not known",
+            why=f"it is at no release on record, and {why}",
+            fix=f"name it: --source triton=URL@COMMIT, as `git ls-tree HEAD {AOTRITON_SUBMODULE}` in AOTriton shows it",
+        )
+    url = submodules_of(tree).get(AOTRITON_SUBMODULE, AMD_FORK).removesuffix(".git")
+    # GitHub moved AMD's repositories; the old address only redirects.
+    url = url.replace("github.com/ROCmSoftwarePlatform/", "github.com/ROCm/")
     return choice.noting(
-        f"--source aotriton is at the commit of release {release}, whose Triton is used", aotriton=release
+        f"Triton is {commit} of {url}, the submodule {AOTRITON_SUBMODULE} of --source aotriton={spec}",
+        sources={**choice.sources, "triton": parse_source_spec(f"{url}@{commit}", project="triton")},
     )
 
 

@@ -353,7 +353,7 @@ def llvm_pin(request: Request) -> LlvmPin:
     raise PinError(
         f"which LLVM the Triton of --source triton={spec} pins is not known without fetching it",
         why="only the pins of releases and of a few commits are on record",
-        fix="give a checkout: --source triton=PATH; or say which: --source llvm=..., --triton VERSION",
+        fix="give a checkout: --source triton=PATH; or name its LLVM: --source llvm=URL@COMMIT",
     )
 
 

@@ -61,13 +61,38 @@ def require_tree(tree: Path, name: str) -> None:
             why=f"looked for {' and '.join(_SETUPS)}",
             fix="give the top folder of a complete checkout or archive",
         )
-    require(tree, "CMakeLists.txt", *_BACKENDS)
-    if empty := [backend for backend in _BACKENDS if not any((tree / backend).iterdir())]:
+    require_backends(tree)
+    require(tree, "CMakeLists.txt")
+    cmake = _text(tree, "CMakeLists.txt")
+    read = [*_BACKENDS, *(folder for folder in submodules_of(tree) if f"add_subdirectory({folder}" in cmake)]
+    if empty := [folder for folder in read if _is_empty(tree, folder)]:
         raise SourceError(
-            f"the source tree of Triton lacks what belongs into {', '.join(empty)}",
-            why="the folder is empty: a submodule that is not checked out",
-            fix="check it out: git submodule update --init; or give a Triton that has its backends in its own tree",
+            f"submodules of this Triton are not checked out: {', '.join(dict.fromkeys(empty))}",
+            why="their folders are empty or missing, and Triton's build reads them",
+            fix="check them out: git submodule update --init",
         )
+
+
+def require_backends(tree: Path) -> None:
+    """Require a Triton that has both backends in its tree, as every Triton since January 2024 has.
+
+    Raises:
+        UnsupportedError: the tree is older.
+    """
+    if missing := [backend for backend in _BACKENDS if not os.path.lexists(tree / backend)]:
+        raise UnsupportedError(
+            f"this Triton has no {' and no '.join(missing)}",
+            why="the recipes build the AMD and the NVIDIA backend, which are in Triton's tree since January 2024",
+            fix="use Triton 3.0 or newer; the LLVM of an older one can be built alone: toolchain build llvm",
+        )
+
+
+def _is_empty(tree: Path, folder: str) -> bool:
+    """Return whether a folder of the tree has no content; a path that leads out of the tree is not looked at."""
+    path = tree / folder
+    if Path(folder).is_absolute() or ".." in Path(folder).parts:
+        return False
+    return not path.is_dir() or not any(path.iterdir())
 
 
 def check_setup(tree: Path) -> None:
@@ -174,16 +199,37 @@ def _text(tree: Path, name: str) -> str:
 
 
 def head_of(tree: Path) -> str:
-    """The commit that is checked out; empty if it is not a checkout."""
+    """Return the commit that is checked out; empty if the tree is not a checkout."""
+    printed = _git(tree, "rev-parse", "--verify", "HEAD")
+    return printed if is_commit(printed) else ""
+
+
+def gitlink_of(tree: Path, folder: str) -> str:
+    """Return the commit that a checkout's HEAD names for a submodule; empty if the tree is not a checkout."""
+    words = _git(tree, "ls-tree", "HEAD", "--", folder).split()
+    return words[2] if len(words) == 4 and words[:2] == ["160000", "commit"] and is_commit(words[2]) else ""
+
+
+def submodules_of(tree: Path) -> dict[str, str]:
+    """Return the submodules that a tree's .gitmodules names: URLs by folder. Git is not asked."""
+    found: dict[str, str] = {}
+    for section in re.split(r"(?m)^[ \t]*\[", _text(tree, ".gitmodules"))[1:]:
+        values = dict(re.findall(r"(?m)^[ \t]*(path|url)[ \t]*=[ \t]*(\S+)[ \t]*$", section))
+        if section.startswith("submodule") and {"path", "url"} <= values.keys():
+            found[values["path"]] = values["url"]
+    return found
+
+
+def _git(tree: Path, *words: str) -> str:
+    """Return what git prints about a checkout; empty if the tree is none, or git fails."""
     if not (tree / ".git").exists():
         return ""
     env = {"PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-    words = ["git", "-c", "safe.directory=*", "-C", os.fspath(tree), "rev-parse", "--verify", "HEAD"]
     try:
-        printed = process.run(words, env=env, capture=True).stdout.strip()
+        argv = ["git", "-c", "safe.directory=*", "-C", os.fspath(tree), *words]
+        return process.run(argv, env=env, capture=True).stdout.strip()
     except CommandError:
         return ""
-    return printed if is_commit(printed) else ""
 
 
 def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
