@@ -32,7 +32,6 @@ class Manners:
         hangs_up: refusals come before the body is read, and the connection is closed.
         no_whole: status of the answer to a PUT that brings a whole blob.
         stuck: the `Range` of answers stays at the first chunk, as ECR's does.
-        of_the_chunk: the `Range` of answers speaks of the last chunk alone, as zot's did.
         no_empty_end: status of the answer to an empty PUT behind chunks.
         taken: status of the answer to a chunk that was taken.
         least, most: what OCI-Chunk-Min-Length and OCI-Chunk-Max-Length say; a chunk behind a shorter one is refused.
@@ -52,7 +51,6 @@ class Manners:
     hangs_up: bool = False
     no_whole: int = 0
     stuck: bool = False
-    of_the_chunk: bool = False
     no_empty_end: int = 0
     taken: int = 0
     least: int = 0
@@ -195,5 +193,3 @@ class Desk:
     def _say_range(self, found: _Session, headers: dict[str, str]) -> None:
         if self.manners.stuck:
             headers["Range"] = f"0-{found.chunks[0] - 1}"
-        if self.manners.of_the_chunk:
-            headers["Range"] = f"0-{found.chunks[-1] - 1}"

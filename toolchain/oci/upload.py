@@ -1,7 +1,7 @@
-"""One blob on its way into a registry: going on after a failure, another way where one is refused.
+"""Upload one blob: continue after a failure, and send it another way where the registry refuses the first.
 
-`skopeo copy` was tried in its place (docs/measurements/registries.md). What decided: where a connection falls silent
-it waits for ever without a message. It also has one way to send a blob, which some registries refuse.
+`skopeo copy` was tried instead (docs/measurements/registries.md). It waits for ever without a message when a connection
+falls silent, and it has one way to send a blob, which some registries refuse.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from toolchain.core.digest import sha256_file
 from toolchain.core.errors import DigestError, RegistryError, ToolchainError
 from toolchain.core.web import TRANSIENT, TryAgainError, header_number
 from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.rules import UNKNOWN, for_location
 from toolchain.oci.transport import Body, Transport
 from toolchain.oci.ways import NO_CHUNKS, NO_WHOLE, NOT_THE_WAY, choose
 
@@ -27,7 +28,7 @@ LOG = logging.getLogger(__name__)
 _TAKEN = frozenset({200, 201, 202, 204})
 # A blob that the registry calls wrong, though its file is right, is sent again this often.
 _WRONG_TRIES = 2
-# So many connections may break before anything of a blob is taken; then chunks are tried, and smaller ones each time.
+# After so many connections that broke before the registry took anything, chunks are tried, and smaller ones each time.
 _BREAKS = 2
 
 
@@ -51,6 +52,7 @@ class Upload:
         self._location = ""
         self._offset = 0
         self._habits = registry.habits
+        self._rules = registry.rules
         self._chunk: int | None = None  # bytes of a chunk; None for one piece
         self._accepted = False  # a chunk of this upload
         self._failed = self._anew = False  # whether the last attempt failed, and what was sent is to be forgotten
@@ -117,15 +119,16 @@ class Upload:
                 raise self._problem(got, "does not begin an upload")
             self._location = self._registry.url(got.headers["Location"])
             self._offset, self._accepted = 0, False
-            rules, wished = self._registry.rules, self._registry.chunk
-            broken = max(0, self._breaks - _BREAKS + 1)
-            self._chunk = choose(rules, self._habits, got, self._blob.size, wished=wished, broken=broken)
+            if self._registry.rules is UNKNOWN:
+                self._rules = for_location(got.headers["Location"])
+            wished, broken = self._registry.chunk, max(0, self._breaks - _BREAKS + 1)
+            self._chunk = choose(self._rules, self._habits, got, self._blob.size, wished=wished, broken=broken)
 
     def _send_chunks(self, stream: IO[bytes], chunk: int) -> None:
         """Send all chunks, except the last if it ends the upload."""
         while self._offset < self._blob.size:
             start, end = self._offset, min(self._offset + chunk, self._blob.size)
-            if end == self._blob.size and self._habits.piece:
+            if end == self._blob.size and self._rules.last == "piece":
                 return
             body = partial(self._body, stream, start, end)
             with self._request("PATCH", self._location, headers=_part(start, end), body=body) as got:
@@ -133,7 +136,8 @@ class Upload:
                     refusals = frozenset() if self._accepted else NO_CHUNKS
                     raise self._problem(got, "breaks off an upload", refusals)
                 self._location = self._registry.url(got.headers.get("Location", self._location))
-                self._offset = self._position(got, start, end)
+                reached = end if self._rules.position == "sent" else _reached(got.headers.get("Range"), end)
+                self._offset = min(reached, end)
                 if self._offset <= start:
                     problem = RegistryError(
                         f"{self._registry.host} keeps {self._offset} of {end} bytes of an upload to {self._repository}",
@@ -147,18 +151,6 @@ class Upload:
     def _body(self, stream: IO[bytes], start: int, end: int) -> Body | bytes:
         return Body(stream, start, end, self._registry.traffic, self._registry.host) if start < end else b""
 
-    def _position(self, got: requests.Response, start: int, end: int) -> int:
-        """The position of the upload after an accepted chunk."""
-        reached = _reached(got.headers.get("Range"), end)
-        if reached > end or self._habits.sent:
-            return end
-        if 0 < reached <= start:
-            # The answer is about an earlier chunk, or this one alone: accepted chunks are added up instead.
-            LOG.info("%s says %d of %d bytes; going by what was sent", self._registry.host, reached, end)
-            self._habits.sent = True
-            return end
-        return reached
-
     def _finish(self, stream: IO[bytes]) -> None:
         joint = "&" if "?" in self._location else "?"
         whole, size = self._chunk is None, self._blob.size
@@ -167,20 +159,8 @@ class Upload:
         url = f"{self._location}{joint}digest={quote(self._blob.digest, safe='')}"
         with self._request("PUT", url, headers=headers, body=partial(self._body, stream, start, size)) as got:
             if got.status_code not in _TAKEN:
-                self._learn_from_the_end(got.status_code, empty=start == size)
                 refusals = NO_WHOLE if whole and size else frozenset()
                 raise self._problem(got, "does not complete an upload", refusals)
-
-    def _learn_from_the_end(self, status: int, *, empty: bool) -> None:
-        """After a failure at the end: with wrong positions the upload must end with the last piece, or be one piece."""
-        habits = self._habits
-        if not habits.sent or self._chunk is None:
-            return
-        if empty and status in TRANSIENT:
-            habits.piece = True
-            self._location = ""
-        elif status == 400 and habits.whole is None:
-            habits.chunks = status
 
     def _problem(self, got: requests.Response, what: str, refusals: frozenset[int] = frozenset()) -> Exception:
         """The exception for an answer: `refusals` are statuses that mean this way of sending is not supported."""
@@ -232,7 +212,7 @@ class Upload:
         ):
             if got.status_code == 204:
                 self._location = self._registry.url(got.headers.get("Location", self._location))
-                if not self._habits.sent:
+                if self._rules.position != "sent":
                     self._offset = min(_reached(got.headers.get("Range"), 0), self._blob.size)
                 LOG.info("%s has %d of %d bytes", self._registry.host, self._offset, self._blob.size)
                 return self._goes_on()

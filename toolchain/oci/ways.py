@@ -1,4 +1,4 @@
-"""The way in which a registry accepts blobs, in one piece or in chunks, learnt from its answers during a run."""
+"""Choose whether a blob is sent in one piece or in chunks, by the rules of its registry and what that refused."""
 
 from __future__ import annotations
 
@@ -7,38 +7,34 @@ from dataclasses import dataclass
 import requests
 
 from toolchain.core.web import header_number
-from toolchain.oci.rules import CHUNK, UNKNOWN, Rules, for_location
+from toolchain.oci.rules import CHUNK, UNKNOWN, Rules
 
-# The smallest chunk that is tried: servers in front of registries let through a megabyte unless configured otherwise.
+# The smallest chunk that is tried. A server in front of a registry accepts at least a megabyte by default.
 LEAST = 256 << 10
 TOO_LARGE = frozenset({413, 416})
-# What a registry answers that does not know the way: to a first chunk, and to a blob in one piece.
+# Statuses with which registries refuse a first chunk, and a blob in one piece.
 NO_CHUNKS = frozenset({400, 404, 405, 411, 413, 415, 416, 501})
 NO_WHOLE = frozenset({405, 411, 413, 415, 501})
-# Kinds of 400 that another way does not help against.
+# Error codes of a 400 that do not concern the way of sending.
 NOT_THE_WAY = frozenset({"NAME_INVALID", "NAME_UNKNOWN", "DENIED", "UNAUTHORIZED", "TOOMANYREQUESTS"})
 
 
 @dataclass
 class Habits:
-    """The properties of a registry that its answers have shown in this run.
+    """The ways of sending that a registry refused in this run.
 
     Args:
         whole: the status with which it refused a blob in one piece.
         chunks: the status with which it last refused a chunk.
         chunk: bytes of the chunks to send since then; 0 for as many as the rules say.
-        sent: whether accepted chunks are added up, since its answers do not say what it has.
-        piece: whether the last piece has to end an upload, rather than an empty request.
     """
 
     whole: int | None = None
     chunks: int | None = None
     chunk: int = 0
-    sent: bool = False
-    piece: bool = False
 
     def refuse(self, chunk: int | None, status: int, size: int) -> bool:
-        """Take note that a way was refused.
+        """Note that a way was refused.
 
         Args:
             chunk: bytes of a chunk, None for one piece.
@@ -62,25 +58,20 @@ class Habits:
 
 
 def below(size: int) -> int:
-    """The largest power of two that is smaller."""
+    """Return the largest power of two that is smaller than `size`."""
     return 1 << max(size - 1, 1).bit_length() - 1
 
 
 def choose(
     rules: Rules, habits: Habits, begun: requests.Response, size: int, *, wished: int | None, broken: int
 ) -> int | None:
-    """The bytes of a chunk for a blob of `size` bytes; None for one piece.
+    """Return the bytes of a chunk for a blob of `size` bytes; None for one piece.
 
     Args:
-        habits: take note of how an upload ends there.
         begun: the answer that began the upload.
         wished: bytes of a chunk that the caller wants.
-        broken: how often connections have broken before anything was taken, above what happens anywhere.
+        broken: how often connections broke before the registry took anything, beyond the usual.
     """
-    if rules is UNKNOWN:
-        rules = for_location(begun.headers.get("Location", ""))
-    habits.sent |= rules.position == "sent"
-    habits.piece |= rules.last == "piece"
     if habits.whole is not None:
         return None if habits.whole == 413 and size <= habits.chunk else habits.chunk
     return None if habits.chunks is not None else _chunk(rules, begun, size, wished or 0, broken=broken)
@@ -90,7 +81,7 @@ def _chunk(rules: Rules, begun: requests.Response, size: int, wished: int, *, br
     least, most = (header_number(begun.headers.get(f"OCI-Chunk-{which}-Length")) or 0 for which in ("Min", "Max"))
     chunk = wished or (rules.chunk if rules.upload == "chunks" or least or most else 0)
     if not chunk and broken and rules is UNKNOWN:
-        # A server in front that hangs up on large requests looks like a bad connection.
+        # A server in front that closes the connection on large requests looks like a bad network.
         chunk = max(below(min(size, CHUNK + 1)) >> 2 * (broken - 1), LEAST)
     if not chunk:
         return None
