@@ -1,6 +1,6 @@
 """The house drawn from its imports: rooms, floors and arrows.
 
-A room is a folder of `toolchain/`, or a module that is in none. An arrow is one room's import of another, whichever
+A room is a folder of a package, or a module that is in none. An arrow is one room's import of another, whichever
 of its modules does it; imports only for types are included. A room's floor is the longest way down from it.
 
     python scripts/house.py            # the figures and the rooms, floor by floor
@@ -18,6 +18,7 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
 PACKAGE = "toolchain"
+LAB = "lab/src/toolchain_lab"
 _SAID_NOTHING = {"__init__", "__main__"}
 
 
@@ -28,7 +29,7 @@ def room_of(module: str) -> str:
 
 
 def imported(source: str, modules: frozenset[str]) -> set[str]:
-    """The package's own modules that a source imports, anywhere in it."""
+    """The modules that a source imports anywhere; of those outside `modules` it may name only the package."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -36,23 +37,31 @@ def imported(source: str, modules: frozenset[str]) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             below = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= (below & modules) or {node.module}
-    return {name for name in found if name.split(".")[0] == PACKAGE}
+    return found
 
 
-def arrows(top: Path = TOP) -> dict[str, set[str]]:
-    """Every room with the rooms that it imports."""
-    files = {
-        ".".join(path.relative_to(top).with_suffix("").parts): path
-        for path in sorted((top / PACKAGE).rglob("*.py"))
+def sources(top: Path = TOP, package: str = PACKAGE) -> dict[str, Path]:
+    """The files of a package by their dotted module names."""
+    folder = top / package
+    return {
+        ".".join(path.relative_to(folder.parent).with_suffix("").parts): path
+        for path in sorted(folder.rglob("*.py"))
         if "_recipes" not in path.parts
     }
+
+
+def arrows(top: Path = TOP, package: str = PACKAGE) -> dict[str, set[str]]:
+    """Every room of a package with the rooms of that package that it imports."""
+    files = sources(top, package)
+    own = Path(package).name
     modules = frozenset(files)
     rooms: dict[str, set[str]] = {}
     for module, path in files.items():
         room = room_of(module)
         if room in _SAID_NOTHING or not room:
             continue
-        others = {room_of(name) for name in imported(path.read_text(encoding="utf-8"), modules)}
+        names = imported(path.read_text(encoding="utf-8"), modules)
+        others = {room_of(name) for name in names if name.split(".")[0] == own}
         rooms.setdefault(room, set()).update(others - {room, "", *_SAID_NOTHING})
     return rooms
 
@@ -82,7 +91,9 @@ def main() -> None:
     """Print the house."""
     parser = argparse.ArgumentParser(description="The house drawn from its imports.")
     parser.add_argument("top", type=Path, nargs="?", default=TOP, help="a checkout; this one by default")
-    print(drawn(arrows(parser.parse_args().top)))
+    top = parser.parse_args().top
+    for package in (PACKAGE, LAB):
+        print(f"{Path(package).name}: {drawn(arrows(top, package))}")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from toolchain.catalog.release_data import (
 from toolchain.core import process
 from toolchain.core.errors import ToolchainError
 from toolchain.core.process import CommandError
-from toolchain.stages.wheel_llvm import TARGETS
+from toolchain_lab.examine.wheel_llvm import TARGETS
 
 TRITON = "https://github.com/triton-lang/triton"
 AOTRITON = "https://github.com/ROCm/aotriton"

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import typer
-
-from toolchain.cli.app import app
 from toolchain.cli.config_file import OF_VERBS
 from toolchain.cli.defaults import NOT_FROM_FILE
-from toolchain.cli.verbs import VERBS, LazyCommand
+from toolchain.cli.verbs import all_verbs, lazy
 from toolchain.request import model as request_module
 from toolchain.request.options import Option
 
@@ -42,13 +39,7 @@ _OF_BUILDS = ("plan", "fetch", "lock", "build", "reproduce", "kernels run", "bun
 
 def commands() -> dict[str, Any]:
     """Every verb's Typer command, by name."""
-    found: dict[str, Any] = {}
-    top: Any = typer.main.get_command(app)
-    for verb in VERBS:
-        group, _, name = verb.name.rpartition(" ")
-        command = (top.commands[group] if group else top).commands[name]
-        found[verb.name] = command.loaded if isinstance(command, LazyCommand) else command
-    return found
+    return {verb.name: lazy(verb).loaded for verb in all_verbs()}
 
 
 def page(verbs: Mapping[str, Any]) -> str:

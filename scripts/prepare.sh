@@ -38,12 +38,12 @@ prepare_objdump() {
   return 1
 }
 
-# The tool in a virtual environment of its own, from a lock file; `prepare_venv test` adds what tests need.
+# The tool and its plugin in a virtual environment of its own, from a lock file; `prepare_venv test` adds what tests need.
 prepare_venv() {
   kind=${1:-run}
   # What tests need includes what running needs.
   for have in "$kind" test; do
-    if [ -x "$toolchain" ] && [ "$(cat "$venv/.prepared" 2>/dev/null)" = "$(cat pyproject.toml "requirements/$have.lock")" ]; then
+    if [ -x "$toolchain" ] && [ "$(cat "$venv/.prepared" 2>/dev/null)" = "$(cat pyproject.toml lab/pyproject.toml "requirements/$have.lock")" ]; then
       return 0
     fi
   done
@@ -55,6 +55,6 @@ prepare_venv() {
   [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
   # --no-deps: the lock holds everything, and pip 23 looks beyond it (requirements/README.md).
   "$venv/bin/pip" install -q --disable-pip-version-check --no-deps --require-hashes -r "requirements/$kind.lock" >&2
-  "$venv/bin/pip" install -q --disable-pip-version-check --no-deps --no-build-isolation -e . >&2
-  cat pyproject.toml "requirements/$kind.lock" >"$venv/.prepared"
+  "$venv/bin/pip" install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./lab >&2
+  cat pyproject.toml lab/pyproject.toml "requirements/$kind.lock" >"$venv/.prepared"
 }

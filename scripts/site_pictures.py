@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from html import escape
 
-from scripts.house import PACKAGE, TOP, arrows, floors
+from scripts.house import LAB, PACKAGE, TOP, arrows, floors, imported, room_of, sources
 from toolchain.catalog.stages import STAGES
 
 _STYLE = (
@@ -106,8 +106,8 @@ def _made(name: str) -> str:
 
 
 def house(rooms: Mapping[str, set[str]] | None = None) -> str:
-    """The rooms of the code, floor by floor from the roof down."""
-    found = arrows() if rooms is None else rooms
+    """The rooms of the code, floor by floor from the roof down; the lab is a room above those that it imports."""
+    found = {**arrows(), "lab": _below_lab()} if rooms is None else rooms
     where = floors(found)
     step, left, wide = _HIGH + 14, 40, 132
     parts, high = [], max(where.values())
@@ -118,9 +118,16 @@ def house(rooms: Mapping[str, set[str]] | None = None) -> str:
         inside = sorted(room for room in found if where[room] == number)
         start = left + (most - len(inside)) * (wide + 10) // 2
         for place, room in enumerate(inside):
-            folder = "a folder" if (TOP / PACKAGE / room).is_dir() else ""
+            folder = "plugin" if room == "lab" else "a folder" if (TOP / PACKAGE / room).is_dir() else ""
             parts.append(_box(start + place * (wide + 10), y, room, folder, width=wide, kind="k" if folder else ""))
     text = f"{len(found)} packages, {high + 1} levels; imports go downwards only"
     parts.append(f'<text class="s" x="{left}" y="{16 + (high + 1) * step + 12}">{text}</text>')
     width = left + most * (wide + 10) + 10
     return _picture(width, 16 + (high + 1) * step + 30, "The packages of the code, by level", parts)
+
+
+def _below_lab() -> set[str]:
+    """The rooms of the tool that the lab imports."""
+    modules = frozenset(sources())
+    names = set().union(*(imported(path.read_text(encoding="utf-8"), modules) for path in sources(TOP, LAB).values()))
+    return {room_of(name) for name in names if name.split(".")[0] == PACKAGE} - {""}

@@ -11,7 +11,7 @@ from scripts.site_compatibility import MADE, table
 from toolchain.catalog.gpus import known_gpus, parse_gpus
 from toolchain.catalog.stages import STAGES
 from toolchain.cli.config_file import render
-from toolchain.cli.verbs import GROUPS, VERBS
+from toolchain.cli.verbs import GROUPS, all_verbs
 from toolchain.data import load
 from toolchain.oci import labels
 from toolchain.stages.prebuilt import known_files
@@ -26,9 +26,9 @@ def verbs() -> str:
     """Every verb with its help, arguments and options."""
     parts = ["# Verbs\n", MADE,
              ("`toolchain VERB --help` prints this with a line for each option. [Options](../options.md) describes all of them.\n"),
-             table(["verb", "does"], [[f"[`{verb.name}`](#{_anchor(verb.name)})", verb.brief] for verb in VERBS])]  # fmt: skip
+             table(["verb", "does"], [[f"[`{verb.name}`](#{_anchor(verb.name)})", verb.brief] for verb in all_verbs()])]  # fmt: skip
     found, told = commands(), set[str]()
-    for verb in VERBS:
+    for verb in all_verbs():
         command = found[verb.name]
         group = verb.name.partition(" ")[0]
         parts.append(f"## {verb.name} {{ #{_anchor(verb.name)} }}\n")

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from toolchain.cli.verbs import GROUPS, VERBS
+from toolchain.cli.verbs import GROUPS, all_verbs
 
 _EMPTY = """import typer
 app = typer.Typer(no_args_is_help=True)
@@ -43,7 +43,7 @@ def seconds(words: list[str], compiled: str) -> tuple[float, float]:
 def main(runs: int) -> None:
     """Print a row for each command."""
     tool = str(Path(sys.executable).parent / "toolchain")
-    names = [verb.name for verb in VERBS if " " not in verb.name] + list(GROUPS)
+    names = [verb.name for verb in all_verbs() if " " not in verb.name] + list(GROUPS)
     with tempfile.TemporaryDirectory() as folder:
         empty = Path(folder) / "empty.py"
         empty.write_text(_EMPTY.format(names=names))

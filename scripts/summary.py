@@ -9,7 +9,7 @@ from rich.table import Table
 
 from toolchain.core import console
 from toolchain.core.cache import Cache, default_cache
-from toolchain.numbers.summary import describe
+from toolchain.core.check_result import describe
 from toolchain.pipeline.records import records
 
 

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from tests.emulated_objects import KERNELS, compile_all, rule
+from lab.tests.emulated_objects import KERNELS, compile_all, rule
 from tests.with_report import register
 
 ASKED = ("--base", "debian13", "--source", "notes=notes")

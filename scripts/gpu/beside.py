@@ -77,8 +77,8 @@ def compile_all(out: Path, root: Path, objects: list[Path], capability: int) -> 
 
 def cases_of(about: Mapping[str, Any]) -> list[Any]:
     """The cases by which `kernels check` judges an object."""
-    from toolchain.emulator.metadata import metadata_of  # noqa: PLC0415 - not there where a GPU is
-    from toolchain.numbers.check import CASES, SEED  # noqa: PLC0415
+    from toolchain_lab.emulator.metadata import metadata_of  # noqa: PLC0415 - not there where a GPU is
+    from toolchain_lab.numbers.check import CASES, SEED  # noqa: PLC0415
 
     # Only gfx942 rounds fp32 to xf32, and may be so much less exact.
     metadata = metadata_of({**about["beside"], "arch": "gfx1100"}, about["object"])

@@ -47,6 +47,23 @@ def test_every_room_is_in_the_guide() -> None:
     assert HOUSE.arrows().keys() - named == set()
 
 
+def test_the_tool_does_not_import_the_lab() -> None:
+    modules = {**HOUSE.sources(), **HOUSE.sources(package=HOUSE.LAB)}
+    imports = {
+        module: {name.split(".")[0] for name in HOUSE.imported(path.read_text(encoding="utf-8"), frozenset(modules))}
+        for module, path in modules.items()
+    }
+    of_lab = {module: names for module, names in imports.items() if module.startswith("toolchain_lab.")}
+    assert any("toolchain" in names for names in of_lab.values())
+    assert [module for module in imports.keys() - of_lab.keys() if "toolchain_lab" in imports[module]] == []
+
+
+def test_no_two_rooms_of_the_lab_import_each_other() -> None:
+    rooms = HOUSE.arrows(package=HOUSE.LAB)
+    assert {"emulator", "numbers", "examine", "report", "cli"} <= rooms.keys()
+    assert HOUSE.floors(rooms)["emulator"] == 0
+
+
 def test_a_circle_is_found(tmp_path: Path) -> None:
     package = tmp_path / "toolchain"
     for room, other in (("red", "blue"), ("blue", "green"), ("green", "red")):

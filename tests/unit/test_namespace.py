@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.cli.verbs import VERBS
+from toolchain.cli.verbs import all_verbs
 from toolchain.core import process
 from toolchain.core.errors import EngineError
 from toolchain.core.process import contained
@@ -96,7 +96,7 @@ def test_root_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_verbs_that_work_with_containers_say_so() -> None:
-    assert {verb.name for verb in VERBS if verb.engine} == {
+    assert {verb.name for verb in all_verbs() if verb.engine} == {
         "build",
         "reproduce",
         "kernels run",

@@ -5,18 +5,17 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from tests.request_fixtures import with_base
 from toolchain.cli.app import app
 from toolchain.cli.config_file import OF_VERBS, file_options
 from toolchain.cli.defaults import NOT_FROM_FILE
+from toolchain.cli.verbs import all_verbs, lazy
 from toolchain.request.model import Request, options
 from toolchain.request.options import PANELS
 
@@ -45,15 +44,7 @@ CALLS: dict[str, list[tuple[str, ...]]] = {
 LATER = {"drop_binary"}
 
 
-def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    command = getattr(command, "loaded", command)
-    for name, below in getattr(command, "commands", {}).items():
-        yield from commands(below, (*words, name))
-    if not getattr(command, "commands", None):
-        yield " ".join(words), command
-
-
-VERBS = dict(commands(typer.main.get_command(app)))
+VERBS: dict[str, Any] = {verb.name: lazy(verb).loaded for verb in all_verbs()}
 
 
 def attributes_read(package: Path) -> set[str]:

@@ -13,7 +13,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 TOP = Path(__file__).resolve().parents[2]
-EXTRAS: dict[str, list[str]] = {"run": ["emulator"], "docs": ["docs"], "test": ["test"]}
+# The extras of the tool and of the lab that each list is for.
+EXTRAS: dict[str, tuple[list[str], list[str]]] = {
+    "run": ([], ["emulator"]), "docs": (["docs"], []), "test": (["test"], ["emulator"])
+}  # fmt: skip
 
 
 def locked(name: str) -> dict[str, str]:
@@ -25,17 +28,18 @@ def locked(name: str) -> dict[str, str]:
 
 
 def asked(name: str) -> Iterator[Requirement]:
-    """What pyproject.toml asks for, and what builds the tool itself."""
-    project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    words = [*project["dependencies"], *(TOP / "requirements" / "build.in").read_text().splitlines()]
-    for extra in EXTRAS[name]:
-        words += extras[extra]
-    for word in words:
-        if word.startswith("toolchain["):
-            yield from (Requirement(each) for extra in Requirement(word).extras for each in extras[extra])
-        elif word and not word.startswith("#"):
-            yield Requirement(word)
+    """What both pyproject.toml ask for, and what builds the packages."""
+    words = (TOP / "requirements" / "build.in").read_text().splitlines()
+    for folder, chosen in zip((TOP, TOP / "lab"), EXTRAS[name], strict=True):
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        extras = project["optional-dependencies"]
+        words += project["dependencies"]
+        for extra in chosen:
+            words += extras[extra]
+        own = [Requirement(word) for word in words if word.startswith("toolchain[")]
+        words = [word for word in words if not word.startswith("toolchain")]
+        words += [each for one in own for extra in one.extras for each in extras[extra]]
+    yield from (Requirement(word) for word in words if word and not word.startswith("#"))
 
 
 def lacking(wanted: Iterator[Requirement], versions: dict[str, str]) -> list[str]:

@@ -37,7 +37,7 @@ TOP = Path(__file__).resolve().parents[2]
 DOCS = TOP / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 _FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-_RUN, _NOT_RUN, _BY = "Run by a test", "Not run by a test", "Run by tests/"
+_RUN, _NOT_RUN, _BY = "Run by a test", "Not run by a test", ("Run by tests/", "Run by lab/tests/")
 LANGUAGES = {"sh", "text", "json", "yaml", "toml", "dockerfile"}
 
 
@@ -84,7 +84,7 @@ def wrong(block: Block) -> str:
         path = block.title.removeprefix("Run by ").partition(",")[0]
         return "" if (TOP / path).is_file() else f"there is no {path}"
     if block.title.startswith(_NOT_RUN):
-        named = re.findall(r"tests/\w+/\w+\.py", block.title)
+        named = re.findall(r"(?:lab/)?tests/\w+/\w+\.py", block.title)
         missing = [path for path in named if not (TOP / path).is_file()]
         return (
             f"there is no {missing[0]}" if missing else "" if re.search(r": \S", block.title) else "no reason is told"

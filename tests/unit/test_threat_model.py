@@ -8,42 +8,46 @@ from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
 PAGE = TOP / "docs" / "threat-model.md"
-# By line, as FILE::TEST below tests/.
+# By line, as FILE::TEST.
 HELD = {
-    "T1": ("integration/test_isolation.py::test_a_hostile_source_gets_nothing",
-           "integration/test_isolation.py::test_nothing_gets_out_and_that_is_remembered"),
-    "T2": ("integration/test_hostile_cache.py::test_a_build_of_another_tree_has_the_bytes_that_an_empty_cache_gives",),
-    "T3": ("unit/test_unpack.py::test_hostile", "unit/test_unpack.py::test_bomb",
-           "unit/test_wheel_llvm.py::test_a_hostile_wheel_is_refused",
-           "unit/test_bundle_hostile.py::test_what_does_not_belong_is_refused"),
-    "T4": ("unit/test_patch.py::test_refused", "unit/test_patch.py::test_write_through_a_link",
-           "unit/test_patch.py::test_a_patch_that_unpacks_to_gigabytes_is_refused"),
-    "T5": ("unit/test_git.py::test_a_server_cannot_give_another_tree", "unit/test_pypi.py::test_wrong_digest"),
-    "T6": ("unit/test_local.py::test_nothing_that_a_checkout_configures_is_run",),
-    "T7": ("unit/test_pace.py::test_a_manifest_that_trickles", "unit/test_deadline.py::test_verify_as_a_whole",
-           "unit/test_layout.py::test_many_layers_that_unpack_to_much_are_not_unpacked_all",
-           "unit/test_deadline.py::test_a_blob_that_does_not_fit_is_not_asked_for"),
-    "T8": ("unit/test_transport.py::test_a_store_elsewhere_cannot_ask_for_the_login",
-           "unit/test_odd_answers.py::test_a_redirect_takes_the_login_along_on_the_same_host_alone",
-           "unit/test_pace.py::test_no_redirect_leaves_https"),
-    "T9": ("unit/test_filesystem.py::test_publishing_follows_no_links",
-           "unit/test_filesystem.py::test_a_layout_is_read_from_regular_files_alone",
-           "unit/test_one_reading.py::test_an_ambiguous_folder_is_not_trusted"),
-    "T10": ("unit/test_approval.py::test_a_found_file_needs_approval",
-            "unit/test_approval.py::test_no_file_of_a_folder_above_is_read"),
-    "T11": ("unit/test_approval.py::test_an_empty_variable_skips_no_check",),
-    "T12": ("unit/test_verify.py::test_evidence_of_another_image",
-            "unit/test_verify.py::test_both_images_of_an_index_must_be_signed"),
-    "T13": ("integration/test_isolation.py::test_the_machine_s_files",),
-    "T14": ("unit/test_kernel_store.py::test_with_a_key_only_what_it_signed_counts",
-            "unit/test_kernel_store_options.py::test_a_store_without_a_key_is_told"),
-    "T15": ("unit/test_contained_worker.py::test_a_compile_process_sees_no_interface_and_the_station_does",),
-    "T16": ("unit/test_dask_pickles.py::test_no_pickle_runs_on_a_worker_or_in_a_campaign",),
-    "T17": ("unit/test_verify.py::test_prebuilt_things_need_a_name",
-            "unit/test_intake.py::test_allowed_by_name_and_replaced_by_default"),
-    "T18": ("integration/test_isolation.py::test_the_caller_s_own_ids",),
-    "T19": ("unit/test_console.py::test_names_of_strangers_do_not_steer_the_terminal",),
-    "T20": ("unit/test_verify.py::test_age",),
+    "T1": ("tests/integration/test_isolation.py::test_a_hostile_source_gets_nothing",
+           "tests/integration/test_isolation.py::test_nothing_gets_out_and_that_is_remembered"),
+    "T2": (
+        "tests/integration/test_hostile_cache.py::test_a_build_of_another_tree_has_the_bytes_that_an_empty_cache_gives",
+    ),
+    "T3": ("tests/unit/test_unpack.py::test_hostile", "tests/unit/test_unpack.py::test_bomb",
+           "lab/tests/unit/test_wheel_llvm.py::test_a_hostile_wheel_is_refused",
+           "tests/unit/test_bundle_hostile.py::test_what_does_not_belong_is_refused"),
+    "T4": ("tests/unit/test_patch.py::test_refused", "tests/unit/test_patch.py::test_write_through_a_link",
+           "tests/unit/test_patch.py::test_a_patch_that_unpacks_to_gigabytes_is_refused"),
+    "T5": ("tests/unit/test_git.py::test_a_server_cannot_give_another_tree",
+           "tests/unit/test_pypi.py::test_wrong_digest"),
+    "T6": ("tests/unit/test_local.py::test_nothing_that_a_checkout_configures_is_run",),
+    "T7": ("tests/unit/test_pace.py::test_a_manifest_that_trickles",
+           "tests/unit/test_deadline.py::test_verify_as_a_whole",
+           "tests/unit/test_layout.py::test_many_layers_that_unpack_to_much_are_not_unpacked_all",
+           "tests/unit/test_deadline.py::test_a_blob_that_does_not_fit_is_not_asked_for"),
+    "T8": ("tests/unit/test_transport.py::test_a_store_elsewhere_cannot_ask_for_the_login",
+           "tests/unit/test_odd_answers.py::test_a_redirect_takes_the_login_along_on_the_same_host_alone",
+           "tests/unit/test_pace.py::test_no_redirect_leaves_https"),
+    "T9": ("tests/unit/test_filesystem.py::test_publishing_follows_no_links",
+           "tests/unit/test_filesystem.py::test_a_layout_is_read_from_regular_files_alone",
+           "tests/unit/test_one_reading.py::test_an_ambiguous_folder_is_not_trusted"),
+    "T10": ("tests/unit/test_approval.py::test_a_found_file_needs_approval",
+            "tests/unit/test_approval.py::test_no_file_of_a_folder_above_is_read"),
+    "T11": ("tests/unit/test_approval.py::test_an_empty_variable_skips_no_check",),
+    "T12": ("tests/unit/test_verify.py::test_evidence_of_another_image",
+            "tests/unit/test_verify.py::test_both_images_of_an_index_must_be_signed"),
+    "T13": ("tests/integration/test_isolation.py::test_the_machine_s_files",),
+    "T14": ("tests/unit/test_kernel_store.py::test_with_a_key_only_what_it_signed_counts",
+            "tests/unit/test_kernel_store_options.py::test_a_store_without_a_key_is_told"),
+    "T15": ("tests/unit/test_contained_worker.py::test_a_compile_process_sees_no_interface_and_the_station_does",),
+    "T16": ("tests/unit/test_dask_pickles.py::test_no_pickle_runs_on_a_worker_or_in_a_campaign",),
+    "T17": ("tests/unit/test_verify.py::test_prebuilt_things_need_a_name",
+            "tests/unit/test_intake.py::test_allowed_by_name_and_replaced_by_default"),
+    "T18": ("tests/integration/test_isolation.py::test_the_caller_s_own_ids",),
+    "T19": ("tests/unit/test_console.py::test_names_of_strangers_do_not_steer_the_terminal",),
+    "T20": ("tests/unit/test_verify.py::test_age",),
 }  # fmt: skip
 
 
@@ -52,7 +56,7 @@ def test_every_line_is_held_by_tests_that_are_there() -> None:
     assert lines == list(HELD), "each line of the page has its tests here, in the same order"
     there: dict[str, set[str]] = {}
     for name in {test.partition("::")[0] for tests in HELD.values() for test in tests}:
-        tree = ast.parse((TOP / "tests" / name).read_text(encoding="utf-8"))
+        tree = ast.parse((TOP / name).read_text(encoding="utf-8"))
         there[name] = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     gone = [
         test

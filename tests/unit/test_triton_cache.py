@@ -32,7 +32,7 @@ from toolchain.core.errors import (
 )
 from toolchain.core.process import piped
 from toolchain.core.recipe import root
-from toolchain.examine.triton_cache import TritonCache, read_cache, require_call, require_hit
+from toolchain.kernels.cache_image import TritonCache, read_cache, require_call, require_hit
 from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, rule_of
 from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.executors import LocalExecutor

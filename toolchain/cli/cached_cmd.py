@@ -56,7 +56,7 @@ def kernels_cached(
     Exits with 4 for a different Triton, and 11 for one at a different path. A different environment variable or cache
     folder gives 3, an unlisted call 7.
     """
-    from toolchain.examine.triton_cache import read_cache, require_call, require_hit  # noqa: PLC0415
+    from toolchain.kernels.cache_image import read_cache, require_call, require_hit  # noqa: PLC0415
 
     if env and in_ is None:
         raise ConfigError("--env needs --in", fix="add --in IMAGE")

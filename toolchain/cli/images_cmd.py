@@ -82,9 +82,9 @@ def inspect(
     Works with any image or Triton wheel, also from elsewhere. Exits with 4 if a wheel's LLVM is not the pinned one.
     """
     if image.startswith("pypi:") or (image.endswith(".whl") and not image.startswith("oci:")):
-        from toolchain.cli.wheel_view import inspect_wheel  # noqa: PLC0415 - what reads wheels and asks the index
+        from toolchain.core.plugins import hook  # noqa: PLC0415 - for a verb that runs
 
-        inspect_wheel(image, cache_of(cache), use=use, json_=json_)
+        hook("inspect_wheel", "`inspect` of a wheel")(image, cache_of(cache), use=use, json_=json_)
         return
     from toolchain.oci.places import open_place  # noqa: PLC0415 - the registry client
 

@@ -9,36 +9,19 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from toolchain.cli.values import NEVER_EMPTY, empty_variable, take_as_given
-from toolchain.core import console
+from toolchain.core import console, plugins
+from toolchain.core.errors import ConfigError
+from toolchain.core.plugins import Verb
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class Verb:
-    """One verb.
-
-    Args:
-        name: as typed; with the group's name in front, if it has one.
-        function: `module:function` of this package; its docstring is the help of the verb.
-        brief: its line in the list of verbs.
-        engine: whether it runs containers, for which an ordinary user's process enters a user namespace.
-    """
-
-    name: str
-    function: str
-    brief: str
-    engine: bool = False
 
 
 GROUPS = {
@@ -62,10 +45,7 @@ VERBS = (
     Verb("keygen", "publish_cmd:keygen", "Generate a key pair for `publish --key`."),
     Verb("reproduce", "reproduce_cmd:reproduce_image", "Rebuild an image and compare the bytes.", engine=True),
     Verb("inspect", "images_cmd:inspect", "Show what an image contains."),
-    Verb("audit", "audit_cmd:audit", "List the GPUs, kernels and compilers in any image."),
-    Verb("report", "report_cmd:report", "Write an HTML report of a build, campaign, comparison or audit."),
     Verb("pytorch", "pytorch_cmd:pytorch", "Show which AOTriton a PyTorch needs, and what provides it."),
-    Verb("emulate", "emulate_cmd:emulate", "Run an AMD code object on the CPU, without a GPU."),
     Verb("kernels run", "build_cmd:kernels_run", "Compile the FlashAttention kernels.", engine=True),
     Verb(
         "kernels merge",
@@ -76,9 +56,6 @@ VERBS = (
     Verb(
         "kernels worker", "build_cmd:kernels_worker", "Compile kernels for campaigns of a Dask scheduler.", engine=True
     ),
-    Verb("kernels check", "check_cmd:kernels_check", "Check the results of compiled kernels, without a GPU."),
-    Verb("kernels diff", "diff_cmd:kernels_diff", "Compare the kernels of two builds: registers, spills, occupancy."),
-    Verb("kernels try", "try_cmd:kernels_try", "Recompile one kernel with another Triton, and compare."),
     Verb(
         "kernels cached",
         "cached_cmd:kernels_cached",
@@ -136,9 +113,9 @@ class LazyCommand(TyperCommand):
         """The verb itself."""
         from toolchain.cli.failing import handled  # noqa: PLC0415 - for a verb that runs
 
-        module, _, name = self.function.partition(":")
         alone = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
-        verb = getattr(import_module(f"toolchain.cli.{module}"), name)
+        own = "." not in self.function.partition(":")[0]
+        verb = plugins.load(f"toolchain.cli.{self.function}" if own else self.function)
         # Typer keeps the line breaks of a paragraph, which are the source's.
         help_text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(verb) or "")
         alone.command(self.name, cls=_Command, help=help_text, context_settings=dict(self.context_settings))(
@@ -165,7 +142,55 @@ def _in_namespace(verb: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
-class Group(TyperGroup):
+class Verbs(TyperGroup):
+    """The verbs of a group. Those of plugins join them when help lists the verbs, or when a verb is unknown."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a verb, or None for an unknown one.
+
+        Raises:
+            _NotInstalledError: it is a verb of a package that is not installed.
+        """
+        if cmd_name not in self.commands:
+            self._add_plugins(ctx)
+        command, verb = super().get_command(ctx, cmd_name), f"{_above(ctx)}{cmd_name}"
+        if command is None and verb in plugins.LAB_VERBS and not ctx.resilient_parsing:
+            raise _NotInstalledError(verb, ctx=ctx)
+        return command
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """List the names of the verbs, for help and for completion."""
+        self._add_plugins(ctx)
+        return super().list_commands(ctx)
+
+    def _add_plugins(self, ctx: Any) -> None:
+        """Add the verbs of plugins. A plugin that cannot be loaded is named; the other verbs still work."""
+        try:
+            added = [verb for plugin in plugins.plugins() for verb in plugin.verbs]
+        except ConfigError as error:
+            if not ctx.resilient_parsing:
+                console.warn(f"{error.what}: {error.why}; {error.fix}")
+            return
+        for verb in added:
+            group, space, name = verb.name.rpartition(" ")
+            if group + space == _above(ctx):
+                self.commands.setdefault(name, lazy(verb))
+
+
+def _above(ctx: Any) -> str:
+    """The words in front of the verbs of a group, with a space behind them; empty for the tool itself."""
+    return f"{ctx.info_name} " if ctx.parent is not None else ""
+
+
+class _NotInstalledError(_UsageError):  # type: ignore[misc]  # Typer's base has no public name
+    """A verb of a package that is not installed."""
+
+    def format_message(self) -> str:
+        """Return the message, with the package to install."""
+        return f"`toolchain {self.message}` is a verb of {plugins.LAB}, which is not installed. {plugins.INSTALL}."
+
+
+class Group(Verbs):
     """The list of verbs, and the options in front of them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -201,22 +226,39 @@ def register(app: typer.Typer, group: str = "") -> None:
     for verb in VERBS:
         above, _, name = verb.name.rpartition(" ")
         if above == group:
-            kind = type("Lazy", (LazyCommand,), {"function": verb.function, "engine": verb.engine})
-            app.command(name, cls=kind, short_help=verb.brief)(_not_loaded)
+            app.command(name, cls=_kind(verb), short_help=verb.brief)(_not_loaded)
     for name, text in GROUPS.items() if not group else ():
-        inner = typer.Typer(no_args_is_help=True, help=text)
+        inner = typer.Typer(cls=Verbs, no_args_is_help=True, help=text)
         register(inner, name)
         app.add_typer(inner, name=name)
+
+
+def _kind(verb: Verb) -> type[LazyCommand]:
+    return type("Lazy", (LazyCommand,), {"function": verb.function, "engine": verb.engine})
+
+
+def lazy(verb: Verb) -> LazyCommand:
+    """Return the command of a verb."""
+    alone = typer.Typer(add_completion=False)
+    alone.command(verb.name.rpartition(" ")[2], cls=_kind(verb), short_help=verb.brief)(_not_loaded)
+    command = typer.main.get_command(alone)
+    assert isinstance(command, LazyCommand)  # noqa: S101 - one function makes one
+    return command
 
 
 def _not_loaded() -> None:
     """Never called: `LazyCommand.make_context` puts the verb itself in its place."""
 
 
+def all_verbs() -> tuple[Verb, ...]:
+    """The tool's verbs, and those of plugins."""
+    return (*VERBS, *(verb for plugin in plugins.plugins() for verb in plugin.verbs))
+
+
 def tree(value: Any) -> dict[str, Any]:
     """`value` for every verb, nested like the verbs."""
     nested: dict[str, Any] = {}
-    for verb in VERBS:
-        above, _, name = verb.name.rpartition(" ")
-        (nested.setdefault(above, {}) if above else nested)[name] = value
+    for name in (*(verb.name for verb in VERBS), *plugins.LAB_VERBS):
+        above, _, verb = name.rpartition(" ")
+        (nested.setdefault(above, {}) if above else nested)[verb] = value
     return nested

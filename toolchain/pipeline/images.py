@@ -11,10 +11,10 @@ from typing import Any
 from toolchain.catalog.stages import STAGES
 from toolchain.core import strict_json
 from toolchain.core.cache import Cache
+from toolchain.core.check_result import describe
 from toolchain.core.digest import canonical, write_atomically
 from toolchain.core.errors import ConfigError, SourceError
 from toolchain.core.record import Record
-from toolchain.numbers.summary import describe
 from toolchain.oci.image import timestamp
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.records import image_tag, published_mark, records, stages_below, used_mark

@@ -137,7 +137,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
                     if own.base.image is not None and known_record(own.cache, built.input_digest) is None:
                         record_as_it_is(own, built)
         if own.check is not None and stage.name in CAMPAIGNS:
-            from toolchain.pipeline.numbers import checked  # noqa: PLC0415 - numpy
+            from toolchain.pipeline.finished_check import checked  # noqa: PLC0415 - numpy
 
             built = checked(own, built)
         # The content of a base that was made after planning is only known now.
@@ -178,7 +178,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
     if not to_build:
         return
     if request.check is not None:
-        from toolchain.stages.kernel_numbers import require_check  # noqa: PLC0415 - most builds check nothing
+        from toolchain.stages.kernel_check import require_check  # noqa: PLC0415 - most builds check nothing
 
         require_check()
     if away := online_in(rows, request):

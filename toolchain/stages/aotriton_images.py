@@ -34,7 +34,7 @@ from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
 from toolchain.kernels.worker import CompileSetup
 from toolchain.stages.aotriton_inside import OBJECTS, lay_copies, lay_objects
-from toolchain.stages.kernel_numbers import check_numbers
+from toolchain.stages.kernel_check import check_numbers
 from toolchain.stages.kernel_workers import (
     COMMAND,
     RECIPE,

@@ -17,7 +17,7 @@ from toolchain.request.model import Request
 from toolchain.sources.scan import Finding
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
-from toolchain.stages.kernel_numbers import check_numbers
+from toolchain.stages.kernel_check import check_numbers
 from toolchain.stages.kernel_workers import (
     COMMAND,
     RECIPE,

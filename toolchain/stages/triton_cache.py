@@ -39,7 +39,7 @@ from toolchain.kernels.shards import shard_of
 from toolchain.kernels.worker import CompileSetup
 from toolchain.oci import labels
 from toolchain.request.model import Request
-from toolchain.stages.kernel_numbers import STEP, check_files
+from toolchain.stages.kernel_check import STEP, check_files
 from toolchain.stages.kernel_workers import compiling, layer_digests, limits, part_of_kernels, workers_here
 from toolchain.stages.stage import (
     Built,
@@ -300,7 +300,7 @@ def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:
     files = [(path.relative_to(tree).as_posix(), path.read_bytes) for path in sorted(tree.rglob("*")) if path.is_file()]
     workspace.step(STEP)
     return check_files(
-        files, workspace.request, label="the cache", jobs=workspace.jobs("kernel"), count=workspace.count
+        files, workspace.request, label="the cache", jobs=workspace.jobs("kernel"), progress=workspace.count
     )
 
 

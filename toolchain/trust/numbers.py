@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from toolchain import __version__
+from toolchain.core.check_result import describe
 from toolchain.core.errors import UntrustedError
-from toolchain.numbers.summary import describe
 from toolchain.trust import attest
 from toolchain.trust.statements import subjects_of
 

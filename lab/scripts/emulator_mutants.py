@@ -1,0 +1,213 @@
+"""How much `kernels check` notices: faults planted into compiled kernels, one at a time.
+
+    python lab/scripts/emulator_mutants.py [--gpus gfx942,gfx950,gfx1100,gfx1201] [--each 50] [--seed 1] [--json FILE]
+
+It compiles the attention kernel of lab/tests/emulated for each GPU, with 70 rows and blocks of 32, and runs its last
+two workgroups as the check does. `--each` mutants of a GPU change one executed instruction: it is left out, reads
+another register, does something else, or has another offset. Then each executed barrier and each executed wait is
+left out. A mutant is noticed where the check does not say `right`. Each survivor is listed: no byte of the output
+changed, or the error stayed within the rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TOP = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP))
+
+from lab.tests.emulated_objects import compile_all, rule  # noqa: E402
+from toolchain.core.check_result import RIGHT  # noqa: E402
+from toolchain.core.errors import EmulationError, NumbersError  # noqa: E402
+from toolchain_lab.emulator.codeobject import load  # noqa: E402
+from toolchain_lab.emulator.control import ends_block, has_no_effect, is_barrier, wait  # noqa: E402
+from toolchain_lab.emulator.disassembly import Line, find_disassembler  # noqa: E402
+from toolchain_lab.emulator.launch import Launch, run  # noqa: E402
+from toolchain_lab.emulator.metadata import Metadata, read_metadata  # noqa: E402
+from toolchain_lab.emulator.program import Program  # noqa: E402
+from toolchain_lab.emulator.syntax import parse  # noqa: E402
+from toolchain_lab.numbers.case import Arguments, Case, Expected  # noqa: E402
+from toolchain_lab.numbers.check import check_program  # noqa: E402
+from toolchain_lab.numbers.elements import FP16, FP32, rows_tensor  # noqa: E402
+from toolchain_lab.numbers.problem import Problem, Shape  # noqa: E402
+
+ROWS, BLOCK, HEAD = 70, 32, 32
+OTHERS = {
+    "v_add_f32": "v_sub_f32", "v_mul_f32": "v_add_f32", "v_max_f32": "v_min_f32", "v_max3_f32": "v_min3_f32",
+    "v_max_num_f32": "v_min_num_f32", "v_max3_num_f32": "v_min3_num_f32", "v_and_b32": "v_or_b32",
+    "v_or_b32": "v_and_b32", "v_lshlrev_b32": "v_lshrrev_b32", "v_lshrrev_b32": "v_lshlrev_b32",
+    "v_cmp_gt_i32": "v_cmp_ge_i32", "v_cmp_ge_i32": "v_cmp_gt_i32", "v_cmp_le_i32": "v_cmp_lt_i32",
+    "v_cmp_gt_u32": "v_cmp_ge_u32", "v_fma_f32": "v_max3_f32", "v_add_u32": "v_sub_u32",
+    "v_add_nc_u32": "v_sub_nc_u32", "v_exp_f32": "v_log_f32", "v_rcp_f32": "v_sqrt_f32", "v_log_f32": "v_exp_f32",
+    "v_xor_b32": "v_and_b32", "s_lshl_b32": "s_lshr_b32", "s_add_u32": "s_sub_u32", "s_add_i32": "s_sub_i32",
+    "v_sub_f32": "v_add_f32", "s_cbranch_scc0": "s_cbranch_scc1", "s_cbranch_scc1": "s_cbranch_scc0",
+}  # fmt: skip
+_REGISTER, _OFFSET = re.compile(r"\bv(\d+)\b"), re.compile(r"offset\d?:(\d+)")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    kind: str
+    place: int
+    before: str
+    after: str
+
+
+def cases(metadata: Metadata, seed: int) -> Iterator[Case]:
+    """The last two blocks of queries; the last one is not full."""
+    arguments = Arguments(metadata)
+    problem = Problem(FP16, Shape(((ROWS, ROWS),), 1, 1, HEAD, HEAD), HEAD**-0.5, seed, window=(None, None))
+    out, lse = problem.empty("o", keys=False, heads=1), rows_tensor(1, 1, ROWS)
+    arguments.tensors(q=problem.q, k=problem.k, v=problem.v, out=out, lse=lse)
+    arguments.numbers(scale=problem.scale, n=ROWS)
+    last = (ROWS - 1) // BLOCK
+    rows = slice((last - 1) * BLOCK, ROWS)
+    found = problem.results(0, 0, rows)
+    log2 = np.log(2)
+    expected = [
+        Expected("out", "O", FP16, out.places[0, 0, rows], found.exact.o, found.plain.o),
+        Expected("lse", "LSE", FP32, lse.places[0, 0, rows, 0], found.exact.lse / log2, found.single.lse / log2),
+    ]
+    yield Case(f"{ROWS} rows", arguments.done(), (last + 1, 1, 1), [(last - 1, 0, 0), (last, 0, 0)], expected)
+
+
+class Subject:
+    """A kernel that mutants are made of."""
+
+    def __init__(self, path: Path) -> None:
+        self.metadata = read_metadata(path)
+        self.program = Program.of(load(path), find_disassembler())
+        self.right = self.check(self.program)
+        if self.right[0] != RIGHT:
+            raise SystemExit(f"{path} is not right itself: {self.right[1]}")
+        self.bytes = self.output(self.program)
+        places = {line.address: place for place, line in enumerate(self.program.lines)}
+        self.executed = sorted(
+            places[operation.instruction.address] for block in self.program.blocks() for operation in block.operations
+        )
+
+    def check(self, program: Program) -> tuple[str, str, float]:
+        """Status, reason, and the error as a share of the rule."""
+        try:
+            done = check_program(program, self.metadata, "", make=cases)
+        except (EmulationError, NumbersError) as error:
+            return type(error).__name__, f"{error.what}: {error.why}", 0.0
+        return done.status, done.reason, done.share
+
+    def output(self, program: Program) -> bytes:
+        (case,) = cases(self.metadata, 1)
+        launch = Launch(
+            self.metadata.parameters, case.values, case.grid, self.metadata.waves, self.metadata.lds, case.only
+        )
+        return b"".join(buffer.tobytes() for buffer in run(program, launch).buffers.values())
+
+    def with_line(self, place: int, text: str) -> Program:
+        """The program with another instruction at a place."""
+        lines = list(self.program.lines)
+        lines[place] = replace(lines[place], text=text)
+        return Program(self.program.code, lines)
+
+    def mutant(self, draw: random.Random) -> Mutant | None:
+        """A random change of an executed instruction; None if the drawn one cannot be changed."""
+        place = draw.choice(self.executed)
+        line = self.program.lines[place]
+        instruction = parse(line)
+        if has_no_effect(instruction) or (ends_block(instruction) and instruction.name not in OTHERS):
+            return None
+        for kind in draw.sample(("left out", "register", "operation", "offset"), 4):
+            after = _changed(kind, line, instruction.name, draw)
+            if after is not None:
+                return Mutant(kind, place, line.text, after)
+        return None
+
+    def what_survived(self, program: Program, share: float) -> str:
+        """Why a mutant was not noticed."""
+        if self.output(program) != self.bytes:
+            return f"within the rule: {share:.2f} of it"
+        return "no byte changed"
+
+
+def _changed(kind: str, line: Line, name: str, draw: random.Random) -> str | None:
+    text = line.text
+    if kind == "left out":
+        return "s_nop 0" if not name.startswith("s_cbranch") else None
+    if kind == "operation":
+        return text.replace(name, OTHERS[name], 1) if name in OTHERS and "::" not in text else None
+    # The first register is the result.
+    found = list(_REGISTER.finditer(text))[1:] if kind == "register" else list(_OFFSET.finditer(text))
+    if not found:
+        return None
+    match, more = draw.choice(found), 2 if "16" in name else 16
+    if kind == "register":
+        return f"{text[: match.start()]}v{int(match[1]) ^ 1}{text[match.end() :]}"
+    return f"{text[: match.start(1)]}{int(match[1]) + more}{text[match.end(1) :]}"
+
+
+def measure(subject: Subject, gpu: str, each: int, seed: int) -> dict[str, Any]:
+    """Faults of one GPU: how many were noticed, and the survivors."""
+    draw = random.Random(f"{seed} {gpu}")  # noqa: S311 - faults that can be drawn again
+    counts: Counter[str] = Counter()
+    survivors = []
+    seen: set[tuple[int, str]] = set()
+
+    def take(group: str, mutant: Mutant) -> None:
+        program = subject.with_line(mutant.place, mutant.after)
+        status, _, share = subject.check(program)
+        counts[f"{group}: all"] += 1
+        counts[f"{group}: {'survived' if status == RIGHT else status}"] += 1
+        if status == RIGHT:
+            why = subject.what_survived(program, share)
+            survivors.append(
+                {"group": group, "kind": mutant.kind, "before": mutant.before, "after": mutant.after, "why": why}
+            )
+
+    while counts["changed: all"] < each:
+        mutant = subject.mutant(draw)
+        if mutant is not None and (mutant.place, mutant.after) not in seen:
+            seen.add((mutant.place, mutant.after))
+            take("changed", mutant)
+    for place in sorted(set(subject.executed)):
+        line = subject.program.lines[place]
+        instruction = parse(line)
+        if is_barrier(instruction):
+            take("barrier", Mutant("left out", place, line.text, "s_nop 0"))
+        elif instruction.name.startswith("s_wait") and wait(instruction):
+            take("wait", Mutant("left out", place, line.text, "s_nop 0"))
+    return {"gpu": gpu, "instructions": len(set(subject.executed)), "counts": dict(counts), "survivors": survivors}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", default="gfx942,gfx950,gfx1100,gfx1201")
+    parser.add_argument("--each", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        gpus = given.gpus.split(",")
+        for gpu, path in zip(gpus, compile_all([rule(Path(folder), "attention", gpu) for gpu in gpus]), strict=True):
+            found = measure(Subject(path), gpu, given.each, given.seed)
+            results.append(found)
+            print(gpu, found["instructions"], "executed instructions;", found["counts"], flush=True)
+            for row in found["survivors"]:
+                print(f"    {row['group']}, {row['kind']}: {row['before']} -> {row['after']}: {row['why']}", flush=True)
+    if given.json:
+        given.json.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""`audit`: what someone else's image or archive contains, without a network and without a GPU."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolchain.catalog.gpus import parse_gpus
+from toolchain.cli import options as o
+from toolchain.cli.images_cmd import is_image_name
+from toolchain.core import console
+from toolchain.core.cache import cache_of
+from toolchain.core.errors import ConfigError, KernelError
+from toolchain_lab.cli.diff_cmd import PLACE_HELP
+from toolchain_lab.cli.try_cmd import PythonOpt, TimeoutOpt, WheelOpt, chosen_triton
+
+if TYPE_CHECKING:
+    from toolchain_lab.examine.audit import Audit
+
+WhatArg = Annotated[str, typer.Argument(metavar="WHAT", help=PLACE_HELP)]
+GpuOpt = Annotated[str, typer.Option("--gpu", help="Required GPUs, comma-separated.", show_default=False)]
+PlanOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan", metavar="DIR", help="Folder of AOTriton's generator; every kernel planned there is required."
+    ),
+]
+EmptyOpt = Annotated[bool, typer.Option("--allow-empty", help="Accept kernels that are marked as known bad.")]
+RebuildOpt = Annotated[
+    int, typer.Option("--rebuild", min=0, help="Recompile this many random kernels and compare the bytes.")
+]
+SourceOpt = Annotated[
+    Path | None, typer.Option("--source", metavar="DIR", help="Source tree of the kernels, for --rebuild.")
+]
+SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Seed of the random choice.")]
+KeyOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        metavar="FILE",
+        help="Sign the result with this key; it is attached to WHAT if that is an image reference.",
+    ),
+]
+StatementOpt = Annotated[
+    Path | None,
+    typer.Option("--statement", metavar="FILE", help="File for the signed result, if WHAT is not an image reference."),
+]
+
+
+def audit(
+    what: WhatArg,
+    gpu: GpuOpt = "",
+    plan: PlanOpt = None,
+    allow_empty: EmptyOpt = False,
+    rebuild: RebuildOpt = 0,
+    source: SourceOpt = None,
+    triton_wheel: WheelOpt = None,
+    with_python: PythonOpt = None,
+    kernel_timeout: TimeoutOpt = 600,
+    seed: SeedOpt = 0,
+    key: KeyOpt = None,
+    statement: StatementOpt = None,
+    cache: o.CacheOpt = None,
+    json_: o.JsonOpt = False,
+) -> None:
+    """List what an image, prefix, archive, wheel or folder contains: GPUs, kernels, libraries, compilers.
+
+    Exits with 12 if a GPU or kernel is missing, empty or damaged, or if a recompiled kernel differs.
+    """
+    from toolchain_lab.examine.audit import audit as look  # noqa: PLC0415 - for a verb that runs
+
+    gpus = parse_gpus(gpu)
+    signer: Any = None
+    if key is not None:
+        from toolchain.trust.keys import load_signer  # noqa: PLC0415 - cryptography
+
+        signer = load_signer(key)
+    if (key is None) if statement is not None else (key is not None and (Path(what).exists() or is_image_name(what))):
+        raise ConfigError(
+            "--statement and --key belong together",
+            fix="--key FILE --statement FILE; for an image reference only --key",
+        )
+    if not rebuild and (source or triton_wheel or with_python) is not None:
+        raise ConfigError("--source, --triton-wheel and --with-python need --rebuild", fix="add --rebuild N")
+    if rebuild and source is None:
+        raise ConfigError("--rebuild needs the kernels' source", fix="--source DIR --triton-wheel VERSION")
+    where = cache_of(cache)
+    result = look(what, where, gpus=gpus, plan=plan)
+    if rebuild and source is not None:
+        from toolchain_lab.examine.rebuild import rebuild as again  # noqa: PLC0415 - brings the compiler in
+
+        triton = chosen_triton(triton_wheel, with_python, where)
+        result.rebuilt = again(
+            result, rebuild, triton, where, source=source, plan=plan, seed=seed, timeout=kernel_timeout
+        )
+    problems = result.problems(allow_empty=allow_empty)
+    document: dict[str, Any] = {**result.as_json(), "problems": problems, "ok": not problems}
+    if signer is not None:
+        try:
+            _sign(what, where, document, signer, statement)
+        except UnicodeEncodeError as error:
+            why = "the name of a file in it is not UTF-8"
+            raise ConfigError(f"the audit of {what} cannot be signed", why=why, fix="rename the file") from error
+    if json_:
+        console.data(document)
+    else:
+        for line in screen(result):
+            console.text(line)
+    if problems:
+        raise KernelError(
+            f"{what} failed the audit", why="\n".join(problems), fix="ask its publisher; --json lists everything"
+        )
+
+
+def _sign(what: str, cache: Any, document: dict[str, Any], signer: Any, to: Path | None) -> None:
+    from toolchain_lab.examine.statement import attach_audit, signed_audit  # noqa: PLC0415 - cryptography
+
+    if to is None:
+        with tempfile.TemporaryDirectory(prefix="toolchain-audit-") as scratch:
+            document["attested"] = attach_audit(what, cache, document, signer, Path(scratch)).as_json()
+    else:
+        from toolchain.core.digest import write_output  # noqa: PLC0415
+
+        write_output(to, signed_audit(what, cache, document, signer), option="--statement")
+
+
+def screen(result: Audit) -> Iterator[str]:
+    """An audit as lines of text."""
+    yield result.what
+    for gpu, counts in result.gpus().items():
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        yield f"  {gpu:<9}{sum(counts.values()) or '':>7}  {listed or 'inside libraries'}"
+    if not any(gpu.startswith("gfx") or gpu == "packed" for gpu in result.gpus()):
+        yield "  no code for AMD GPUs"
+    if result.planned is not None:
+        yield f"  {result.planned - len(result.missing)} of {result.planned} planned kernels are present"
+    for name, keys in (("missing", result.missing), ("empty", result.empty), ("damaged", result.damaged)):
+        for text in keys[:5]:
+            yield f"  {name}: {text[:160]}"
+        if len(keys) > 5:
+            yield f"  {name}: {len(keys) - 5} more"
+    if result.partial:
+        yield f"  marked as partial by its maker: {', '.join(result.partial)}"
+    if result.prebuilt:
+        yield f"  prebuilt by name: {', '.join(result.prebuilt)}"
+    if result.glibc:
+        yield f"  glibc {result.glibc} or newer"
+    for library in result.libraries:
+        inside = [*(f"LLVM {revision}" for revision in library.llvms), *library.targets]
+        if inside:
+            yield f"  {library.path}: {', '.join(inside)}"
+    for text, equal in result.rebuilt.items():
+        yield f"  rebuilt, {'equal' if equal else 'DIFFERENT'}: {text[:160]}"

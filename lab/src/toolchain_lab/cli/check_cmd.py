@@ -1,0 +1,128 @@
+"""`kernels check`: compare the results of compiled attention kernels with float64, without a GPU."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolchain.catalog.gpus import parse_gpus
+from toolchain.cli import options as o
+from toolchain.core import console
+from toolchain.core.cache import cache_of
+from toolchain.core.errors import ConfigError, EmulationError
+from toolchain.request.option_values import check as number_of_kernels
+from toolchain_lab.cli.diff_cmd import PLACE_HELP, GpuOpt
+from toolchain_lab.cli.emulate_cmd import ObjdumpOpt, decoder
+
+if TYPE_CHECKING:
+    from toolchain_lab.numbers.campaign import Report
+    from toolchain_lab.numbers.check import Checked
+
+SourceArg = Annotated[str, typer.Argument(metavar="WHERE", help=PLACE_HELP)]
+SampleOpt = Annotated[
+    str, typer.Option("--sample", metavar="N|all", help="Number of kernels to check, spread over GPUs and functions.")
+]
+JobsOpt = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Parallel processes. \\[default: one per core]", show_default=False)
+]
+SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Seed of the sample.")]
+PlanOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan",
+        metavar="DIR",
+        help="Folder of AOTriton's generator, for packs that do not record how kernels are launched.",
+    ),
+]
+SourceOpt = Annotated[Path | None, typer.Option("--source", metavar="DIR", help="Source tree of AOTriton, for --plan.")]
+
+
+def kernels_check(
+    where: SourceArg,
+    sample: SampleOpt = "all",
+    gpu: GpuOpt = "",
+    jobs: JobsOpt = None,
+    seed: SeedOpt = 0,
+    plan: PlanOpt = None,
+    source: SourceOpt = None,
+    objdump: ObjdumpOpt = None,
+    cache: o.CacheOpt = None,
+    json_: o.JsonOpt = False,
+) -> None:
+    """Run compiled attention kernels on the CPU and compare their results with float64.
+
+    Exits with 24 if a result is wrong, with 23 if a kernel uses something that the emulator does not support.
+    """
+    count = number_of_kernels(sample, "--sample") or None
+    if (plan is None) != (source is None):
+        raise ConfigError("--plan and --source need each other", fix="give both, or neither")
+    disassembler = decoder(objdump)
+    from toolchain_lab.examine.places import opened  # noqa: PLC0415 - for a verb that runs
+    from toolchain_lab.numbers import campaign  # noqa: PLC0415 - numpy
+    from toolchain_lab.numbers.collect import collect  # noqa: PLC0415
+
+    planned = None
+    if plan is not None and source is not None:
+        from toolchain_lab.examine.rebuild import launches_of  # noqa: PLC0415
+
+        planned = launches_of(plan, source)
+    with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch, opened(where, cache_of(cache)) as files:
+        collected = collect(
+            files, Path(scratch), gpus=parse_gpus(gpu), count=count, seed=seed, label=where, planned=planned
+        )
+        for path in collected.unknown:
+            console.note(f"skipped {path}: it does not record how its kernels are launched (--plan)")
+        report = campaign.run(
+            collected.objects,
+            disassembler,
+            jobs=jobs or os.cpu_count() or 1,
+            available=collected.available,
+            on_row=None if json_ else _tell,
+        )
+    if json_:
+        console.data(report.as_json())
+    else:
+        for line in screen(report):
+            console.text(line)
+    _raise(report)
+
+
+def _tell(row: Checked, done: int, total: int) -> None:
+    reason = f": {row.reason.splitlines()[0]}" if row.reason else ""
+    console.note(f"{done}/{total} {row.status} {row.name}{reason}")
+
+
+def screen(report: Report) -> Iterator[str]:
+    """A report as lines of text."""
+    head = f"{'GPU':<9}{'kernel':<32}{'right':>6}{'wrong':>6}{'skipped':>8}{'refused':>8}"
+    yield f"{head}{'largest error':>14}{'CPU s':>8}"
+    for row in report.groups():
+        ran = row["share"] is not None and row["right"] + row["wrong"]
+        share = f"{row['share']:.0%}" if ran else "none"
+        yield (
+            f"{row['gpu']:<9}{row['kernel']:<32}{row['right']:>6}{row['wrong']:>6}{row['skipped']:>8}{row['refused']:>8}"
+            f"{share:>13} {row['seconds']:>8.1f}"
+        )
+    parts = ", ".join(f"{count} {status}" for status, count in report.counts().items())
+    instructions = sum(row.instructions for row in report.rows)
+    total = f"{len(report.rows)} of {report.available} kernels checked by emulation"
+    yield f"{total}: {parts}; {instructions:,} instructions"
+    yield "largest error: percent of the tolerance; `none`: NaN, infinity or no result"
+
+
+def _raise(report: Report) -> None:
+    """Raise for kernels with wrong results, or that the emulator does not support."""
+    from toolchain.core.check_result import REFUSED, listed  # noqa: PLC0415 - for a verb that runs
+
+    report.require_right()
+    if rows := report.of(REFUSED):
+        raise EmulationError(
+            f"{len(rows)} of {len(report.rows)} kernels cannot be emulated",
+            why=listed([(row.name, row.reason) for row in rows]),
+            fix="report them with the code objects",
+        )

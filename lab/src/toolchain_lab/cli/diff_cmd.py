@@ -1,0 +1,132 @@
+"""`kernels diff`: how kernels differ between two Tritons or LLVMs, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolchain.catalog.gpus import parse_gpus
+from toolchain.cli import options as o
+from toolchain.core import console
+from toolchain.core.cache import cache_of
+from toolchain.core.errors import ConfigError, RegressionError
+
+if TYPE_CHECKING:
+    from toolchain_lab.examine.diff import Difference, Row
+
+_WORDS = {
+    "same": "same bytes",
+    "same_instructions": "same instructions",
+    "only_a": "only in A",
+    "only_b": "only in B",
+    "empty_a": "empty in A",
+    "empty_b": "empty in B",
+}
+PLACE_HELP = "Image name or reference, kernel store, AOTriton pack or prefix, folder, archive, wheel, or Triton cache."
+GpuOpt = Annotated[str, typer.Option("--gpu", help="Only kernels for these GPUs, comma-separated.", show_default=False)]
+FailOnOpt = Annotated[
+    str,
+    typer.Option("--fail-on", help="Exit with 25 on: spills, occupancy (worse), missing, changed. Comma-separated."),
+]
+RowsOpt = Annotated[int, typer.Option("--rows", min=0, help="Number of kernels to list; --json lists all.")]
+
+
+def kernels_diff(
+    a: Annotated[str, typer.Argument(metavar="A", help=PLACE_HELP)],
+    b: Annotated[str, typer.Argument(metavar="B", help="What to compare with it, in the same forms.")],
+    gpu: GpuOpt = "",
+    fail_on: FailOnOpt = "",
+    rows: RowsOpt = 20,
+    cache: o.CacheOpt = None,
+    json_: o.JsonOpt = False,
+) -> None:
+    """Compare the kernels of two builds: registers, spills, LDS, scratch, code, and occupancy (waves per SIMD).
+
+    Regressions come first: lower occupancy, then new spills. No kernel is run, and no GPU is needed.
+    """
+    from toolchain_lab.examine.diff import compare  # noqa: PLC0415 - for a verb that runs
+    from toolchain_lab.examine.instructions import settle  # noqa: PLC0415
+    from toolchain_lab.examine.kernels import kernels_in  # noqa: PLC0415
+
+    conditions = conditions_of(fail_on)
+    gpus = parse_gpus(gpu)
+    where = cache_of(cache)
+    sides = [kernels_in(place, where) for place in (a, b)]
+    if gpus:
+        sides = [[kernel for kernel in side if kernel.gpu in gpus] for side in sides]
+    if not all(sides):
+        raise ConfigError(f"{a if not sides[0] else b} has no kernel for {gpu}", fix="leave --gpu out to see all")
+    difference, unseen = settle(compare(sides[0], sides[1]), (a, b), where)
+    if unseen:
+        console.note(
+            f"{unseen} kernels have the same code size but different bytes; llvm-objdump would compare instructions"
+        )
+    if json_:
+        console.data(difference.as_json())
+    else:
+        for line in screen(difference, rows):
+            console.text(line)
+    fail(difference, conditions)
+
+
+def conditions_of(text: str) -> list[str]:
+    """The conditions of `--fail-on`.
+
+    Raises:
+        ConfigError: an unknown one.
+    """
+    from toolchain_lab.examine.diff import CONDITIONS  # noqa: PLC0415 - see `kernels_diff`
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if odd := [name for name in names if name not in CONDITIONS]:
+        raise ConfigError(f"--fail-on {', '.join(odd)} is unknown", fix=f"one or more of {', '.join(CONDITIONS)}")
+    return names
+
+
+def fail(difference: Difference, conditions: Sequence[str]) -> None:
+    """Raise where one of the conditions holds.
+
+    Raises:
+        RegressionError: with the kernels.
+    """
+    bad = {name: difference.failing(name) for name in conditions}
+    if any(bad.values()):
+        counts = "; ".join(f"{name}: {len(rows)}" for name, rows in bad.items() if rows)
+        listed = dict.fromkeys(row.key for rows in bad.values() for row in rows)
+        raise RegressionError(
+            f"B is worse than A: {counts}", why="\n".join(list(listed)[:10]), fix="compare the compilers of A and B"
+        )
+
+
+def screen(difference: Difference, most: int) -> Iterator[str]:
+    """A difference as lines of text.
+
+    Args:
+        most: number of kernels to list.
+    """
+    from toolchain_lab.examine.diff import SAME, change_texts  # noqa: PLC0415 - see `kernels_diff`
+
+    changed = [row for row in difference.rows if row.status != SAME]
+    if changed:
+        columns = ("same", "equiv", "changed", "A only", "B only", "waves-", "waves+", "spills+")
+        yield f"{'GPU':<9}{'kernel':<24}" + "".join(f"{name:>8}" for name in columns)
+    for group in difference.groups() if changed else ():
+        numbers = [
+            group["same"], group["same_instructions"], group["changed"], group["only_a"] + group["empty_b"],
+            group["only_b"] + group["empty_a"], group["slower"], group["faster"], group["spills"],
+        ]  # fmt: skip
+        yield f"{group['gpu']:<9}{group['kernel'][-23:]:<24}" + "".join(f"{number:>8}" for number in numbers)
+    for row in changed[:most]:
+        yield f"{row.gpu} {row.key}"
+        yield f"  {_words(row, change_texts(row))}"
+    if len(changed) > most:
+        yield f"… and {len(changed) - most} more: --rows, or --json"
+    counts = [f"{count} {_WORDS.get(status, status)}" for status, count in difference.counts().items() if count]
+    count = len(difference.rows)
+    yield f"{count} kernel{'' if count == 1 else 's'}: {', '.join(counts)}"
+
+
+def _words(row: Row, changes: Iterator[str]) -> str:
+    return ", ".join(changes) or _WORDS.get(row.status, "different instructions, same resources")

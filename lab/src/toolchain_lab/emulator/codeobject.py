@@ -1,0 +1,215 @@
+"""Reads an AMD code object: its loaded image, the kernel descriptor and the metadata note."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain.catalog.gpus import gpu_of_flag
+from toolchain.core.errors import EmulationError, KernelError
+from toolchain_lab.emulator.messagepack import unpack
+
+_NOTE_METADATA = 32  # NT_AMDGPU_METADATA
+_MACH_MASK = 0xFF
+_DESCRIPTOR = struct.Struct("<III4xq20xIIIHH4x")
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """The kernel descriptor of the AMDGPU ABI, code object version 3 and later.
+
+    Args:
+        scratch: bytes of scratch memory for each lane.
+        kernarg: bytes of the kernel's arguments.
+        properties: `kernel_code_properties`.
+        preload: words of the arguments that are loaded into SGPRs, and the first of them.
+    """
+
+    lds: int
+    scratch: int
+    kernarg: int
+    rsrc1: int
+    rsrc2: int
+    rsrc3: int
+    properties: int
+    preload_length: int
+    preload_offset: int
+
+    @property
+    def user_sgprs(self) -> int:
+        """SGPRs that the dispatcher fills ahead of the workgroup's ids."""
+        return (self.rsrc2 >> 1) & 31
+
+    @property
+    def float_mode(self) -> int:
+        """Rounding and denormal modes, as the MODE register has them."""
+        return (self.rsrc1 >> 12) & 0xFF
+
+    @property
+    def workgroup_ids(self) -> tuple[bool, bool, bool]:
+        """Which of the ids x, y and z the kernel asks for."""
+        return bool(self.rsrc2 >> 7 & 1), bool(self.rsrc2 >> 8 & 1), bool(self.rsrc2 >> 9 & 1)
+
+    @property
+    def wave32(self) -> bool:
+        return bool(self.properties >> 10 & 1)
+
+    @property
+    def dynamic_stack(self) -> bool:
+        return bool(self.properties >> 11 & 1)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument as the metadata describes it: bytes in the argument block, and what fills it."""
+
+    offset: int
+    size: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class CodeObject:
+    """One kernel of a code object.
+
+    Args:
+        gpu: LLVM's name.
+        entry: address of the first instruction in the loaded image.
+        image: the loaded segments, from address 0.
+        arguments: in order, hidden ones included.
+    """
+
+    path: Path
+    gpu: str
+    kernel: str
+    entry: int
+    image: bytes
+    descriptor: Descriptor
+    arguments: tuple[Argument, ...]
+    workgroup_size: int
+
+
+def load(path: Path, kernel: str | None = None) -> CodeObject:
+    """Read a code object.
+
+    Args:
+        kernel: the kernel's name; it may be left out where there is one alone.
+
+    Raises:
+        KernelError: the file is not a whole AMDGPU code object, or lacks the kernel.
+        EmulationError: it is for a GPU that has no row in data/gpus.toml, or has several kernels and none is named.
+    """
+    from elftools.common.exceptions import ELFError  # noqa: PLC0415 - the rest of the tool starts without it
+    from elftools.elf.elffile import ELFFile  # noqa: PLC0415
+
+    try:
+        with path.open("rb") as stream:
+            elf = ELFFile(stream)
+            if elf.elfclass != 64 or elf["e_machine"] not in (224, "EM_AMDGPU"):
+                raise ValueError(f"an ELF{elf.elfclass} for machine {elf['e_machine']}, not an AMDGPU ELF64")
+            mach = int(elf["e_flags"]) & _MACH_MASK
+            gpu = gpu_of_flag(mach)
+            if gpu is None:
+                raise EmulationError(
+                    f"{path.name} is for an unknown GPU",
+                    why=f"EF_AMDGPU_MACH is {mach:#x}, which data/gpus.toml has no row for",
+                    fix="compile it for a GPU that docs/reference/gpus.md lists",
+                )
+            image = _image(elf)
+            symbols = {str(symbol.name): int(symbol["st_value"]) for symbol in _symbols(elf)}
+            metadata = _metadata(elf)
+            name = _choose(path, sorted(name[:-3] for name in symbols if name.endswith(".kd")), kernel)
+            (about,) = [row for row in metadata["amdhsa.kernels"] if row[".name"] == name]
+            place = symbols[f"{name}.kd"]
+            descriptor, entry = _descriptor(image, place)
+            return CodeObject(
+                path=path,
+                gpu=gpu,
+                kernel=name,
+                entry=place + entry,
+                image=image,
+                descriptor=descriptor,
+                arguments=tuple(
+                    Argument(int(row[".offset"]), int(row[".size"]), str(row[".value_kind"])) for row in about[".args"]
+                ),
+                workgroup_size=int(about[".max_flat_workgroup_size"]),
+            )
+    except OSError as error:
+        raise KernelError(f"cannot read {path}", why=str(error.strerror), fix="check the path") from error
+    except (ELFError, ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error) as error:
+        raise KernelError(
+            f"{path} is not a complete code object", why=str(error) or type(error).__name__, fix="compile it again"
+        ) from error
+
+
+def _symbols(elf: Any) -> Iterable[Any]:
+    symbols: Iterable[Any] = elf.get_section_by_name(".dynsym").iter_symbols()
+    return symbols
+
+
+def _image(elf: Any) -> bytes:
+    segments = [segment for segment in elf.iter_segments() if segment["p_type"] == "PT_LOAD"]
+    size = max(int(segment["p_vaddr"]) + int(segment["p_memsz"]) for segment in segments)
+    if size > 1 << 28:
+        raise ValueError(f"its segments take {size} bytes")
+    image = bytearray(size)
+    for segment in segments:
+        place = int(segment["p_vaddr"])
+        image[place : place + int(segment["p_filesz"])] = segment.data()
+    return bytes(image)
+
+
+def _metadata(elf: Any) -> dict[str, Any]:
+    for segment in elf.iter_segments():
+        if segment["p_type"] == "PT_NOTE" and (content := metadata_in(segment.data())) is not None:
+            return content
+    raise ValueError("it has no AMDGPU metadata note")
+
+
+def metadata_in(notes: bytes) -> dict[str, Any] | None:
+    """The metadata among the notes of a segment; None if there is none.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    place = 0
+    while place + 12 <= len(notes):
+        name_size, size, kind = struct.unpack_from("<III", notes, place)
+        start = place + 12 + (name_size + 3) // 4 * 4
+        if kind == _NOTE_METADATA and notes[place + 12 : place + 12 + name_size].rstrip(b"\0") == b"AMDGPU":
+            content = unpack(notes[start : start + size])
+            if isinstance(content, dict):
+                return content
+        place = start + (size + 3) // 4 * 4
+    return None
+
+
+def _choose(path: Path, names: list[str], kernel: str | None) -> str:
+    if kernel is not None and kernel not in names:
+        raise KernelError(
+            f"{path.name} has no kernel {kernel}", why=f"it has {', '.join(names) or 'none'}", fix="name one of these"
+        )
+    if kernel is None and len(names) > 1:
+        raise EmulationError(f"{path.name} has {len(names)} kernels", why=", ".join(names), fix="name one of these")
+    if not names:
+        raise ValueError("no kernel with a descriptor")
+    return kernel or names[0]
+
+
+def _descriptor(image: bytes, place: int) -> tuple[Descriptor, int]:
+    lds, scratch, kernarg, entry, rsrc3, rsrc1, rsrc2, properties, preload = _DESCRIPTOR.unpack_from(image, place)
+    descriptor = Descriptor(
+        lds=lds,
+        scratch=scratch,
+        kernarg=kernarg,
+        rsrc1=rsrc1,
+        rsrc2=rsrc2,
+        rsrc3=rsrc3,
+        properties=properties,
+        preload_length=preload & 0x7F,
+        preload_offset=preload >> 7,
+    )
+    return descriptor, entry

@@ -1,0 +1,110 @@
+"""Branches, barriers, waits, and instructions that change no value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from toolchain_lab.emulator.bits import signed
+from toolchain_lab.emulator.syntax import Instruction
+from toolchain_lab.emulator.wave import Wave
+
+# `scoreboard` handles what these wait for, order or announce; no value depends on them.
+_WITHOUT_EFFECT = re.compile(
+    r"s_(nop|clause|delay_alu|code_end|setprio|sleep|inst_prefetch|set_inst_prefetch_distance|icache_inv"
+    r"|dcache_(?:inv|wb)\w*|ttracedata\w*|barrier_signal|setkill|wait_alu|waitcnt\w*|wait_\w+)$"
+    r"|buffer_(gl0_inv|gl1_inv|inv|wbl2|wbinvl1\w*)$|global_(inv|wb|wbinv)$|v_nop$"
+)
+_DEALLOCATE = "sendmsg(MSG_DEALLOC_VGPRS)"
+_CONDITIONS: dict[str, Callable[[Wave], bool]] = {
+    "s_branch": lambda _: True,
+    "s_cbranch_scc0": lambda wave: not wave.scc,
+    "s_cbranch_scc1": lambda wave: bool(wave.scc),
+    "s_cbranch_execz": lambda wave: not wave.exec_bits,
+    "s_cbranch_execnz": lambda wave: bool(wave.exec_bits),
+    "s_cbranch_vccz": lambda wave: not wave.lane_bits(106),
+    "s_cbranch_vccnz": lambda wave: bool(wave.lane_bits(106)),
+}
+COUNTERS = ("vm", "lgkm", "exp", "vs", "load", "store", "ds", "km", "sample", "bvh", "x")
+_COUNT = re.compile(r"(vm|lgkm|exp)cnt\((\d+)\)")
+# The highest count that each counter can hold: to wait for that is not to wait.
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The continuation of a block.
+
+    Args:
+        target: where the condition holds.
+        following: where it does not.
+    """
+
+    condition: Callable[[Wave], bool]
+    target: int
+    following: int
+
+
+def has_no_effect(instruction: Instruction) -> bool:
+    """Whether an instruction changes no register and no memory."""
+    if instruction.name == "s_sendmsg":
+        return instruction.operands == (_DEALLOCATE,)
+    return _WITHOUT_EFFECT.match(instruction.name) is not None
+
+
+def is_barrier(instruction: Instruction) -> bool:
+    """Whether a wave stops here until all others have reached it."""
+    return instruction.name in {"s_barrier", "s_barrier_wait"}
+
+
+def ends_block(instruction: Instruction) -> bool:
+    return instruction.name in _CONDITIONS or instruction.name == "s_endpgm" or is_barrier(instruction)
+
+
+def branch(instruction: Instruction) -> Branch | None:
+    """The branch that an instruction is.
+
+    Raises:
+        EmulationError: a branch of an unknown kind.
+    """
+    if instruction.name in _CONDITIONS:
+        words = signed(instruction.line.words[0], 16)
+        following = instruction.address + 4
+        return Branch(_CONDITIONS[instruction.name], following + 4 * words, following)
+    if instruction.name.startswith(("s_branch", "s_cbranch")):
+        raise instruction.unknown()
+    return None
+
+
+def wait(instruction: Instruction) -> Mapping[str, int]:
+    """The counters that an instruction waits for, with the number that may be outstanding; empty if it does not wait.
+
+    Raises:
+        EmulationError: a wait of an unknown form.
+    """
+    name, text = instruction.name, " ".join(instruction.operands)
+    counts: dict[str, int] | None = {}
+    if name == "s_waitcnt":
+        counts = {match[1]: int(match[2]) for match in _COUNT.finditer(text)} or None
+    elif name == "s_wait_idle":
+        counts = dict.fromkeys(COUNTERS, 0)
+    elif name in {"s_waitcnt_depctr", "s_wait_alu", "s_wait_event"}:
+        pass
+    elif name.startswith(("s_waitcnt_", "s_wait_")):
+        counts = _counters(name, text)
+    if counts is None:
+        raise instruction.unknown(f"the wait {text}")
+    return counts
+
+
+def _counters(name: str, text: str) -> dict[str, int] | None:
+    """The counters in a name, with their numbers; None for a name of another form."""
+    numbers = _NUMBER.findall(text)
+    names = [part.strip("_") for part in name.removeprefix("s_waitcnt_").removeprefix("s_wait_").split("cnt")]
+    names, rest = names[:-1], names[-1]
+    if rest or not numbers or not set(names) <= set(COUNTERS):
+        return None
+    value = int(numbers[-1], 0)
+    # Two counters in one: DS in the lower byte, the other above it.
+    return {names[0]: value} if len(names) == 1 else {names[0]: value >> 8, names[1]: value & 0xFF}

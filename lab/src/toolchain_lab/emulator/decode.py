@@ -1,0 +1,149 @@
+"""Turns each instruction's text into a function of a wave, and the registers that it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from toolchain_lab.emulator import (
+    compare,
+    lanes,
+    lanewise,
+    loads,
+    local,
+    matrix,
+    packed,
+    scalar,
+    vector_float,
+    vector_integer,
+)
+from toolchain_lab.emulator.control import ends_block, has_no_effect
+from toolchain_lab.emulator.disassembly import Line
+from toolchain_lab.emulator.lanewise import Handler, LaneOp
+from toolchain_lab.emulator.operands import Get, Operands, Put, Run
+from toolchain_lab.emulator.syntax import Instruction, parse
+from toolchain_lab.emulator.wave import EXEC, Target, Wave
+
+_LANE_OPS: dict[str, LaneOp] = {**vector_integer.LANE_OPS, **vector_float.LANE_OPS, **compare.LANE_OPS}
+_HANDLERS: dict[str, Handler] = {
+    **{name: lanewise.handler(row) for name, row in _LANE_OPS.items()},
+    **vector_integer.HANDLERS,
+    **vector_float.HANDLERS,
+    **compare.HANDLERS,
+    **packed.HANDLERS,
+    **lanes.HANDLERS,
+    **scalar.HANDLERS,
+    **loads.HANDLERS,
+}
+_FINDERS: tuple[Callable[[str], Handler | None], ...] = (matrix.handler_of, loads.handler_of, local.handler_of)
+# Takes a sign on what it chooses from, so it reads floats then.
+_CHOICE = "v_cndmask_b32"
+_FLOAT_CHOICE = LaneOp("f", "ffb", vector_integer.choose)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One decoded instruction.
+
+    Args:
+        run: what it does to a wave; None if it changes nothing.
+        reads, writes: registers by number: scalar ones from 0, vector ones from `operands.VECTOR`.
+        names: mnemonics, two for an instruction that does two things.
+    """
+
+    instruction: Instruction
+    run: Run | None
+    reads: frozenset[int]
+    writes: frozenset[int]
+    names: tuple[str, ...]
+
+
+def decode(line: Line, target: Target) -> Operation:
+    """Decode an instruction that is not the end of a block.
+
+    Raises:
+        EmulationError: the instruction, or something about it, is unknown.
+    """
+    if "::" in line.text:
+        return _dual(line, target)
+    instruction = parse(line)
+    if has_no_effect(instruction) or ends_block(instruction):
+        return Operation(instruction, None, frozenset(), frozenset(), (instruction.name,))
+    operands = Operands(target, instruction)
+    try:
+        run = _build(operands)
+    except (ValueError, IndexError, KeyError) as error:
+        raise instruction.unknown(f"its text has another form ({error})") from error
+    if left := instruction.modifiers.left():
+        raise instruction.unknown(f"the modifier {', '.join(left)}")
+    if instruction.name.startswith("v_") and not instruction.name.startswith(("v_readlane", "v_writelane")):
+        operands.reads.update(range(EXEC, EXEC + target.lanes // 32))
+    return Operation(instruction, run, frozenset(operands.reads), frozenset(operands.writes), (instruction.name,))
+
+
+def _row(instruction: Instruction) -> LaneOp | None:
+    if instruction.name == _CHOICE and any(
+        text[0] in "-|" and not text[1:2].isdigit() for text in instruction.operands
+    ):
+        return _FLOAT_CHOICE
+    return _LANE_OPS.get(instruction.name)
+
+
+def _handler(instruction: Instruction) -> Handler:
+    row = _row(instruction)
+    if row is _FLOAT_CHOICE:
+        return lanewise.handler(row)
+    if instruction.name in _HANDLERS:
+        return _HANDLERS[instruction.name]
+    for finder in _FINDERS:
+        if (handler := finder(instruction.name)) is not None:
+            return handler
+    raise instruction.unknown()
+
+
+def _build(operands: Operands) -> Run:
+    instruction = operands.instruction
+    handler = _handler(instruction)
+    if instruction.suffix == "sdwa":
+        row = _row(instruction)
+        if row is None:
+            raise instruction.unknown("its SDWA form")
+        return lanes.sdwa(operands, row)
+    if instruction.suffix in {"dpp", "e64_dpp", "dpp8"}:
+        return lanes.dpp(operands, handler)
+    return handler(operands)
+
+
+def _dual(line: Line, target: Target) -> Operation:
+    """Two instructions in one: both read before either writes."""
+    parts: list[tuple[Get, Put]] = []
+    reads: set[int] = set(range(EXEC, EXEC + target.lanes // 32))
+    writes: set[int] = set()
+    names = []
+    first: Instruction | None = None
+    for text in line.text.split("::"):
+        instruction = parse(line, text)
+        instruction = replace(instruction, name="v_" + instruction.name.removeprefix("v_dual_"))
+        row = _row(instruction)
+        if row is None:
+            raise instruction.unknown("as one of two")
+        operands = Operands(target, instruction)
+        parts.append(lanewise.parts(operands, row))
+        if left := instruction.modifiers.left():
+            raise instruction.unknown(f"the modifier {', '.join(left)}")
+        reads |= operands.reads
+        writes |= operands.writes
+        names.append(instruction.name)
+        first = first or instruction
+    if first is None or len(parts) != 2:
+        raise parse(line).unknown("other than two in one")
+    (compute_x, put_x), (compute_y, put_y) = parts
+
+    def run(wave: Wave) -> None:
+        x, y = compute_x(wave), np.array(compute_y(wave))
+        put_x(wave, x)
+        put_y(wave, y)
+
+    return Operation(first, run, frozenset(reads), frozenset(writes), tuple(names))

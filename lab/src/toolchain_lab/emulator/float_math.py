@@ -1,0 +1,226 @@
+"""Floating-point functions that numpy lacks, as AMD's instruction set manuals describe them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from toolchain_lab.emulator.bits import Array, exponent
+
+_TINY = np.float32(2.0**-126)
+_HALFWAY = np.uint64(1 << 28)
+_BELOW = np.uint64((1 << 29) - 1)
+
+
+def fma(a: Array, b: Array, c: Array) -> Array:
+    """a*b+c, rounded once to `float32`.
+
+    The product of two float32 is exact in float64. The sum is rounded there first; where that lands between two
+    float32, the part that was lost decides.
+    """
+    product = np.multiply(a, b, dtype=np.float64)
+    addend = np.asarray(c, np.float64)
+    total = np.asarray(product + addend)
+    tie = (total.view(np.uint64) & _BELOW) == _HALFWAY
+    if np.count_nonzero(tie):
+        back = total - product
+        lost = (product - (total - back)) + (addend - back)
+        away = np.where((lost > 0) == (total > 0), np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF))
+        total = np.where(tie & (lost != 0), total.view(np.uint64) + away, total.view(np.uint64)).view(np.float64)
+    return total.astype(np.float32)
+
+
+def fma_half(a: Array, b: Array, c: Array) -> Array:
+    """The same for `float16`, whose product and sum are exact in float64 but for sums far apart."""
+    return (np.multiply(a, b, dtype=np.float64) + np.asarray(c, np.float64)).astype(np.float16)
+
+
+def maximum(a: Array, b: Array) -> Array:
+    """V_MAX: the number where the other is NaN, and +0 above -0."""
+    result = np.fmax(a, b)
+    if np.count_nonzero(result) == np.size(result):
+        return result
+    zeros = (result == 0) & (np.asarray(a) == 0) & (np.asarray(b) == 0) & ~(np.signbit(a) & np.signbit(b))
+    return np.where(zeros, np.abs(result), result)
+
+
+def minimum(a: Array, b: Array) -> Array:
+    """V_MIN: the number where the other is NaN, and -0 below +0."""
+    result = np.fmin(a, b)
+    if np.count_nonzero(result) == np.size(result):
+        return result
+    zeros = (result == 0) & (np.asarray(a) == 0) & (np.asarray(b) == 0) & (np.signbit(a) | np.signbit(b))
+    return np.where(zeros, -np.abs(result), result)
+
+
+def median(a: Array, b: Array, c: Array) -> Array:
+    """V_MED3; the smallest where one is NaN."""
+    middle = maximum(minimum(a, b), minimum(maximum(a, b), c))
+    return np.where(np.isnan(a) | np.isnan(b) | np.isnan(c), minimum(minimum(a, b), c), middle)
+
+
+def _flushed(values: Array) -> Array:
+    small = np.abs(values) < _TINY
+    return np.where(small, np.copysign(np.float32(0), values), values) if np.count_nonzero(small) else values
+
+
+def exp2(values: Array) -> Array:
+    """V_EXP_F32: denormals are flushed on both sides."""
+    return _flushed(np.exp2(_flushed(values).astype(np.float64)).astype(np.float32))
+
+
+def log2(values: Array) -> Array:
+    """V_LOG_F32: denormals are flushed."""
+    return np.log2(_flushed(values).astype(np.float64)).astype(np.float32)
+
+
+def sqrt(values: Array) -> Array:
+    """V_SQRT_F32, correctly rounded."""
+    return np.sqrt(np.asarray(values, np.float32))
+
+
+def reciprocal(values: Array) -> Array:
+    """V_RCP_F32, correctly rounded."""
+    return np.reciprocal(np.asarray(values, np.float64)).astype(np.float32)
+
+
+def reciprocal_sqrt(values: Array) -> Array:
+    """V_RSQ_F32, correctly rounded."""
+    return (1 / np.sqrt(np.asarray(values, np.float64))).astype(np.float32)
+
+
+def sine(values: Array) -> Array:
+    """V_SIN_F32: of a number of turns."""
+    return np.sin(np.asarray(values, np.float64) * (2 * np.pi)).astype(np.float32)
+
+
+def cosine(values: Array) -> Array:
+    """V_COS_F32: of a number of turns."""
+    return np.cos(np.asarray(values, np.float64) * (2 * np.pi)).astype(np.float32)
+
+
+def fraction(values: Array) -> Array:
+    """V_FRACT_F32: below 1 always."""
+    below: Array = np.minimum(values - np.floor(values), np.float32(0.99999994))
+    return below
+
+
+def scale(values: Array, power: Array) -> Array:
+    """V_LDEXP_F32."""
+    scaled: Array = np.ldexp(values, np.clip(power, -400, 400))
+    return scaled
+
+
+def mantissa(values: Array) -> Array:
+    """V_FREXP_MANT_F32."""
+    part: Array = np.frexp(values)[0]
+    return part
+
+
+def mantissa_exponent(values: Array) -> Array:
+    """V_FREXP_EXP_I32_F32: 0 for infinity and NaN."""
+    return np.where(np.isfinite(values), np.frexp(values)[1], 0).astype(np.int32)
+
+
+def to_integer(values: Array, low: float, high: float) -> Array:
+    """Truncated, kept within `low` and `high`, NaN as 0; `int64`."""
+    wide = np.nan_to_num(np.trunc(np.asarray(values, np.float64)), nan=0.0, posinf=high, neginf=low)
+    kept: Array = np.clip(wide, low, high).astype(np.int64)
+    return kept
+
+
+def half_towards_zero(values: Array) -> Array:
+    """`float32` to the bits of `float16`, rounded towards zero, as `uint32`."""
+    values = np.asarray(values, np.float32)
+    near = values.astype(np.float16)
+    over = np.abs(near.astype(np.float32)) > np.abs(values)
+    bits: Array = near.view(np.uint16).astype(np.uint32)
+    return np.where(over, bits - 1, bits).astype(np.uint32)
+
+
+def classify(values: Array, wanted: Array) -> Array:
+    """V_CMP_CLASS_F32: whether a number is of one of the classes whose bits are set."""
+    values = np.asarray(values, np.float32)
+    bits = values.view(np.uint32)
+    negative, magnitude = np.signbit(values), np.abs(values)
+    quiet = (bits & np.uint32(0x400000)) != 0
+    tests = (
+        np.isnan(values) & ~quiet,
+        np.isnan(values) & quiet,
+        np.isinf(values) & negative,
+        np.isfinite(values) & (magnitude >= _TINY) & negative,
+        (magnitude > 0) & (magnitude < _TINY) & negative,
+        (values == 0) & negative,
+        (values == 0) & ~negative,
+        (magnitude > 0) & (magnitude < _TINY) & ~negative,
+        np.isfinite(values) & (magnitude >= _TINY) & ~negative,
+        np.isinf(values) & ~negative,
+    )
+    result: Array = np.zeros(np.broadcast(values, wanted).shape, np.bool_)
+    for place, test in enumerate(tests):
+        result |= test & ((wanted >> np.uint32(place)) & np.uint32(1)).astype(np.bool_)
+    return result
+
+
+def div_scale(value: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
+    """V_DIV_SCALE_F32: one of the two operands of a division, scaled so that its steps neither overflow nor vanish.
+
+    Returns:
+        The scaled value, and the lanes whose quotient V_DIV_FMAS_F32 must scale back.
+    """
+    value, denominator, numerator = np.broadcast_arrays(
+        np.asarray(value, np.float32), np.asarray(denominator, np.float32), np.asarray(numerator, np.float32)
+    )
+    result = value.copy()
+    scaled = np.zeros(value.shape, np.bool_)
+    quotient = np.divide(numerator, denominator, dtype=np.float64)
+    small_quotient = (quotient != 0) & (np.abs(quotient) < 2.0**-126)
+    small_inverse = np.abs(1.0 / denominator.astype(np.float64)) < 2.0**-126
+    denormal = (denominator != 0) & (np.abs(denominator) < _TINY)
+    is_denominator, is_numerator = value == denominator, value == numerator
+
+    def multiply(lanes: Array, power: int) -> None:
+        result[lanes] = np.ldexp(value[lanes], power)
+
+    # The manual has no scale for these and NaN for zeros alone; hardware tests of others expect it this way.
+    invalid = (numerator == 0) | (denominator == 0) | denormal
+    result[invalid] = np.nan
+    rest = ~invalid
+    far = rest & (exponent(numerator) - exponent(denominator) >= 96)
+    multiply(far & is_denominator, 64)
+    rest &= ~far
+    both = rest & small_inverse & small_quotient
+    multiply(both & is_denominator, 64)
+    rest &= ~both
+    huge = rest & small_inverse
+    multiply(huge, -64)
+    rest &= ~huge
+    small = rest & small_quotient
+    multiply(small & is_numerator, 64)
+    rest &= ~small
+    low = rest & (exponent(numerator) <= 23)
+    multiply(low, 64)
+    scaled |= invalid | far | both | small | low
+    return result, scaled
+
+
+def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
+    """V_DIV_FMAS_F32: the last step of a division, which takes the scale back."""
+    plain = fma(a, b, c)
+    power = np.where(exponent(c) > 127, 2.0**64, 2.0**-64)
+    exact = (np.multiply(a, b, dtype=np.float64) + c) * power
+    return np.where(scaled, exact.astype(np.float32), plain)
+
+
+def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
+    """V_DIV_FIXUP_F32: the special cases of a division."""
+    quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
+    sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), np.float32(-1), np.float32(1))
+    result = sign * np.abs(quotient)
+    result = np.where(np.isnan(quotient), sign * np.float32(np.inf), result)
+    result = np.where(exponent(numerator) - exponent(denominator) < -150, sign * np.float32(0), result)
+    result = np.where(np.isinf(denominator) | (numerator == 0), sign * np.float32(0), result)
+    result = np.where((denominator == 0) | np.isinf(numerator), sign * np.float32(np.inf), result)
+    invalid = ((denominator == 0) & (numerator == 0)) | (np.isinf(denominator) & np.isinf(numerator))
+    result = np.where(invalid, np.float32(np.nan), result)
+    result = np.where(np.isnan(denominator), denominator, result)
+    return np.where(np.isnan(numerator), numerator, result).astype(np.float32)

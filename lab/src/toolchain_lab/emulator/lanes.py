@@ -1,0 +1,280 @@
+"""Instructions and encodings that move values between lanes: DPP, SDWA, permutes, readlane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from toolchain_lab.emulator.bits import Array
+from toolchain_lab.emulator.lanewise import Handler, LaneOp, parts
+from toolchain_lab.emulator.operands import Get, Operands, Run
+from toolchain_lab.emulator.syntax import Instruction
+from toolchain_lab.emulator.wave import Wave
+
+# Placeholders for a source that an encoding modifies.
+_CHANGED = ("@0", "@1")
+_WITH_NUMBER = (
+    "row_shl", "row_shr", "row_ror", "row_bcast", "row_newbcast", "row_share", "row_xmask",
+    "wave_shl", "wave_shr", "wave_ror", "wave_rol",
+)  # fmt: skip
+
+
+# -------------------------------------------------------------------- DPP
+
+
+@lru_cache(maxsize=256)
+def source_lanes(control: str, value: int, lanes: int) -> Array:
+    """The lane that each lane reads; -1 where it is outside its row."""
+    lane = np.arange(lanes)
+    row, place = lane & ~15, lane & 15
+    tables: dict[str, Callable[[], Array]] = {
+        "row_shl": lambda: np.where(place + value < 16, lane + value, -1),
+        "row_shr": lambda: np.where(place - value >= 0, lane - value, -1),
+        "row_ror": lambda: row + ((place - value) & 15),
+        "row_mirror": lambda: row + 15 - place,
+        "row_half_mirror": lambda: (lane & ~7) + 7 - (lane & 7),
+        "row_newbcast": lambda: row + value,
+        "row_share": lambda: row + value,
+        "row_xmask": lambda: row + (place ^ value),
+        "wave_shl": lambda: np.where(lane + 1 < lanes, lane + 1, -1),
+        "wave_shr": lambda: lane - 1,
+        "wave_ror": lambda: (lane - 1) % lanes,
+        "wave_rol": lambda: (lane + 1) % lanes,
+    }
+    if control == "row_bcast":
+        return np.where(lane >= 16, row - 1, -1) if value == 15 else np.where(lane >= 32, 31, -1)
+    return tables[control]()
+
+
+def _control(instruction: Instruction, lanes: int) -> Array:
+    """The source lanes of a DPP instruction."""
+    modifiers = instruction.modifiers
+    for name, width in (("quad_perm", 4), ("dpp8", 8)):
+        if name in modifiers.names():
+            order, lane = np.array(modifiers.vector(name, [])), np.arange(lanes)
+            chosen: Array = lane - lane % width + order[lane % width]
+            return chosen
+    for name in ("row_mirror", "row_half_mirror"):
+        if modifiers.flag(name):
+            return source_lanes(name, 0, lanes)
+    for name in _WITH_NUMBER:
+        if name in modifiers.names():
+            return source_lanes(name, modifiers.number(name), lanes)
+    raise instruction.unknown("its DPP control")
+
+
+def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
+    """An instruction whose first source comes from other lanes.
+
+    Args:
+        build: decodes the plain form.
+    """
+    instruction, lanes = operands.instruction, operands.target.lanes
+    modifiers = instruction.modifiers
+    eight = "dpp8" in modifiers.names()
+    source = _control(instruction, lanes)
+    inside, source = source >= 0, np.maximum(source, 0)
+    rows, banks = modifiers.number("row_mask", 15), modifiers.number("bank_mask", 15)
+    lane = np.arange(lanes)
+    enabled = ((rows >> (lane >> 4 & 3)) & 1).astype(bool) & ((banks >> (lane >> 2 & 3)) & 1).astype(bool)
+    # DPP8 has no bound control: what a lane may not read is 0.
+    zero = eight or modifiers.text("bound_ctrl") in {"0", "1"}
+    fetch_inactive = modifiers.number("fi") == 1
+    place = 2 if instruction.name in {"v_add_co_u32", "v_sub_co_u32", "v_add_co_ci_u32", "v_sub_co_ci_u32"} else 1
+    texts = list(instruction.operands)
+    if instruction.name.startswith("v_cmpx") and operands.target.generation > 9:
+        place = 0
+    signs = operands.signs(texts[place])
+    fetch = operands.u32(signs.text)
+    texts[place] = texts[place].replace(signs.text, _CHANGED[0])
+    changed: list[Array] = [np.zeros(lanes, np.uint32)]
+    operands.instruction = replace(instruction, operands=tuple(texts))
+    operands.raw[_CHANGED[0]] = lambda _: changed[0]
+    run_plain = build(operands)
+
+    def run(wave: Wave) -> None:
+        valid = inside if fetch_inactive else inside & wave.mask[source]
+        values = np.broadcast_to(fetch(wave), (lanes,))[source]
+        changed[0] = np.where(valid, values, np.uint32(0))
+        kept = wave.mask, wave.all_lanes
+        mask = kept[0] & enabled if zero else kept[0] & enabled & valid
+        wave.mask, wave.all_lanes = mask, bool(mask.all())
+        run_plain(wave)
+        wave.mask, wave.all_lanes = kept
+
+    return run
+
+
+# -------------------------------------------------------------------- SDWA
+
+
+def _selected(get: Get, choice: str, *, sign: bool) -> Get:
+    """One byte or half of a source, in the lowest bits."""
+    if choice == "DWORD":
+        return get
+    width = 16 if choice.startswith("WORD") else 8
+    place, rest = np.uint32(width * int(choice[-1])), np.int32(32 - width)
+    if sign:
+        return lambda wave: (((get(wave) >> place).view(np.int32) << rest) >> rest).view(np.uint32)
+    mask = np.uint32((1 << width) - 1)
+    return lambda wave: (get(wave) >> place) & mask
+
+
+def sdwa(operands: Operands, row: LaneOp) -> Run:
+    """An instruction on bytes or halves of its operands."""
+    instruction = operands.instruction
+    modifiers = instruction.modifiers
+    texts = list(instruction.operands)
+    for number, token in enumerate(_CHANGED[: len(row.sources.replace("d", "").replace("b", ""))]):
+        choice = modifiers.text(f"src{number}_sel", "DWORD")
+        operand = operands.signs(texts[1 + number])
+        sign = operand.text.startswith("sext(")
+        name = operand.text[5:-1] if sign else operand.text
+        operands.raw[token] = _selected(operands.u32(name), choice, sign=sign)
+        texts[1 + number] = texts[1 + number].replace(operand.text, token)
+    operands.instruction = replace(instruction, operands=tuple(texts))
+    selection = modifiers.text("dst_sel", "DWORD")
+    unused = modifiers.text("dst_unused", "UNUSED_PAD")
+    compute, put = parts(operands, row)
+    if row.result == "b" or selection == "DWORD":
+        return lambda wave: put(wave, compute(wave))
+    if unused == "UNUSED_SEXT":
+        raise instruction.unknown(unused)
+    width = 16 if selection.startswith("WORD") else 8
+    shift, keep = np.uint32(width * int(selection[-1])), unused == "UNUSED_PRESERVE"
+    mask = np.uint32((1 << width) - 1 << width * int(selection[-1]))
+    old, put_word = operands.u32(texts[0]), operands.put_u32(texts[0])
+
+    def run(wave: Wave) -> None:
+        value = np.asarray(compute(wave))
+        bits = value.view(np.uint16 if value.itemsize == 2 else np.uint32).astype(np.uint32)
+        placed = (bits << shift) & mask
+        put_word(wave, (old(wave) & ~mask) | placed if keep else placed)
+
+    return run
+
+
+# -------------------------------------------------------------------- single instructions
+
+
+def read_first_lane(operands: Operands) -> Run:
+    """V_READFIRSTLANE_B32: the lowest active lane; lane 0 where none is."""
+    result, source = operands.instruction.operands
+    get, put = operands.u32(source), operands.put_number(result)
+    return lambda wave: put(wave, int(np.broadcast_to(get(wave), (wave.lanes,))[wave.first_lane()]))
+
+
+def read_lane(operands: Operands) -> Run:
+    """V_READLANE_B32: any lane, active or not."""
+    result, source, lane = operands.instruction.operands
+    get, which, put = operands.u32(source), operands.number(lane), operands.put_number(result)
+    return lambda wave: put(wave, int(np.broadcast_to(get(wave), (wave.lanes,))[which(wave) % wave.lanes]))
+
+
+def write_lane(operands: Operands) -> Run:
+    """V_WRITELANE_B32: one lane, active or not; the others stay."""
+    result, value, lane = operands.instruction.operands
+    register = operands.vector(result)
+    operands.read(operands.write(register))
+    get, which, index = operands.number(value), operands.number(lane), register.index
+
+    def run(wave: Wave) -> None:
+        wave.u[index][which(wave) % wave.lanes] = get(wave)
+
+    return run
+
+
+def _permute_rows(*, other_row: bool) -> Handler:
+    """V_PERMLANE16_B32 and V_PERMLANEX16_B32: 16 choices of a lane, in this row or in its neighbour."""
+
+    def build(operands: Operands) -> Run:
+        result, source, low, high = operands.instruction.operands
+        selected = operands.instruction.modifiers.vector("op_sel", [0, 0, 0])
+        fetch_inactive, zero = bool(selected[0]), bool(selected[1])
+        get, choose_low, choose_high = operands.u32(source), operands.number(low), operands.number(high)
+        old, put = operands.u32(result), operands.put_u32(result)
+        lane = np.arange(operands.target.lanes)
+        row, place = (lane & ~15) ^ (16 if other_row else 0), lane & 15
+
+        def run(wave: Wave) -> None:
+            choices = choose_low(wave) | choose_high(wave) << 32
+            order = row + np.array([choices >> 4 * k & 15 for k in range(16)])[place]
+            values = np.broadcast_to(get(wave), lane.shape)[order]
+            if not fetch_inactive and not wave.all_lanes:
+                values = np.where(wave.mask[order], values, np.uint32(0) if zero else old(wave))
+            put(wave, values)
+
+        return run
+
+    return build
+
+
+def _swap_rows(width: int) -> Handler:
+    """V_PERMLANE16_SWAP_B32 and V_PERMLANE32_SWAP_B32: odd rows of the first are exchanged with even ones of the other.
+
+    Args:
+        width: lanes of a row.
+    """
+
+    def build(operands: Operands) -> Run:
+        first, second = (operands.vector(text) for text in operands.instruction.operands)
+        for register in (first, second):
+            operands.read(operands.write(register))
+        if operands.instruction.modifiers.number("bound_ctrl") or operands.instruction.modifiers.number("fi"):
+            raise operands.instruction.unknown("bound_ctrl or fi")
+        odd = np.flatnonzero(np.arange(operands.target.lanes) // width & 1)
+
+        def run(wave: Wave) -> None:
+            if not wave.all_lanes:
+                raise operands.instruction.unknown("lanes that are not active")
+            upper = wave.u[first.index][odd].copy()
+            wave.u[first.index][odd] = wave.u[second.index][odd - width]
+            wave.u[second.index][odd - width] = upper
+
+        return run
+
+    return build
+
+
+def permute_64(operands: Operands) -> Run:
+    """V_PERMLANE64_B32: exchanges both halves of a wave of 64; does nothing in a wave of 32."""
+    result, source = operands.instruction.operands
+    if operands.target.lanes == 32:
+        return lambda _: None
+    get, put = operands.u32(source), operands.put_u32(result)
+    order = np.arange(64) ^ 32
+    return lambda wave: put(wave, np.broadcast_to(get(wave), order.shape)[order])
+
+
+def _count_below(*, upper: bool) -> Handler:
+    """V_MBCNT_LO_U32_B32 and V_MBCNT_HI_U32_B32: bits of a mask that stand for lanes below this one."""
+
+    def build(operands: Operands) -> Run:
+        result, mask, add = operands.instruction.operands
+        get_mask, get_add, put = operands.u32(mask), operands.u32(add), operands.put_u32(result)
+        below = np.clip(np.arange(operands.target.lanes) - (32 if upper else 0), 0, 32).astype(np.uint64)
+        field = ((np.uint64(1) << below) - np.uint64(1)).astype(np.uint32)
+
+        def run(wave: Wave) -> None:
+            put(wave, np.bitwise_count(get_mask(wave) & field).astype(np.uint32) + get_add(wave))
+
+        return run
+
+    return build
+
+
+HANDLERS: dict[str, Handler] = {
+    "v_readfirstlane_b32": read_first_lane,
+    "v_readlane_b32": read_lane,
+    "v_writelane_b32": write_lane,
+    "v_permlane16_b32": _permute_rows(other_row=False),
+    "v_permlanex16_b32": _permute_rows(other_row=True),
+    "v_permlane16_swap_b32": _swap_rows(16),
+    "v_permlane32_swap_b32": _swap_rows(32),
+    "v_permlane64_b32": permute_64,
+    "v_mbcnt_lo_u32_b32": _count_below(upper=False),
+    "v_mbcnt_hi_u32_b32": _count_below(upper=True),
+}

@@ -1,0 +1,240 @@
+"""Launches a kernel: its arguments into memory, chosen workgroups one after the other, buffers out."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from toolchain.core.errors import ConfigError, EmulationError
+from toolchain_lab.emulator.bits import Array
+from toolchain_lab.emulator.codeobject import CodeObject
+from toolchain_lab.emulator.memory import Memory
+from toolchain_lab.emulator.program import Program
+from toolchain_lab.emulator.workgroup import Limits, Place, Workgroup
+
+# By Triton's name of a type: its form in the argument block.
+_FORMATS = {
+    "i1": "B", "i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q",
+    "fp32": "f", "fp64": "d",
+}  # fmt: skip
+POINTER = "*"
+_HIDDEN = "hidden_"
+MOST_WORKGROUPS = 65536
+Value = Array | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A runtime argument of a kernel.
+
+    Args:
+        type: Triton's, without divisibility: `*fp16`, `i32`.
+    """
+
+    name: str
+    type: str
+
+    @property
+    def pointer(self) -> bool:
+        return self.type.startswith(POINTER)
+
+    @property
+    def format(self) -> str:
+        """Its form in the argument block, for `struct`.
+
+        Raises:
+            EmulationError: the type is unknown.
+        """
+        if self.pointer:
+            return "Q"
+        if self.type not in _FORMATS:
+            raise EmulationError(f"an argument of type {self.type}", why=f"argument {self.name}", fix="report it")
+        return _FORMATS[self.type]
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The result of a launch.
+
+    Args:
+        buffers: the given ones, as the kernel left them.
+        instructions: that all waves ran.
+    """
+
+    buffers: Mapping[str, Array]
+    instructions: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The launch of a kernel.
+
+    Args:
+        values: by parameter an array for a pointer, which may be None for null; a number for anything else.
+        grid: workgroups along x, y and z.
+        waves: of a workgroup.
+        lds: bytes.
+        only: workgroups that run; all of the grid by default.
+    """
+
+    parameters: Sequence[Parameter]
+    values: Mapping[str, Value]
+    grid: Place
+    waves: int
+    lds: int
+    only: Sequence[Place] | None = None
+
+    def places(self) -> Iterable[Place]:
+        """The workgroups that run.
+
+        Raises:
+            ConfigError: the grid is empty or too large, or one of them is outside of it.
+        """
+        x, y, z = self.grid
+        if min(self.grid) < 1:
+            raise ConfigError(f"a grid of {x} x {y} x {z} has no workgroup", fix="give three numbers from 1")
+        if self.only is not None:
+            for place in self.only:
+                if any(not 0 <= number < size for number, size in zip(place, self.grid, strict=True)):
+                    raise ConfigError(
+                        f"workgroup {place} is outside of the grid", why=f"it has {x} x {y} x {z}", fix="name another"
+                    )
+            return self.only
+        if x * y * z > MOST_WORKGROUPS:
+            raise ConfigError(
+                f"a grid of {x} x {y} x {z} is too large",
+                why=f"{MOST_WORKGROUPS} workgroups are the most that one launch runs",
+                fix="name the workgroups that should run",
+            )
+        return [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
+
+
+def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float], size: int) -> bytes:
+    """The kernel's arguments as the AMDGPU ABI lays them out: each aligned to its size, the rest 0.
+
+    Args:
+        values: numbers; for a pointer its address.
+
+    Raises:
+        ConfigError: an argument is missing, or does not fit its type.
+        EmulationError: they take more than the kernel has room for, or a type is unknown.
+    """
+    block = bytearray()
+    for parameter in parameters:
+        if parameter.name not in values:
+            raise ConfigError(f"argument {parameter.name} has no value", fix="give one for each argument")
+        form = "<" + parameter.format
+        block += b"\0" * (-len(block) % struct.calcsize(form))
+        value = values[parameter.name]
+        try:
+            block += struct.pack(form, float(value) if form[1] in "fd" else int(value))
+        except (struct.error, OverflowError) as error:
+            raise ConfigError(
+                f"argument {parameter.name} cannot be {value}", why=f"its type is {parameter.type}", fix="give another"
+            ) from error
+    if len(block) > size:
+        raise EmulationError(
+            "the arguments do not fit the kernel", why=f"they take {len(block)} bytes, it has {size}", fix="check them"
+        )
+    return bytes(block) + b"\0" * (size - len(block))
+
+
+def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
+    """Check that a signature is the kernel's: its metadata has each argument's place and size.
+
+    Raises:
+        EmulationError: it differs.
+    """
+    place, expected = 0, []
+    for parameter in parameters:
+        size = struct.calcsize("<" + parameter.format)
+        place += -place % size
+        expected.append((place, size, "global_buffer" if parameter.pointer else "by_value"))
+        place += size
+    # Triton appends pointers to scratch memory of its own.
+    arguments = [(a.offset, a.size, a.kind) for a in code.arguments if not a.kind.startswith(_HIDDEN)]
+    extra = arguments[len(expected) :]
+    if arguments[: len(expected)] != expected or any(size != 8 for _, size, _ in extra):
+        odd = next((k for k, (a, b) in enumerate(zip(arguments, expected, strict=False)) if a != b), len(arguments))
+        name = parameters[odd].name if odd < len(parameters) else "its end"
+        raise EmulationError(
+            f"the signature is not that of {code.kernel}",
+            why=f"{len(expected)} arguments against {len(arguments)} in the object; they differ at {name}",
+            fix="use the JSON that was written with the object",
+        )
+
+
+def _with_hidden(code: CodeObject, launch: Launch, block: bytes, random: np.random.Generator) -> bytes:
+    """The argument block with the hidden arguments that the runtime adds; garbage for unknown ones."""
+    known = {
+        **{f"block_count_{axis}": count for axis, count in zip("xyz", launch.grid, strict=True)},
+        "group_size_x": code.workgroup_size, "group_size_y": 1, "group_size_z": 1, "grid_dims": 3,
+        **{f"{name}_{axis}": 0 for name in ("remainder", "global_offset") for axis in "xyz"},
+    }  # fmt: skip
+    filled = bytearray(block)
+    for argument in code.arguments:
+        if argument.kind.startswith(_HIDDEN):
+            value = known.get(argument.kind.removeprefix(_HIDDEN))
+            size = argument.size
+            filled[argument.offset : argument.offset + size] = (
+                random.bytes(size) if value is None else value.to_bytes(size, "little")
+            )
+    return bytes(filled)
+
+
+def run(
+    program: Program, launch: Launch, *, reverse: bool = False, seed: int = 0, limits: Limits | None = None
+) -> Launched:
+    """Launch a kernel.
+
+    Args:
+        reverse: the last wave of a workgroup runs first; a right kernel gives the same bytes.
+        seed: of the garbage in registers, LDS, scratch memory and gaps.
+
+    Raises:
+        ConfigError: an argument or the grid cannot be used.
+        EmulationError: something is not emulated.
+        NumbersError: the kernel is invalid, or does not end.
+    """
+    random = np.random.default_rng(seed)
+    code = program.code
+    size = code.descriptor.kernarg
+    names = [p.name for p in launch.parameters if p.pointer and isinstance(launch.values.get(p.name), np.ndarray)]
+    arrays = [np.ascontiguousarray(launch.values[name]) for name in names]
+    writable = [True] * len(arrays) + [False]
+    memory = Memory([*arrays, np.zeros(size + 64, np.uint8)], random=random, writable=writable)
+    addresses = dict(zip(names, memory.addresses, strict=False))
+    numbers: dict[str, float] = {}
+    for parameter in launch.parameters:
+        value = launch.values.get(parameter.name)
+        if parameter.name in addresses:
+            numbers[parameter.name] = addresses[parameter.name]
+        elif parameter.pointer and value is None:
+            numbers[parameter.name] = 0
+        elif isinstance(value, (int, float, np.integer, np.floating)):
+            numbers[parameter.name] = value.item() if isinstance(value, np.generic) else value
+    block = argument_block(launch.parameters, numbers, size)
+    block = _with_hidden(code, launch, block, random)
+    memory.write(len(arrays), block)
+    count = 0
+    for place in launch.places():
+        group = Workgroup(
+            program,
+            memory,
+            arguments=block,
+            argument_address=memory.addresses[-1],
+            waves=launch.waves,
+            lds=max(launch.lds, code.descriptor.lds),
+            place=place,
+            random=random,
+            watch=not reverse,
+        )
+        count += group.run(reverse=reverse, limits=limits or Limits())
+    buffers = {
+        name: np.frombuffer(memory.content(number), array.dtype).reshape(array.shape)
+        for number, (name, array) in enumerate(zip(names, arrays, strict=True))
+    }
+    return Launched(buffers, count)

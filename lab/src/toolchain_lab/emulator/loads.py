@@ -1,0 +1,423 @@
+"""Loads and stores of memory: global, flat, buffer, scratch and scalar ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from toolchain.core.errors import NumbersError
+from toolchain_lab.emulator.bits import QUAD, Array
+from toolchain_lab.emulator.lanewise import Handler
+from toolchain_lab.emulator.operands import Get, GetNumber, Operands, Run
+from toolchain_lab.emulator.wave import Wave
+
+# Bytes by the last part of a name, and whether a short one has a sign.
+SIZES = {
+    "ubyte": (1, False), "u8": (1, False), "sbyte": (1, True), "i8": (1, True), "byte": (1, False), "b8": (1, False),
+    "ushort": (2, False), "u16": (2, False), "sshort": (2, True), "i16": (2, True), "short": (2, False),
+    "b16": (2, False),
+    "dword": (4, False), "b32": (4, False), "dwordx2": (8, False), "b64": (8, False), "dwordx3": (12, False),
+    "b96": (12, False), "dwordx4": (16, False), "b128": (16, False), "dwordx8": (32, False), "b256": (32, False),
+    "dwordx16": (64, False), "b512": (64, False),
+}  # fmt: skip
+_KIND = re.compile(
+    r"(?:global|flat|buffer|scratch|ds)_(?P<action>load|store|read|write)(?P<early>_d16(?:_hi)?)?"
+    r"_(?P<size>[a-z]+\d*)(?P<late>_d16(?:_hi)?)?$"
+)
+
+
+class Access:
+    """A load or a store by its name.
+
+    Args:
+        size: bytes for each lane.
+        sign: a short value is extended by its sign.
+        half: 0 or 1 where 16 bits of a register are meant and the others stay.
+    """
+
+    def __init__(self, name: str) -> None:
+        match = _KIND.match(name)
+        self.known = match is not None and match["size"] in SIZES
+        if match is None or not self.known:
+            return
+        self.size, self.sign = SIZES[match["size"]]
+        self.load = match["action"] in {"load", "read"}
+        short = match["early"] or match["late"] or ""
+        self.half: int | None = int(short.endswith("_hi")) if short else None
+
+
+def active(wave: Wave, values: Array) -> Array:
+    """The values of the active lanes."""
+    if not values.ndim:
+        values = np.broadcast_to(values, (wave.lanes,))
+    return values if wave.all_lanes else values[wave.mask]
+
+
+def spread(wave: Wave, values: Array, lanes: Array | None = None) -> Array:
+    """Values of some lanes, `uint32[words, n]`, as those of all lanes, with 0 in the others.
+
+    Args:
+        lanes: which lanes; the active ones by default.
+    """
+    if lanes is None:
+        if wave.all_lanes:
+            return values
+        lanes = wave.mask
+    wide: Array = np.zeros((len(values), wave.lanes), np.uint32)
+    wide[:, lanes] = values
+    return wide
+
+
+def writer(operands: Operands, text: str, access: Access) -> Callable[[Wave, Array], None]:
+    """The writer of loaded values, `uint32[words, lanes]`, to registers."""
+    if access.size >= 4:
+        words = access.size // 4
+        first = operands.write(operands.vector(text), words).index
+
+        def put_words(wave: Wave, values: Array) -> None:
+            if wave.all_lanes:
+                wave.vectors[first : first + words] = values
+            else:
+                np.copyto(wave.vectors[first : first + words], values, where=wave.mask)
+
+        return put_words
+    bits, sign = 8 * access.size, access.sign
+    register = operands.vector(text)
+    half = access.half if access.half is not None else register.half
+
+    def extended(value: Array) -> Array:
+        shift = np.int32(32 - bits)
+        return ((value.view(np.int32) << shift) >> shift).view(np.uint32) if sign else value
+
+    if half is None:
+        put_word = operands.put_u32(text)
+        return lambda wave, values: put_word(wave, extended(values[0]))
+    put_half = operands.put_half_bits(text, half)
+    return lambda wave, values: put_half(wave, extended(values[0]).astype(np.uint16))
+
+
+def reader(operands: Operands, text: str, access: Access) -> Callable[[Wave], Array]:
+    """The reader of the values to store from registers, `uint32[words, lanes]`."""
+    if access.size >= 4:
+        words = access.size // 4
+        first = operands.read(operands.vector(operands.plain(text)), words).index
+        return lambda wave: wave.vectors[first : first + words]
+    register = operands.vector(text)
+    half = access.half if access.half is not None else register.half
+    if half is None:
+        get_word = operands.u32(text)
+        return lambda wave: get_word(wave)[None]
+    get_half = operands.half_bits(text, half)
+    return lambda wave: get_half(wave).astype(np.uint32)[None]
+
+
+def _offset(operands: Operands) -> int:
+    return operands.instruction.modifiers.number("offset")
+
+
+# -------------------------------------------------------------------- global and flat
+
+
+def global_address(operands: Operands, vector: str, scalar: str | None) -> Get:
+    """Addresses, `uint64`: two registers, or a scalar base with an offset of 32 bits in each lane."""
+    offset = np.uint64(_offset(operands) & QUAD)
+    if scalar is None or scalar in {"off", "null"}:
+        address = operands.u64(vector)
+        return lambda wave: address(wave) + offset
+    base, index = operands.quad(scalar), operands.u32(vector)
+    return lambda wave: index(wave).astype(np.uint64) + (np.uint64(base(wave)) + offset)
+
+
+def _global(access: Access, *, flat: bool) -> Handler:
+    what = "a flat access" if flat else "a global access"
+
+    def build(operands: Operands) -> Run:
+        texts, pc, size = operands.instruction.operands, operands.instruction.address, access.size
+        if operands.instruction.modifiers.flag("lds"):
+            raise operands.instruction.unknown("a load that goes to LDS")
+        if len(texts) != (2 if flat else 3):
+            raise operands.instruction.unknown(f"{len(texts)} operands")
+        scalar = None if flat else texts[2]
+        if access.load:
+            address, write = global_address(operands, texts[1], scalar), writer(operands, texts[0], access)
+
+            def load(wave: Wave) -> None:
+                memory = wave.group.memory
+                place = memory.places(active(wave, address(wave)), size, what, pc)
+                write(wave, spread(wave, memory.views.load(place, size)))
+
+            return load
+        address, read = global_address(operands, texts[0], scalar), reader(operands, texts[1], access)
+
+        def store(wave: Wave) -> None:
+            memory = wave.group.memory
+            place = memory.places(active(wave, address(wave)), size, what, pc, write=True)
+            values = read(wave)
+            memory.views.store(place, size, values if wave.all_lanes else values[:, wave.mask])
+
+        return store
+
+    return build
+
+
+def atomic_add(operands: Operands) -> Run:
+    """GLOBAL_ATOMIC_ADD: lanes one after the other; the old value comes back where there is a destination."""
+    texts, pc = list(operands.instruction.operands), operands.instruction.address
+    result = texts.pop(0) if len(texts) == 4 else None
+    address, data = global_address(operands, texts[0], texts[2]), operands.u32(texts[1])
+    put = None if result is None else operands.put_u32(result)
+
+    def run(wave: Wave) -> None:
+        memory = wave.group.memory
+        place = memory.places(active(wave, address(wave)), 4, "an atomic access", pc, write=True)
+        if (place & 3).any():
+            raise operands.instruction.unknown("an address that is not a multiple of 4")
+        words, old = memory.views.words, np.zeros(len(place), np.uint32)
+        for lane, (word, value) in enumerate(zip(place >> 2, active(wave, data(wave)), strict=True)):
+            old[lane] = words[word]
+            words[word] += value
+        if put is not None:
+            put(wave, spread(wave, old[None])[0])
+
+    return run
+
+
+# -------------------------------------------------------------------- scratch
+
+
+def _scratch(access: Access) -> Handler:
+    """Memory of each lane's own, seen as rows of words: `uint32[words, lanes]`."""
+
+    def build(operands: Operands) -> Run:
+        texts, pc, size = operands.instruction.operands, operands.instruction.address, access.size
+        register, vector, scalar = (texts[0], texts[1], texts[2]) if access.load else (texts[1], texts[0], texts[2])
+        offset = np.int64(_offset(operands))
+        index = None if vector == "off" else operands.i32(vector)
+        base = None if scalar in {"off", "null"} else operands.number(scalar)
+        if size < 4:
+            raise operands.instruction.unknown("a scratch access of less than a word")
+
+        def places(wave: Wave) -> tuple[Array, Array]:
+            place = np.zeros(wave.lanes, np.int64) + offset
+            if index is not None:
+                place = place + index(wave)
+            if base is not None:
+                place = place + base(wave)
+            place = active(wave, place)
+            limit = wave.group.code.descriptor.scratch
+            bad = (place < 0) | (place + size > limit) | (place & 3 != 0)
+            if bad.any():
+                raise NumbersError(
+                    f"a scratch access at {pc:#x} is outside of the kernel's scratch memory",
+                    why=f"offset {int(place[bad][0]):#x}, {size} bytes, of {limit}",
+                )
+            return place >> 2, active(wave, np.arange(wave.lanes))
+
+        if index is None:
+            # All lanes have one place: whole rows of words.
+            return _scratch_rows(operands, register, access, base=base, offset=int(offset))
+        if access.load:
+            write = writer(operands, register, access)
+
+            def load(wave: Wave) -> None:
+                first, lanes = places(wave)
+                write(wave, spread(wave, wave.scratch[first + np.arange(size // 4)[:, None], lanes]))
+
+            return load
+        read = reader(operands, register, access)
+
+        def store(wave: Wave) -> None:
+            first, lanes = places(wave)
+            for word, value in enumerate(read(wave)):
+                wave.scratch[first + word, lanes] = active(wave, value)
+
+        return store
+
+    return build
+
+
+def _scratch_rows(operands: Operands, register: str, access: Access, *, base: GetNumber | None, offset: int) -> Run:
+    pc, size = operands.instruction.address, access.size
+
+    def row(wave: Wave) -> int:
+        place = offset if base is None else offset + base(wave)
+        limit = wave.group.code.descriptor.scratch
+        if (place < 0 or place + size > limit or place & 3) and (wave.all_lanes or wave.mask.any()):
+            raise NumbersError(
+                f"a scratch access at {pc:#x} is outside of the kernel's scratch memory",
+                why=f"offset {place:#x}, {size} bytes, of {limit}",
+            )
+        return place >> 2
+
+    if access.load:
+        write = writer(operands, register, access)
+
+        def load(wave: Wave) -> None:
+            first = row(wave)
+            write(wave, wave.scratch[first : first + size // 4])
+
+        return load
+    read = reader(operands, register, access)
+
+    def store(wave: Wave) -> None:
+        first = row(wave)
+        for word, value in enumerate(read(wave)):
+            if wave.all_lanes:
+                wave.scratch[first + word] = value
+            else:
+                np.copyto(wave.scratch[first + word], value, where=wave.mask)
+
+    return store
+
+
+# -------------------------------------------------------------------- buffers
+
+
+class BufferAddress:
+    """The addresses that the lanes of a buffer instruction access, and the lanes that are in bounds."""
+
+    def __init__(self, operands: Operands, vector: str, resource: str, scalar: str, size: int) -> None:
+        instruction = operands.instruction
+        modifiers = instruction.modifiers
+        if modifiers.flag("idxen") or modifiers.flag("lds") or modifiers.flag("tfe"):
+            raise instruction.unknown("idxen, lds or tfe")
+        register = operands.register(resource)
+        if register is None or register.vector or register.count != 4:
+            raise instruction.unknown(f"{resource} as a buffer resource")
+        self._resource = operands.read(register).index
+        self._lane = operands.u32(vector) if modifiers.flag("offen") else None
+        self._scalar = None if scalar in {"null", "0", "off"} else operands.number(scalar)
+        self._offset, self._size = modifiers.number("offset"), size
+        self._old = operands.target.generation == 9
+        self._instruction = instruction
+
+    def of(self, wave: Wave) -> tuple[Array, Array]:
+        """Addresses, `uint64[lanes]`, and the lanes that access."""
+        first = self._resource
+        base = int(wave.s[first]) | (int(wave.s[first + 1]) & 0xFFFF) << 32
+        if int(wave.s[first + 1]) >> 16 & 0x3FFF:
+            raise self._instruction.unknown("a buffer with a stride")
+        if int(wave.s[first + 1]) >> 30 & 3:
+            raise self._instruction.unknown("a swizzled buffer")
+        records = int(wave.s[first + 2])
+        scalar = 0 if self._scalar is None else self._scalar(wave)
+        lane = np.int64(0) if self._lane is None else self._lane(wave).astype(np.int64)
+        place: Array = np.asarray(lane + np.int64(self._offset))
+        if not place.ndim:
+            place = np.broadcast_to(place, (wave.lanes,))
+        # On gfx9 the scalar offset is part of the range check; later it is not.
+        inside: Array = place <= records - (scalar if self._old else 0) - self._size
+        if np.count_nonzero(inside) != wave.lanes and np.count_nonzero(~inside & (place < records) & wave.mask):
+            raise self._instruction.unknown("an access that is partly within the buffer's range")
+        if not wave.all_lanes:
+            inside = inside & wave.mask
+        return (place + np.int64(base + scalar)).astype(np.uint64), inside
+
+
+def _buffer(access: Access) -> Handler:
+    def build(operands: Operands) -> Run:
+        texts = operands.instruction.operands
+        if len(texts) != 4:
+            raise operands.instruction.unknown(f"{len(texts)} operands")
+        if operands.target.gpu == "gfx90a" and texts[1] == "off" and access.size >= 4:
+            return _scratch_or_buffer(operands, access)
+        return _in_buffer(operands, access)
+
+    return build
+
+
+def _scratch_or_buffer(operands: Operands, access: Access) -> Run:
+    """On gfx90a scratch memory is a buffer, whose descriptor is in s[0:3] at first."""
+    texts, pc = operands.instruction.operands, operands.instruction.address
+    resource = operands.register(texts[2])
+    if resource is None:
+        raise operands.instruction.unknown(f"the resource {texts[2]}")
+    base = None if texts[3] == "0" else operands.number(texts[3])
+    rows = _scratch_rows(operands, texts[0], access, base=base, offset=operands.instruction.modifiers.number("offset"))
+    plain, first = _in_buffer(operands, access), resource.index
+
+    def run(wave: Wave) -> None:
+        high = int(wave.s[first + 1])
+        if not wave.scratch_address or not high >> 31:
+            plain(wave)
+            return
+        if int(wave.s[first]) | (high & 0xFFFF) << 32 != wave.scratch_address:
+            raise NumbersError(f"a scratch access at {pc:#x} is not to the wave's own memory")
+        rows(wave)
+
+    return run
+
+
+def _in_buffer(operands: Operands, access: Access) -> Run:
+    texts, pc, size = operands.instruction.operands, operands.instruction.address, access.size
+    where = BufferAddress(operands, texts[1], texts[2], texts[3], size)
+    if access.load:
+        write = writer(operands, texts[0], access)
+
+        def load(wave: Wave) -> None:
+            addresses, inside = where.of(wave)
+            memory = wave.group.memory
+            place = memory.places(addresses[inside], size, "a buffer load", pc)
+            write(wave, spread(wave, memory.views.load(place, size), inside))
+
+        return load
+    read = reader(operands, texts[0], access)
+
+    def store(wave: Wave) -> None:
+        addresses, inside = where.of(wave)
+        memory = wave.group.memory
+        place = memory.places(addresses[inside], size, "a buffer store", pc, write=True)
+        memory.views.store(place, size, read(wave)[:, inside])
+
+    return store
+
+
+# -------------------------------------------------------------------- scalar loads
+
+
+def _scalar_load(size: int) -> Handler:
+    def build(operands: Operands) -> Run:
+        result, base, offset = operands.instruction.operands
+        pc = operands.instruction.address
+        register = operands.register(result)
+        if register is None or register.vector or register.count != size // 4:
+            raise operands.instruction.unknown(f"the destination {result}")
+        first = operands.write(register).index
+        address, more = operands.quad(base), operands.instruction.modifiers.number("offset")
+        index = operands.number(offset) if operands.register(offset) is not None else None
+        fixed = more + (int(offset, 0) if index is None else 0)
+
+        def run(wave: Wave) -> None:
+            place = address(wave) + fixed + (0 if index is None else index(wave))
+            data = wave.group.memory.read(place & 0xFFFFFFFFFFFF, size, pc)
+            wave.s[first : first + size // 4] = np.frombuffer(data, np.uint32)
+
+        return run
+
+    return build
+
+
+def _scalar_handlers() -> dict[str, Handler]:
+    return {f"s_load_{name}": _scalar_load(size) for name, (size, _) in SIZES.items() if size >= 4}
+
+
+HANDLERS: dict[str, Handler] = {
+    **_scalar_handlers(),
+    **dict.fromkeys(("global_atomic_add", "global_atomic_add_u32"), atomic_add),
+}
+
+
+def handler_of(name: str) -> Handler | None:
+    """The decoder of a load or a store of memory; None if the name is unknown."""
+    access = Access(name)
+    if not access.known:
+        return None
+    if name.startswith(("global_", "flat_")):
+        return _global(access, flat=name.startswith("flat_"))
+    if name.startswith("scratch_"):
+        return _scratch(access)
+    if name.startswith("buffer_"):
+        return _buffer(access)
+    return None

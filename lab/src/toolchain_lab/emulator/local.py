@@ -1,0 +1,173 @@
+"""Loads, stores and permutes of LDS, the memory that a workgroup shares."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from toolchain.core.errors import NumbersError
+from toolchain_lab.emulator.bits import Array
+from toolchain_lab.emulator.lanewise import Handler
+from toolchain_lab.emulator.loads import Access, active, reader, spread, writer
+from toolchain_lab.emulator.operands import Get, Operands, Run
+from toolchain_lab.emulator.wave import Wave
+
+_PAIR = re.compile(r"ds_(?:(read|write)2(st64)?|(load|store)_2addr(_stride64)?)_b(32|64)$")
+
+
+def _places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple[Array, int]:
+    """Offsets in LDS, and all their bits."""
+    place = active(wave, address).astype(np.int64)
+    if offset:
+        place += offset
+    limit, bits = wave.group.lds_size, int(np.bitwise_or.reduce(place))
+    # No offset is more than all bits together.
+    if bits + size > limit and len(place) and int(np.maximum.reduce(place)) + size > limit:
+        raise NumbersError(
+            f"an LDS access at {pc:#x} is outside of the workgroup's LDS",
+            why=f"offset {int(place.max()):#x}, {size} bytes, of {limit}",
+        )
+    return place, bits
+
+
+def _load(wave: Wave, address: Array, offset: int, size: int, pc: int) -> Array:
+    (place, bits), lds = _places(wave, address, offset, size, pc), wave.group.lds
+    lds.note(place, size, pc)
+    return spread(wave, lds.load(place, size, bits))
+
+
+def _store(wave: Wave, address: Array, offset: int, size: int, pc: int, *, values: Array) -> None:
+    (place, _), lds = _places(wave, address, offset, size, pc), wave.group.lds
+    stored = values if wave.all_lanes else values[:, wave.mask]
+    lds.note(place, size, pc, stored)
+    lds.store(place, size, stored)
+
+
+def _single(access: Access) -> Handler:
+    def build(operands: Operands) -> Run:
+        pc, size = operands.instruction.address, access.size
+        offset = operands.instruction.modifiers.number("offset")
+        first, second = operands.instruction.operands
+        if access.load:
+            address, write = operands.u32(second), writer(operands, first, access)
+            return lambda wave: write(wave, _load(wave, address(wave), offset, size, pc))
+        address, read = operands.u32(first), reader(operands, second, access)
+        return lambda wave: _store(wave, address(wave), offset, size, pc, values=read(wave))
+
+    return build
+
+
+def _pair(*, load: bool, size: int, stride: int) -> Handler:
+    """Two loads or stores at once; their offsets count in elements."""
+
+    def build(operands: Operands) -> Run:
+        pc, modifiers = operands.instruction.address, operands.instruction.modifiers
+        offsets = [modifiers.number(name) * stride for name in ("offset0", "offset1")]
+        texts, words = operands.instruction.operands, size // 4
+        if load:
+            result, base = texts
+            address = operands.u32(base)
+            puts = [operands.put_u32(result, word) for word in range(2 * words)]
+
+            def run_load(wave: Wave) -> None:
+                place = address(wave)
+                values = [*_load(wave, place, offsets[0], size, pc), *_load(wave, place, offsets[1], size, pc)]
+                for put, value in zip(puts, values, strict=True):
+                    put(wave, value)
+
+            return run_load
+        base, first, second = texts
+        address = operands.u32(base)
+        gets = [[operands.u32(text, word) for word in range(words)] for text in (first, second)]
+
+        def run_store(wave: Wave) -> None:
+            place = address(wave)
+            for offset, values in zip(offsets, gets, strict=True):
+                _store(wave, place, offset, size, pc, values=np.array([get(wave) for get in values]))
+
+        return run_store
+
+    return build
+
+
+def _wide(wave: Wave, values: Array) -> Array:
+    return values if values.ndim else np.broadcast_to(values, (wave.lanes,))
+
+
+def _fetched(wave: Wave, get: Get, lanes: Array) -> Array:
+    """A register of other lanes; 0 from those that are not active."""
+    values = _wide(wave, get(wave))[lanes]
+    return values if wave.all_lanes else np.where(wave.mask[lanes], values, np.uint32(0))
+
+
+def backward_permute(operands: Operands) -> Run:
+    """DS_BPERMUTE_B32: each lane names the lane that it reads, times 4."""
+    result, address, data = operands.instruction.operands
+    lane, get, put = operands.u32(address), operands.u32(data), operands.put_u32(result)
+    offset = operands.instruction.modifiers.number("offset")
+
+    def run(wave: Wave) -> None:
+        lanes = ((lane(wave).astype(np.int64) + offset) >> 2) & (wave.lanes - 1)
+        put(wave, _fetched(wave, get, _wide(wave, lanes)))
+
+    return run
+
+
+def swizzle(operands: Operands) -> Run:
+    """DS_SWIZZLE_B32: a fixed pattern of lanes, from the offset field of the encoding."""
+    result, data = operands.instruction.operands
+    operands.instruction.modifiers.text("offset")
+    pattern = operands.instruction.line.words[0] & 0xFFFF
+    lane = np.arange(operands.target.lanes)
+    if pattern & 0x8000 and pattern & 0x7F00:
+        raise operands.instruction.unknown(f"the pattern {pattern:#x}")
+    if pattern & 0x8000:
+        lanes = (lane & ~3) + np.array([pattern >> 2 * k & 3 for k in range(4)])[lane & 3]
+    else:
+        inner = (((lane & 31) & (pattern & 31)) | (pattern >> 5 & 31)) ^ (pattern >> 10 & 31)
+        lanes = (lane & ~31) | inner
+    get, put = operands.u32(data), operands.put_u32(result)
+    return lambda wave: put(wave, _fetched(wave, get, lanes))
+
+
+def transposed_read(operands: Operands) -> Run:
+    """DS_READ_B64_TR_B16: 16 lanes read four rows of 16 halves, four halves each; each lane gets one column.
+
+    Lane 4r + c reads halves 4c to 4c+3 of row r. No manual we found documents it; Triton's layouts need this order.
+    """
+    result, base = operands.instruction.operands
+    pc, offset = operands.instruction.address, operands.instruction.modifiers.number("offset")
+    address = operands.u32(base)
+    puts = [operands.put_u32(result, word) for word in range(2)]
+
+    def run(wave: Wave) -> None:
+        if not wave.all_lanes:
+            raise operands.instruction.unknown("lanes that are not active")
+        words = _load(wave, address(wave), offset, 8, pc).T
+        # [block of 16 lanes, row, 16 columns]
+        rows = np.ascontiguousarray(words).view(np.uint16).reshape(wave.lanes // 16, 4, 16)
+        columns = np.ascontiguousarray(rows.transpose(0, 2, 1)).view(np.uint32).reshape(wave.lanes, 2)
+        for word, put in enumerate(puts):
+            put(wave, columns[:, word])
+
+    return run
+
+
+HANDLERS: dict[str, Handler] = {
+    "ds_bpermute_b32": backward_permute,
+    "ds_swizzle_b32": swizzle,
+    "ds_read_b64_tr_b16": transposed_read,
+}
+
+
+def handler_of(name: str) -> Handler | None:
+    """The decoder of an LDS instruction; None if the name is unknown."""
+    if name in HANDLERS:
+        return HANDLERS[name]
+    if match := _PAIR.match(name):
+        size = int(match[5]) // 8
+        stride = size * (64 if match[2] or match[4] else 1)
+        return _pair(load=(match[1] or match[3]) in {"read", "load"}, size=size, stride=stride)
+    access = Access(name)
+    return _single(access) if name.startswith("ds_") and access.known else None

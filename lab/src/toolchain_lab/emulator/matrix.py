@@ -1,0 +1,170 @@
+"""Matrix instructions: MFMA of CDNA and WMMA of RDNA.
+
+Products are summed in float64 and rounded once; real hardware rounds in an order of its own. The order of k in a lane
+does not matter as long as both factors have the same, so each lane's numbers are taken as they come.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from toolchain.core.errors import NumbersError
+from toolchain_lab.emulator.bits import Array, widen_bf16
+from toolchain_lab.emulator.lanewise import Handler
+from toolchain_lab.emulator.operands import Get, Operands, Register, Run
+from toolchain_lab.emulator.wave import Wave
+
+_MFMA = re.compile(r"v_mfma_f32_(32x32|16x16)x(\d+)_?(f16|bf16|f32|xf32)(?:_1k)?$")
+_WMMA = re.compile(r"v_wmma_f32_16x16x16_(f16|bf16)$")
+# Shapes by matrix size and type: k of one instruction.
+_DEPTHS = {
+    (32, "f16"): {8, 16},
+    (16, "f16"): {16, 32},
+    (32, "bf16"): {8, 16},
+    (16, "bf16"): {16, 32},
+    (32, "f32"): {2},
+    (16, "f32"): {4},
+    (32, "xf32"): {4},
+    (16, "xf32"): {8},
+}
+# bf16 without _1k: the older form with half the depth.
+_OLD_BF16 = {(32, 4), (16, 8)}
+
+
+def _numbers(rows: Array, kind: str) -> Array:
+    """Registers, `uint32[n, lanes]`, as each lane's numbers in order, `float64[lanes, k]`."""
+    columns = np.ascontiguousarray(rows.T)
+    if kind == "f16":
+        return columns.view(np.float16).astype(np.float64)
+    if kind == "bf16":
+        return widen_bf16(columns.view(np.uint16)).astype(np.float64)
+    if kind == "xf32":
+        # Rounded to 10 bits of mantissa, ties to even.
+        even = (columns >> np.uint32(13)) & np.uint32(1)
+        columns = (columns + np.uint32(0xFFF) + even) & np.uint32(0xFFFFE000)
+    return columns.view(np.float32).astype(np.float64)
+
+
+# A factor is most often used by several instructions.
+@lru_cache(maxsize=512)
+def _matrix_of(registers: bytes, count: int, parts: int, kind: str) -> Array:
+    """A factor as `float64[row, k]`; for the second one a row is a column.
+
+    Args:
+        registers: `uint32[count, lanes]`; the lanes hold `parts` parts of k, one behind the other.
+    """
+    numbers = _numbers(np.frombuffer(registers, np.uint32).reshape(count, -1), kind)
+    rows = len(numbers) // parts
+    matrix: Array = numbers.reshape(parts, rows, -1).transpose(1, 0, 2).reshape(rows, -1)
+    return matrix
+
+
+def _mfma_registers(product: Array, size: int) -> Array:
+    """A product as registers: register r of lane l holds column l % size.
+
+    Its row is 8*(r // 4) + 4*(l // 32) + r % 4 for 32 rows, 4*(l // 16) + r for 16.
+    """
+    if size == 32:
+        return product.reshape(4, 2, 4, 32).transpose(0, 2, 1, 3).reshape(16, 64)
+    return product.reshape(4, 4, 16).transpose(1, 0, 2).reshape(4, 64)
+
+
+def _wmma_registers(product: Array, generation: int) -> Array:
+    """The same on 32 lanes: row 2*r + l // 16 on gfx11, r + 8*(l // 16) on gfx12, column l % 16."""
+    if generation == 11:
+        return product.reshape(8, 32)
+    return product.reshape(2, 8, 16).transpose(1, 0, 2).reshape(8, 32)
+
+
+def mfma(a: Array, b: Array, c: Array, size: int, kind: str) -> Array:
+    """a*b+c for matrices of size x size, as registers.
+
+    Args:
+        a, b: `uint32[n, 64]`; lane l holds row (column) l % size, and the part l // size of k.
+        c: `float32[r, 64]` or a number.
+
+    Returns:
+        `float32[r, 64]`.
+    """
+    parts = 64 // size
+    left, right = (_matrix_of(factor.tobytes(), len(factor), parts, kind) for factor in (a, b))
+    result: Array = (_mfma_registers(left @ right.T, size) + c).astype(np.float32)
+    return result
+
+
+def wmma(a: Array, b: Array, c: Array, generation: int, kind: str) -> Array:
+    """a*b+c for 16x16 matrices on 32 lanes.
+
+    On gfx11 lanes 16 to 31 repeat lanes 0 to 15; on gfx12 they hold the second half of k.
+    """
+    if generation == 11:
+        a, b = a[:, :16], b[:, :16]
+    left, right = (_matrix_of(factor.tobytes(), len(factor), generation - 10, kind) for factor in (a, b))
+    product = left @ right.T
+    result: Array = (_wmma_registers(product, generation) + c).astype(np.float32)
+    return result
+
+
+def handler_of(name: str) -> Handler | None:
+    """The decoder of a matrix instruction; None if the name is unknown."""
+    if match := _MFMA.match(name):
+        size, depth, kind = int(match[1][:2]), int(match[2]), match[3]
+        if depth in _DEPTHS[size, kind] or (kind == "bf16" and (size, depth) in _OLD_BF16):
+            return _matrix(lambda a, b, c: mfma(a, b, c, size, kind))
+    if match := _WMMA.match(name):
+        return _wmma(match[1])
+    return None
+
+
+def _sources(operands: Operands) -> tuple[Register, Register, Register, Get]:
+    result, first, second, add = operands.instruction.operands
+    destination = operands.write(operands.vector(result))
+    left, right = (operands.read(operands.vector(text)) for text in (first, second))
+    register = operands.register(add)
+    if register is None:
+        return destination, left, right, operands.f32(add)
+    if not register.vector:
+        raise operands.instruction.unknown(f"{add} as the matrix to add")
+    operands.read(register)
+    start, end = register.index, register.index + register.count
+    return destination, left, right, lambda wave: wave.vectors[start:end].view(np.float32)
+
+
+def _matrix(compute: Callable[[Array, Array, Array], Array]) -> Handler:
+    def build(operands: Operands) -> Run:
+        destination, left, right, add = _sources(operands)
+
+        def run(wave: Wave) -> None:
+            # EXEC does not matter to these.
+            a = wave.vectors[left.index : left.index + left.count]
+            b = wave.vectors[right.index : right.index + right.count]
+            result = compute(a, b, add(wave))
+            wave.vectors[destination.index : destination.index + destination.count] = result.view(np.uint32)
+
+        return run
+
+    return build
+
+
+def _wmma(kind: str) -> Handler:
+    def build(operands: Operands) -> Run:
+        generation = operands.target.generation
+        if operands.target.lanes != 32 or generation not in {11, 12}:
+            raise operands.instruction.unknown(f"{operands.target.lanes} lanes on {operands.target.gpu}")
+        address = operands.instruction.address
+
+        def compute(a: Array, b: Array, c: Array) -> Array:
+            if generation == 11 and any(np.count_nonzero(m[:, :16] != m[:, 16:]) for m in (a, b)):
+                raise NumbersError(
+                    f"a matrix instruction at {address:#x} has different halves",
+                    why="on gfx11 lanes 16 to 31 must repeat lanes 0 to 15",
+                )
+            return wmma(a, b, c, generation, kind)
+
+        return _matrix(compute)(operands)
+
+    return build

@@ -1,0 +1,428 @@
+"""Operands of instructions, as functions of a wave."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from toolchain_lab.emulator.bits import QUAD, WORD, Array, signed, split_quads
+from toolchain_lab.emulator.syntax import Instruction
+from toolchain_lab.emulator.wave import EXEC, NULL, TTMP, VCC, Target, Wave
+
+Run = Callable[[Wave], None]
+Get = Callable[[Wave], Array]
+GetNumber = Callable[[Wave], int]
+Put = Callable[[Wave, Array], None]
+
+# In lists of reads and writes vector registers follow the scalar ones; SCC has its own number.
+VECTOR = 1000
+SCC = 999
+_SINGLE = re.compile(r"([vas]|ttmp)(\d+)(\.[lh])?$")
+_RANGE = re.compile(r"([vas]|ttmp)\[(\d+):(\d+)\]$")
+_NUMBER = re.compile(r"-?(?:0x[0-9a-f]+|\d+)$")
+_FLOAT = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?$")
+_NEGATED_NUMBER = re.compile(r"-[\d.]")
+_TWO_PI = 0.15915494309189532  # 1/(2*pi), which the text rounds
+_SPECIAL = {"vcc_lo": VCC, "vcc_hi": VCC + 1, "vcc": VCC, "exec_lo": EXEC, "exec_hi": EXEC + 1, "exec": EXEC}
+_PAIRS = frozenset({"vcc", "exec"})
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A register or a range of them.
+
+    Args:
+        vector: whether it is one of the vector registers; accumulation registers are those from 256.
+        half: 0 or 1 where the text names one half of it.
+    """
+
+    vector: bool
+    index: int
+    count: int
+    half: int | None = None
+
+    @property
+    def names(self) -> range:
+        """Its numbers in lists of reads and writes."""
+        start = self.index + (VECTOR if self.vector else 0)
+        return range(start, start + self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """An operand's text without its signs."""
+
+    text: str
+    negate: bool
+    absolute: bool
+
+
+class Operands:
+    """Makes functions that read and write the operands of one instruction, and notes which registers these are.
+
+    Args:
+        raw: sources that an encoding modifies, by their text; they give `uint32`.
+    """
+
+    def __init__(self, target: Target, instruction: Instruction, raw: dict[str, Get] | None = None) -> None:
+        self.target = target
+        self.instruction = instruction
+        self.raw = raw or {}
+        self.reads: set[int] = set()
+        self.writes: set[int] = set()
+
+    # ---------------------------------------------------------------- registers and constants
+
+    def register(self, text: str) -> Register | None:
+        """The register that an operand names; None for a constant."""
+        if match := _SINGLE.match(text):
+            kind, index, count, half = match[1], int(match[2]), 1, match[3]
+        elif match := _RANGE.match(text):
+            kind, index, half = match[1], int(match[2]), None
+            count = int(match[3]) - index + 1
+        elif text in _SPECIAL:
+            return Register(vector=False, index=_SPECIAL[text], count=2 if text in _PAIRS else 1)
+        elif text == "m0":
+            return Register(vector=False, index=self.target.m0, count=1)
+        elif text == "null" and self.target.generation > 9:
+            return Register(vector=False, index=NULL, count=1)
+        else:
+            return None
+        if kind == "ttmp":
+            index += TTMP
+        if kind == "a":
+            index += 256
+        return Register(kind in "va", index, count, None if half is None else int(half == ".h"))
+
+    def signs(self, text: str) -> Signed:
+        """Take the signs off an operand."""
+        negate = absolute = False
+        if text.startswith("-") and not _NEGATED_NUMBER.match(text):
+            negate, text = True, text[1:]
+        if text.startswith("|") and text.endswith("|"):
+            absolute, text = True, text[1:-1]
+        for name in ("neg", "abs"):
+            if text.startswith(f"{name}(") and text.endswith(")"):
+                negate, absolute, text = negate or name == "neg", absolute or name == "abs", text[4:-1]
+        return Signed(text, negate, absolute)
+
+    def plain(self, text: str) -> str:
+        """The operand, which may have no sign.
+
+        Raises:
+            EmulationError: it has one.
+        """
+        operand = self.signs(text)
+        if operand.negate or operand.absolute:
+            raise self.instruction.unknown(f"a sign on {text}")
+        return text
+
+    def constant(self, text: str, bits: int = 32) -> int:
+        """The bits of a constant as an operand of `bits` bits."""
+        if text.startswith(("lit(", "lit64(")) and text.endswith(")"):
+            text = text[text.index("(") + 1 : -1]
+        if _NUMBER.match(text):
+            value = int(text, 0)
+            if bits == 64 and text.startswith("0x") and value >> 31 == 1:
+                raise self.instruction.unknown(f"the literal {text} as 64 bits")
+            return value & ((1 << bits) - 1)
+        if _FLOAT.match(text):
+            value_of = _TWO_PI if text.startswith("0.15915494") else float(text)
+            kinds = {16: (np.float16, np.uint16), 32: (np.float32, np.uint32), 64: (np.float64, np.uint64)}
+            kind, raw = kinds[bits]
+            return int(np.array(value_of, kind).view(raw))
+        raise self.instruction.unknown(f"the operand {text}")
+
+    def read(self, register: Register, count: int | None = None) -> Register:
+        """Note that a register is read."""
+        names = register.names
+        self.reads.update(names if count is None else range(names.start, names.start + count))
+        return register
+
+    def write(self, register: Register, count: int | None = None) -> Register:
+        """Note that a register is written."""
+        names = register.names
+        self.writes.update(names if count is None else range(names.start, names.start + count))
+        return register
+
+    def vector(self, text: str) -> Register:
+        """An operand that must be vector registers; neither read nor written yet.
+
+        Raises:
+            EmulationError: it is something else.
+        """
+        register = self.register(text)
+        if register is None or not register.vector:
+            raise self.instruction.unknown(f"{text} where a vector register is expected")
+        return register
+
+    # ---------------------------------------------------------------- lane-wise sources
+
+    def u32(self, text: str, offset: int = 0) -> Get:
+        """A source as `uint32`; `offset` counts registers behind the first."""
+        if text in self.raw:
+            return self.raw[text]
+        self.plain(text)
+        register = self.register(text)
+        if register is None:
+            if text in {"scc", "src_scc"}:
+                self.reads.add(SCC)
+                return lambda wave: np.asarray(np.uint32(wave.scc))
+            value = np.asarray(np.uint32(self.constant(text)))
+            return lambda _: value
+        if register.half is not None:
+            raise self.instruction.unknown(f"half of a register as 32 bits: {text}")
+        index = register.index + offset
+        self.reads.add(register.names.start + offset)
+        return (lambda wave: wave.u[index]) if register.vector else (lambda wave: wave.s[index])
+
+    def i32(self, text: str) -> Get:
+        """A source as `int32`."""
+        get = self.u32(text)
+        register = None if text in self.raw else self.register(text)
+        if register is not None and register.vector:
+            index = register.index
+            return lambda wave: wave.i[index]
+        return lambda wave: get(wave).view(np.int32)
+
+    def f32(self, text: str, offset: int = 0) -> Get:
+        """A source as `float32`, with its signs."""
+        operand = self.signs(text)
+        register = None if operand.text in self.raw else self.register(operand.text)
+        raw = self.u32(operand.text, offset)
+        if register is not None and register.vector:
+            index = register.index + offset
+            return _with_signs(lambda wave: wave.f[index], operand)
+        if register is None and operand.text not in self.raw and operand.text not in {"scc", "src_scc"}:
+            value = np.asarray(np.uint32(self.constant(operand.text))).view(np.float32)
+            return _with_signs(lambda _: value, operand)
+        return _with_signs(lambda wave: raw(wave).view(np.float32), operand)
+
+    def half(self, text: str, high: int = 0, *, packed: bool = False) -> Get:
+        """A source as `float16`, with its signs.
+
+        Args:
+            high: 1 for the upper half of a register.
+            packed: the constant is one of 32 bits, of which `high` picks a half.
+        """
+        operand = self.signs(text)
+        bits = self.half_bits(operand.text, high, packed=packed, floating=True)
+        return _with_signs(lambda wave: bits(wave).view(np.float16), operand)
+
+    def half_bits(self, text: str, high: int = 0, *, packed: bool = False, floating: bool = False) -> Get:
+        """The same as `uint16`, without signs.
+
+        Args:
+            floating: a constant as 1.0 is a half, whose upper half is 0; for integers it is a float32.
+        """
+        if text in self.raw:
+            raw, place = self.raw[text], np.uint32(16 * high)
+            return lambda wave: (raw(wave) >> place).astype(np.uint16)
+        self.plain(text)
+        register = self.register(text)
+        if register is None:
+            bits = 32 if packed and not (floating and _FLOAT.match(text)) else 16
+            value = np.asarray(np.uint16(self.constant(text, bits) >> (16 * high if packed else 0) & 0xFFFF))
+            return lambda _: value
+        self.read(register, 1)
+        index, part = register.index, high if register.half is None else register.half
+        if register.vector:
+            return lambda wave: wave.half_bits[part][index]
+        scalar_half = 2 * index + part
+        return lambda wave: np.asarray(wave.sh_bits[scalar_half])
+
+    def u64(self, text: str) -> Get:
+        """A source as `uint64`: two registers, or a constant."""
+        if text in self.raw:
+            raise self.instruction.unknown("64 bits of a changed source")
+        self.plain(text)
+        register = self.register(text)
+        if register is None:
+            value = np.asarray(np.uint64(self.constant(text, 64) & QUAD))
+            return lambda _: value
+        self.read(register, 2)
+        low = register.index
+        if register.vector:
+            return lambda wave: wave.u[low].astype(np.uint64) | wave.u[low + 1].astype(np.uint64) << np.uint64(32)
+        return lambda wave: np.asarray(np.uint64(wave.quad(low)))
+
+    def mask(self, text: str) -> Get:
+        """A lane mask, `bool[lanes]`."""
+        register = self.register(text)
+        if register is None or register.vector:
+            raise self.instruction.unknown(f"{text} as a lane mask")
+        index = self.read(register, self.target.lanes // 32).index
+        return lambda wave: wave.lane_mask(index)
+
+    @property
+    def vcc(self) -> str:
+        """The name of VCC as a lane mask."""
+        return "vcc" if self.target.lanes == 64 else "vcc_lo"
+
+    @property
+    def exec(self) -> str:
+        """The name of EXEC as a lane mask."""
+        return "exec" if self.target.lanes == 64 else "exec_lo"
+
+    # ---------------------------------------------------------------- lane-wise destinations
+
+    def put_u32(self, text: str, offset: int = 0) -> Put:
+        """Writes `uint32` to the active lanes."""
+        index = self.vector(text).index + offset
+        self.writes.add(VECTOR + index)
+
+        def put(wave: Wave, value: Array) -> None:
+            if wave.all_lanes:
+                wave.u[index][:] = value
+            else:
+                np.copyto(wave.u[index], value, where=wave.mask)
+
+        return put
+
+    def put_i32(self, text: str) -> Put:
+        """Writes `int32`."""
+        put = self.put_u32(text)
+        return lambda wave, value: put(wave, value.view(np.uint32))
+
+    def put_f32(self, text: str, offset: int = 0, *, clamp: bool = False) -> Put:
+        """Writes `float32`.
+
+        Args:
+            clamp: to 0 and 1 first; NaN becomes 0.
+        """
+        index = self.vector(text).index + offset
+        self.writes.add(VECTOR + index)
+
+        def put(wave: Wave, value: Array) -> None:
+            if clamp:
+                value = np.clip(np.nan_to_num(value, nan=0.0), np.float32(0), np.float32(1))
+            if wave.all_lanes:
+                wave.f[index][:] = value
+            else:
+                np.copyto(wave.f[index], value, where=wave.mask)
+
+        return put
+
+    def put_half_bits(self, text: str, high: int | None = None, *, zero: bool = False) -> Put:
+        """Writes `uint16` to one half of a register.
+
+        Args:
+            high: 1 for the upper half; by default what the text says, or the lower one.
+            zero: also clear the upper half.
+        """
+        register = self.vector(text)
+        self.write(register, 1)
+        index, part = register.index, register.half or 0 if high is None else high
+        clears = zero and not part
+        # The other half is kept, so it is read.
+        if not zero:
+            self.read(register, 1)
+
+        def put(wave: Wave, value: Array) -> None:
+            if wave.all_lanes:
+                wave.half_bits[part][index][:] = value
+                if clears:
+                    wave.half_bits[1][index][:] = 0
+                return
+            np.copyto(wave.half_bits[part][index], value, where=wave.mask)
+            if clears:
+                np.copyto(wave.half_bits[1][index], np.uint16(0), where=wave.mask)
+
+        return put
+
+    def put_u64(self, text: str) -> Put:
+        """Writes `uint64` to two registers."""
+        low, high = self.put_u32(text), self.put_u32(text, 1)
+
+        def put(wave: Wave, value: Array) -> None:
+            below, above = split_quads(value)
+            low(wave, below)
+            high(wave, above)
+
+        return put
+
+    def put_mask(self, text: str) -> Put:
+        """Writes `bool[lanes]` to scalar registers; inactive lanes give 0."""
+        if text == "null":
+            return lambda _wave, _value: None
+        register = self.register(text)
+        if register is None or register.vector:
+            raise self.instruction.unknown(f"{text} as a lane mask")
+        index = self.write(register, self.target.lanes // 32).index
+        shape = (self.target.lanes,)
+
+        def put(wave: Wave, value: Array) -> None:
+            wave.set_lane_mask(index, value if value.shape == shape else np.broadcast_to(value, shape))
+
+        return put
+
+    # ---------------------------------------------------------------- scalars
+
+    def number(self, text: str) -> GetNumber:
+        """A scalar source of 32 bits as a number that is not negative."""
+        self.plain(text)
+        register = self.register(text)
+        if register is None:
+            if text in {"scc", "src_scc"}:
+                self.reads.add(SCC)
+                return lambda wave: wave.scc
+            value = self.constant(text)
+            return lambda _: value
+        if register.vector:
+            raise self.instruction.unknown(f"{text} where a scalar is expected")
+        index = self.read(register, 1).index
+        return lambda wave: int(wave.s[index])
+
+    def signed_number(self, text: str) -> GetNumber:
+        """The same with its sign."""
+        get = self.number(text)
+        if self.register(text) is None and text not in {"scc", "src_scc"}:
+            value = signed(self.constant(text), 32)
+            return lambda _: value
+        return lambda wave: signed(get(wave), 32)
+
+    def quad(self, text: str) -> GetNumber:
+        """A scalar source of 64 bits."""
+        self.plain(text)
+        register = self.register(text)
+        if register is None:
+            value = self.constant(text, 64)
+            return lambda _: value
+        if register.vector:
+            raise self.instruction.unknown(f"{text} where a scalar is expected")
+        index = self.read(register, 2).index
+        if index == NULL and self.target.generation > 9:
+            return lambda _: 0
+        return lambda wave: wave.quad(index)
+
+    def put_number(self, text: str, words: int = 1) -> Callable[[Wave, int], None]:
+        """Writes a scalar destination of 32 or 64 bits; higher bits are dropped."""
+        if text == "null" and self.target.generation > 9:
+            return lambda _wave, _value: None
+        register = self.register(text)
+        if register is None or register.vector:
+            raise self.instruction.unknown(f"{text} as a scalar destination")
+        index = self.write(register, words).index
+        touches_exec = bool(set(range(index, index + words)) & {EXEC, EXEC + 1})
+
+        def put(wave: Wave, value: int) -> None:
+            wave.s[index] = value & WORD
+            if words == 2:
+                wave.s[index + 1] = value >> 32 & WORD
+            if touches_exec:
+                wave.exec_changed()
+
+        return put
+
+
+def _with_signs(get: Get, operand: Signed) -> Get:
+    if operand.absolute and operand.negate:
+        return lambda wave: -np.abs(get(wave))
+    if operand.absolute:
+        return lambda wave: np.abs(get(wave))
+    if operand.negate:
+        return lambda wave: -get(wave)
+    return get

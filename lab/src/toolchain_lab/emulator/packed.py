@@ -1,0 +1,177 @@
+"""Vector instructions on two numbers in each lane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from toolchain_lab.emulator import float_math
+from toolchain_lab.emulator.bits import Array
+from toolchain_lab.emulator.lanewise import Compute, Handler
+from toolchain_lab.emulator.operands import Get, Operands, Run
+from toolchain_lab.emulator.wave import Wave
+
+
+def _selection(operands: Operands, count: int) -> tuple[list[int], list[int], list[int], list[int]]:
+    """For both results, which half of each source and whether it is negated: op_sel, op_sel_hi, neg_lo, neg_hi."""
+    modifiers = operands.instruction.modifiers
+    return (
+        modifiers.vector("op_sel", [0] * count),
+        modifiers.vector("op_sel_hi", [1] * count),
+        modifiers.vector("neg_lo", [0] * count),
+        modifiers.vector("neg_hi", [0] * count),
+    )
+
+
+def _negated(get: Get) -> Get:
+    return lambda wave: -get(wave)
+
+
+def _float_pair(operands: Operands, text: str, part: int) -> Get:
+    """One of the two float32 of a source; a constant and one scalar register are both."""
+    register = operands.register(text)
+    if register is None or register.count == 1:
+        return operands.f32(text)
+    return operands.f32(text, part)
+
+
+def _packed_f32(compute: Compute, count: int) -> Handler:
+    def build(operands: Operands) -> Run:
+        low, high, negate_low, negate_high = _selection(operands, count)
+        texts = operands.instruction.operands
+        if len(texts) != count + 1:
+            raise operands.instruction.unknown(f"{len(texts)} operands")
+
+        def sources(selected: Sequence[int], negated: Sequence[int]) -> list[Get]:
+            gets = [_float_pair(operands, texts[1 + k], selected[k]) for k in range(count)]
+            return [_negated(get) if negated[k] else get for k, get in enumerate(gets)]
+
+        first, second = sources(low, negate_low), sources(high, negate_high)
+        put_first, put_second = operands.put_f32(texts[0]), operands.put_f32(texts[0], 1)
+
+        def run(wave: Wave) -> None:
+            below = compute(*(get(wave) for get in first))
+            above = compute(*(get(wave) for get in second))
+            put_first(wave, below)
+            put_second(wave, above)
+
+        return run
+
+    return build
+
+
+def _packed_half(compute: Compute, count: int, kind: type[np.generic]) -> Handler:
+    def build(operands: Operands) -> Run:
+        low, high, negate_low, negate_high = _selection(operands, count)
+        texts = operands.instruction.operands
+        if len(texts) != count + 1:
+            raise operands.instruction.unknown(f"{len(texts)} operands")
+        is_float = issubclass(kind, np.floating)
+        if not is_float and any(negate_low + negate_high):
+            raise operands.instruction.unknown("a sign on an integer")
+
+        def sources(selected: Sequence[int], negated: Sequence[int]) -> list[Get]:
+            gets: list[Get] = []
+            for k in range(count):
+                if is_float:
+                    get = operands.half(texts[1 + k], selected[k], packed=True)
+                else:
+                    get = _typed(operands.half_bits(texts[1 + k], selected[k], packed=True), kind)
+                gets.append(_negated(get) if negated[k] else get)
+            return gets
+
+        first, second = sources(low, negate_low), sources(high, negate_high)
+        put_first, put_second = operands.put_half_bits(texts[0], 0), operands.put_half_bits(texts[0], 1)
+        register = operands.vector(texts[0])
+        operands.reads.difference_update(register.names)
+        for text in texts[1:]:
+            if (source := operands.register(operands.signs(text).text)) is not None:
+                operands.read(source, 1)
+
+        def run(wave: Wave) -> None:
+            below = np.asarray(compute(*(get(wave) for get in first)))
+            above = np.asarray(compute(*(get(wave) for get in second)))
+            put_first(wave, below.view(np.uint16))
+            put_second(wave, above.view(np.uint16))
+
+        return run
+
+    return build
+
+
+def _typed(bits: Get, kind: type[np.generic]) -> Get:
+    return lambda wave: bits(wave).view(kind)
+
+
+def move_pair(operands: Operands) -> Run:
+    """V_PK_MOV_B32: two moves; op_sel picks the first's register, op_sel_hi the second's."""
+    result, first, second = operands.instruction.operands
+    modifiers = operands.instruction.modifiers
+    low, high = modifiers.vector("op_sel", [0, 0]), modifiers.vector("op_sel_hi", [1, 1])
+    named = "op_sel" in modifiers.names()
+    get_first = _word(operands, first, low[0])
+    # The text gives the second move's choice in op_sel where it is there.
+    get_second = _word(operands, second, low[1] if named else high[1])
+    put_first, put_second = operands.put_u32(result), operands.put_u32(result, 1)
+
+    def run(wave: Wave) -> None:
+        below, above = np.array(get_first(wave)), np.array(get_second(wave))
+        put_first(wave, below)
+        put_second(wave, above)
+
+    return run
+
+
+def _word(operands: Operands, text: str, part: int) -> Get:
+    register = operands.register(text)
+    return operands.u32(text, part if register is not None and register.count > 1 else 0)
+
+
+def pack_halves(operands: Operands) -> Run:
+    """V_PACK_B32_F16."""
+    result, first, second = operands.instruction.operands
+    selected = operands.instruction.modifiers.vector("op_sel", [0, 0, 0])
+    low, high = operands.half(first, selected[0]), operands.half(second, selected[1])
+    put = operands.put_u32(result)
+
+    def run(wave: Wave) -> None:
+        below, above = low(wave).view(np.uint16), high(wave).view(np.uint16)
+        put(wave, below.astype(np.uint32) | above.astype(np.uint32) << np.uint32(16))
+
+    return run
+
+
+def _shift_left(a: Array, b: Array) -> Array:
+    shifted: Array = b << (a & np.uint16(15))
+    return shifted
+
+
+def _shift_right(a: Array, b: Array) -> Array:
+    shifted: Array = b >> (a & np.uint16(15))
+    return shifted
+
+
+HANDLERS: dict[str, Handler] = {
+    "v_pk_add_f32": _packed_f32(np.add, 2),
+    "v_pk_mul_f32": _packed_f32(np.multiply, 2),
+    "v_pk_fma_f32": _packed_f32(float_math.fma, 3),
+    "v_pk_add_f16": _packed_half(np.add, 2, np.float16),
+    "v_pk_mul_f16": _packed_half(np.multiply, 2, np.float16),
+    "v_pk_fma_f16": _packed_half(float_math.fma_half, 3, np.float16),
+    **dict.fromkeys(("v_pk_max_f16", "v_pk_max_num_f16"), _packed_half(float_math.maximum, 2, np.float16)),
+    **dict.fromkeys(("v_pk_min_f16", "v_pk_min_num_f16"), _packed_half(float_math.minimum, 2, np.float16)),
+    "v_pk_add_u16": _packed_half(lambda a, b: a + b, 2, np.uint16),
+    "v_pk_sub_u16": _packed_half(lambda a, b: a - b, 2, np.uint16),
+    "v_pk_mul_lo_u16": _packed_half(lambda a, b: a * b, 2, np.uint16),
+    "v_pk_max_u16": _packed_half(np.maximum, 2, np.uint16),
+    "v_pk_min_u16": _packed_half(np.minimum, 2, np.uint16),
+    "v_pk_add_i16": _packed_half(lambda a, b: a + b, 2, np.int16),
+    "v_pk_sub_i16": _packed_half(lambda a, b: a - b, 2, np.int16),
+    "v_pk_max_i16": _packed_half(np.maximum, 2, np.int16),
+    "v_pk_min_i16": _packed_half(np.minimum, 2, np.int16),
+    "v_pk_lshlrev_b16": _packed_half(_shift_left, 2, np.uint16),
+    "v_pk_lshrrev_b16": _packed_half(_shift_right, 2, np.uint16),
+    "v_pk_mov_b32": move_pair,
+    "v_pack_b32_f16": pack_halves,
+}

@@ -1,0 +1,142 @@
+"""A code object as blocks of decoded instructions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from toolchain.core.errors import EmulationError, NumbersError
+from toolchain_lab.emulator.codeobject import CodeObject
+from toolchain_lab.emulator.control import Branch, branch, ends_block, is_barrier
+from toolchain_lab.emulator.decode import Operation, decode
+from toolchain_lab.emulator.disassembly import Disassembler, Line, disassemble
+from toolchain_lab.emulator.operands import Run
+from toolchain_lab.emulator.scoreboard import Scoreboard
+from toolchain_lab.emulator.syntax import parse
+from toolchain_lab.emulator.wave import Target
+
+
+@dataclass(slots=True)
+class Block:
+    """Instructions up to a branch, a barrier or the end.
+
+    Args:
+        steps: what changes something, in order.
+        operations: all instructions, the last one included.
+        branch: how it continues; None at a barrier and at the end.
+        following: the address behind it.
+        executions: how often a wave ran it.
+    """
+
+    address: int
+    steps: tuple[Run, ...]
+    operations: tuple[Operation, ...]
+    branch: Branch | None
+    barrier: bool
+    following: int
+    executions: int = field(default=0)
+
+
+def names(line: Line) -> tuple[str, ...]:
+    """The mnemonics of a line: two where it does two things."""
+    return tuple(
+        "v_" + name.removeprefix("v_dual_") if "::" in line.text else name
+        for name in (parse(line, text).name for text in line.text.split("::"))
+    )
+
+
+class Program:
+    """A kernel, decoded as far as it runs."""
+
+    def __init__(self, code: CodeObject, lines: Sequence[Line]) -> None:
+        self.code = code
+        self.target = Target(code.gpu, 32 if code.descriptor.wave32 else 64)
+        if self.target.generation not in {9, 11, 12}:
+            raise EmulationError(
+                f"{code.gpu} is not emulated", why="the emulator knows gfx9, gfx11 and gfx12", fix="take another GPU"
+            )
+        self.lines = tuple(lines)
+        self._places = {line.address: place for place, line in enumerate(self.lines)}
+        self._operations: dict[int, Operation] = {}
+        self._blocks: dict[int, Block] = {}
+        self.scoreboard = Scoreboard(self.target)
+
+    @classmethod
+    def of(cls, code: CodeObject, disassembler: Disassembler) -> Program:
+        """Decode a code object.
+
+        Raises:
+            EmulationError: its GPU is not emulated, or the disassembler cannot decode it.
+        """
+        return cls(code, disassemble(code.path, code.gpu, disassembler))
+
+    def operation(self, place: int) -> Operation:
+        """The instruction at a place in the list of lines."""
+        if place not in self._operations:
+            self._operations[place] = decode(self.lines[place], self.target)
+        return self._operations[place]
+
+    def block(self, address: int) -> Block:
+        """The block that begins at an address.
+
+        Raises:
+            EmulationError: an instruction in it is unknown.
+            NumbersError: there is no instruction, or the code ends within it.
+        """
+        known = self._blocks.get(address)
+        if known is None:
+            known = self._blocks[address] = self._decode(address)
+        return known
+
+    def _decode(self, address: int) -> Block:
+        if address not in self._places:
+            raise NumbersError(f"{self.code.kernel} continues at {address:#x}, where no instruction begins")
+        operations = []
+        for place in range(self._places[address], len(self.lines)):
+            operation = self.operation(place)
+            operations.append(operation)
+            if ends_block(operation.instruction) or operation.instruction.name.startswith("s_cbranch"):
+                break
+        else:
+            raise NumbersError(f"{self.code.kernel} runs past its last instruction from {address:#x}")
+        last = operations[-1].instruction
+        return Block(
+            address=address,
+            steps=tuple(operation.run for operation in operations if operation.run is not None),
+            operations=tuple(operations),
+            branch=branch(last),
+            barrier=is_barrier(last),
+            following=last.address + 4 * len(last.line.words),
+        )
+
+    def unknown(self) -> list[EmulationError]:
+        """The errors of all instructions that the emulator does not know, run or not."""
+        refused = []
+        for place in range(len(self.lines)):
+            try:
+                operation = self.operation(place)
+                branch(operation.instruction)
+            except EmulationError as error:
+                refused.append(error)
+            else:
+                if operation.instruction.name == "s_endpgm" and self._is_padding(place + 1):
+                    break
+        return refused
+
+    def _is_padding(self, place: int) -> bool:
+        """Whether nothing but padding follows."""
+        return all(line.text.startswith(("s_code_end", "s_nop")) for line in self.lines[place:])
+
+    def executed(self) -> Counter[str]:
+        """The number of executions of each instruction, by name."""
+        counts: Counter[str] = Counter()
+        for block in self._blocks.values():
+            for operation in block.operations:
+                for name in operation.names:
+                    counts[name] += block.executions
+        return +counts
+
+    def blocks(self) -> list[Block]:
+        """The blocks that ran."""
+        return [block for block in self._blocks.values() if block.executions]

@@ -1,0 +1,441 @@
+"""Scalar instructions: numbers that all lanes share, and lane masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from toolchain_lab.emulator import float_math
+from toolchain_lab.emulator.bits import QUAD, WORD, signed
+from toolchain_lab.emulator.lanewise import Handler
+from toolchain_lab.emulator.operands import SCC, GetNumber, Operands, Run
+from toolchain_lab.emulator.wave import EXEC, Wave
+
+# From two sources the result, and the new SCC.
+Pair = tuple[int, int]
+_I32 = range(-(1 << 31), 1 << 31)
+
+
+def _binary(compute: Callable[[int, int], Pair | int], width: int = 32, *, sign: bool = False) -> Handler:
+    """An instruction with two sources. A result without SCC leaves SCC as it is.
+
+    Args:
+        width: 32 or 64 bits, of sources and result alike.
+        sign: sources are signed.
+    """
+
+    def build(operands: Operands) -> Run:
+        result, first, second = operands.instruction.operands
+        read = operands.quad if width == 64 else operands.signed_number if sign else operands.number
+        left, right = read(first), read(second)
+        put = operands.put_number(result, width // 32)
+        return _applied(operands, put, lambda wave: compute(left(wave), right(wave)))
+
+    return build
+
+
+def _applied(operands: Operands, put: Callable[[Wave, int], None], compute: Callable[[Wave], Pair | int]) -> Run:
+    operands.writes.add(SCC)
+
+    def run(wave: Wave) -> None:
+        value = compute(wave)
+        if isinstance(value, tuple):
+            put(wave, value[0])
+            wave.scc = value[1]
+        else:
+            put(wave, value)
+
+    return run
+
+
+def _unary(compute: Callable[[int], Pair | int], words: int = 1, source: int = 32, *, sign: bool = False) -> Handler:
+    def build(operands: Operands) -> Run:
+        result, text = operands.instruction.operands
+        get = operands.quad(text) if source == 64 else (operands.signed_number if sign else operands.number)(text)
+        return _applied(operands, operands.put_number(result, words), lambda wave: compute(get(wave)))
+
+    return build
+
+
+def _flagged(value: int, width: int = 32) -> Pair:
+    """A result whose SCC says that it is not zero."""
+    value &= QUAD if width == 64 else WORD
+    return value, int(value != 0)
+
+
+def _logic(compute: Callable[[int, int], int], width: int) -> Handler:
+    return _binary(lambda a, b: _flagged(compute(a, b), width), width)
+
+
+_LOGIC: dict[str, Callable[[int, int], int]] = {
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "andn2": lambda a, b: a & ~b,
+    "and_not1": lambda a, b: a & ~b,
+    "orn2": lambda a, b: a | ~b,
+    "or_not1": lambda a, b: a | ~b,
+    "nand": lambda a, b: ~(a & b),
+    "nor": lambda a, b: ~(a | b),
+    "xnor": lambda a, b: ~(a ^ b),
+}
+_SAVE_EXEC: dict[str, Callable[[int, int], int]] = {
+    **{name: _LOGIC[name] for name in ("and", "or", "xor", "andn2", "and_not1", "orn2", "or_not1")},
+    "andn1": lambda a, b: ~a & b,
+    "and_not0": lambda a, b: ~a & b,
+}
+
+
+def _save_exec(compute: Callable[[int, int], int], width: int) -> Handler:
+    """The old EXEC into a register, and a new one from it and the source."""
+
+    def build(operands: Operands) -> Run:
+        if width != operands.target.lanes:
+            raise operands.instruction.unknown(f"{width} bits of EXEC in a wave of {operands.target.lanes} lanes")
+        result, text = operands.instruction.operands
+        get = operands.quad(text) if width == 64 else operands.number(text)
+        put = operands.put_number(result, width // 32)
+        operands.reads.update(range(EXEC, EXEC + width // 32))
+        operands.writes.update((SCC, *range(EXEC, EXEC + width // 32)))
+        every = (1 << width) - 1
+
+        def run(wave: Wave) -> None:
+            old, value = wave.exec_bits, get(wave)
+            put(wave, old)
+            new = compute(value, old) & every
+            wave.set_exec(new)
+            wave.scc = int(new != 0)
+
+        return run
+
+    return build
+
+
+def _shift(compute: Callable[[int, int], int], width: int) -> Handler:
+    def build(operands: Operands) -> Run:
+        result, first, second = operands.instruction.operands
+        value = operands.quad(first) if width == 64 else operands.number(first)
+        amount, put = operands.number(second), operands.put_number(result, width // 32)
+        return _applied(operands, put, lambda wave: _flagged(compute(value(wave), amount(wave) & width - 1), width))
+
+    return build
+
+
+def _bit_field(width: int, *, sign: bool) -> Handler:
+    """S_BFE: the second source holds the offset and, from bit 16, the field's width."""
+
+    def build(operands: Operands) -> Run:
+        result, first, second = operands.instruction.operands
+        value = operands.quad(first) if width == 64 else operands.number(first)
+        control, put = operands.number(second), operands.put_number(result, width // 32)
+
+        def compute(wave: Wave) -> Pair:
+            given = control(wave)
+            size = given >> 16 & 127
+            field = value(wave) >> (given & width - 1) & (1 << size) - 1
+            # A field that reaches beyond the highest bit is as wide as what is left.
+            size = min(size, width - (given & width - 1))
+            return _flagged(signed(field, size) if sign and size else field, width)
+
+        return _applied(operands, put, compute)
+
+    return build
+
+
+def _compare(
+    compute: Callable[[int, int], bool], *, sign: bool = False, width: int = 32, short: bool = False
+) -> Handler:
+    """S_CMP and S_CMPK, whose constant has 16 bits."""
+
+    def build(operands: Operands) -> Run:
+        first, second = operands.instruction.operands
+        read = operands.quad if width == 64 else operands.signed_number if sign else operands.number
+        left = read(first)
+        right: GetNumber
+        if short:
+            value = int(second, 0)
+            value = signed(value, 16) if sign else value & 0xFFFF
+            right = lambda _: value  # noqa: E731 - the two ways stand side by side
+        else:
+            right = read(second)
+        operands.writes.add(SCC)
+
+        def run(wave: Wave) -> None:
+            wave.scc = int(compute(left(wave), right(wave)))
+
+        return run
+
+    return build
+
+
+_COMPARES: dict[str, Callable[[int, int], bool]] = {
+    "lt": lambda a, b: a < b,
+    "gt": lambda a, b: a > b,
+    "le": lambda a, b: a <= b,
+    "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b,
+    "lg": lambda a, b: a != b,
+}
+
+
+def _select(width: int) -> Handler:
+    def build(operands: Operands) -> Run:
+        result, first, second = operands.instruction.operands
+        read = operands.quad if width == 64 else operands.number
+        left, right, put = read(first), read(second), operands.put_number(result, width // 32)
+        operands.reads.add(SCC)
+        return lambda wave: put(wave, left(wave) if wave.scc else right(wave))
+
+    return build
+
+
+def _extreme(*, largest: bool, sign: bool) -> Handler:
+    def build(operands: Operands) -> Run:
+        result, first, second = operands.instruction.operands
+        read = operands.signed_number if sign else operands.number
+        left, right, put = read(first), read(second), operands.put_number(result)
+        inclusive = largest and operands.target.generation >= 12
+
+        def compute(wave: Wave) -> Pair:
+            a, b = left(wave), right(wave)
+            first_wins = (a >= b if inclusive else a > b) if largest else a < b
+            return (a if first_wins else b), int(first_wins)
+
+        return _applied(operands, put, compute)
+
+    return build
+
+
+def _constant_add(operands: Operands) -> Run:
+    """S_ADDK_I32: adds a constant of 16 bits; SCC says that it overflowed."""
+    result, constant = operands.instruction.operands
+    value, get, put = signed(int(constant, 0), 16), operands.signed_number(result), operands.put_number(result)
+
+    def compute(wave: Wave) -> Pair:
+        total = get(wave) + value
+        return total, int(total not in _I32)
+
+    return _applied(operands, put, compute)
+
+
+def _constant_multiply(operands: Operands) -> Run:
+    result, constant = operands.instruction.operands
+    value, get, put = signed(int(constant, 0), 16), operands.signed_number(result), operands.put_number(result)
+    return lambda wave: put(wave, get(wave) * value)
+
+
+def _constant_move(operands: Operands) -> Run:
+    result, constant = operands.instruction.operands
+    value, put = signed(int(constant, 0), 16), operands.put_number(result)
+    return lambda wave: put(wave, value)
+
+
+def _conditional_move(operands: Operands) -> Run:
+    result, text = operands.instruction.operands
+    old, get, put = operands.number(result), operands.number(text), operands.put_number(result)
+    operands.reads.add(SCC)
+    return lambda wave: put(wave, get(wave) if wave.scc else old(wave))
+
+
+def _test_bit(*, wanted: int) -> Handler:
+    def build(operands: Operands) -> Run:
+        first, second = operands.instruction.operands
+        value, bit = operands.number(first), operands.number(second)
+        operands.writes.add(SCC)
+
+        def run(wave: Wave) -> None:
+            wave.scc = int((value(wave) >> (bit(wave) & 31) & 1) == wanted)
+
+        return run
+
+    return build
+
+
+def _set_bit(*, to: int) -> Handler:
+    def build(operands: Operands) -> Run:
+        result, text = operands.instruction.operands
+        old, bit, put = operands.number(result), operands.number(text), operands.put_number(result)
+
+        def run(wave: Wave) -> None:
+            mask = 1 << (bit(wave) & 31)
+            put(wave, old(wave) | mask if to else old(wave) & ~mask)
+
+        return run
+
+    return build
+
+
+def _float(compute: Callable[..., Any], count: int, *, accumulate: bool = False) -> Handler:
+    """A scalar instruction on float32."""
+
+    def build(operands: Operands) -> Run:
+        texts = list(operands.instruction.operands)
+        sources = texts[1 : 1 + count] + ([texts[0]] if accumulate else [])
+        if len(texts) != count + 1:
+            raise operands.instruction.unknown(f"{len(texts)} operands")
+        gets, put = [operands.f32(text) for text in sources], operands.put_number(texts[0])
+
+        def run(wave: Wave) -> None:
+            value = np.asarray(compute(*(get(wave) for get in gets)), np.float32)
+            put(wave, int(value.view(np.uint32)))
+
+        return run
+
+    return build
+
+
+def _float_compare(compute: Callable[..., object]) -> Handler:
+    def build(operands: Operands) -> Run:
+        left, right = (operands.f32(text) for text in operands.instruction.operands)
+        operands.writes.add(SCC)
+
+        def run(wave: Wave) -> None:
+            wave.scc = int(bool(compute(left(wave), right(wave))))
+
+        return run
+
+    return build
+
+
+def _from_integer(*, sign: bool) -> Handler:
+    def build(operands: Operands) -> Run:
+        result, text = operands.instruction.operands
+        get, put = (operands.signed_number if sign else operands.number)(text), operands.put_number(result)
+        return lambda wave: put(wave, int(np.float32(get(wave)).view(np.uint32)))
+
+    return build
+
+
+def _to_integer(low: float, high: float) -> Callable[[int], int]:
+    return lambda bits: int(float_math.to_integer(np.array(bits, np.uint32).view(np.float32), low, high))
+
+
+def _sum(a: int, b: int) -> Pair:
+    return a + b, (a + b) >> 32
+
+
+def _overflowing(total: int) -> Pair:
+    return total, int(total not in _I32)
+
+
+def _with_carry(*, subtract: bool) -> Handler:
+    def build(operands: Operands) -> Run:
+        result, first, second = operands.instruction.operands
+        left, right, put = operands.number(first), operands.number(second), operands.put_number(result)
+        operands.reads.add(SCC)
+
+        def compute(wave: Wave) -> Pair:
+            if subtract:
+                total = left(wave) - right(wave) - wave.scc
+                return total, int(total < 0)
+            total = left(wave) + right(wave) + wave.scc
+            return total, total >> 32
+
+        return _applied(operands, put, compute)
+
+    return build
+
+
+def _lowest_bit(value: int) -> int:
+    """The number of the lowest set bit; all ones if there is none."""
+    return (value & -value).bit_length() - 1
+
+
+def _highest_bit(width: int) -> Callable[[int], int]:
+    return lambda value: width - value.bit_length() if value else WORD
+
+
+def _of_width(width: int) -> dict[str, Handler]:
+    """Instructions that exist for 32 and for 64 bits."""
+    words = width // 32
+    table: dict[str, Handler] = {
+        f"s_lshl_b{width}": _shift(lambda a, n: a << n, width),
+        f"s_lshr_b{width}": _shift(lambda a, n: a >> n, width),
+        f"s_ashr_i{width}": _shift(lambda a, n: signed(a, width) >> n, width),
+        f"s_bfe_u{width}": _bit_field(width, sign=False),
+        f"s_bfe_i{width}": _bit_field(width, sign=True),
+        f"s_cselect_b{width}": _select(width),
+        f"s_mov_b{width}": _unary(lambda a: a, words, width),
+        f"s_not_b{width}": _unary(lambda a: _flagged(~a, width), words, width),
+        f"s_bcnt1_i32_b{width}": _unary(lambda a: _flagged(a.bit_count()), 1, width),
+        **dict.fromkeys((f"s_ff1_i32_b{width}", f"s_ctz_i32_b{width}"), _unary(_lowest_bit, 1, width)),
+        **dict.fromkeys((f"s_flbit_i32_b{width}", f"s_clz_i32_u{width}"), _unary(_highest_bit(width), 1, width)),
+    }
+    table.update({f"s_{name}_b{width}": _logic(logic, width) for name, logic in _LOGIC.items()})
+    table.update({f"s_{name}_saveexec_b{width}": _save_exec(logic, width) for name, logic in _SAVE_EXEC.items()})
+    return table
+
+
+def _comparing() -> dict[str, Handler]:
+    table: dict[str, Handler] = {}
+    for name, compare in _COMPARES.items():
+        for sign, letter in ((True, "i"), (False, "u")):
+            table[f"s_cmp_{name}_{letter}32"] = _compare(compare, sign=sign)
+            table[f"s_cmpk_{name}_{letter}32"] = _compare(compare, sign=sign, short=True)
+        if name in {"eq", "lg"}:
+            table[f"s_cmp_{name}_u64"] = _compare(compare, width=64)
+        if name != "lg":
+            table[f"s_cmp_{name}_f32"] = _float_compare(compare)
+    return table
+
+
+def _shift_and_add(amount: int) -> Handler:
+    return _binary(lambda a, b: ((a << amount) + b, int((a << amount) + b > WORD)))
+
+
+HANDLERS: dict[str, Handler] = {
+    **_of_width(32),
+    **_of_width(64),
+    **_comparing(),
+    **{f"s_lshl{amount}_add_u32": _shift_and_add(amount) for amount in range(1, 5)},
+    **dict.fromkeys(("s_add_u32", "s_add_co_u32"), _binary(_sum)),
+    **dict.fromkeys(("s_sub_u32", "s_sub_co_u32"), _binary(lambda a, b: (a - b, int(a < b)))),
+    **dict.fromkeys(("s_addc_u32", "s_add_co_ci_u32"), _with_carry(subtract=False)),
+    **dict.fromkeys(("s_subb_u32", "s_sub_co_ci_u32"), _with_carry(subtract=True)),
+    **dict.fromkeys(("s_add_i32", "s_add_co_i32"), _binary(lambda a, b: _overflowing(a + b), sign=True)),
+    **dict.fromkeys(("s_sub_i32", "s_sub_co_i32"), _binary(lambda a, b: _overflowing(a - b), sign=True)),
+    **dict.fromkeys(("s_addk_i32", "s_addk_co_i32"), _constant_add),
+    "s_max_i32": _extreme(largest=True, sign=True),
+    "s_max_u32": _extreme(largest=True, sign=False),
+    "s_min_i32": _extreme(largest=False, sign=True),
+    "s_min_u32": _extreme(largest=False, sign=False),
+    "s_movk_i32": _constant_move,
+    "s_mulk_i32": _constant_multiply,
+    "s_cmov_b32": _conditional_move,
+    "s_mul_i32": _binary(lambda a, b: a * b),
+    "s_mul_hi_u32": _binary(lambda a, b: a * b >> 32),
+    "s_mul_hi_i32": _binary(lambda a, b: a * b >> 32, sign=True),
+    "s_mul_u64": _binary(lambda a, b: a * b, 64),
+    **dict.fromkeys(("s_add_nc_u64", "s_add_u64"), _binary(lambda a, b: a + b, 64)),
+    **dict.fromkeys(("s_sub_nc_u64", "s_sub_u64"), _binary(lambda a, b: a - b, 64)),
+    "s_absdiff_i32": _binary(lambda a, b: _flagged(abs(a - b)), sign=True),
+    "s_abs_i32": _unary(lambda a: _flagged(abs(a)), sign=True),
+    "s_sext_i32_i16": _unary(lambda a: signed(a, 16)),
+    "s_sext_i32_i8": _unary(lambda a: signed(a, 8)),
+    "s_brev_b32": _unary(lambda a: int(f"{a:032b}"[::-1], 2)),
+    "s_bitcmp0_b32": _test_bit(wanted=0),
+    "s_bitcmp1_b32": _test_bit(wanted=1),
+    "s_bitset0_b32": _set_bit(to=0),
+    "s_bitset1_b32": _set_bit(to=1),
+    "s_bfm_b32": _binary(lambda a, b: (1 << (a & 31)) - 1 << (b & 31)),
+    "s_pack_ll_b32_b16": _binary(lambda a, b: a & 0xFFFF | (b & 0xFFFF) << 16),
+    "s_pack_lh_b32_b16": _binary(lambda a, b: a & 0xFFFF | b & 0xFFFF0000),
+    "s_pack_hh_b32_b16": _binary(lambda a, b: a >> 16 | b & 0xFFFF0000),
+    "s_add_f32": _float(np.add, 2),
+    "s_sub_f32": _float(np.subtract, 2),
+    "s_mul_f32": _float(np.multiply, 2),
+    **dict.fromkeys(("s_max_f32", "s_max_num_f32"), _float(float_math.maximum, 2)),
+    **dict.fromkeys(("s_min_f32", "s_min_num_f32"), _float(float_math.minimum, 2)),
+    "s_fmac_f32": _float(float_math.fma, 2, accumulate=True),
+    **dict.fromkeys(("s_fmamk_f32", "s_fmaak_f32"), _float(float_math.fma, 3)),
+    "s_floor_f32": _float(np.floor, 1),
+    "s_ceil_f32": _float(np.ceil, 1),
+    "s_trunc_f32": _float(np.trunc, 1),
+    "s_rndne_f32": _float(np.rint, 1),
+    "s_cvt_f32_i32": _from_integer(sign=True),
+    "s_cvt_f32_u32": _from_integer(sign=False),
+    "s_cvt_i32_f32": _unary(_to_integer(-2147483648.0, 2147483647.0)),
+    "s_cvt_u32_f32": _unary(_to_integer(0.0, 4294967295.0)),
+}

@@ -1,0 +1,162 @@
+"""Checks of waits: outstanding loads, and instructions that follow each other too closely.
+
+Both depend on the path that a wave takes and not on values, so each block is checked once for each state that a
+wave enters it with.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from toolchain.core.errors import NumbersError
+from toolchain_lab.emulator.control import wait
+from toolchain_lab.emulator.decode import Operation
+from toolchain_lab.emulator.hazards import MEMORY, Facts, too_close
+from toolchain_lab.emulator.operands import VECTOR
+from toolchain_lab.emulator.wave import TTMP, VCC, Target
+
+_MOST = 64  # a counter stops a wave before it counts more
+_CACHES = re.compile(r"(?:buffer|global)_(?:gl[01]_)?(inv|wb|wbl2|wbinv)\w*$")
+_LDS_STORE = re.compile(r"ds_(write|store)")
+_BARRIERS = {"s_barrier", "s_barrier_signal"}
+# An access: the counter, where it began, the registers that it will write, and whether it keeps its order.
+Access = tuple[str, Operation, frozenset[int], bool]
+# An instruction from which later ones must keep a distance; wait states, vector and transcendental instructions since.
+Recent = tuple[Facts, int, int, int]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class State:
+    """Outstanding accesses, oldest first, and recent instructions.
+
+    Args:
+        following: by block (its address) the state behind it.
+    """
+
+    accesses: tuple[Access, ...] = ()
+    recent: tuple[Recent, ...] = ()
+    following: dict[int, State] = field(default_factory=dict)
+
+
+class Scoreboard:
+    """The states that waves of a program reach."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.cdna = target.generation == 9
+        self.start = State()
+        self._states: dict[tuple[object, ...], State] = {((), ()): self.start}
+        self._facts: dict[int, Facts] = {}
+
+    def after(self, state: State, address: int, operations: tuple[Operation, ...]) -> State:
+        """The state behind a block.
+
+        Raises:
+            NumbersError: a register is used before it is there.
+        """
+        accesses, recent = list(state.accesses), list(state.recent)
+        for operation in operations:
+            facts = self._facts.get(operation.instruction.address)
+            if facts is None or facts.operation is not operation:
+                facts = self._facts[operation.instruction.address] = Facts(operation, self.target)
+            self._wait(operation, accesses)
+            if recent:
+                _keep_distance(facts, recent)
+            recent = [
+                (earlier, states + facts.states, valus + facts.valu, slow + facts.transcendental)
+                for earlier, states, valus, slow in recent
+                if (
+                    states + facts.states < earlier.reach
+                    if self.cdna
+                    else valus + facts.valu < earlier.reach and not facts.settles
+                )
+            ]
+            if facts.reach:
+                recent.append((facts, 0, 0, 0))
+            self._start(operation, accesses)
+        key = (tuple(accesses[-_MOST:]), tuple(recent))
+        state_after = self._states.setdefault(key, State(*key))
+        state.following[address] = state_after
+        return state_after
+
+    def _wait(self, operation: Operation, accesses: list[Access]) -> None:
+        """Remove what an instruction waits for, and refuse what it should have waited for."""
+        name = operation.names[0]
+        if name.startswith("s_wait"):
+            for counter, most in wait(operation.instruction).items():
+                places = [place for place, access in enumerate(accesses) if access[0] == counter]
+                if most == 0 or all(accesses[place][3] for place in places):
+                    for place in reversed(places[: max(len(places) - most, 0)]):
+                        del accesses[place]
+            return
+        if not accesses:
+            return
+        if name in _BARRIERS:
+            for _, earlier, _, _ in accesses:
+                # LDS takes accesses in order, so a load may be outstanding; LLVM always waits for stores.
+                if _LDS_STORE.match(earlier.names[0]):
+                    raise _fault(operation, earlier, "a barrier does not wait for")
+        mine_counters = _counters(operation, self.target)
+        for counter, earlier, registers, ordered in accesses:
+            used = operation.reads & registers
+            # Loads of the same kind arrive in order, so the later one stays.
+            if not (ordered and counter in mine_counters):
+                used |= operation.writes & registers
+            if used:
+                raise _fault(operation, earlier, f"{_text(min(used))} is used before the load that writes it:")
+
+    def _start(self, operation: Operation, accesses: list[Access]) -> None:
+        name = operation.names[0]
+        ordered = not name.startswith(("s_", "flat_"))
+        for counter in _counters(operation, self.target):
+            loaded = operation.writes if not _CACHES.match(name) else frozenset()
+            accesses.append((counter, operation, frozenset(loaded), ordered))
+
+
+def _counters(operation: Operation, target: Target) -> tuple[str, ...]:
+    """The counters that an instruction adds to."""
+    name, new = operation.names[0], target.generation == 12
+    if name.startswith(("s_load_", "s_buffer_load_")):
+        return ("km",) if new else ("lgkm",)
+    if name.startswith("ds_"):
+        return ("ds",) if new else ("lgkm",)
+    if not name.startswith(MEMORY):
+        return ()
+    if match := _CACHES.match(name):
+        # Before gfx12 LLVM does not count these.
+        return () if not new else ("load",) if match[1] == "inv" else ("store",)
+    load = any(register >= VECTOR for register in operation.writes)
+    counter = ("load" if load else "store") if new else "vm" if load or target.generation == 9 else "vs"
+    if name.startswith("flat_"):
+        return (counter, "ds" if new else "lgkm")
+    return (counter,)
+
+
+def _keep_distance(facts: Facts, recent: list[Recent]) -> None:
+    newer: frozenset[int] = frozenset()
+    for earlier, states, valus, slow in reversed(recent):
+        lacking = too_close(earlier, facts, states, valus, slow, newer=newer)
+        newer |= earlier.vector_writes if earlier.passes else frozenset()
+        if lacking is not None:
+            need, registers = lacking
+            kind = "wait states" if facts.target.generation == 9 else "vector instructions"
+            count = states if facts.target.generation == 9 else valus
+            raise _fault(
+                facts.operation, earlier.operation, f"{_text(min(registers))}: {count} of {need} {kind} behind"
+            )
+
+
+def _fault(operation: Operation, earlier: Operation, what: str) -> NumbersError:
+    line, before = operation.instruction.line, earlier.instruction.line
+    return NumbersError(
+        f"the code at {line.address:#x} comes too early",
+        why=f"{line.text}: {what} {before.text} at {before.address:#x}",
+    )
+
+
+def _text(register: int) -> str:
+    if register >= VECTOR:
+        index = register - VECTOR
+        return f"a{index - 256}" if index > 255 else f"v{index}"
+    return {VCC: "vcc"}.get(register, f"ttmp{register - TTMP}" if register >= TTMP else f"s{register}")

@@ -1,0 +1,114 @@
+"""Takes an instruction's text apart: name, operands and modifiers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from toolchain.core.errors import EmulationError
+from toolchain_lab.emulator.disassembly import Line
+
+_SUFFIX = re.compile(r"_(e32|e64|e64_dpp|dpp|dpp8|sdwa)$")
+_VECTORS = "op_sel|op_sel_hi|neg_lo|neg_hi|quad_perm|dpp8|matrix_a_fmt|matrix_b_fmt"
+_VALUES = (
+    "offset|offset0|offset1|row_shl|row_shr|row_ror|row_bcast|row_newbcast|row_share|row_xmask|row_mask|bank_mask"
+    "|bound_ctrl|fi|dst_sel|dst_unused|src0_sel|src1_sel|mul|div|th|scope|cbsz|abid|blgp|wave_shl|wave_shr|wave_ror"
+    "|wave_rol|bitop3|byte_sel|format|index_key"
+)
+_FLAGS = "clamp|glc|slc|dlc|nt|sc0|sc1|offen|idxen|lds|gds|tfe|row_mirror|row_half_mirror"
+_MODIFIER = re.compile(rf"(?:^|\s)((?:{_VECTORS}):\[[^\]]*\]|offset:swizzle\([^)]*\)|(?:{_VALUES}):\S+|(?:{_FLAGS}))$")
+_COMMA = re.compile(r",(?![^\[(]*[\])])")
+# Cache policy: it says when other waves see a value, not which value it is.
+_POLICY = frozenset({"glc", "slc", "dlc", "nt", "sc0", "sc1", "th", "scope"})
+
+
+class Modifiers:
+    """The modifiers of one instruction. A modifier that no reader used is refused."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+        self._asked: set[str] = set()
+
+    def flag(self, name: str) -> bool:
+        """Whether a modifier without a value is there."""
+        self._asked.add(name)
+        return name in self._values
+
+    def text(self, name: str, default: str = "") -> str:
+        self._asked.add(name)
+        return self._values.get(name, default)
+
+    def number(self, name: str, default: int = 0) -> int:
+        """The number behind a modifier's colon."""
+        text = self.text(name)
+        return int(text, 0) if text else default
+
+    def vector(self, name: str, default: Sequence[int]) -> list[int]:
+        """The numbers in a modifier's brackets."""
+        text = self.text(name)
+        return [int(part) for part in text.strip("[]").split(",")] if text else list(default)
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._values)
+
+    def left(self) -> list[str]:
+        """Modifiers that were not queried, without those of cache policy."""
+        return sorted(self._values.keys() - self._asked - _POLICY)
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction in parts.
+
+    Args:
+        name: the mnemonic without the suffix of its encoding.
+        suffix: that suffix: `e32`, `e64`, `dpp`, `e64_dpp`, `dpp8`, `sdwa` or nothing.
+        operands: as the text has them, destinations first.
+    """
+
+    line: Line
+    name: str
+    suffix: str
+    operands: tuple[str, ...]
+    modifiers: Modifiers = field(compare=False)
+
+    @property
+    def address(self) -> int:
+        return self.line.address
+
+    def unknown(self, why: str = "") -> EmulationError:
+        """The refusal of this instruction."""
+        return EmulationError(
+            f"the emulator does not know {self.name}" if not why else f"the emulator refuses {self.name}: {why}",
+            why=f"at {self.address:#x}: {self.line.text}",
+            fix="report it with the code object; nothing was guessed",
+        )
+
+
+def parse(line: Line, text: str | None = None) -> Instruction:
+    """Take a line apart.
+
+    Args:
+        text: one half of a line that holds two instructions.
+    """
+    name, suffix, operands, values = _parts(line.text if text is None else text)
+    return Instruction(line=line, name=name, suffix=suffix, operands=operands, modifiers=Modifiers(values))
+
+
+# Kernels of one kind share most of their instructions.
+@lru_cache(maxsize=65536)
+def _parts(text: str) -> tuple[str, str, tuple[str, ...], Mapping[str, str]]:
+    """Name, suffix, operands and modifiers."""
+    rest = text.strip()
+    values: dict[str, str] = {}
+    while match := _MODIFIER.search(rest):
+        name, _, value = match[1].partition(":")
+        values[name] = value
+        rest = rest[: match.start()].rstrip()
+    mnemonic, _, listed = rest.partition(" ")
+    suffix = _SUFFIX.search(mnemonic)
+    operands = tuple(part.strip() for part in _COMMA.split(listed)) if listed.strip() else ()
+    name, ending = (mnemonic[: suffix.start()], suffix[1]) if suffix else (mnemonic, "")
+    return name, ending, operands, values

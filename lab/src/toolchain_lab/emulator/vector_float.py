@@ -1,0 +1,241 @@
+"""Vector instructions on floating-point numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from toolchain_lab.emulator import float_math
+from toolchain_lab.emulator.bits import Array, round_bf16, widen_bf16
+from toolchain_lab.emulator.lanewise import Compute, Handler, LaneOp
+from toolchain_lab.emulator.operands import Get, Operands, Run
+from toolchain_lab.emulator.wave import Wave
+
+
+def _f32(function: np.ufunc) -> LaneOp:
+    return LaneOp("f", "f", lambda a: function(np.asarray(a)))
+
+
+def _from_integer(values: Array) -> Array:
+    return np.asarray(values).astype(np.float32)
+
+
+def _byte(number: int) -> LaneOp:
+    place = np.uint32(8 * number)
+    return LaneOp("f", "u", lambda a: ((np.asarray(a) >> place) & np.uint32(255)).astype(np.float32))
+
+
+def _packed(low: Array, high: Array) -> Array:
+    """Two `uint16` in one `uint32`."""
+    return np.asarray(low).astype(np.uint32) | np.asarray(high).astype(np.uint32) << np.uint32(16)
+
+
+def _dot2(a: Array, b: Array, add: Array) -> Array:
+    """The sum of two products of halves and of a float32, rounded once."""
+    a, b = np.broadcast_arrays(np.asarray(a), np.asarray(b))
+    left = np.ascontiguousarray(a).view(np.float16).astype(np.float64).reshape(*a.shape, 2)
+    right = np.ascontiguousarray(b).view(np.float16).astype(np.float64).reshape(*b.shape, 2)
+    total: Array = ((left * right).sum(-1) + add).astype(np.float32)
+    return total
+
+
+def _dot2_bf16(a: Array, b: Array, add: Array) -> Array:
+    a, b = np.broadcast_arrays(np.asarray(a), np.asarray(b))
+    left = widen_bf16(np.ascontiguousarray(a).view(np.uint16)).astype(np.float64).reshape(*a.shape, 2)
+    right = widen_bf16(np.ascontiguousarray(b).view(np.uint16)).astype(np.float64).reshape(*b.shape, 2)
+    total: Array = ((left * right).sum(-1) + add).astype(np.float32)
+    return total
+
+
+def _to_i32(values: Array) -> Array:
+    return float_math.to_integer(values, -2147483648.0, 2147483647.0).astype(np.int32)
+
+
+def _to_u32(values: Array) -> Array:
+    return float_math.to_integer(values, 0.0, 4294967295.0).astype(np.uint32)
+
+
+LANE_OPS: dict[str, LaneOp] = {
+    "v_add_f32": LaneOp("f", "ff", np.add),
+    "v_sub_f32": LaneOp("f", "ff", np.subtract),
+    "v_subrev_f32": LaneOp("f", "ff", lambda a, b: b - a),
+    "v_mul_f32": LaneOp("f", "ff", np.multiply),
+    **dict.fromkeys(
+        ("v_mul_legacy_f32", "v_mul_dx9_zero_f32"),
+        LaneOp("f", "ff", lambda a, b: np.where((a == 0) | (b == 0), np.float32(0), a * b)),
+    ),
+    **dict.fromkeys(("v_max_f32", "v_max_num_f32"), LaneOp("f", "ff", float_math.maximum)),
+    **dict.fromkeys(("v_min_f32", "v_min_num_f32"), LaneOp("f", "ff", float_math.minimum)),
+    "v_maximum_f32": LaneOp("f", "ff", np.maximum),
+    "v_minimum_f32": LaneOp("f", "ff", np.minimum),
+    "v_fma_f32": LaneOp("f", "fff", float_math.fma),
+    "v_fmac_f32": LaneOp("f", "ffd", float_math.fma),
+    **dict.fromkeys(("v_fmamk_f32", "v_fmaak_f32"), LaneOp("f", "fff", float_math.fma)),
+    **dict.fromkeys(
+        ("v_max3_f32", "v_max3_num_f32"),
+        LaneOp("f", "fff", lambda a, b, c: float_math.maximum(float_math.maximum(a, b), c)),
+    ),
+    **dict.fromkeys(
+        ("v_min3_f32", "v_min3_num_f32"),
+        LaneOp("f", "fff", lambda a, b, c: float_math.minimum(float_math.minimum(a, b), c)),
+    ),
+    "v_maximum3_f32": LaneOp("f", "fff", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
+    "v_minimum3_f32": LaneOp("f", "fff", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
+    **dict.fromkeys(("v_med3_f32", "v_med3_num_f32"), LaneOp("f", "fff", float_math.median)),
+    **dict.fromkeys(
+        ("v_maxmin_f32", "v_maxmin_num_f32"),
+        LaneOp("f", "fff", lambda a, b, c: float_math.minimum(float_math.maximum(a, b), c)),
+    ),
+    **dict.fromkeys(
+        ("v_minmax_f32", "v_minmax_num_f32"),
+        LaneOp("f", "fff", lambda a, b, c: float_math.maximum(float_math.minimum(a, b), c)),
+    ),
+    "v_exp_f32": LaneOp("f", "f", float_math.exp2),
+    "v_log_f32": LaneOp("f", "f", float_math.log2),
+    "v_sqrt_f32": LaneOp("f", "f", float_math.sqrt),
+    **dict.fromkeys(("v_rcp_f32", "v_rcp_iflag_f32"), LaneOp("f", "f", float_math.reciprocal)),
+    "v_rsq_f32": LaneOp("f", "f", float_math.reciprocal_sqrt),
+    "v_sin_f32": LaneOp("f", "f", float_math.sine),
+    "v_cos_f32": LaneOp("f", "f", float_math.cosine),
+    "v_floor_f32": _f32(np.floor),
+    "v_ceil_f32": _f32(np.ceil),
+    "v_trunc_f32": _f32(np.trunc),
+    "v_rndne_f32": _f32(np.rint),
+    "v_fract_f32": LaneOp("f", "f", float_math.fraction),
+    "v_ldexp_f32": LaneOp("f", "fi", float_math.scale),
+    "v_frexp_mant_f32": LaneOp("f", "f", float_math.mantissa),
+    "v_frexp_exp_i32_f32": LaneOp("i", "f", float_math.mantissa_exponent),
+    "v_div_fixup_f32": LaneOp("f", "fff", float_math.div_fixup),
+    "v_div_fmas_f32": LaneOp("f", "fffb", float_math.div_fmas),
+    "v_cvt_f32_i32": LaneOp("f", "i", _from_integer),
+    "v_cvt_f32_u32": LaneOp("f", "u", _from_integer),
+    "v_cvt_i32_f32": LaneOp("i", "f", _to_i32),
+    "v_cvt_u32_f32": LaneOp("u", "f", _to_u32),
+    **{f"v_cvt_f32_ubyte{number}": _byte(number) for number in range(4)},
+    "v_cvt_f32_f16": LaneOp("f", "h", lambda a: np.asarray(a).astype(np.float32)),
+    "v_cvt_f16_f32": LaneOp("h", "f", lambda a: np.asarray(a).astype(np.float16)),
+    "v_cvt_f32_bf16": LaneOp("f", "w", lambda a: widen_bf16(np.asarray(a))),
+    **dict.fromkeys(
+        ("v_cvt_pkrtz_f16_f32", "v_cvt_pk_rtz_f16_f32"),
+        LaneOp(
+            "u",
+            "ff",
+            lambda a, b: float_math.half_towards_zero(a) | float_math.half_towards_zero(b) << np.uint32(16),
+        ),
+    ),
+    "v_cvt_pk_f16_f32": LaneOp(
+        "u",
+        "ff",
+        lambda a, b: _packed(
+            np.asarray(a).astype(np.float16).view(np.uint16), np.asarray(b).astype(np.float16).view(np.uint16)
+        ),
+    ),
+    "v_cvt_pk_bf16_f32": LaneOp("u", "ff", lambda a, b: _packed(round_bf16(a), round_bf16(b))),
+    **dict.fromkeys(("v_dot2acc_f32_f16", "v_dot2c_f32_f16"), LaneOp("f", "uud", _dot2)),
+    **dict.fromkeys(("v_dot2acc_f32_bf16", "v_dot2c_f32_bf16"), LaneOp("f", "uud", _dot2_bf16)),
+    "v_add_f16": LaneOp("h", "hh", np.add),
+    "v_sub_f16": LaneOp("h", "hh", np.subtract),
+    "v_subrev_f16": LaneOp("h", "hh", lambda a, b: b - a),
+    "v_mul_f16": LaneOp("h", "hh", np.multiply),
+    **dict.fromkeys(("v_max_f16", "v_max_num_f16"), LaneOp("h", "hh", float_math.maximum)),
+    **dict.fromkeys(("v_min_f16", "v_min_num_f16"), LaneOp("h", "hh", float_math.minimum)),
+    "v_fma_f16": LaneOp("h", "hhh", float_math.fma_half, keeps_high=True),
+    "v_rcp_f16": LaneOp("h", "h", lambda a: np.reciprocal(np.asarray(a, np.float64)).astype(np.float16)),
+    "v_sqrt_f16": LaneOp("h", "h", lambda a: np.sqrt(np.asarray(a, np.float64)).astype(np.float16)),
+}
+
+
+def div_scale(operands: Operands) -> Run:
+    """V_DIV_SCALE_F32, which also writes a lane mask."""
+    result, mask, *sources = operands.instruction.operands
+    value, denominator, numerator = (operands.f32(text) for text in sources)
+    put, put_mask = operands.put_f32(result), operands.put_mask(mask)
+
+    def run(wave: Wave) -> None:
+        scaled, lanes = float_math.div_scale(value(wave), denominator(wave), numerator(wave))
+        put(wave, scaled)
+        put_mask(wave, lanes)
+
+    return run
+
+
+def _mixed(operands: Operands) -> list[Get]:
+    """Three sources that are each a half or a float32."""
+    modifiers = operands.instruction.modifiers
+    high, is_half = modifiers.vector("op_sel", [0, 0, 0]), modifiers.vector("op_sel_hi", [0, 0, 0])
+    gets: list[Get] = []
+    for number, text in enumerate(operands.instruction.operands[1:]):
+        if is_half[number]:
+            gets.append(_widened(operands.half(text, high[number])))
+        elif high[number]:
+            raise operands.instruction.unknown("op_sel for a source of 32 bits")
+        else:
+            gets.append(operands.f32(text))
+    return gets
+
+
+def _widened(half: Get) -> Get:
+    return lambda wave: half(wave).astype(np.float32)
+
+
+def fma_mix(operands: Operands) -> Run:
+    """V_FMA_MIX_F32."""
+    first, second, third = _mixed(operands)
+    put = operands.put_f32(operands.instruction.operands[0], clamp=operands.instruction.modifiers.flag("clamp"))
+    return lambda wave: put(wave, float_math.fma(first(wave), second(wave), third(wave)))
+
+
+def _fma_mix_half(high: int) -> Handler:
+    def build(operands: Operands) -> Run:
+        first, second, third = _mixed(operands)
+        put = operands.put_half_bits(operands.instruction.operands[0], high)
+
+        def run(wave: Wave) -> None:
+            value = float_math.fma(first(wave), second(wave), third(wave)).astype(np.float16)
+            put(wave, value.view(np.uint16))
+
+        return run
+
+    return build
+
+
+def _dot2_of(compute: Compute) -> Handler:
+    """V_DOT2_F32_F16 and V_DOT2_F32_BF16, which add to a source of their own."""
+
+    def build(operands: Operands) -> Run:
+        result, first, second, third = operands.instruction.operands
+        for text in (first, second):
+            if operands.register(text) is None:
+                raise operands.instruction.unknown(f"the constant {text} as two halves")
+        left, right, add = operands.u32(first), operands.u32(second), operands.f32(third)
+        put = operands.put_f32(result, clamp=operands.instruction.modifiers.flag("clamp"))
+        return lambda wave: put(wave, compute(left(wave), right(wave), add(wave)))
+
+    return build
+
+
+def dot2_bf16(operands: Operands) -> Run:
+    """V_DOT2_BF16_BF16 as a multiplication by a constant, which is how LLVM uses it: one half of it is 0, and so is
+    what is added. How a sum of two products is rounded is unknown."""
+    result, first, second, third = operands.instruction.operands
+    if third != "0" or operands.register(second) is not None or operands.instruction.modifiers.names():
+        raise operands.instruction.unknown("a sum of two products")
+    factor = np.asarray(np.uint32(operands.constant(second)))
+    if (factor & np.uint32(0xFFFF)) and (factor >> np.uint32(16)):
+        raise operands.instruction.unknown("a sum of two products")
+    get, put = operands.u32(first), operands.put_half_bits(result)
+
+    def run(wave: Wave) -> None:
+        put(wave, round_bf16(_dot2_bf16(get(wave), factor, np.zeros((), np.float32))))
+
+    return run
+
+
+HANDLERS: dict[str, Handler] = {
+    "v_div_scale_f32": div_scale,
+    "v_dot2_bf16_bf16": dot2_bf16,
+    "v_dot2_f32_f16": _dot2_of(_dot2),
+    "v_dot2_f32_bf16": _dot2_of(_dot2_bf16),
+    "v_fma_mix_f32": fma_mix,
+    "v_fma_mixlo_f16": _fma_mix_half(0),
+    "v_fma_mixhi_f16": _fma_mix_half(1),
+}

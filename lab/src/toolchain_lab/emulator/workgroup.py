@@ -1,0 +1,178 @@
+"""Runs one workgroup: its waves one after the other, from barrier to barrier."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from toolchain.core.errors import EmulationError, NumbersError
+from toolchain_lab.emulator.bits import WORD
+from toolchain_lab.emulator.codeobject import CodeObject
+from toolchain_lab.emulator.memory import Lds, Memory
+from toolchain_lab.emulator.program import Program
+from toolchain_lab.emulator.wave import TTMP, Wave
+
+# Round to nearest, denormals kept: what Triton asks for.
+_FLOAT_MODE = 0xF0
+_PRIVATE_BUFFER, _KERNARG = 1 << 0, 1 << 3
+_UNKNOWN_SGPRS = {
+    1 << 1: "the dispatch packet",
+    1 << 2: "the queue",
+    1 << 4: "the dispatch id",
+    1 << 5: "the scratch memory's address",
+    1 << 6: "the size of scratch memory",
+}
+# Scratch memory of all waves, and of each one; its buffer is swizzled, with a stride of 4 bytes.
+_SCRATCH, _SCRATCH_OF_WAVE = 0x6F0000000000, 1 << 16
+_SWIZZLED = 1 << 31 | 4 << 16
+Place = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to give up.
+
+    Args:
+        instructions: of all waves of a workgroup.
+    """
+
+    instructions: int = 20_000_000
+
+
+class Workgroup:
+    """One workgroup of a launch.
+
+    Args:
+        arguments: the argument block, which is at `argument_address` in memory.
+        lds: bytes of LDS.
+        place: the workgroup's ids.
+        random: the source of the garbage in registers, LDS and scratch memory.
+        watch: detect waves that access the same LDS without a barrier.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        memory: Memory,
+        *,
+        arguments: bytes,
+        argument_address: int,
+        waves: int,
+        lds: int,
+        place: Place,
+        random: np.random.Generator,
+        watch: bool = True,
+    ) -> None:
+        self.program = program
+        self.code: CodeObject = program.code
+        self.memory = memory
+        self.lds_size = lds
+        self.lds = Lds(random.integers(0, 256, (lds + 15) // 16 * 16, dtype=np.uint8), watch=watch)
+        refuse(self.code)
+        words = self.code.descriptor.scratch // 4 + 4
+        self.waves = []
+        for number in range(waves):
+            wave = Wave(self, program.target, number, random)
+            wave.scratch = random.integers(0, 1 << 32, (words, program.target.lanes), dtype=np.uint32)
+            wave.state = program.scoreboard.start
+            _begin(wave, arguments, argument_address, place)
+            self.waves.append(wave)
+
+    def run(self, *, reverse: bool, limits: Limits) -> int:
+        """Run to the end; the number of instructions.
+
+        Args:
+            reverse: the last wave runs first between two barriers.
+
+        Raises:
+            EmulationError: something is not emulated.
+            NumbersError: the kernel does what no kernel may, or does not end.
+        """
+        order = self.waves[::-1] if reverse else self.waves
+        with np.errstate(all="ignore"):
+            while not all(wave.done for wave in self.waves):
+                for wave in order:
+                    if not wave.done:
+                        self.lds.turn(wave.number)
+                        self._to_barrier(wave, limits)
+                self.lds.barrier()
+                if sum(wave.count for wave in self.waves) > limits.instructions:
+                    raise NumbersError(
+                        f"{self.code.kernel} does not end",
+                        why=f"a workgroup ran more than {limits.instructions} instructions",
+                    )
+        return sum(wave.count for wave in self.waves)
+
+    def _to_barrier(self, wave: Wave, limits: Limits) -> None:
+        """Run a wave up to a barrier or its end."""
+        find = self.program.block
+        while True:
+            block = find(wave.pc)
+            behind = wave.state.following.get(block.address)
+            wave.state = behind or self.program.scoreboard.after(wave.state, block.address, block.operations)
+            block.executions += 1
+            wave.count += len(block.operations)
+            for step in block.steps:
+                step(wave)
+            if block.branch is None:
+                wave.pc, wave.done = block.following, not block.barrier
+                return
+            wave.pc = block.branch.target if block.branch.condition(wave) else block.branch.following
+            if wave.count > limits.instructions:
+                raise NumbersError(
+                    f"{self.code.kernel} does not end",
+                    why=f"a wave ran more than {limits.instructions} instructions, the last at {block.address:#x}",
+                )
+
+
+def refuse(code: CodeObject) -> None:
+    """Refuse a kernel that asks for what is not emulated.
+
+    Raises:
+        EmulationError: it does.
+    """
+    descriptor = code.descriptor
+    why = ""
+    if descriptor.float_mode != _FLOAT_MODE:
+        why = f"its float mode is {descriptor.float_mode:#x}, only {_FLOAT_MODE:#x} is emulated"
+    for bit, name in _UNKNOWN_SGPRS.items():
+        if descriptor.properties & bit:
+            why = f"it asks for {name} in its user SGPRs"
+    if descriptor.dynamic_stack:
+        why = "it asks for a stack of unknown size"
+    if descriptor.rsrc2 >> 10 & 1:
+        why = "it asks for the workgroup's info in an SGPR"
+    if why:
+        raise EmulationError(f"the emulator refuses {code.kernel}", why=why, fix="report it with the code object")
+
+
+def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:
+    """Write the registers that the hardware sets before the first instruction."""
+    code, generation = wave.group.code, wave.target.generation
+    descriptor = code.descriptor
+    wave.pc = code.entry
+    words: list[int] = []
+    if descriptor.properties & _PRIVATE_BUFFER:
+        words += [_SCRATCH & WORD, _SCRATCH >> 32 | _SWIZZLED, WORD, int(wave.s[3])]
+    if descriptor.properties & _KERNARG:
+        words += [address & WORD, address >> 32]
+    if descriptor.preload_length:
+        words += struct.unpack_from(f"<{descriptor.preload_length}I", arguments, 4 * descriptor.preload_offset)
+        # The code ahead is for hardware that does not preload.
+        wave.pc += 256
+    wave.s[: len(words)] = words
+    if generation == 12:
+        wave.s[TTMP + 9], wave.s[TTMP + 7] = place[0], place[1] & 0xFFFF | place[2] << 16
+        wave.s[TTMP + 8] = wave.number << 25
+    else:
+        ids = [number for number, wanted in zip(place, descriptor.workgroup_ids, strict=True) if wanted]
+        first = descriptor.user_sgprs
+        wave.s[first : first + len(ids)] = ids
+        if descriptor.properties & _PRIVATE_BUFFER and descriptor.rsrc2 & 1:
+            # The kernel adds its wave's place to the buffer's.
+            wave.s[first + len(ids)] = place_of_wave = _SCRATCH_OF_WAVE * (wave.number + 1)
+            wave.scratch_address = _SCRATCH + place_of_wave
+    # The ids y and z of a lane are packed into the same register, and 0.
+    wave.u[0][:] = np.arange(wave.number * wave.lanes, (wave.number + 1) * wave.lanes)

@@ -1,0 +1,188 @@
+"""Audits compiled kernels of any origin: GPUs, kernels, what is missing, and the compilers that made them."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolchain.catalog.gpus import pack
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, KernelError
+from toolchain.kernels.aotriton_plan import read_packs
+from toolchain.stages.aotriton import PARTIAL
+from toolchain.stages.prebuilt import known_files
+from toolchain_lab.examine.kernels import Kernel, kernels_of, key_of
+from toolchain_lab.examine.libraries import Library, newest, read_library
+from toolchain_lab.examine.places import File, opened
+
+_HOST = (".so", ".pyd")
+
+
+@dataclass(kw_only=True)
+class Audit:
+    """The content of a place.
+
+    Args:
+        missing: keys of kernels that the plan has and the place lacks.
+        empty: keys of kernels that AOTriton's loader treats as known bad.
+        damaged: what is wrong with files that cannot be read.
+        absent: requested GPUs without a kernel.
+        uneven: what a requested GPU lacks and another GPU of the place has.
+        partial: packs of AOTriton that their maker marked as lacking kernels.
+        prebuilt: files named as those that sources bring without a source of their own, see data/prebuilt.toml.
+        rebuilt: by key, whether a second compilation gave the same bytes.
+    """
+
+    what: str
+    kernels: list[Kernel] = field(default_factory=list)
+    libraries: list[Library] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    uneven: list[str] = field(default_factory=list)
+    planned: int | None = None
+    partial: list[str] = field(default_factory=list)
+    prebuilt: list[str] = field(default_factory=list)
+    rebuilt: dict[str, bool] = field(default_factory=dict)
+
+    def gpus(self) -> dict[str, dict[str, int]]:
+        """Kernels by GPU and function, empty ones left out; GPUs of code inside libraries have none by name."""
+        counters: dict[str, Counter[str]] = {}
+        for kernel in self.kernels:
+            if kernel.facts is not None:
+                counters.setdefault(kernel.gpu, Counter())[kernel.family] += 1
+        for library in self.libraries:
+            for target in library.targets:
+                counters.setdefault(target, Counter())
+        return {gpu: dict(sorted(counts.items())) for gpu, counts in sorted(counters.items())}
+
+    @property
+    def glibc(self) -> str:
+        """The oldest glibc on which all libraries run; empty if none asks."""
+        return newest(library.glibc for library in self.libraries if library.glibc)
+
+    def problems(self, *, allow_empty: bool = False) -> list[str]:
+        """The faults, a line for each kind."""
+        wrong = [key for key, equal in self.rebuilt.items() if not equal]
+        rows = [
+            ("GPUs without a kernel", self.absent),
+            ("kernels are missing", self.missing),
+            ("kernels are empty (known bad)", [] if allow_empty else self.empty),
+            ("files are damaged", self.damaged),
+            ("functions are missing that another GPU has", self.uneven),
+            ("kernels compile to other bytes", wrong),
+        ]
+        return [f"{len(keys)} {what}: {_first(keys)}" for what, keys in rows if keys]
+
+    def as_json(self) -> dict[str, Any]:
+        """The form of `audit --json`."""
+        return {
+            "what": self.what,
+            "gpus": self.gpus(),
+            "kernels": len(self.kernels),
+            "planned": self.planned,
+            "missing": self.missing,
+            "empty": self.empty,
+            "damaged": self.damaged,
+            "absent": self.absent,
+            "uneven": self.uneven,
+            "glibc": self.glibc,
+            "partial": self.partial,
+            "prebuilt": self.prebuilt,
+            "libraries": [asdict(library) for library in self.libraries],
+            "rebuilt": self.rebuilt,
+        }
+
+
+def _first(texts: Sequence[str]) -> str:
+    """Some of many for a message; names of AOTriton's kernels have hundreds of characters."""
+    return ", ".join([*(text[:160] for text in texts[:3]), *(["…"] if texts[3:] else [])])
+
+
+def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | None = None) -> Audit:
+    """Read everything in a place. Nothing of it is run.
+
+    Args:
+        gpus: that must be there.
+        plan: folder of AOTriton's generator: all kernels of these GPUs that it plans must be there.
+
+    Raises:
+        ConfigError: there is no code for a GPU and no library in it, or the plan has none of these GPUs.
+    """
+    result = Audit(what=what)
+
+    def fault(error: KernelError) -> None:
+        result.damaged.append(f"{error.what} ({error.why})" if error.why else error.what)
+
+    with opened(what, cache) as files:
+        result.kernels = sorted(kernels_of(_looking(files, result), fault), key=lambda kernel: kernel.key)
+    if not result.kernels and not result.libraries and not result.damaged:
+        raise ConfigError(
+            f"{what} holds no compiled code",
+            why="neither kernels nor libraries are in it",
+            fix="name an image, a prefix, an archive, a wheel or a folder that has some",
+        )
+    result.empty = [kernel.key for kernel in result.kernels if kernel.facts is None]
+    there = result.gpus()
+    result.absent = [gpu for gpu in gpus if not there.get(gpu) and gpu not in there]
+    if plan is not None:
+        wanted = objects_of(plan, gpus).keys()
+        result.planned = len(wanted)
+        result.missing = sorted(wanted - {kernel.key for kernel in result.kernels})
+    else:
+        everything = {name for counts in there.values() for name in counts}
+        result.uneven = [
+            f"{gpu} lacks {name}" for gpu in gpus if gpu in there for name in sorted(everything - there[gpu].keys())
+        ]
+    return result
+
+
+def _looking(files: Iterable[File], result: Audit) -> Iterator[File]:
+    """The files; libraries among them are read on the way, and files that are known to have no source are noted."""
+    prebuilt = {row.path.rpartition("/")[2] for row in known_files()}
+    for path, content in files:
+        folder, _, name = path.rpartition("/")
+        if name == PARTIAL:
+            result.partial.append(folder)
+            continue
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in prebuilt):
+            result.prebuilt.append(path)
+        if name.endswith(_HOST) or ".so." in name:
+            data = content()
+            if (library := read_library(path, data)) is not None:
+                result.libraries.append(library)
+            continue
+        yield path, content
+
+
+def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:
+    """By key, the code object of each kernel that AOTriton's generator plans, below the plan's folder.
+
+    Args:
+        gpus: of these; all by default.
+
+    Raises:
+        SourceError: the folder holds no plan.
+        ConfigError: it plans nothing for these GPUs.
+    """
+    clusters, archives = read_packs(folder)
+    by_path = {cluster.path: cluster for cluster in clusters}
+    packs = {f"amd-{pack(gpu)}" for gpu in gpus}
+    objects = {}
+    for archive in archives:
+        if packs and archive.path.split("/")[1] not in packs:
+            continue
+        stem = archive.path.removesuffix(".zip")
+        for member, name in archive.members:
+            for path, inside in by_path[member].objects:
+                if not gpus or any(f"arch={gpu}" in inside for gpu in gpus) or "arch=" not in inside:
+                    objects[key_of(f"{stem}/{name.removesuffix('.aks2')}/{inside}")] = path
+    if not objects:
+        wanted = f" for {', '.join(gpus)}" if gpus else ""
+        raise ConfigError(f"{folder} plans no kernel{wanted}", fix="name another folder, or the GPUs that it is for")
+    return objects

@@ -1,0 +1,183 @@
+"""Compares two collections of compiled kernels: what changed, the worst first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolchain.core.errors import ConfigError
+from toolchain_lab.examine.facts import Facts
+from toolchain_lab.examine.kernels import Kernel
+
+SAME, INSTRUCTIONS, CHANGED = "same", "same_instructions", "changed"
+ONLY_A, ONLY_B, EMPTY_A, EMPTY_B = "only_a", "only_b", "empty_a", "empty_b"
+STATUSES = (SAME, INSTRUCTIONS, CHANGED, ONLY_A, ONLY_B, EMPTY_A, EMPTY_B)
+NUMBERS = ("vgpr", "agpr", "sgpr", "vgpr_spills", "sgpr_spills", "lds", "scratch", "code")
+CONDITIONS: dict[str, Callable[[Row], bool]] = {
+    "spills": lambda row: row.new_spills > 0,
+    "occupancy": lambda row: row.lost_waves > 0,
+    "missing": lambda row: row.status in {ONLY_A, EMPTY_B},
+    "changed": lambda row: row.status == CHANGED,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kernel on both sides, or on one. An empty one, which AOTriton treats as known bad, has no facts.
+
+    Args:
+        files: digests of the objects of both sides.
+    """
+
+    key: str
+    gpu: str
+    kernel: str
+    status: str
+    before: Facts | None
+    after: Facts | None
+    files: tuple[str, ...] = ()
+
+    @property
+    def lost_waves(self) -> int:
+        """Waves of a SIMD that no longer fit; negative where more do."""
+        before, after = (side and side.occupancy for side in (self.before, self.after))
+        return before.waves - after.waves if before and after else 0
+
+    @property
+    def new_spills(self) -> int:
+        """Registers spilled that were not; PTX only states its local memory, in bytes."""
+        if self.before is None or self.after is None:
+            return 0
+        if self.after.vgpr is None:
+            return (self.after.scratch or 0) - (self.before.scratch or 0)
+        return self.after.spills - self.before.spills
+
+    def changes(self) -> dict[str, tuple[int, int]]:
+        """The differences of `NUMBERS` and the waves, before and after."""
+        if self.before is None or self.after is None:
+            return {}
+        rows = {name: (getattr(self.before, name), getattr(self.after, name)) for name in NUMBERS}
+        if self.before.occupancy and self.after.occupancy:
+            rows["waves"] = (self.before.occupancy.waves, self.after.occupancy.waves)
+        return {name: pair for name, pair in rows.items() if None not in pair and pair[0] != pair[1]}
+
+    def as_json(self) -> dict[str, Any]:
+        """A row of `kernels diff --json`."""
+        return {
+            "key": self.key,
+            "gpu": self.gpu,
+            "kernel": self.kernel,
+            "status": self.status,
+            "lost_waves": self.lost_waves,
+            "new_spills": self.new_spills,
+            "before": self.before and self.before.as_json(),
+            "after": self.after and self.after.as_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """All rows, the worst first: lost waves, new spills, more scratch and registers, then those in A alone."""
+
+    rows: tuple[Row, ...]
+
+    def counts(self) -> dict[str, int]:
+        """Kernels by status."""
+        counted = Counter(row.status for row in self.rows)
+        return {status: counted[status] for status in STATUSES}
+
+    def groups(self) -> list[dict[str, Any]]:
+        """By GPU and kernel: how many of each status, and how many of them lost waves or spill more."""
+        groups: dict[tuple[str, str], list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault((row.gpu, row.kernel), []).append(row)
+        return [
+            {
+                "gpu": gpu,
+                "kernel": kernel,
+                **{status: sum(row.status == status for row in rows) for status in STATUSES},
+                "slower": sum(row.lost_waves > 0 for row in rows),
+                "faster": sum(row.lost_waves < 0 for row in rows),
+                "spills": sum(row.new_spills > 0 for row in rows),
+            }
+            for (gpu, kernel), rows in sorted(groups.items())
+        ]
+
+    def failing(self, condition: str) -> list[Row]:
+        """The rows for which one of `CONDITIONS` holds."""
+        return [row for row in self.rows if CONDITIONS[condition](row)]
+
+    def as_json(self) -> dict[str, Any]:
+        """The form of `kernels diff --json`; kernels with the same bytes are counted, not listed."""
+        listed = [row.as_json() for row in self.rows if row.status != SAME]
+        return {"counts": self.counts(), "groups": self.groups(), "kernels": listed}
+
+
+def ranked(rows: Iterable[Row]) -> Difference:
+    """The comparison with these rows."""
+    return Difference(tuple(sorted(rows, key=_rank)))
+
+
+def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
+    """Compare the kernels of two places.
+
+    They are paired by key. Where no key is on both sides, by what their JSON says that they were compiled from.
+
+    Raises:
+        ConfigError: they have no kernel in common.
+    """
+    for by_launch in (False, True):
+        before, after = _named(a, by_launch=by_launch), _named(b, by_launch=by_launch)
+        if before.keys() & after.keys():
+            rows = [_row(before.get(key), after.get(key)) for key in before.keys() | after.keys()]
+            return ranked(rows)
+    raise ConfigError(
+        "A and B have no kernel in common",
+        why=f"A begins with {a[0].key}, B with {b[0].key}",
+        fix="compare two campaigns of the same kernels and GPUs",
+    )
+
+
+def _named(kernels: Sequence[Kernel], *, by_launch: bool) -> dict[str, Kernel]:
+    return {(by_launch and kernel.launch) or kernel.key: kernel for kernel in kernels}
+
+
+def _row(a: Kernel | None, b: Kernel | None) -> Row:
+    named = a if a is not None and (a.facts is not None or b is None) else b
+    assert named is not None  # noqa: S101 - a key comes from a side
+    before = a.facts if a is not None else None
+    after = b.facts if b is not None else None
+    if a is None or b is None:
+        status = ONLY_A if b is None else ONLY_B
+    elif a.sha256 == b.sha256:
+        status = SAME
+    elif before is None or after is None:
+        status = EMPTY_A if before is None else EMPTY_B
+    else:
+        status = INSTRUCTIONS if before.digest == after.digest else CHANGED
+    files = tuple(kernel.sha256 for kernel in (a, b) if kernel is not None)
+    return Row(named.key, named.gpu, named.family, status, before, after, files)
+
+
+def _rank(row: Row) -> tuple[Any, ...]:
+    order = (CHANGED, EMPTY_B, ONLY_A, EMPTY_A, ONLY_B, INSTRUCTIONS, SAME).index(row.status)
+    more = [
+        after - before for name in ("scratch", "vgpr", "code") for before, after in [row.changes().get(name, (0, 0))]
+    ]
+    # Fewer registers give more waves and more spills: such a kernel is among the worst all the same.
+    lost = row.lost_waves
+    return (-max(lost, 0), -row.new_spills, -lost, order, *(-number for number in more), row.key)
+
+
+def change_texts(row: Row) -> Iterator[str]:
+    """The changes of a kernel, as texts for display: `waves 5 -> 3`."""
+    names = {"vgpr_spills": "VGPR spills", "sgpr_spills": "SGPR spills", "lds": "LDS"}
+    first = ("waves", "vgpr_spills", "sgpr_spills")
+    changes = row.changes()
+    for name in (*first, *(name for name in changes if name not in first)):
+        if name in changes:
+            before, after = changes[name]
+            label = names.get(name, name.upper() if name.endswith("gpr") else name)
+            yield f"{label} {before} -> {after}"

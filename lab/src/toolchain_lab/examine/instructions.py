@@ -1,0 +1,97 @@
+"""Whether kernels whose bytes differ have the same instructions, apart from addresses of data."""
+
+from __future__ import annotations
+
+import io
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from toolchain.core.cache import Cache
+from toolchain.core.errors import EmulationError, EngineError
+from toolchain_lab.emulator.disassembly import Disassembler, disassemble, find_disassembler
+from toolchain_lab.examine.diff import CHANGED, INSTRUCTIONS, Difference, Row, ranked
+from toolchain_lab.examine.kernels import kernels_in
+
+# An address of data is taken from where the instruction is: its low and its high half are added to that.
+_HERE = re.compile(r"s_getpc_b64 s\[(\d+):\d+\]")
+_ADD = re.compile(r"(s_add\w*) s(\d+), s\2, (?:0x[0-9a-f]+|-?\d+)")
+_REACH = 8  # instructions from the first of them to the last
+
+
+def settle(difference: Difference, places: Sequence[str], cache: Cache) -> tuple[Difference, int]:
+    """Compare changed kernels by their instructions, where their code has the same size.
+
+    Args:
+        places: of A and of B, which are read once more.
+
+    Returns:
+        The difference, and how many kernels could not be compared for lack of a disassembler.
+    """
+    open_ = [row for row in difference.rows if _may_be_same(row)]
+    if not open_:
+        return difference, 0
+    try:
+        tool = find_disassembler()
+    except EngineError:
+        return difference, len(open_)
+    wanted = {digest for row in open_ for digest in row.files}
+    contents: dict[str, bytes] = {}
+    for place in places:
+        contents |= {
+            kernel.sha256: kernel.content for kernel in kernels_in(place, cache, keep=wanted) if kernel.content
+        }
+    same = {row.key for row in open_ if _are_same(row, contents, tool)}
+    rows = (replace(row, status=INSTRUCTIONS) if row.key in same else row for row in difference.rows)
+    return ranked(rows), 0
+
+
+def _may_be_same(row: Row) -> bool:
+    """PTX is compared by its text already."""
+    objects = all(side is not None and side.vgpr is not None for side in (row.before, row.after))
+    return row.status == CHANGED and objects and "code" not in row.changes()
+
+
+def _are_same(row: Row, contents: dict[str, bytes], tool: Disassembler) -> bool:
+    try:
+        a, b = (instructions(contents[digest], row.kernel, row.gpu, tool) for digest in row.files)
+    except (EmulationError, LookupError, ValueError):
+        return False  # what cannot be decoded stays changed
+    return a == b
+
+
+def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> list[str]:
+    """The instructions of a kernel as text, without the addresses of data.
+
+    Raises:
+        EmulationError: it cannot be decoded.
+        LookupError: it has no such kernel.
+    """
+    from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - only where bytes differ
+
+    with tempfile.TemporaryDirectory(prefix="toolchain-instructions-") as scratch:
+        path = Path(scratch, "kernel.hsaco")
+        path.write_bytes(content)
+        lines = disassemble(path, gpu, tool)
+    table: Any = ELFFile(io.BytesIO(content)).get_section_by_name(".dynsym")
+    symbol = (table.get_symbol_by_name(kernel) or [None])[0]
+    if symbol is None:
+        raise LookupError(kernel)
+    start, end = symbol["st_value"], symbol["st_value"] + symbol["st_size"]
+    texts = [line.text for line in lines if start <= line.address < end]
+    for at, text in enumerate(texts):
+        if match := _HERE.fullmatch(text):
+            for register, name in ((int(match[1]), "low"), (int(match[1]) + 1, "high")):
+                _leave_out(texts, at, register, name)
+    return texts
+
+
+def _leave_out(texts: list[str], at: int, register: int, name: str) -> None:
+    """Put a name in the place of half an address, which is added to where the instruction at `at` is."""
+    for place in range(at + 1, min(at + _REACH, len(texts))):
+        if (match := _ADD.fullmatch(texts[place])) and int(match[2]) == register:
+            texts[place] = f"{match[1]} s{register} {name}"
+            return

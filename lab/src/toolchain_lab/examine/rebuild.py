@@ -1,0 +1,108 @@
+"""Compiles some kernels of a place again from the sources that it names, and compares the bytes."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, SourceError
+from toolchain.kernels.aotriton_plan import FLATZIP, read_plan
+from toolchain.kernels.launches import of_rule
+from toolchain.kernels.rules import Rule
+from toolchain_lab.examine.audit import Audit, objects_of
+from toolchain_lab.examine.kernels import Kernel, key_of
+from toolchain_lab.examine.recompile import Triton, compile_rules, rule_of
+
+
+def rebuild(
+    audited: Audit,
+    count: int,
+    triton: Triton,
+    cache: Cache,
+    *,
+    source: Path,
+    plan: Path | None,
+    seed: int,
+    timeout: float,
+) -> dict[str, bool]:
+    """Compile random kernels again; by key, whether they gave the same bytes.
+
+    Args:
+        plan: folder of AOTriton's generator; without it the JSON beside each object says what it was compiled from.
+        timeout: seconds for each.
+
+    Raises:
+        ConfigError: it is unknown what the kernels were compiled from.
+        SourceError: the source lacks their files.
+    """
+    kernels = {kernel.key: kernel for kernel in audited.kernels if kernel.facts is not None}
+    rules = _planned(plan, source, audited) if plan is not None else _beside(audited.what, kernels)
+    usable = sorted(kernels.keys() & rules.keys())
+    if not usable:
+        raise ConfigError(
+            "it is unknown what these kernels were compiled from",
+            why="packs of AOTriton need its generator's plan; objects need their JSON beside them, in a folder",
+            fix="--plan DIR, or name a folder of a campaign",
+        )
+    chosen = random.Random(seed).sample(usable, min(count, len(usable)))  # noqa: S311 - a reproducible sample
+    result = {}
+    with tempfile.TemporaryDirectory(prefix="toolchain-rebuild-") as scratch:
+        tasks = []
+        for number, key in enumerate(chosen):
+            rule = rules[key]
+            task: Any = rule_of(rule, source) if isinstance(rule, Path) else rule
+            tasks.append({**task, "out": str(Path(scratch, str(number), "kernel.hsaco"))})
+        answers = compile_rules(tasks, triton, cache, timeout=timeout * len(tasks))
+        for key, answer in zip(chosen, answers, strict=True):
+            result[key] = answer["status"] == "done" and answer["sha256"] == kernels[key].sha256
+    return result
+
+
+def _beside(what: str, kernels: Mapping[str, Kernel]) -> dict[str, Any]:
+    root = Path(what)
+    paths = {key: root / kernel.path for key, kernel in kernels.items() if kernel.launch}
+    return {key: path for key, path in paths.items() if path.with_suffix(".json").is_file()}
+
+
+def _rules(plan: Path, source: Path) -> dict[str, Rule]:
+    """The rules of a plan by their code objects, at whatever path the plan was written.
+
+    Raises:
+        SourceError: the folder holds no plan, or the source lacks its kernels.
+    """
+    try:
+        with (plan / FLATZIP).open(encoding="utf-8") as stream:
+            build = stream.readline().split(";")[3].partition("/aks2/")[0]
+        with (plan / "Bare.compile").open(encoding="utf-8") as stream:
+            file = stream.readline().split(";")[3]
+    except (OSError, IndexError, UnicodeDecodeError) as error:
+        fix = "name the folder that AOTriton's generator wrote: --plan"
+        raise SourceError(f"{plan} holds no plan of AOTriton", why=str(error), fix=fix) from error
+    tree = file.partition("/modules/")[0]
+    return {rule.out: rule for rule in read_plan(plan, source, build=build, source=tree).rules}
+
+
+def launches_of(plan: Path, source: Path) -> Callable[[str, int], Mapping[str, Any] | None]:
+    """By a kernel's path in a pack, and its bytes of LDS, how the plan has it launched; None if it has no such kernel.
+
+    Raises:
+        SourceError: the folder holds no plan, or the source lacks its kernels.
+    """
+    rules, keys = _rules(plan, source), objects_of(plan, ())
+
+    def launch(path: str, shared: int) -> Mapping[str, Any] | None:
+        out = keys.get(key_of(path))
+        return None if out is None else of_rule(rules[out], shared)
+
+    return launch
+
+
+def _planned(plan: Path, source: Path, audited: Audit) -> dict[str, Any]:
+    """Tasks by key. AOTriton compiles dots of float32 as IEEE does."""
+    rules = _rules(plan, source)
+    keys = objects_of(plan, sorted(gpu for gpu in audited.gpus() if gpu.startswith("gfx")))
+    return {key: {**rules[path].task(str(source.resolve()), "/"), "precision": "ieee"} for key, path in keys.items()}

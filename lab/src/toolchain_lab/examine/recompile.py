@@ -1,0 +1,225 @@
+"""Compile single kernels again by a Triton that the user names, with the worker that also compiles campaigns."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain.core import process, recipe, strict_json
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import ConfigError, KernelError, ResourceError, SourceError
+from toolchain.core.filesystem import read_regular
+from toolchain.core.recipe import Mount
+from toolchain.engine import launcher, namespace, view
+from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
+from toolchain.stages.triton_wheel import unzip
+from toolchain_lab.examine.wheel_llvm import wheel_named
+
+_TAG = re.compile(r".*-cp3(\d+)-(cp\d+|abi3)-[^-]+\.whl")
+_NEWEST = 20  # minor version of a CPython that is looked for
+# Where it is for the compiler.
+_MADE, _MODULES, _RECIPES = "/made", "/modules", "/recipes"
+_VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
+
+
+@dataclass(frozen=True)
+class Triton:
+    """A Python that imports a Triton: the interpreter, and its module path."""
+
+    python: str
+    path: str = ""
+
+
+def triton_of_wheel(text: str, cache: Cache) -> Triton:
+    """The Triton of a wheel, unpacked in the cache.
+
+    Args:
+        text: a file, a version of the index, or `pypi:…`.
+
+    Raises:
+        SourceError, HostileInputError: there is none of that name, or it is not a whole wheel.
+        ConfigError: this machine has no CPython that it is for.
+    """
+    named = f"pypi:triton=={text}" if _VERSION.fullmatch(text) and not Path(text).exists() else text
+    with wheel_named(named, cache) as wheel:
+        match = _TAG.fullmatch(wheel.name)
+        oldest = int(match[1]) if match else sys.version_info[1]
+        python = _python(range(oldest, _NEWEST if match and match[2] == "abi3" else oldest + 1))
+        if python is None:
+            raise ConfigError(
+                f"there is no CPython 3.{oldest} here",
+                why=f"{wheel.name} is for it",
+                fix="install it, give a wheel for another, or a Python that imports this Triton: --with-python PATH",
+            )
+        folder = cache.work / f"triton-{sha256_file(wheel).removeprefix('sha256:')[:16]}"
+        if not folder.is_dir():
+            _unpack(wheel, folder)
+        return Triton(python, str(folder))
+
+
+def _python(minors: Sequence[int]) -> str | None:
+    """A CPython of one of these minor versions."""
+    if sys.version_info[1] in minors:
+        return sys.executable
+    for python in filter(None, (shutil.which(f"python3.{minor}") for minor in minors)):
+        # A shim of a version manager may be there without the Python behind it.
+        if process.run([python, "-c", ""], check=False).returncode == 0:
+            return python
+    return None
+
+
+def _unpack(wheel: Path, folder: Path) -> None:
+    """Unpack a wheel; the folder is there whole or not at all."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="wheel-") as partial:
+            unzip(wheel, Path(partial))
+            try:
+                Path(partial).chmod(0o755)
+                Path(partial).rename(folder)
+            except OSError:
+                if not folder.is_dir():  # another process was first
+                    raise
+            Path(partial).mkdir(exist_ok=True)  # what the block removes
+    except OSError as error:
+        raise ResourceError(f"cannot unpack {wheel.name}", why=str(error), fix="free room, or --cache DIR") from error
+
+
+def rule_of(path: Path, source: Path) -> dict[str, Any]:
+    """The worker's rule from the JSON beside a code object; `out` is left to the caller.
+
+    Args:
+        path: the object's, or the JSON's.
+        source: the folder with the kernels' source: its root, or one above it.
+
+    Raises:
+        ConfigError: there is no such JSON, or it does not say what the kernel was compiled from.
+        SourceError: the source does not have the file.
+    """
+    beside = path.with_suffix(".json")
+    try:
+        metadata = strict_json.read(read_regular(beside, LARGEST_METADATA, within=beside.parent))
+        constants = dict(metadata["constexprs"])
+        rule = {
+            "id": path.stem,
+            "kernel": str(metadata["name"]),
+            "signature": {str(name): str(kind) for name, kind in metadata["signature"]},
+            "constexprs": constants,
+            "target": str(metadata["arch"]),
+            **{name: int(metadata[name]) for name in ("num_warps", "num_stages", "waves_per_eu")},
+        }
+        file, precision = str(metadata["source"]), str(metadata.get("default_dot_input_precision", ""))
+    except OSError as error:
+        raise ConfigError(
+            f"{path.name} has no JSON beside it", why=f"{beside}: {error.strerror}", fix="name a kernel of a campaign"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{beside} does not say what the kernel was compiled from",
+            why=f"{type(error).__name__}: {error}",
+            fix="name a kernel that a campaign of this tool compiled",
+        ) from error
+    if file.startswith("/") or ".." in Path(file).parts:
+        raise ConfigError(f"{beside} names the source {file}", fix="name a kernel of a campaign")
+    roots = (
+        [source] if (source / file).is_file() else [at.parents[len(Path(file).parts) - 1] for at in source.rglob(file)]
+    )
+    if len(roots) != 1:
+        raise SourceError(
+            f"{source} has {len(roots)} files {file}",
+            why="; ".join(map(str, roots[:3])),
+            fix="give the folder that it is below: --source",
+        )
+    root = roots[0].resolve()
+    return {**rule, "root": str(root), "source": str(root / file), "precision": precision}
+
+
+def compile_rules(
+    rules: Sequence[Mapping[str, Any]], triton: Triton, cache: Cache, *, timeout: float
+) -> list[dict[str, Any]]:
+    """Compile rules, one after the other; an answer each, see aotriton/worker.py.
+
+    Triton and the kernels' source are code: they run in namespaces of their own as a build does, without a network and
+    without the caller's files.
+
+    Args:
+        timeout: seconds for all of them.
+
+    Raises:
+        KernelError: the worker does not start, or died.
+        ConfigError: the Python imports no Triton.
+        EngineError: there are no such namespaces here.
+    """
+    namespace.enter()
+    precisions = {str(rule.get("precision", "")) for rule in rules} - {""}
+    with tempfile.TemporaryDirectory(prefix="toolchain-try-") as scratch:
+        made, copies = Path(scratch, "made"), Path(scratch, "copies")
+        view.own(made)
+        python, prefix, modules = _interpreter(triton)
+        show = [Mount(made, _MADE, read_only=False), Mount(view.visible(modules, copies), _MODULES)]
+        show.append(Mount(view.visible(recipe.root() / "aotriton", copies), _RECIPES))
+        if prefix.parts[1] not in launcher.SYSTEM:
+            show.append(Mount(view.visible(prefix, copies), str(prefix)))
+        roots = {root: f"/source/{number}" for number, root in enumerate(sorted({str(rule["root"]) for rule in rules}))}
+        show += [Mount(view.visible(Path(root), copies), inside) for root, inside in roots.items()]
+        tasks = [_task(rule, roots, number) for number, rule in enumerate(rules)]
+        environment = ["HOME=/tmp", "TMPDIR=/tmp", f"PYTHONPATH={_MODULES}"]
+        # Triton's default for dots of float32, which a campaign sets by this variable.
+        environment += [f"TRITON_F32_DEFAULT={name}" for name in precisions if len(precisions) == 1]
+        words = ["env", *environment, str(python), f"{_RECIPES}/worker.py"]
+        try:
+            done = process.run(
+                view.command(words, cache.engine / "settings", show=show),
+                stdin="".join(f"{json.dumps(task)}\n" for task in tasks), capture=True, timeout=timeout,
+            )  # fmt: skip
+            answers = [strict_json.read(line) for line in done.stdout.splitlines()][1:]
+        except process.CommandError as error:
+            raise KernelError("the kernel did not compile", why=error.why, fix="see what Triton says of it") from error
+        if len(answers) != len(rules):
+            raise KernelError("the kernel did not compile", why="the compiler died", fix="try another Triton")
+        for number, (rule, answer) in enumerate(zip(rules, answers, strict=True)):
+            if answer["status"] == "done":
+                out = Path(rule["out"])
+                out.parent.mkdir(parents=True, exist_ok=True)
+                for suffix in (".hsaco", ".json"):
+                    content = read_regular(made / str(number) / f"kernel{suffix}", LARGEST_OBJECT, within=made)
+                    out.with_suffix(suffix).write_bytes(content)
+        return answers
+
+
+def _task(rule: Mapping[str, Any], roots: Mapping[str, str], number: int) -> dict[str, Any]:
+    """A rule as the worker reads it, with paths as they are inside."""
+    root = str(rule["root"])
+    inside = {"root": roots[root], "source": f"{roots[root]}/{Path(rule['source']).relative_to(root)}"}
+    plain = {name: value for name, value in rule.items() if name != "precision"}
+    return {**plain, **inside, "out": f"{_MADE}/{number}/kernel.hsaco"}
+
+
+def _interpreter(triton: Triton) -> tuple[Path, Path, Path]:
+    """The interpreter itself, its folder, and the folder from which it imports Triton.
+
+    Raises:
+        ConfigError: it imports none.
+    """
+    script = (
+        "import os, sys, importlib.util as u; found = u.find_spec('triton')\n"
+        "places = found and found.submodule_search_locations or ['']\n"
+        "print(os.path.realpath(sys.executable), sys.base_prefix, places[0], sep='\\n')"
+    )
+    done = process.run([triton.python, "-c", script], env={"PYTHONPATH": triton.path}, capture=True, check=False)
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or len(lines) < 3:
+        fix = "name another: --with-python"
+        raise KernelError(f"{triton.python} is not a Python", why="\n".join(done.tail), fix=fix)
+    python, prefix, package = lines[:3]
+    if not package:
+        raise ConfigError(f"{triton.python} imports no Triton", fix="--triton-wheel VERSION, or --with-python PATH")
+    return Path(python), Path(prefix).resolve(), Path(package).resolve().parent

@@ -1,0 +1,89 @@
+"""The check of kernels that `build --check` calls; see `toolchain.stages.kernel_check.KernelCheck`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolchain.core.cache import Cache
+from toolchain.core.check_result import Object
+from toolchain_lab.emulator.disassembly import Disassembler, find_disassembler
+from toolchain_lab.emulator.extra import require_numpy
+from toolchain_lab.numbers.objects import sample
+
+if TYPE_CHECKING:
+    from toolchain.stages.kernel_check import File, Note, Progress
+
+SEED = 0
+
+
+def require_check() -> None:
+    """Check that numpy and llvm-objdump are here.
+
+    Raises:
+        ConfigError, EngineError: one of them is missing.
+    """
+    _disassembler()
+
+
+def _disassembler() -> Disassembler:
+    require_numpy("--check")
+    return find_disassembler()
+
+
+def check_objects(
+    objects: Sequence[Object],
+    folder: Path,
+    cache: Cache,
+    *,
+    count: int,
+    jobs: int,
+    progress: Progress | None = None,
+    note: Note | None = None,
+) -> dict[str, Any]:
+    """Check a sample of code objects below a folder."""
+    chosen = sample(objects, count or None, SEED)
+    return _checked(chosen, folder, cache, available=len(objects), jobs=jobs, progress=progress, note=note)
+
+
+def check_files(
+    files: Iterable[File], cache: Cache, *, count: int, jobs: int, label: str, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Check a sample of the code objects among files.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from toolchain_lab.numbers.collect import collect  # noqa: PLC0415 - numpy
+
+    with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch:
+        folder = Path(scratch, "objects")
+        collected = collect(files, folder, count=count or None, seed=SEED, label=label)
+        return _checked(
+            collected.objects, folder, cache, available=collected.available, jobs=jobs, progress=progress, note=None
+        )
+
+
+def _checked(
+    chosen: Sequence[Object],
+    folder: Path,
+    cache: Cache,
+    *,
+    available: int,
+    jobs: int,
+    progress: Callable[[int, int, str], None] | None,
+    note: Callable[[str, Mapping[str, Any]], None] | None,
+) -> dict[str, Any]:
+    """Check kernels in namespaces of their own."""
+    from toolchain_lab.numbers.contained import check_contained  # noqa: PLC0415 - numpy
+
+    report = check_contained(
+        chosen, folder, _disassembler(), cache, jobs=jobs, available=available,
+        on_row=None if progress is None else lambda row, done, total: progress(done, total, f"{row.kernel} {row.gpu}"),
+    )  # fmt: skip
+    if note is not None:
+        for row in report.rows:
+            note(row.name, row.as_json())
+    return report.published()

@@ -1,0 +1,155 @@
+"""Checks many kernels in parallel processes, and sums up."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from toolchain.core import process
+from toolchain.core.check_result import STATUSES, Object, require_right
+from toolchain_lab.emulator.disassembly import Disassembler
+from toolchain_lab.numbers.check import Checked, check_object, finite
+
+# The rule that results are compared by; published with them.
+RULE = (
+    "an error is the largest absolute difference from a float64 reference; a result passes when its error is at most"
+    " twice that of a plain implementation in the same type, plus one unit of the type's precision (2^-10 for fp16,"
+    " 2^-7 for bf16, 2^-20 for fp32) of the reference's largest value"
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a check.
+
+    Args:
+        available: kernels that the sample was drawn from.
+        decoder: the disassembler.
+    """
+
+    rows: tuple[Checked, ...]
+    available: int
+    decoder: str
+
+    def counts(self) -> dict[str, int]:
+        """Kernels by status."""
+        counts = Counter(row.status for row in self.rows)
+        return {status: counts[status] for status in STATUSES}
+
+    def of(self, status: str) -> list[Checked]:
+        """The rows of a status."""
+        return [row for row in self.rows if row.status == status]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Sums by GPU and function."""
+        groups: dict[tuple[str, str], list[Checked]] = {}
+        for row in self.rows:
+            groups.setdefault((row.gpu, row.kernel), []).append(row)
+        return [
+            {
+                "gpu": gpu,
+                "kernel": kernel,
+                **{status: sum(row.status == status for row in rows) for status in STATUSES},
+                "share": finite(round(max(row.share for row in rows), 4)),
+                "instructions": sum(row.instructions for row in rows),
+                "seconds": round(sum(row.seconds for row in rows), 2),
+            }
+            for (gpu, kernel), rows in sorted(groups.items())
+        ]
+
+    def require_right(self) -> None:
+        """Check that no kernel is wrong.
+
+        Raises:
+            NumbersError: some are.
+        """
+        require_right(self.published())
+
+    def published(self) -> dict[str, Any]:
+        """The part for a record and a statement: reproducible for the same kernels."""
+        kernels = [
+            {"name": row.name, "sha256": row.sha256, "gpu": row.gpu, "kernel": row.kernel, "status": row.status,
+             "share": finite(round(row.share, 4)), "reason": row.reason}
+            for row in self.rows
+        ]  # fmt: skip
+        groups = [{key: value for key, value in row.items() if key != "seconds"} for row in self.groups()]
+        return {**self._head(), "groups": groups, "kernels": kernels}
+
+    def as_json(self) -> dict[str, Any]:
+        """The summary as JSON values."""
+        return {**self._head(), "groups": self.groups(), "kernels": [row.as_json() for row in self.rows]}
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "method": "emulation",
+            "rule": RULE,
+            "decoder": self.decoder,
+            "available": self.available,
+            "checked": len(self.rows),
+            **self.counts(),
+        }
+
+
+def run(
+    objects: Sequence[Object],
+    disassembler: Disassembler,
+    *,
+    jobs: int,
+    available: int | None = None,
+    on_row: Callable[[Checked, int, int], None] | None = None,
+) -> Report:
+    """Check kernels.
+
+    Args:
+        jobs: processes.
+        available: kernels that these were drawn from; so many as these by default.
+        on_row: called with each result as it comes, the number of results so far, and that of all.
+    """
+    checked: dict[str, Checked] = {}
+    for row in results(objects, disassembler, jobs):
+        checked[row.name] = row
+        if on_row is not None:
+            on_row(row, len(checked), len(objects))
+    rows = tuple(checked[each.name] for each in objects)
+    return Report(rows, len(objects) if available is None else available, disassembler.label)
+
+
+def _begin_worker() -> None:
+    process.die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches workers too; the parent ends them
+
+
+def results(objects: Sequence[Object], disassembler: Disassembler, jobs: int) -> Generator[Checked, None, None]:
+    """Check kernels, in parallel processes; the rows as they come."""
+    if jobs < 2 or len(objects) < 2:
+        for each in objects:
+            yield check_object(each.path, each.name, disassembler)
+        return
+    # A fork would copy the threads' locks of numpy's library.
+    context = multiprocessing.get_context("spawn")
+    variables = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        with ProcessPoolExecutor(min(jobs, len(objects)), mp_context=context, initializer=_begin_worker) as pool:
+            waiting = [pool.submit(check_object, each.path, each.name, disassembler) for each in objects]
+            try:
+                for future in as_completed(waiting):
+                    yield future.result()
+            except BaseException:
+                # The pool would wait until everything is checked.
+                for worker in multiprocessing.active_children():
+                    worker.kill()
+                raise
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,197 @@
+"""Checks one kernel: runs its cases in both orders of the waves and with two kinds of garbage, and compares."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from toolchain.core.check_result import REFUSED, RIGHT, SKIPPED, WRONG
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import EmulationError, KernelError, NumbersError, ToolchainError
+from toolchain_lab.emulator.codeobject import load
+from toolchain_lab.emulator.disassembly import Disassembler
+from toolchain_lab.emulator.launch import Launch, Launched, run
+from toolchain_lab.emulator.metadata import Metadata, check_metadata, read_metadata
+from toolchain_lab.emulator.program import Program
+from toolchain_lab.numbers import aotriton, flash_attn
+from toolchain_lab.numbers.case import Case, NotCheckedError
+from toolchain_lab.numbers.objects import SUFFIX
+
+Cases = Callable[[Metadata, int], Iterator[Case]]
+CASES: Mapping[tuple[str, str], Cases] = {**flash_attn.CASES, **aotriton.CASES}
+SEED = 20261124
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The result of a kernel.
+
+    Args:
+        status: `right`, `wrong`, `skipped` (no case fits) or `refused` (not emulated).
+        reason: why it is not right; empty if it is.
+        share: the largest error as a share of what the rule allows; infinite where the kernel could not continue.
+        errors: by result the largest error and the bound.
+        cases: labels of the launches.
+        unknown: instructions beyond those that ran that the emulator does not know.
+        sha256: hex, of the code object.
+    """
+
+    name: str
+    gpu: str
+    kernel: str
+    status: str
+    reason: str = ""
+    share: float = 0.0
+    errors: Mapping[str, tuple[float, float]] | None = None
+    cases: tuple[str, ...] = ()
+    workgroups: int = 0
+    instructions: int = 0
+    unknown: tuple[str, ...] = ()
+    seconds: float = 0.0
+    sha256: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The same, JSON-ready: an error without an end is null."""
+        errors = {name: [finite(error), bound] for name, (error, bound) in (self.errors or {}).items()}
+        return {**asdict(self), "errors": errors, "share": finite(self.share)}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Checked:
+        """Read it back."""
+        errors = {name: (_number(error), float(bound)) for name, (error, bound) in row["errors"].items()}
+        more = {"share": _number(row["share"]), "cases": tuple(row["cases"]), "unknown": tuple(row["unknown"])}
+        return cls(**{**row, **more, "errors": errors})
+
+
+def finite(value: float) -> float | None:
+    """A number as in JSON: None for one without an end."""
+    return value if math.isfinite(value) else None
+
+
+def _number(value: float | None) -> float:
+    return math.inf if value is None else float(value)
+
+
+def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int = SEED) -> Checked:
+    """Check a code object with its JSON beside it.
+
+    Args:
+        name: what the result calls it.
+    """
+    gpu = kernel = ""
+    began = time.process_time()
+    digest = sha256_file(path).removeprefix("sha256:")
+    try:
+        metadata = read_metadata(path)
+        gpu, kernel = metadata.gpu, metadata.kernel
+        code = load(path, kernel)
+        check_metadata(code, metadata)
+        done = check_program(Program.of(code, disassembler), metadata, name, seed=seed, began=began)
+        return replace(done, sha256=digest)
+    except NotCheckedError as error:
+        return Checked(name, gpu, kernel, SKIPPED, str(error), seconds=_since(began), sha256=digest)
+    except (EmulationError, KernelError, NumbersError) as error:
+        # It may be a copy under another name.
+        reason = _reason(error).replace(str(path.with_suffix("")), name.removesuffix(SUFFIX)).replace(path.name, name)
+        if isinstance(error, NumbersError):
+            return Checked(name, gpu, kernel, WRONG, reason, math.inf, seconds=_since(began), sha256=digest)
+        return Checked(name, gpu, kernel, REFUSED, reason, seconds=_since(began), sha256=digest)
+
+
+def check_program(
+    program: Program,
+    metadata: Metadata,
+    name: str,
+    *,
+    seed: int = SEED,
+    began: float | None = None,
+    make: Cases | None = None,
+) -> Checked:
+    """Check a decoded kernel.
+
+    Args:
+        make: its cases; by default those that are known for it.
+
+    Raises:
+        NotCheckedError: no case fits it.
+        EmulationError: something is not emulated.
+        NumbersError: the kernel is invalid.
+    """
+    began = time.process_time() if began is None else began
+    make = make or CASES.get((metadata.source, metadata.kernel))
+    if make is None:
+        raise NotCheckedError(f"there is no case for {metadata.kernel} of {metadata.source}")
+    errors: dict[str, tuple[float, float]] = {}
+    labels, faults, instructions, workgroups = [], [], 0, 0
+    for case in make(metadata, seed):
+        labels.append(case.label)
+        launch = Launch(metadata.parameters, case.values, case.grid, metadata.waves, metadata.lds, case.only)
+        done = run(program, launch, seed=seed)
+        again = run(program, launch, reverse=True, seed=seed + 1)
+        instructions += done.instructions
+        workgroups += len(case.only)
+        differences = [*_compare(case, done, errors)]
+        if differing := _differing(done, again):
+            # Both were changed at once, for one run less.
+            same = run(program, launch, reverse=True, seed=seed)
+            cause = "the order of the waves" if _differing(done, same) else "registers or LDS that were never written"
+            differences.append(f"{', '.join(differing)} depends on {cause}")
+        faults += [f"{case.label}: {fault}" for fault in differences]
+    share = max((error / bound if bound else float(error > 0) for error, bound in errors.values()), default=0.0)
+    return Checked(
+        name,
+        metadata.gpu,
+        metadata.kernel,
+        WRONG if faults else RIGHT,
+        "\n".join(faults),
+        share,
+        errors,
+        tuple(labels),
+        workgroups,
+        instructions,
+        tuple(sorted({error.what for error in program.unknown()})),
+        _since(began),
+    )
+
+
+def _differing(first: Launched, second: Launched) -> list[str]:
+    """Buffers whose bytes are not the same in two runs."""
+    return [name for name in first.buffers if first.buffers[name].tobytes() != second.buffers[name].tobytes()]
+
+
+def _compare(case: Case, done: Launched, errors: dict[str, tuple[float, float]]) -> Iterator[str]:
+    """Compare the buffers: yields faults, and updates the largest error of each result."""
+    touched: dict[str, list[Any]] = {name: [places] for name, places in case.free.items()}
+    for expected in case.expected:
+        error, bound = expected.error(done.buffers[expected.argument]), expected.bound
+        known = errors.get(expected.label)
+        if known is None or error * known[1] >= known[0] * bound:
+            errors[expected.label] = (error, bound)
+        if not error <= bound:
+            yield f"{expected.label}: error {error:.2e} is over {bound:.2e}"
+        touched.setdefault(expected.argument, []).append(np.ravel(expected.places))
+    for name, buffer in done.buffers.items():
+        before = case.values[name]
+        if not isinstance(before, np.ndarray):
+            raise AssertionError(name)
+        rest = np.ones(buffer.size, np.bool_)
+        for places in touched.get(name, ()):
+            rest[places] = False
+        raw = np.uint8 if buffer.itemsize == 1 else f"u{buffer.itemsize}"
+        changed = np.ravel(buffer).view(raw)[rest] != np.ravel(before).view(raw)[rest]
+        if changed.any():
+            yield f"{name}: {int(changed.sum())} elements that are not this launch's were changed"
+
+
+def _since(began: float) -> float:
+    return round(time.process_time() - began, 3)
+
+
+def _reason(error: ToolchainError) -> str:
+    return f"{error.what}: {error.why}" if error.why else error.what

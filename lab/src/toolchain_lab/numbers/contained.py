@@ -1,0 +1,93 @@
+"""Checks kernels in namespaces of their own, as builds run: without a network and without the caller's files."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import toolchain
+from toolchain.core import process, strict_json
+from toolchain.core.cache import Cache
+from toolchain.core.check_result import Object
+from toolchain.core.errors import EngineError
+from toolchain.core.recipe import Mount
+from toolchain.engine import launcher, namespace, view
+from toolchain_lab.emulator.disassembly import Disassembler
+from toolchain_lab.emulator.extra import require_numpy
+from toolchain_lab.numbers.campaign import Report
+from toolchain_lab.numbers.check import Checked
+from toolchain_lab.numbers.inside import ROW
+
+_OBJECTS, _TOOL, _MODULES, _OBJDUMP = "/objects", "/tool", "/modules", "/objdump"
+# Their code runs in the namespaces, wherever each of them is installed.
+_PACKAGES = (Path(toolchain.__file__).parent, Path(__file__).parents[1])
+
+
+def check_contained(
+    objects: Sequence[Object],
+    folder: Path,
+    disassembler: Disassembler,
+    cache: Cache,
+    *,
+    jobs: int,
+    available: int,
+    on_row: Callable[[Checked, int, int], None] | None = None,
+) -> Report:
+    """Check kernels, see `campaign.run`.
+
+    Args:
+        folder: all objects are below it.
+
+    Raises:
+        EngineError: there are no such namespaces here, or the check died in them.
+    """
+    namespace.enter()
+    checked: dict[str, Checked] = {}
+
+    def take(line: str) -> None:
+        if not line.startswith(ROW):
+            return
+        row = Checked.from_json(strict_json.read(line.removeprefix(ROW), "a row of the check"))
+        checked[row.name] = row
+        if on_row is not None:
+            on_row(row, len(checked), len(objects))
+
+    with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch:
+        copies = Path(scratch, "copies")
+        prefix, modules = Path(sys.base_prefix).resolve(), require_numpy()
+        show = [
+            Mount(view.visible(folder, copies), _OBJECTS),
+            *(Mount(view.visible(package, copies), f"{_TOOL}/{package.name}") for package in _PACKAGES),
+            Mount(view.visible(modules, copies), _MODULES),
+        ]
+        if prefix.parts[1] not in launcher.SYSTEM:
+            show.append(Mount(view.visible(prefix, copies), str(prefix)))
+        objdump = disassembler.path.resolve()
+        if objdump.parts[1] not in launcher.SYSTEM:
+            show.append(Mount(view.visible(objdump, copies), _OBJDUMP))
+            objdump = Path(_OBJDUMP)
+        job = {
+            "objdump": str(objdump), "version": list(disassembler.version), "jobs": jobs,
+            "objects": [[f"{_OBJECTS}/{each.path.relative_to(folder)}", each.name] for each in objects],
+        }  # fmt: skip
+        environment = ["HOME=/tmp", "TMPDIR=/tmp", f"PYTHONPATH={_TOOL}:{_MODULES}", "OPENBLAS_NUM_THREADS=1"]
+        words = ["env", *environment, os.path.realpath(sys.executable), "-m", "toolchain_lab.numbers.inside"]
+        command = view.command(words, cache.engine / "settings", show=show)
+        try:
+            done = process.run(command, stdin=json.dumps(job), capture=True, on_line=take)
+        except process.CommandError as error:
+            raise EngineError(
+                "the check of kernels died", why=error.why, fix="free memory, or give fewer --jobs; report it otherwise"
+            ) from error
+    lacking = [each.name for each in objects if each.name not in checked]
+    if lacking:
+        raise EngineError(
+            "the check of kernels ended early",
+            why=f"{lacking[0]}: no answer; {done.stdout[-300:]}",
+            fix="give fewer --jobs; report it otherwise",
+        )
+    return Report(tuple(checked[each.name] for each in objects), available, disassembler.label)

@@ -1,0 +1,114 @@
+"""The types of a kernel's tensors, and tensors as a launch lays them out in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolchain_lab.emulator.bits import round_bf16, widen_bf16
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Element:
+    """A floating-point type.
+
+    Args:
+        precision: one unit of it, beside 1: what the rule of a check allows beside twice the plain error.
+    """
+
+    name: str
+    storage: type[np.generic]
+    precision: float
+
+    def encode(self, values: Array) -> Array:
+        """Float values as they are stored: rounded to nearest."""
+        if self.name == "bf16":
+            return round_bf16(np.asarray(values, np.float32))
+        return np.asarray(values).astype(self.storage)
+
+    def decode(self, stored: Array) -> Array:
+        """The stored values as `float64`."""
+        wide = widen_bf16(stored) if self.name == "bf16" else stored
+        return np.asarray(wide).astype(np.float64)
+
+    def rounded(self, values: Array) -> Array:
+        """`float64` values, each one that the type has."""
+        return self.decode(self.encode(values))
+
+
+# The units of fp16 and bf16 are those of scripts/gpu/run.py. For fp32 it is eight units: exp2 and log2 are approximate.
+FP16 = Element("fp16", np.float16, 2.0**-10)
+BF16 = Element("bf16", np.uint16, 2.0**-7)
+FP32 = Element("fp32", np.float32, 2.0**-20)
+# What gfx942's matrix instructions make of fp32: 10 bits of mantissa, as fp16 has.
+XF32 = Element("xf32", np.float32, 2.0**-10)
+ELEMENTS = {element.name: element for element in (FP16, BF16, FP32)}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor [batch, head, row, column] in memory.
+
+    Between its rows, and behind its last one, is what no kernel may use or change: NaN.
+
+    Args:
+        data: all of the memory, one-dimensional.
+        places: where each element is in it, `int64[batch, head, row, column]`.
+        strides: by dimension, in elements.
+    """
+
+    element: Element
+    data: Array
+    places: Array
+    strides: tuple[int, int, int, int]
+
+    def read(self) -> Array:
+        """The elements as `float64[batch, head, row, column]`."""
+        return self.element.decode(self.data[self.places])
+
+
+def tensor(
+    element: Element,
+    shape: tuple[int, int, int, int],
+    fill: Callable[[tuple[int, ...]], Array],
+    *,
+    pitch: int = 0,
+    guard: int = 8,
+) -> Tensor:
+    """Lay a tensor out as [batch, row, head, pitch], with guard rows behind each batch.
+
+    Args:
+        shape: batch, heads, rows, columns.
+        fill: gives the values for that shape.
+        pitch: elements from one head to the next; columns, if that is more.
+        guard: rows.
+    """
+    batch, heads, rows, columns = shape
+    pitch = max(pitch, columns)
+    strides = ((rows + guard) * heads * pitch, pitch, heads * pitch, 1)
+    parts = np.ix_(*(np.arange(count) for count in shape))
+    places = sum((part * stride for part, stride in zip(parts, strides, strict=True)), np.zeros(shape, np.int64))
+    data = element.encode(np.full(batch * strides[0], np.nan, np.float32))
+    data[places] = element.encode(fill(shape))
+    return Tensor(element, data, places, strides)
+
+
+def rows_tensor(batch: int, heads: int, rows: int, values: Array | None = None) -> Tensor:
+    """A float32 number for each row, laid out as [batch, head, row], with 16 guard elements behind the last one.
+
+    Args:
+        values: `[batch, heads, rows]`; NaN by default.
+    """
+    shape, strides = (batch, heads, rows, 1), (heads * rows, rows, 1, 1)
+    parts = np.ix_(*(np.arange(count) for count in shape))
+    places = sum((part * stride for part, stride in zip(parts, strides, strict=True)), np.zeros(shape, np.int64))
+    data = np.full(batch * heads * rows + 16, np.nan, np.float32)
+    if values is not None:
+        data[places[..., 0]] = values
+    return Tensor(FP32, data, places, strides)

@@ -1,0 +1,34 @@
+"""Checks kernels inside namespaces: `python -m toolchain_lab.numbers.inside`, see `contained`.
+
+It reads one document on standard input and prints a line for each kernel, both JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from toolchain.core import strict_json
+from toolchain.core.check_result import Object
+from toolchain_lab.emulator.disassembly import Disassembler
+from toolchain_lab.numbers.campaign import results
+
+# Before each row: other lines are warnings of programs.
+ROW = "@row "
+
+
+def main() -> None:
+    """Check the kernels of the job on standard input."""
+    job: dict[str, Any] = strict_json.read(sys.stdin.read())
+    major, minor, patch = job["version"]
+    disassembler = Disassembler(Path(job["objdump"]), (major, minor, patch))
+    objects = [Object(Path(path), name, "", "") for path, name in job["objects"]]
+    for row in results(objects, disassembler, job["jobs"]):
+        sys.stdout.write(f"{ROW}{json.dumps(row.as_json())}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

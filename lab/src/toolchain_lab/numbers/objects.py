@@ -1,0 +1,35 @@
+"""Samples of code objects to be checked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolchain.core.check_result import Object
+
+SUFFIX = ".hsaco"
+
+
+def sample(objects: Sequence[Object], count: int | None, seed: int) -> list[Object]:
+    """A random sample, in the order of the objects.
+
+    Each GPU and function is taken in turn, so that a small sample shows something of all.
+
+    Args:
+        count: how many; None for all.
+    """
+    if count is None or count >= len(objects):
+        return list(objects)
+    draw = random.Random(seed)  # noqa: S311 - a reproducible sample
+    queues: dict[tuple[str, str], list[Object]] = {}
+    for each in objects:
+        queues.setdefault((each.gpu, each.kernel), []).append(each)
+    for queue in queues.values():
+        draw.shuffle(queue)
+    chosen: set[Path] = set()
+    while len(chosen) < count:
+        for queue in queues.values():
+            if queue and len(chosen) < count:
+                chosen.add(queue.pop().path)
+    return [each for each in objects if each.path in chosen]

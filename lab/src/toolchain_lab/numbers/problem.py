@@ -1,0 +1,226 @@
+"""An attention problem: its tensors in memory, and for each head what the right results are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolchain_lab.numbers.elements import FP32, Element, Tensor, rows_tensor, tensor
+from toolchain_lab.numbers.philox import random_words
+from toolchain_lab.numbers.reference import Inputs, Results, attention, summed_singly, window
+
+Array = NDArray[Any]
+_ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout: its probability, and the seed and offset of its random numbers."""
+
+    probability: float
+    seed: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a problem.
+
+    Args:
+        lengths: for each sequence its queries and keys. One length for all is a batch; several are packed one behind
+            the other.
+        packed: whether sequences are one behind the other.
+        head: columns that hold values.
+        pitch: columns of memory.
+    """
+
+    lengths: tuple[tuple[int, int], ...]
+    heads: int
+    key_heads: int
+    head: int
+    pitch: int
+    packed: bool = False
+
+    @property
+    def most_queries(self) -> int:
+        return max(queries for queries, _ in self.lengths)
+
+    @property
+    def most_keys(self) -> int:
+        return max(keys for _, keys in self.lengths)
+
+
+@dataclass(frozen=True)
+class Triple:
+    """Results in float64, as plain implementations in the tensors' type and in float32 have them."""
+
+    exact: Results
+    plain: Results
+    single: Results
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Attention with random inputs.
+
+    Args:
+        window: keys before and behind a query's own position; None for all. A None in it depends on the lengths: it
+            ends at the diagonal through the last query and the last key.
+    """
+
+    element: Element
+    shape: Shape
+    scale: float
+    seed: int
+    window: tuple[int | None, int | None] | None = None
+    with_bias: bool = False
+    dropout: Dropout | None = None
+    _done: dict[tuple[int, int, int | None, int | None], Triple] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def _random(self, name: str) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *name.encode()])
+
+    def make(self, name: str, *, keys: bool, heads: int) -> Tensor:
+        """A tensor of normal numbers, of queries or of keys."""
+        shape = self.shape
+        if shape.packed:
+            batch, rows = 1, sum(pair[keys] for pair in shape.lengths)
+        else:
+            batch, rows = len(shape.lengths), shape.most_keys if keys else shape.most_queries
+        return tensor(
+            self.element, (batch, heads, rows, shape.head), self._random(name).standard_normal, pitch=shape.pitch
+        )
+
+    def empty(self, name: str, *, keys: bool, heads: int) -> Tensor:
+        """The same for a result: it begins with other numbers, so that missing writes show."""
+        made = self.make(f"old {name}", keys=keys, heads=heads)
+        return replace(made, data=made.data.copy())
+
+    @cached_property
+    def q(self) -> Tensor:
+        return self.make("q", keys=False, heads=self.shape.heads)
+
+    @cached_property
+    def k(self) -> Tensor:
+        return self.make("k", keys=True, heads=self.shape.key_heads)
+
+    @cached_property
+    def v(self) -> Tensor:
+        return self.make("v", keys=True, heads=self.shape.key_heads)
+
+    @cached_property
+    def do(self) -> Tensor:
+        return self.make("do", keys=False, heads=self.shape.heads)
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """[batch, head, query, key]; an innermost stride of 1."""
+        shape = self.shape
+        size = (len(shape.lengths), shape.heads, shape.most_queries, shape.most_keys)
+        return tensor(self.element, size, self._random("bias").standard_normal, pitch=-(-shape.most_keys // 16) * 16)
+
+    def starts(self, *, keys: bool) -> list[int]:
+        """The first row of each sequence where they are packed, and the end; 0 for each otherwise."""
+        if not self.shape.packed:
+            return [0] * (len(self.shape.lengths) + 1)
+        return [0, *np.cumsum([pair[keys] for pair in self.shape.lengths]).tolist()]
+
+    def rows(self, sequence: int, *, keys: bool) -> slice:
+        """The rows of a sequence in its tensors."""
+        start = self.starts(keys=keys)[sequence]
+        return slice(start, start + self.shape.lengths[sequence][keys])
+
+    def batch(self, sequence: int) -> int:
+        """The batch that holds a sequence."""
+        return 0 if self.shape.packed else sequence
+
+    def part(self, values: Array, sequence: int, head: int, *, keys: bool) -> Array:
+        """The rows of one sequence and head out of `[batch, head, row, …]`."""
+        rows: Array = values[self.batch(sequence), head, self.rows(sequence, keys=keys)]
+        return rows
+
+    def visible(self, sequence: int, rows: slice = _ALL) -> Array:
+        """The keys that each of some queries of a sequence may see."""
+        queries, keys = self.shape.lengths[sequence]
+        chosen = np.arange(queries)[rows]
+        if self.window is None:
+            return np.ones((len(chosen), keys), np.bool_)
+        left, right = self.window
+        return window(chosen, keys, queries if left is None else left, keys - queries if right is None else right)
+
+    def kept(self, sequence: int, head: int) -> Array | None:
+        """The elements that dropout keeps: AOTriton gives four keys the words of an offset, in the order 0 2 1 3."""
+        if self.dropout is None:
+            return None
+        shape = self.shape
+        queries, keys = shape.lengths[sequence]
+        stride = -(-shape.most_keys // 4)
+        base = self.dropout.offset + (sequence * shape.heads + head) * shape.most_queries * stride
+        offsets = base + np.arange(queries)[:, None] * stride + np.arange(-(-keys // 4))[None]
+        words = random_words(self.dropout.seed, offsets.astype(np.uint64))
+        drawn = np.stack([words[k] for k in (0, 2, 1, 3)], axis=-1).reshape(queries, -1)[:, :keys].view(np.int32)
+        edge = np.int32((np.float32(self.dropout.probability) - np.float32(0.5)) * np.float32(0xFFFFFFFF))
+        return drawn > edge
+
+    def inputs(self, sequence: int, head: int, rows: slice = _ALL) -> Inputs:
+        """The inputs of one head of a sequence.
+
+        Args:
+            rows: of the queries; with a part of them there are no gradients.
+        """
+        shared = head // (self.shape.heads // self.shape.key_heads)
+        bias = None
+        if self.with_bias:
+            queries, keys = self.shape.lengths[sequence]
+            bias = self.bias.read()[sequence, head, :queries, :keys][rows]
+        kept = self.kept(sequence, head)
+        return Inputs(
+            q=self.part(self.q.read(), sequence, head, keys=False)[rows],
+            k=self.part(self.k.read(), sequence, shared, keys=True),
+            v=self.part(self.v.read(), sequence, shared, keys=True),
+            do=self.part(self.do.read(), sequence, head, keys=False) if rows == _ALL else None,
+            scale=self.scale,
+            visible=self.visible(sequence, rows),
+            bias=bias,
+            keep=None if kept is None else kept[rows],
+            drop=self.dropout.probability if self.dropout else 0.0,
+        )
+
+    def results(self, sequence: int, head: int, rows: slice = _ALL) -> Triple:
+        """The right results of one head, computed once."""
+        key = (sequence, head, rows.start, rows.stop)
+        if key not in self._done:
+            given = self.inputs(sequence, head, rows)
+            single = attention(given, FP32.rounded, summed_singly)
+            plain = single if self.element is FP32 else attention(given, self.element.rounded)
+            self._done[key] = Triple(attention(given), plain, single)
+        return self._done[key]
+
+    def row_numbers(self, name: str) -> Tensor:
+        """`lse` or `delta` of all rows as an input, in float32."""
+        shape = self.shape
+        if shape.packed:
+            batch, rows = 1, sum(queries for queries, _ in shape.lengths)
+        else:
+            batch, rows = len(shape.lengths), shape.most_queries
+        values = np.full((batch, shape.heads, rows), np.nan)
+        for sequence in range(len(shape.lengths)):
+            for head in range(shape.heads):
+                place = (self.batch(sequence), head, self.rows(sequence, keys=False))
+                values[place] = getattr(self.results(sequence, head).exact, name)
+        return rows_tensor(batch, shape.heads, rows, values)
+
+    def output(self) -> Tensor:
+        """The forward pass' output of all rows, as an input."""
+        made = self.empty("o", keys=False, heads=self.shape.heads)
+        for sequence in range(len(self.shape.lengths)):
+            for head in range(self.shape.heads):
+                places = self.part(made.places, sequence, head, keys=False)
+                made.data[places] = self.element.encode(self.results(sequence, head).exact.o)
+        return made

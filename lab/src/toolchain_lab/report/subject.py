@@ -1,0 +1,87 @@
+"""Chooses the report for what is named on the command line."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from toolchain.core import strict_json
+from toolchain.core.cache import LEDGER, Cache
+from toolchain.core.errors import ConfigError, SourceError
+from toolchain.core.filesystem import read_regular
+from toolchain.kernels.ledger import look
+from toolchain_lab.examine.kernels import Kernel, kernels_in
+from toolchain_lab.report.content import Report
+from toolchain_lab.report.differences import json_report
+from toolchain_lab.report.kernels import campaign_report, kernels_report
+
+_LARGEST = 512 << 20  # bytes of a document
+_SQLITE = b"SQLite format 3\0"
+
+
+def report_of(what: str, cache: Cache) -> Report:
+    """The report for what is named on the command line.
+
+    Args:
+        what: a document of `kernels diff --json` or `audit --json`; a campaign by its ledger, folder or name; an image
+            that is finished in the cache; or a place with kernels, see `examine.places.opened`.
+
+    Raises:
+        ConfigError, SourceError: it is none of these, or cannot be read.
+        KernelError: a code object in it is damaged.
+    """
+    path = Path(what)
+    campaign = cache.work / what / LEDGER
+    if "/" not in what and not path.exists() and campaign.is_file():
+        return _campaign(campaign, what, cache)
+    if path.is_dir() and (path / LEDGER).is_file():
+        return _campaign(path / LEDGER, path.resolve().name, cache)
+    if path.is_file() and path.suffix == ".json":
+        return json_report(_document(path), path.name)
+    if path.is_file() and _is_ledger(path):
+        return _campaign(path, path.name.removesuffix(f".{LEDGER}"), cache)
+    if not path.exists() and "/" not in what and not what.startswith("oci:"):
+        from toolchain.pipeline.images import one_image  # noqa: PLC0415 - brings the plan in
+        from toolchain_lab.report.builds import build_report  # noqa: PLC0415
+
+        try:
+            return build_report(cache, one_image(cache, what))
+        except SourceError as error:
+            raise SourceError(
+                error.what,
+                why=error.why,
+                fix=f"{error.fix}; `toolchain kernels status` lists unfinished campaigns",
+            ) from error
+    return kernels_report(what, kernels_in(what, cache))
+
+
+def _campaign(ledger: Path, name: str, cache: Cache) -> Report:
+    entries = look(ledger).entries
+    if not entries:
+        raise ConfigError(f"{ledger} has no kernel yet", fix="wait until the campaign has begun, or name another")
+    kernels: list[Kernel] = []
+    if ledger.name == LEDGER:  # the objects are beside it
+        with contextlib.suppress(ConfigError):
+            kernels = kernels_in(str(ledger.parent), cache)
+    return campaign_report(name, entries, kernels)
+
+
+def _document(path: Path) -> object:
+    try:
+        return strict_json.read(read_regular(path, _LARGEST), path.name, limit=_LARGEST)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read", why=error.strerror or str(error), fix="check the path") from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is not a JSON document",
+            why=str(error),
+            fix="write it again: toolchain kernels diff A B --json >FILE",
+        ) from error
+
+
+def _is_ledger(path: Path) -> bool:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(_SQLITE)) == _SQLITE
+    except OSError:
+        return False

@@ -1,0 +1,185 @@
+"""Kernels that Triton compiles for AMD GPUs, emulated and held against float64, by the tool's own verb too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from lab.tests.emulated_objects import compile_all, rule
+from toolchain.cli.app import app
+from toolchain_lab.emulator import codeobject
+from toolchain_lab.emulator.bits import round_bf16, widen_bf16
+from toolchain_lab.emulator.disassembly import find_disassembler
+from toolchain_lab.emulator.launch import Launch, Launched, run
+from toolchain_lab.emulator.metadata import check_metadata, read_metadata
+from toolchain_lab.emulator.program import Program
+
+# One of each generation and of each matrix instruction's layout.
+GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
+ROWS = 70  # no multiple of a block
+
+
+@pytest.fixture(scope="session")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Code objects by GPU and name."""
+    folder = tmp_path_factory.mktemp("emulated")
+    rules = [
+        made
+        for gpu in GPUS
+        for made in (
+            rule(folder, "add", gpu),
+            rule(folder, "row_sum", gpu),
+            rule(folder, "matmul", gpu),
+            rule(folder, "attention", gpu),
+            rule(folder, "attention", gpu, element="bf16", CAUSAL=False),
+        )
+    ]
+    return {f"{path.parent.name}/{path.stem}": path for path in compile_all(rules)}
+
+
+def launched(path: Path, values: Mapping[str, Any], grid: tuple[int, int, int]) -> Launched:
+    """Launch an object in both orders of its waves and with other garbage; the bytes must be the same."""
+    metadata, code = read_metadata(path), codeobject.load(path)
+    check_metadata(code, metadata)
+    program = Program.of(code, find_disassembler())
+    assert program.unknown() == []
+    launch = Launch(metadata.parameters, values, grid, metadata.waves, metadata.lds)
+    one = run(program, launch)
+    other = run(program, launch, reverse=True, seed=1)
+    assert {name: one.buffers[name].tobytes() for name in one.buffers} == {
+        name: other.buffers[name].tobytes() for name in other.buffers
+    }
+    return one
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_masked_sum_is_exact_and_leaves_the_rest_alone(objects: Mapping[str, Path], gpu: str) -> None:
+    random = np.random.default_rng(1)
+    x, y = (random.standard_normal(300).astype(np.float32) for _ in range(2))
+    done = launched(
+        objects[f"{gpu}/add-fp16"], {"x": x, "y": y, "out": np.full(512, 7, np.float32), "n": 300}, (2, 1, 1)
+    )
+    assert np.array_equal(done.buffers["out"][:300], x + y)
+    assert (done.buffers["out"][300:] == 7).all()
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_sum_over_all_lanes_and_waves(objects: Mapping[str, Path], gpu: str) -> None:
+    x = np.random.default_rng(2).standard_normal((3, 512)).astype(np.float32)
+    done = launched(objects[f"{gpu}/row_sum-fp16"], {"x": x, "out": np.zeros(3, np.float32)}, (3, 1, 1))
+    assert np.abs(done.buffers["out"] - x.astype(np.float64).sum(1)).max() < 1e-4
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_product_of_matrices(objects: Mapping[str, Path], gpu: str) -> None:
+    random = np.random.default_rng(3)
+    a, b = (random.standard_normal((32, 32)).astype(np.float16) for _ in range(2))
+    done = launched(objects[f"{gpu}/matmul-fp16"], {"a": a, "b": b, "c": np.zeros((32, 32), np.float32)}, (1, 1, 1))
+    assert np.abs(done.buffers["c"] - a.astype(np.float64) @ b.astype(np.float64)).max() < 1e-5
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize(
+    ("name", "causal", "bound"), [("attention-fp16", True, 2e-3), ("attention-bf16-CAUSALFalse", False, 2e-2)]
+)
+def test_attention(objects: Mapping[str, Path], gpu: str, name: str, causal: bool, bound: float) -> None:
+    random = np.random.default_rng(4)
+    scale = 32**-0.5
+    plain = [random.standard_normal((ROWS, 32)).astype(np.float32) for _ in range(3)]
+    half = "bf16" not in name
+    given = [a.astype(np.float16) if half else round_bf16(a) for a in plain]
+    q, k, v = ((a if half else widen_bf16(a)).astype(np.float64) for a in given)
+    values = {
+        **dict(zip("qkv", given, strict=True)),
+        "out": np.zeros_like(given[0]), "lse": np.zeros(ROWS, np.float32), "scale": scale, "n": ROWS,
+    }  # fmt: skip
+    done = launched(objects[f"{gpu}/{name}"], values, (-(-ROWS // 32), 1, 1))
+    s = q @ k.T * scale
+    if causal:
+        s = np.where(np.tri(ROWS, dtype=bool), s, -np.inf)
+    weights = np.exp(s - s.max(1, keepdims=True))
+    wanted = weights @ v / weights.sum(1, keepdims=True)
+    out = done.buffers["out"].astype(np.float64) if half else widen_bf16(done.buffers["out"]).astype(np.float64)
+    assert np.abs(out - wanted).max() < bound
+    lse = (s.max(1) + np.log(weights.sum(1))) / np.log(2)
+    assert np.abs(done.buffers["lse"] - lse).max() < 1e-5
+
+
+# -------------------------------------------------------------------- the verb
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(app, ["emulate", *words])
+
+
+ARGUMENTS = ("--grid", "2", "--arg", "x=normal:300", "--arg", "y=normal:300", "--arg", "out=zeros:300")
+
+
+def test_the_verb_runs_a_kernel_and_writes_its_buffers(objects: Mapping[str, Path], tmp_path: Path) -> None:
+    path = str(objects["gfx942/add-fp16"])
+    done = call(path, *ARGUMENTS, "--arg", "n=300", "--out", str(tmp_path), "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["changed"] == {"x": 0, "y": 0, "out": 300}
+    assert told["executed"]["v_add_f32"] > 0
+    x, y, out = (np.load(tmp_path / f"{name}.npy") for name in ("x", "y", "out"))
+    assert np.array_equal(out, x + y)
+
+
+def test_the_verb_lists_instructions_of_many_objects(objects: Mapping[str, Path]) -> None:
+    done = call(*(str(path) for path in objects.values()), "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert len(told["objects"]) == len(objects)
+    assert told["unknown"] == []
+    assert {"v_mfma_f32_32x32x16_f16", "v_wmma_f32_16x16x16_bf16", "s_endpgm"} <= told["instructions"].keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--arg", "n=301"), 24),  # reads beyond its buffers
+        ((), 3),
+        (("--arg", "n=x"), 3),
+        (("--arg", "n=1", "--arg", "m=1"), 3),
+        (("--arg", "n=1", "--workgroup", "2"), 3),
+        (("--arg", "n=1", "--objdump", "/bin/true"), 8),
+    ],
+)
+def test_the_verb_says_what_is_wrong(objects: Mapping[str, Path], words: tuple[str, ...], code: int) -> None:
+    assert call(str(objects["gfx942/add-fp16"]), *ARGUMENTS, *words).exit_code == code
+
+
+def test_files_that_do_not_belong_together_are_refused(objects: Mapping[str, Path], tmp_path: Path) -> None:
+    path = Path(shutil.copy(objects["gfx942/add-fp16"], tmp_path / "k.hsaco"))
+    words = (str(path), *ARGUMENTS, "--arg", "n=300")
+    assert call(*words).exit_code == 23  # no JSON
+    for other in ("gfx1100/add-fp16", "gfx942/row_sum-fp16"):
+        shutil.copy(objects[other].with_suffix(".json"), path.with_suffix(".json"))
+        assert call(*words).exit_code in {12, 23}
+    beside = json.loads(objects["gfx942/add-fp16"].with_suffix(".json").read_text())
+    beside["signature"] = beside["signature"][1:]
+    path.with_suffix(".json").write_text(json.dumps(beside))
+    assert call(*words[:-2]).exit_code == 23
+
+
+def test_an_object_that_is_none_or_for_another_machine_is_named(objects: Mapping[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "k.hsaco"
+    content = objects["gfx942/add-fp16"].read_bytes()
+    shutil.copy(objects["gfx942/add-fp16"].with_suffix(".json"), path.with_suffix(".json"))
+    for broken, code in ((b"", 12), (content[:1000], 12), (b"\x7fELF" + b"\0" * 60, 12)):
+        path.write_bytes(broken)
+        assert call(str(path)).exit_code == code
+    flags = bytearray(content)
+    flags[48] = 0xFE  # e_flags: a GPU that is none
+    path.write_bytes(flags)
+    done = call(str(path), "--json")
+    assert done.exit_code == 23
+    assert "0xfe" in json.loads(done.stdout)["why"]

@@ -1,0 +1,263 @@
+"""`audit` and `kernels try`: what is in a place, what it lacks, and the same kernel compiled again."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import struct
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lab.tests.emulated_objects import KERNELS, compile_all, rule
+from tests.evidence_fixtures import Stand, ed25519_signer, small_image
+from tests.kernel_fixtures import aks2
+from toolchain.cli.app import app
+from toolchain.core.errors import ConfigError, KernelError, RegressionError, SourceError
+from toolchain.oci.image import write_index
+from toolchain.oci.layout import Layout
+from toolchain.trust import dsse
+from toolchain.trust.keys import load_public, new_key
+from toolchain_lab.examine.kernels import kernels_of
+from toolchain_lab.examine.libraries import amd_targets, nvidia_targets, read_library
+
+GPUS = ("gfx942", "gfx1100")
+PACKS = {"gfx942": "amd-gfx942", "gfx1100": "amd-gfx110x"}
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    top = tmp_path_factory.mktemp("campaign")
+    compile_all([rule(top, name, gpu) for name in ("add", "attention") for gpu in GPUS])
+    return top
+
+
+def prefix(campaign: Path, folder: Path, *, empty: str = "", without: str = "", flip: str = "") -> dict[str, bytes]:
+    """AOTriton's packs, one for each GPU and kernel, as files of an image or a folder."""
+    files = {}
+    for gpu in GPUS:
+        for name in ("add", "attention"):
+            label = f"{gpu}/{name}"
+            content = b"" if label == empty else (campaign / gpu / f"{name}-fp16.hsaco").read_bytes()
+            inner = bytearray(aks2((f"{name}-1", content), launch=(64, 256)))
+            if label == flip:
+                inner[len(inner) // 2] ^= 1
+            stream = io.BytesIO()
+            with zipfile.ZipFile(stream, "w") as archive:
+                archive.writestr("Q='fp16'", bytes(inner))
+            if label != without:
+                files[f"lib/aotriton.images/{PACKS[gpu]}/flash/{name}.zip"] = stream.getvalue()
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return files
+
+
+def plan(folder: Path) -> Path:
+    """As AOTriton's generator writes it, for the packs above."""
+    clusters, archives = [], []
+    for gpu in GPUS:
+        for name in ("add", "attention"):
+            at = f"{PACKS[gpu]}/flash/{name}"
+            member, kernel = f"/b/aks2/{at}/c.aks2", f"/b/flash/{gpu}-{name}.hsaco"
+            clusters.append(f"{PACKS[gpu]};flash;{name};c;{kernel}")
+            archives.append(f"{PACKS[gpu]};flash;{name};{member}")
+            for manifest, row in (
+                (folder / f"aks2/{at}/c.nsv", f"{kernel}\0{name}-1\0"),
+                (folder / f"aotriton.images/{at}.nsv", f"{member}\0Q='fp16'\0"),
+            ):
+                manifest.parent.mkdir(parents=True, exist_ok=True)
+                manifest.write_text(row + "\n")
+    (folder / "Bare.cluster").write_text("\n".join(clusters) + "\n")
+    (folder / "Bare.flatzip").write_text("\n".join(archives) + "\n")
+    return folder
+
+
+def run(*words: Any, code: int = 0) -> dict[str, Any]:
+    done = CliRunner().invoke(app, ["audit", *map(str, words), "--json"])
+    assert done.exit_code == code, done.output
+    return dict(json.loads(done.stdout))
+
+
+def test_a_whole_prefix_is_whole(campaign: Path, tmp_path: Path) -> None:
+    prefix(campaign, tmp_path / "p")
+    result = run(tmp_path / "p", "--gpu", "gfx942,gfx1100", "--plan", plan(tmp_path / "plan"))
+    assert result["ok"]
+    assert result["planned"] == 4
+    assert result["gpus"] == {gpu: {"add": 1, "attention": 1} for gpu in sorted(GPUS)}
+    assert run(tmp_path / "p", "--gpu", "gfx942,gfx1100")["ok"]
+    assert result["partial"] == []
+
+
+def test_a_pack_that_is_marked_as_partial_is_named(campaign: Path, tmp_path: Path) -> None:
+    prefix(campaign, tmp_path / "p")
+    pack = next(path for path in (tmp_path / "p").rglob("amd-*") if path.is_dir())
+    (pack / "__partial__").write_text("{}")
+    result = run(tmp_path / "p")
+    assert (result["ok"], result["partial"]) == (True, [str(pack.relative_to(tmp_path / "p"))])
+
+
+@pytest.mark.parametrize(
+    ("damaged", "field"),
+    [
+        ({"without": "gfx942/attention"}, "missing"),
+        ({"empty": "gfx942/attention"}, "empty"),
+        ({"flip": "gfx942/attention"}, "damaged"),
+    ],
+)
+def test_each_fault_is_named(campaign: Path, tmp_path: Path, damaged: dict[str, str], field: str) -> None:
+    prefix(campaign, tmp_path / "p", **damaged)
+    result = run(tmp_path / "p", "--gpu", "gfx942", "--plan", plan(tmp_path / "plan"), code=KernelError.code)
+    assert "attention" in result[field][0]
+    assert run(tmp_path / "p", "--gpu", "gfx90a", code=KernelError.code)["absent"] == ["gfx90a"]
+    # Without a plan another GPU of the same release says what there should be.
+    if field == "missing":
+        assert run(tmp_path / "p", "--gpu", "gfx942", code=KernelError.code)["uneven"] == ["gfx942 lacks attention"]
+    if field == "empty":
+        result = run(tmp_path / "p", "--allow-empty", "--plan", tmp_path / "plan")
+        assert (result["ok"], len(result["empty"])) == (True, 1)
+
+
+def test_a_damaged_file_hides_no_other_of_its_archive(campaign: Path) -> None:
+    code = (campaign / "gfx942" / "add-fp16.hsaco").read_bytes()
+    cut = bytearray(aks2(("add-2", code)))
+    cut[len(cut) // 2] ^= 1
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("Q='fp16'", aks2(("add-1", code[:100]), ("add-3", code)))
+        archive.writestr("Q='bf16'", bytes(cut))
+        archive.writestr("Q='fp32'", aks2(("add-4", code)))
+    faults: list[KernelError] = []
+    files = [("aotriton.images/amd-gfx942/flash/add.zip", stream.getvalue)]
+    kernels = list(kernels_of(files, faults.append))
+    assert [kernel.key.rpartition("/")[2] for kernel in kernels] == ["add-3", "add-4"]
+    assert [name in fault.what for name, fault in zip(("add-1", "bf16"), faults, strict=True)] == [True, True]
+
+
+def test_an_image_is_audited_and_the_result_attached(campaign: Path, tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "lay").ensure()
+    files = {f"usr/lib64/thing/{path}": content for path, content in prefix(campaign, tmp_path / "p").items()}
+    image = small_image(layout, tmp_path / "work", files=files)
+    layout.tag(write_index(layout, [image]), "aotriton")
+    new_key(tmp_path / "key")
+    result = run(f"oci:{layout.root}:aotriton", "--gpu", "gfx942", "--key", tmp_path / "key")
+    assert (result["ok"], result["attested"]["kinds"]) == (True, ["audit"])
+    assert result["attested"]["pushed_bytes"] > 0
+
+
+def test_a_signed_statement_is_about_the_file(campaign: Path, tmp_path: Path) -> None:
+    new_key(tmp_path / "key")
+    name = campaign / "gfx942" / "add-fp16.hsaco"
+    run(name, "--key", tmp_path / "key", "--statement", tmp_path / "out.json")
+    envelope = dsse.read((tmp_path / "out.json").read_bytes())
+    assert envelope.signed_by(load_public(tmp_path / "key.pub"))
+    statement = json.loads(envelope.payload)
+    assert statement["predicate"]["audit"]["gpus"] == {"gfx942": {"add": 1}}
+    assert str(campaign) not in envelope.payload.decode()
+    run(name, "--key", tmp_path / "key", code=ConfigError.code)
+    run(name, "--statement", tmp_path / "out.json", code=ConfigError.code)
+
+
+def test_kernels_that_are_compiled_again_are_compared(campaign: Path, tmp_path: Path) -> None:
+    shutil.copytree(campaign, tmp_path / "c")
+    words = ("--rebuild", "9", "--source", KERNELS.parent, "--with-python", sys.executable)
+    result = run(tmp_path / "c", *words)
+    assert sorted(result["rebuilt"].values()) == [True] * 4
+    # A byte of an instruction: nothing but another compilation sees it.
+    damaged = tmp_path / "c" / "gfx942" / "add-fp16.hsaco"
+    content = bytearray(damaged.read_bytes())
+    content[content.index(b"\x00\x00\x81\xbf")] ^= 1
+    damaged.write_bytes(content)
+    result = run(tmp_path / "c", *words, code=KernelError.code)
+    assert [key for key, equal in result["rebuilt"].items() if not equal] == ["gfx942/add-fp16"]
+    run(tmp_path / "c", "--rebuild", "1", code=ConfigError.code)
+
+
+def test_a_source_that_is_compiled_again_sees_no_file_of_the_caller(campaign: Path, tmp_path: Path) -> None:
+    shutil.copytree(campaign, tmp_path / "c")
+    shutil.copytree(KERNELS.parent, tmp_path / "source")
+    canary = tmp_path / "canary"
+    canary.touch()
+    with (tmp_path / "source" / KERNELS.name).open("a") as source:
+        source.write(f"\nimport os\nif os.path.exists({str(canary)!r}) or os.path.exists('/etc/shadow'): os._exit(3)\n")
+    result = run(tmp_path / "c", "--rebuild", "1", "--source", tmp_path / "source", "--with-python", sys.executable)
+    assert list(result["rebuilt"].values()) == [True]
+
+
+def test_libraries_tell_their_glibc_and_code(tmp_path: Path) -> None:
+    library = next(Path("/usr/lib").rglob("libz.so.1"))
+    (tmp_path / "libz.so.1").write_bytes(library.resolve().read_bytes())
+    (row,) = run(tmp_path)["libraries"]
+    assert (row["soname"], "libc.so.6" in row["needed"], row["targets"]) == ("libz.so.1", True, [])
+    assert row["glibc"].startswith("2.")
+    assert read_library("x.so", b"\x7fELF") is None
+    entry = struct.pack("<QQQ", 0, 5, 9) + b"hip-gfx90"
+    assert list(amd_targets(memoryview(b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", 1) + entry))) == ["gfx90"]
+    assert list(amd_targets(memoryview(b"CCOB" + bytes(20)))) == ["packed"]
+    element = struct.pack("<HHIQ", 2, 0, 64, 16) + bytes(12) + struct.pack("<I", 90) + bytes(32 + 16)
+    fatbin = b"\x50\xed\x55\xba" + struct.pack("<HHQ", 1, 16, len(element)) + element
+    assert list(nvidia_targets(memoryview(bytes(8) + fatbin))) == ["sm_90"]
+
+
+def test_what_holds_no_code_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a-1-py3-none-any.whl", "w") as archive:
+        archive.writestr("a.py", "")
+    (tmp_path / "no plan").mkdir()
+    run(tmp_path / "a-1-py3-none-any.whl", code=ConfigError.code)
+    run(tmp_path / "nowhere.whl", code=ConfigError.code)
+    (tmp_path / "broken.whl").write_bytes(b"PK")
+    run(tmp_path / "broken.whl", code=SourceError.code)
+
+
+def test_a_prefix_of_no_known_plan_is_told(campaign: Path, tmp_path: Path) -> None:
+    prefix(campaign, tmp_path / "p")
+    (tmp_path / "none").mkdir()
+    run(tmp_path / "p", "--plan", tmp_path / "none", code=SourceError.code)
+    run(tmp_path / "p", "--plan", plan(tmp_path / "plan"), "--gpu", "gfx90a", code=ConfigError.code)
+
+
+def attempt(kernel: Path, *words: Any, code: int = 0) -> dict[str, Any]:
+    words = ("kernels", "try", kernel, "--source", KERNELS.parent, *words, "--json")
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == code, done.output
+    return dict(json.loads(done.stdout))
+
+
+def test_one_kernel_is_tried_by_another_triton(campaign: Path, tmp_path: Path) -> None:
+    kernel = campaign / "gfx942" / "attention-fp16.hsaco"
+    result = attempt(kernel, "--with-python", sys.executable, "--out", tmp_path / "new")
+    assert result["counts"]["same"] == 1
+    assert (tmp_path / "new" / kernel.name).read_bytes() == kernel.read_bytes()
+    # What was compiled with fewer registers: the campaign's is better, the other way round it is worse.
+    tight = compile_all([{**rule(tmp_path / "tight", "attention", "gfx942"), "waves_per_eu": 8}])[0]
+    shutil.copy(kernel, tight)
+    attempt(tight, code=RegressionError.code)
+    assert attempt(tight, "--fail-on", "")["kernels"][0]["new_spills"] > 0
+
+
+def test_what_cannot_be_tried_is_told(campaign: Path, tmp_path: Path) -> None:
+    kernel = campaign / "gfx942" / "add-fp16.hsaco"
+    alone = tmp_path / "k.hsaco"
+    shutil.copy(kernel, alone)
+    attempt(alone, code=ConfigError.code)
+    alone.with_suffix(".json").write_text("{}")
+    attempt(alone, code=ConfigError.code)
+    metadata = json.loads(kernel.with_suffix(".json").read_text())
+    for source, code in (("../kernels.py", ConfigError.code), ("absent.py", SourceError.code)):
+        alone.with_suffix(".json").write_text(json.dumps({**metadata, "source": source}))
+        attempt(alone, code=code)
+    attempt(kernel, "--with-python", "python", "--triton-wheel", "3.6.0", code=ConfigError.code)
+    attempt(kernel, "--triton-wheel", tmp_path / "none.whl", code=SourceError.code)
+    attempt(kernel, "--with-python", "/bin/false", code=KernelError.code)
+    attempt(kernel, "--with-python", "/bin/true", code=KernelError.code)
+    attempt(kernel, "--with-python", "", code=ConfigError.code)
+
+
+def test_stands_of_other_tests_are_no_code(tmp_path: Path) -> None:
+    stand = Stand(Layout(tmp_path / "lay"), tmp_path / "work", signer=ed25519_signer())
+    run(f"oci:{stand.layout.root}", code=ConfigError.code)

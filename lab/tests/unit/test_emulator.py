@@ -1,0 +1,489 @@
+"""The emulator beyond single instructions: memory, matrices, control flow, waits, and what it refuses."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from lab.tests.emulator_fixtures import LDS, SCRATCH, code_object, get, pair, program, put, run, wave_of, workgroup
+from toolchain.cli.app import app
+from toolchain.core.errors import ConfigError, EmulationError, EngineError, NumbersError
+from toolchain_lab.emulator import codeobject, extra, messagepack
+from toolchain_lab.emulator.control import wait
+from toolchain_lab.emulator.decode import decode
+from toolchain_lab.emulator.disassembly import Line, find_disassembler
+from toolchain_lab.emulator.given import parse_argument
+from toolchain_lab.emulator.launch import Launch, Parameter, argument_block, check_parameters
+from toolchain_lab.emulator.memory import Lds
+from toolchain_lab.emulator.metadata import check_metadata, metadata_of
+from toolchain_lab.emulator.program import Program
+from toolchain_lab.emulator.syntax import parse
+from toolchain_lab.emulator.wave import Target
+from toolchain_lab.emulator.workgroup import Limits, Workgroup, refuse
+
+GFX942, GFX1100, GFX1201 = Target("gfx942", 64), Target("gfx1100", 32), Target("gfx1201", 32)
+
+
+# -------------------------------------------------------------------- memory
+
+
+def test_the_remedy_for_a_missing_numpy_is_not_another_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="--check needs numpy") as refusal:
+        extra.require_numpy("--check")
+    # The Python index has a project with the name of this one.
+    assert "install 'toolchain" not in refusal.value.fix
+
+
+def test_a_global_load_gathers_and_a_store_scatters() -> None:
+    wave = wave_of("gfx942", [np.arange(64, dtype=np.uint32), np.zeros(64, np.uint32)])
+    put(wave, "v0", [4 * (63 - lane) for lane in range(64)])
+    run(wave, "global_load_dword v1, v0, s[4:5]", "v_lshlrev_b32_e32 v2, 2, v1", "global_store_dword v2, v1, s[6:7]")
+    assert get(wave, "v1") == list(range(63, -1, -1))
+    assert np.frombuffer(wave.group.memory.content(1), np.uint32).tolist() == list(range(64))
+
+
+def test_only_active_lanes_access_memory() -> None:
+    wave = wave_of("gfx942", [np.arange(4, dtype=np.uint32)])
+    put(wave, "v0", 0xFFFFFFF)  # outside, but for lane 1
+    put(wave, "v1", 7)
+    wave.u[0][1] = 8
+    wave.set_exec(0b10)
+    run(wave, "global_load_dword v1, v0, s[4:5]")
+    assert get(wave, "v1")[:3] == [7, 2, 7]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "global_load_dword v1, v0, s[4:5]",
+        "global_store_dword v0, v1, s[4:5]",
+        "global_load_dwordx4 v[4:7], v0, s[4:5] offset:-16",
+        "ds_read_b32 v1, v0",
+        "ds_write_b64 v0, v[2:3] offset:248",
+        "scratch_load_dword v1, v0, off",
+    ],
+)
+def test_an_access_outside_of_its_buffer_is_a_fault(text: str) -> None:
+    wave = wave_of("gfx942", [np.zeros(4, np.uint32)])
+    put(wave, "v0", [0, 1 << 20])
+    wave.set_exec(0b11)
+    with pytest.raises(NumbersError) as error:
+        run(wave, text)
+    assert error.value.code == 24
+    assert "0x0" in error.value.what
+
+
+def test_a_buffer_load_outside_of_its_range_gives_0_and_a_store_is_dropped() -> None:
+    wave = wave_of("gfx942", [np.arange(1, 9, dtype=np.uint32)])
+    wave.s[8], wave.s[9], wave.s[10], wave.s[11] = wave.s[4], int(wave.s[5]) & 0xFFFF, 16, 0x27000
+    put(wave, "v0", [4 * lane for lane in range(64)])
+    put(wave, "v2", 77)
+    run(wave, "buffer_load_dword v1, v0, s[8:11], 0 offen", "buffer_store_dword v2, v0, s[8:11], 0 offen")
+    assert get(wave, "v1")[:6] == [1, 2, 3, 4, 0, 0]
+    assert np.frombuffer(wave.group.memory.content(0), np.uint32).tolist() == [77] * 4 + [5, 6, 7, 8]
+
+
+def test_an_atomic_sum_takes_lanes_in_turn() -> None:
+    wave = wave_of("gfx942", [np.array([5, 100], np.uint32)])
+    put(wave, "v0", 0)
+    put(wave, "v1", 2)
+    wave.set_exec(0b1011)
+    run(wave, "global_atomic_add v3, v0, v1, s[4:5] sc0")
+    assert [get(wave, "v3")[lane] for lane in (0, 1, 3)] == [5, 7, 9]
+    assert np.frombuffer(wave.group.memory.content(0), np.uint32).tolist() == [11, 100]
+
+
+def test_short_loads_extend_or_keep_halves() -> None:
+    wave = wave_of("gfx1100", [np.array([0x80, 0xFF, 0x34, 0x12], np.uint8)])
+    put(wave, "v0", 0)
+    put(wave, "v[1:4]", 0)
+    put(wave, "v4", 0xAAAABBBB)
+    run(
+        wave,
+        "global_load_u8 v1, v0, s[4:5]",
+        "global_load_i8 v2, v0, s[4:5]",
+        "global_load_i16 v3, v0, s[4:5]",
+        "global_load_d16_hi_b16 v4, v0, s[4:5] offset:2",
+    )
+    assert [get(wave, name)[0] for name in ("v1", "v2", "v3", "v4")] == [0x80, 0xFFFFFF80, 0xFFFFFF80, 0x1234BBBB]
+
+
+def test_lds_pairs_count_their_offsets_in_elements() -> None:
+    wave = wave_of("gfx942")
+    put(wave, "v0", 0)
+    wave.set_exec(1)
+    put(wave, "v1", 11)
+    put(wave, "v2", 22)
+    run(wave, "ds_write2_b32 v0, v1, v2 offset0:1 offset1:3", "ds_read2_b32 v[4:5], v0 offset0:3 offset1:1")
+    assert get(wave, "v4")[0] == 22
+    assert get(wave, "v5")[0] == 11
+    assert wave.group.lds.words[[1, 3]].tolist() == [11, 22]
+
+
+def test_transposed_reads_give_each_lane_a_column() -> None:
+    wave = wave_of("gfx950")
+    wave.group.lds.halves[:64] = np.arange(64)
+    put(wave, "v0", [8 * (lane % 16) for lane in range(64)])
+    run(wave, "ds_read_b64_tr_b16 v[2:3], v0")
+    assert get(wave, "v2")[5] == 5 | 21 << 16
+    assert get(wave, "v3")[5] == 37 | 53 << 16
+
+
+def test_scalar_loads_read_memory() -> None:
+    wave = wave_of("gfx1201", [np.arange(8, dtype=np.uint32)])
+    run(wave, "s_load_b64 s[10:11], s[4:5], 0x8")
+    assert get(wave, "s[10:11]") == 2 | 3 << 32
+
+
+# -------------------------------------------------------------------- matrices
+
+
+def mfma_operands(size: int, depth: int) -> tuple[Any, Any, Any]:
+    """Two matrices of small integers, and their product."""
+    random = np.random.default_rng(size)
+    a, b = random.integers(-4, 5, (size, depth)), random.integers(-4, 5, (size, depth))
+    return a, b, a @ b.T
+
+
+@pytest.mark.parametrize(("size", "depth", "gpu"), [(32, 8, "gfx942"), (16, 16, "gfx942"), (16, 32, "gfx950")])
+def test_mfma_holds_rows_in_registers_and_columns_in_lanes(size: int, depth: int, gpu: str) -> None:
+    wave = wave_of(gpu)
+    a, b, product = mfma_operands(size, depth)
+    each = depth * size // 64  # numbers of a lane
+    for matrix, first in ((a, 0), (b, 8)):
+        for lane in range(64):
+            start = lane // size * each
+            values = matrix[lane % size, start : start + each].astype(np.float16)
+            for register, word in enumerate(values.view(np.uint32)):
+                wave.u[first + register][lane] = word
+    registers, last = size * size // 64, each // 2 - 1
+    run(wave, f"v_mfma_f32_{size}x{size}x{depth}_f16 v[20:{19 + registers}], v[0:{last}], v[8:{8 + last}], 1.0")
+    for register in range(registers):
+        for lane in range(64):
+            row = 8 * (register // 4) + 4 * (lane // 32) + register % 4 if size == 32 else 4 * (lane // 16) + register
+            assert wave.f[20 + register][lane] == product[row, lane % size] + 1
+
+
+@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201"])
+def test_wmma_of_both_generations(gpu: str) -> None:
+    wave = wave_of(gpu)
+    a, b, product = mfma_operands(16, 16)
+    each = 16 if gpu == "gfx1100" else 8
+    for matrix, first in ((a, 0), (b, 8)):
+        for lane in range(32):
+            start = 0 if gpu == "gfx1100" else 8 * (lane // 16)
+            words = matrix[lane % 16, start : start + each].astype(np.float16).view(np.uint32)
+            for register, word in enumerate(words):
+                wave.u[first + register][lane] = word
+    last = each // 2 - 1
+    put(wave, "v[20:27]", 0)
+    run(wave, f"v_wmma_f32_16x16x16_f16 v[20:27], v[0:{last}], v[8:{8 + last}], v[20:27]")
+    for register in range(8):
+        for lane in range(32):
+            row = 2 * register + lane // 16 if gpu == "gfx1100" else register + 8 * (lane // 16)
+            assert wave.f[20 + register][lane] == product[row, lane % 16]
+
+
+def test_on_gfx11_both_halves_of_a_wave_hold_the_same_matrix() -> None:
+    wave = wave_of("gfx1100")
+    put(wave, "v[0:31]", 0)
+    put(wave, "v3", [0] * 20 + [pair(1, 0)] + [0] * 11)
+    with pytest.raises(NumbersError):
+        run(wave, "v_wmma_f32_16x16x16_f16 v[20:27], v[0:7], v[8:15], v[20:27]")
+
+
+# -------------------------------------------------------------------- control
+
+
+def test_a_loop_runs_and_its_instructions_are_counted() -> None:
+    made = program(
+        "gfx942", ["s_mov_b32 s0, 0", "s_add_i32 s0, s0, 1", "s_cmp_lt_i32 s0, 5", "s_cbranch_scc1 65533", "s_endpgm"],
+        {3: 0xFFFD},
+    )  # fmt: skip
+    group = workgroup(made)
+    assert group.run(reverse=False, limits=Limits()) == 1 + 5 * 3 + 1
+    assert int(group.waves[0].s[0]) == 5
+    assert made.executed() == {"s_mov_b32": 1, "s_add_i32": 5, "s_cmp_lt_i32": 5, "s_cbranch_scc1": 5, "s_endpgm": 1}
+
+
+def test_a_kernel_that_never_ends_is_stopped() -> None:
+    made = program("gfx942", ["s_nop 0", "s_branch 65534"], {1: 0xFFFE})
+    with pytest.raises(NumbersError, match="does not end"):
+        workgroup(made).run(reverse=False, limits=Limits(instructions=1000))
+
+
+BARRIER = [
+    "v_lshlrev_b32_e32 v1, 2, v0",
+    "ds_write_b32 v1, v0",
+    "s_waitcnt lgkmcnt(0)",
+    "s_barrier",
+    "v_xor_b32_e32 v1, 0x100, v1",
+    "ds_read_b32 v2, v1",
+    "s_waitcnt lgkmcnt(0)",
+]
+
+
+def exchanged(texts: list[str], *, reverse: bool, watch: bool = True) -> list[int]:
+    """What two waves of 64 lanes read of each other's LDS, the second one's."""
+    made = program("gfx942", [*texts, "s_endpgm"])
+    group = workgroup(made, waves=2)
+    group.lds_size = 512
+    group.lds = Lds(np.full(512, 0xEE, np.uint8), watch=watch)
+    group.run(reverse=reverse, limits=Limits())
+    return [int(value) for wave in group.waves for value in wave.u[2]]
+
+
+def test_waves_meet_at_a_barrier_in_both_orders_and_a_removed_one_shows() -> None:
+    right = [*range(64, 128), *range(64)]
+    assert exchanged(BARRIER, reverse=False) == right
+    assert exchanged(BARRIER, reverse=True) == right
+    without = [text for text in BARRIER if text != "s_barrier"]
+    with pytest.raises(NumbersError, match="meet in LDS"):
+        exchanged(without, reverse=False)
+    # To write what is there already is not a race.
+    exchanged(["v_mov_b32_e32 v1, 0", "v_mov_b32_e32 v3, 1", *["ds_write_b32 v1, v3"] * 2], reverse=False)
+    assert exchanged(without, reverse=False, watch=False) != exchanged(without, reverse=True, watch=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("s_waitcnt vmcnt(3) lgkmcnt(0)", {"vm": 3, "lgkm": 0}),
+        ("s_waitcnt_vscnt null, 0x0", {"vs": 0}),
+        ("s_wait_loadcnt 0x2", {"load": 2}),
+        ("s_wait_loadcnt_dscnt 0x301", {"load": 3, "ds": 1}),
+        ("s_wait_kmcnt 0x0", {"km": 0}),
+        ("s_nop 3", {}),
+        ("s_waitcnt_depctr 0xfffd", {}),
+    ],
+)
+def test_waits_are_read(text: str, counts: dict[str, int]) -> None:
+    assert wait(parse(Line(0, text, (0,)))) == counts
+
+
+# -------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "named"),
+    [
+        ("v_mqsad_u32_u8 v[0:3], v[4:5], v6, v[8:11]", GFX942, "v_mqsad_u32_u8"),
+        ("v_add_f32_e64 v0, v1, v2 mul:2", GFX942, "mul"),
+        ("v_add_u32_e64 v0, v1, v2 clamp", GFX942, "clamp"),
+        ("v_mfma_f32_32x32x8_f16 v[0:15], v[16:17], v[18:19], v[0:15] cbsz:1", GFX942, "cbsz"),
+        ("v_mfma_f32_32x32x64_f16 v[0:15], v[16:17], v[18:19], v[0:15]", GFX942, "v_mfma_f32_32x32x64_f16"),
+        ("buffer_load_dword v1, v0, s[8:11], 0 idxen", GFX942, "idxen"),
+        ("global_load_lds_dword v0, s[0:1]", GFX942, "global_load_lds_dword"),
+        ("s_getreg_b32 s0, hwreg(HW_REG_MODE)", GFX942, "s_getreg_b32"),
+        ("v_mov_b32_e32 v0, src_shared_base", GFX942, "src_shared_base"),
+        ("v_mov_b32_e32 v0, -v1", GFX942, "v1"),
+        ("s_mov_b64 s[0:1], 0xffffffff", GFX942, "0xffffffff"),
+        ("v_dual_mov_b32 v0, v1 :: v_dual_nonsense v1, v0", GFX1100, "v_nonsense"),
+        ("s_and_saveexec_b64 s[0:1], vcc", GFX1100, "EXEC"),
+        ("v_dot2_bf16_bf16 v0.l, v1, 0x40404040, 0", GFX1100, "a sum of two products"),
+        ("v_dot2_bf16_bf16 v0.l, v1, 0x4040, v2.l", GFX1100, "a sum of two products"),
+        ("v_wmma_f16_16x16x16_f16 v[0:7], v[8:15], v[16:23], v[0:7]", GFX1100, "v_wmma_f16_16x16x16_f16"),
+    ],
+)
+def test_what_is_unknown_is_refused_by_name(text: str, target: Target, named: str) -> None:
+    with pytest.raises(EmulationError) as error:
+        decode(Line(0x40, text, (0,)), target)
+    assert error.value.code == 23
+    assert named in error.value.what
+    assert text in error.value.why
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rsrc1": 0xC0 << 12},
+        {"properties": 1 << 3 | 1 << 1},
+        {"properties": 1 << 3 | 1 << 2},
+        {"properties": 1 << 3 | 1 << 11},
+        {"rsrc2": 1 << 10},
+    ],
+    ids=["float mode", "dispatch packet", "queue", "dynamic stack", "workgroup info"],
+)
+def test_a_kernel_that_asks_for_more_is_refused(changes: dict[str, int]) -> None:
+    code = code_object("gfx942")
+    refuse(code)
+    with pytest.raises(EmulationError):
+        refuse(replace(code, descriptor=replace(code.descriptor, **changes)))
+
+
+def test_all_unknown_instructions_of_a_program_are_listed() -> None:
+    made = program(
+        "gfx942", ["v_mqsad_u32_u8 v[0:3], v[4:5], v6, v[8:11]", "s_getreg_b32 s0, 1", "s_endpgm", "s_nop 0"]
+    )
+    assert [error.code for error in made.unknown()] == [23, 23]
+
+
+# -------------------------------------------------------------------- the start of a wave
+
+
+def test_registers_lds_and_scratch_begin_as_garbage_of_a_seed() -> None:
+    made = program("gfx942", ["s_endpgm"])
+    first, second, same = (workgroup(made, seed=seed) for seed in (1, 2, 1))
+    assert first.waves[0].u[7].tobytes() == same.waves[0].u[7].tobytes()
+    for a, b in (
+        (first.waves[0].u[7], second.waves[0].u[7]),
+        (first.lds.bytes, second.lds.bytes),
+        (first.waves[0].scratch, second.waves[0].scratch),
+    ):
+        assert a.tobytes() != b.tobytes()
+    assert first.lds_size == LDS
+    assert len(first.waves[0].scratch) >= SCRATCH // 4
+
+
+def test_workgroup_ids_stand_where_each_generation_expects_them() -> None:
+    old = workgroup(program("gfx1100", ["s_endpgm"]), waves=2).waves[1]
+    assert old.s[2:4].tolist() == [3, 5]
+    assert old.u[0].tolist() == list(range(32, 64))
+    new = workgroup(program("gfx1201", ["s_endpgm"]), waves=2).waves[1]
+    assert get(new, "ttmp9") == 3
+    assert get(new, "ttmp7") == 5
+    assert get(new, "ttmp8") >> 25 & 31 == 1
+
+
+def test_arguments_are_aligned_to_their_size() -> None:
+    parameters = [Parameter("x", "*fp16"), Parameter("n", "i32"), Parameter("s", "i64"), Parameter("f", "fp32")]
+    block = argument_block(parameters, {"x": 0x7F0000001000, "n": -1, "s": 5, "f": 1.5}, 64)
+    assert block == struct.pack("<Qi4xqf", 0x7F0000001000, -1, 5, 1.5).ljust(64, b"\0")
+    with pytest.raises(EmulationError):
+        argument_block(parameters, {"x": 0, "n": 0, "s": 0, "f": 0}, 16)
+    with pytest.raises(ConfigError):
+        argument_block(parameters, {"x": 0, "n": 1 << 40, "s": 0, "f": 0}, 64)
+
+
+def test_a_signature_must_be_the_objects() -> None:
+    arguments = (
+        codeobject.Argument(0, 8, "global_buffer"),
+        codeobject.Argument(8, 4, "by_value"),
+        codeobject.Argument(16, 8, "global_buffer"),
+    )
+    code = code_object("gfx942", arguments=arguments)
+    check_parameters(code, [Parameter("x", "*fp16"), Parameter("n", "i32")])
+    for wrong in (
+        [Parameter("n", "i32")],
+        [Parameter("x", "*fp16"), Parameter("n", "i64")],
+        [Parameter("x", "*fp16")] * 4,
+    ):
+        with pytest.raises(EmulationError, match="signature"):
+            check_parameters(code, wrong)
+
+
+@pytest.mark.parametrize(("grid", "only"), [((0, 1, 1), None), ((1 << 20, 1, 1), None), ((2, 1, 1), [(2, 0, 0)])])
+def test_a_grid_that_cannot_run_is_refused(grid: tuple[int, int, int], only: list[tuple[int, int, int]] | None) -> None:
+    launch = Launch(parameters=[], values={}, grid=grid, waves=1, lds=0, only=only)
+    with pytest.raises(ConfigError):
+        launch.places()
+
+
+def test_values_are_read_from_text(tmp_path: Any) -> None:
+    np.save(tmp_path / "x.npy", np.arange(3, dtype=np.float16))
+    x = Parameter("x", "*fp16")
+    assert np.array_equal(np.asarray(parse_argument(x, str(tmp_path / "x.npy"), seed=0)), np.arange(3))
+    assert parse_argument(x, "null", seed=0) is None
+    assert np.asarray(parse_argument(x, "zeros:5", seed=0)).tolist() == [0] * 5
+    assert parse_argument(Parameter("n", "i32"), "0x10", seed=0) == 16
+    assert parse_argument(Parameter("f", "fp32"), "0.5", seed=0) == 0.5
+    for parameter, text in (
+        (Parameter("y", "*fp32"), str(tmp_path / "x.npy")),
+        (x, "zeros:0"),
+        (x, "7"),
+        (Parameter("n", "i32"), "a"),
+    ):
+        with pytest.raises(ConfigError):
+            parse_argument(parameter, text, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        (b"\x82\xa1a\x01\xa1b\x93\xc2\xc3\xc0", {"a": 1, "b": [False, True, None]}),
+        (b"\xcd\x01\x00", 256),
+        (b"\xd0\xff", -1),
+        (b"\xff", -1),
+        (b"\xc4\x02hi", b"hi"),
+        (b"\xda\x00\x02hi", "hi"),
+    ],
+)
+def test_metadata_is_read(data: bytes, value: Any) -> None:
+    assert messagepack.unpack(data) == value
+
+
+@pytest.mark.parametrize("data", [b"", b"\xa5ab", b"\xc1", b"\x91" * 40])
+def test_broken_metadata_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="metadata"):
+        messagepack.unpack(data)
+
+
+@pytest.mark.parametrize("content", [{}, [], {"name": "k"}, {"compile_status": "Failed"}, None])
+def test_a_json_without_what_a_launch_needs_is_refused(content: Any) -> None:
+    with pytest.raises(EmulationError):
+        metadata_of(content, "k.json")
+
+
+def test_scratch_memory_of_gfx90a_is_a_buffer_that_each_wave_finds() -> None:
+    moved = ["s_add_u32 s0, s0, s8", "s_addc_u32 s1, s1, 0"]
+    used = [
+        "buffer_store_dword v1, off, s[0:3], 0 offset:8",
+        "s_waitcnt vmcnt(0)",
+        "buffer_load_dword v2, off, s[0:3], 0 offset:8",
+        "s_waitcnt vmcnt(0)",
+        "s_endpgm",
+    ]
+    # Four SGPRs of the buffer, two of the arguments, two ids, and the wave's place.
+    descriptor = replace(code_object("gfx90a").descriptor, rsrc2=1 | 6 << 1 | 1 << 7 | 1 << 8, properties=1 << 3 | 1)
+
+    def ran(texts: list[str]) -> Workgroup:
+        lines = [Line(4 * place, text, (0,)) for place, text in enumerate(texts)]
+        group = workgroup(Program(code_object("gfx90a", descriptor=descriptor), lines), waves=2)
+        group.run(reverse=False, limits=Limits())
+        return group
+
+    for wave in ran([*moved, *used]).waves:
+        assert (wave.u[2] == wave.u[1]).all()
+        assert (wave.scratch[2] == wave.u[1]).all()
+    with pytest.raises(NumbersError, match="the wave's own memory"):
+        ran(used)
+
+
+@pytest.mark.parametrize("text", ["zeros:²", f"zeros:{'1' * 5000}", "normal:0", "empty.npy", "zip.npy"])
+def test_a_buffer_that_cannot_be_made(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.npy").touch()
+    Path("zip.npy").write_bytes(b"PK\3\4 no zip")
+    with pytest.raises(ConfigError):
+        parse_argument(Parameter("x", "*fp32"), text, seed=0)
+
+
+def test_a_number_that_does_not_fit_its_argument() -> None:
+    for kind, number in (("fp32", 1e300), ("i32", 1 << 40)):
+        with pytest.raises(ConfigError, match="argument n cannot be"):
+            argument_block([Parameter("n", kind)], {"n": number}, 16)
+
+
+@pytest.mark.parametrize("words", [("--arg", "n=1"), ("--out", "folder"), ("--workgroup", "0"), ("--reverse",)])
+def test_what_needs_a_grid_is_not_ignored_without_one(words: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["emulate", "kernel.hsaco", *words])
+    assert (done.exit_code, "need --grid" in done.output) == (3, True), done.output
+
+
+def test_a_program_that_is_no_disassembler_is_not_called_too_old() -> None:
+    with pytest.raises(EngineError, match="/bin/true is not llvm-objdump"):
+        find_disassembler(Path("/bin/true"))
+
+
+def test_what_a_file_asks_for_is_not_allocated_whatever_it_is() -> None:
+    about = {"name": "kernel", "arch": "gfx942", "source": "x.py", "signature": [], "constexprs": {}, "num_warps": 1}
+    for lds in (1 << 50, -1):
+        with pytest.raises(EmulationError, match="more memory than any GPU"):
+            check_metadata(code_object("gfx942"), metadata_of({**about, "shared": lds}, "the JSON"))

@@ -1,0 +1,113 @@
+"""Objects that differ in addresses, symbols and metadata alone have the same instructions; a changed one has not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from toolchain.cli.app import app
+from toolchain_lab.emulator.disassembly import VARIABLE
+
+ASSEMBLY = """
+.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
+.section .rodata,"a",@progbits
+{names}
+.type table,@object
+table:
+  .long {number}
+  .long 2
+.size table, 8
+{pad}
+.text
+.globl {kernel}
+.p2align 8
+.type {kernel},@function
+{kernel}:
+  s_getpc_b64 s[4:5]
+  s_add_u32 s4, s4, table@rel32@lo+4
+  s_addc_u32 s5, s5, table@rel32@hi+12
+  s_load_dword s6, s[4:5], 0x0
+  s_waitcnt lgkmcnt(0)
+  v_mov_b32_e32 v0, {register}
+  s_endpgm
+.size {kernel}, .-{kernel}
+.section .rodata,"a",@progbits
+.p2align 6
+.amdhsa_kernel {kernel}
+  .amdhsa_next_free_vgpr 8
+  .amdhsa_next_free_sgpr 8
+  .amdhsa_accum_offset 8
+.end_amdhsa_kernel
+.amdgpu_metadata
+---
+amdhsa.version: [1, 2]
+amdhsa.kernels:
+  - .name: {kernel}
+    .symbol: {kernel}.kd
+    .args: []
+    .kernarg_segment_size: {kernarg}
+    .kernarg_segment_align: 8
+    .group_segment_fixed_size: 0
+    .private_segment_fixed_size: 0
+    .wavefront_size: 64
+    .sgpr_count: 8
+    .vgpr_count: 8
+    .max_flat_workgroup_size: 256
+amdhsa.target: amdgcn-amd-amdhsa--gfx942
+...
+.end_amdgpu_metadata
+"""
+
+
+def assemble(
+    folder: Path, *, pad: int = 0, names: str = "", number: int = 1, register: str = "s6", kernarg: int = 8
+) -> None:
+    from triton._C.libtriton import amd, llvm  # noqa: PLC0415 - takes a second
+
+    llvm.init_targets()
+
+    text = ASSEMBLY.format(
+        pad=f".zero {pad}" if pad else "", names=names, number=number, register=register, kernarg=kernarg, kernel="k"
+    )
+    place = folder / "gfx942"
+    place.mkdir(parents=True)
+    (place / "k.o").write_bytes(amd.assemble_amdgcn(text, "gfx942", ""))
+    amd.link_hsaco(str(place / "k.o"), str(place / "k.hsaco"))
+    (place / "k.o").unlink()
+
+
+def compared(tmp_path: Path) -> tuple[dict[str, int], str]:
+    done = CliRunner().invoke(app, ["kernels", "diff", str(tmp_path / "a"), str(tmp_path / "b"), "--json"])
+    assert done.exit_code == 0, done.output
+    counts = json.loads(done.stdout)["counts"]
+    return {status: count for status, count in counts.items() if count}, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({}, "same"),
+        ({"kernarg": 16}, "same_instructions"),  # metadata
+        ({"pad": 512}, "same_instructions"),  # the data are elsewhere, and so the code's bytes differ
+        ({"pad": 512, "names": ".globl first\nfirst:"}, "same_instructions"),  # one more symbol
+        ({"pad": 512, "number": 7}, "same_instructions"),  # the data themselves are not looked at
+        ({"register": "s7"}, "changed"),
+        ({"pad": 512, "register": "s7"}, "changed"),
+    ],
+)
+def test_addresses_do_not_count(tmp_path: Path, change: dict[str, int | str], status: str) -> None:
+    assemble(tmp_path / "a")
+    assemble(tmp_path / "b", **change)  # type: ignore[arg-type]
+    assert compared(tmp_path)[0] == {status: 1}
+
+
+def test_without_a_disassembler_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assemble(tmp_path / "a")
+    assemble(tmp_path / "b", pad=512)
+    monkeypatch.setenv(VARIABLE, "/nowhere")
+    counts, note = compared(tmp_path)
+    assert counts == {"changed": 1}
+    assert "llvm-objdump" in note

@@ -1,0 +1,335 @@
+"""The checks of kernels' numbers: references, random numbers, the rule, and samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import multiprocessing
+import os
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kernel_fixtures import aks2
+from toolchain.core.check_result import REFUSED, Object, describe, enough
+from toolchain.core.errors import ConfigError, SourceError, UntrustedError
+from toolchain.kernels.aotriton_plan import Archive, Cluster
+from toolchain.kernels.launches import launch_files, of_rule
+from toolchain.kernels.rules import Rule
+from toolchain.kernels.store import Addition, FolderStore, Result
+from toolchain.trust.attest import subjects
+from toolchain.trust.numbers import result, statement
+from toolchain_lab.emulator.disassembly import Disassembler
+from toolchain_lab.emulator.launch import Parameter
+from toolchain_lab.emulator.metadata import Metadata, read_metadata
+from toolchain_lab.examine.places import local_files
+from toolchain_lab.examine.rebuild import launches_of
+from toolchain_lab.numbers import flash_attn
+from toolchain_lab.numbers.campaign import results
+from toolchain_lab.numbers.case import Expected
+from toolchain_lab.numbers.check import CASES, check_object
+from toolchain_lab.numbers.collect import Collected, File, collect
+from toolchain_lab.numbers.elements import BF16, FP16, FP32, tensor
+from toolchain_lab.numbers.objects import sample
+from toolchain_lab.numbers.philox import random_words
+from toolchain_lab.numbers.problem import Dropout, Problem, Shape
+from toolchain_lab.numbers.reference import Inputs, attention, summed_singly, window
+
+
+def test_philox_gives_the_published_words() -> None:
+    # The known answers of Random123 for Philox 4x32-10, with the third and fourth counter 0.
+    assert [int(word[0]) for word in random_words(0, np.zeros(1, np.uint64))] == [
+        0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8,
+    ]  # fmt: skip
+
+
+def inputs(**changes: Any) -> Inputs:
+    random = np.random.default_rng(5)
+    q, k, v, do = (random.standard_normal((rows, 8)) for rows in (6, 9, 9, 6))
+    values: dict[str, Any] = {"q": q, "k": k, "v": v, "do": do, "scale": 0.35, "visible": window(np.arange(6), 9, 6, 3)}
+    return Inputs(**{**values, **changes})
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "bias"])
+def test_gradients_are_those_of_differences(name: str) -> None:
+    random = np.random.default_rng(6)
+    keep = random.random((6, 9)) > 0.3
+    given = inputs(bias=random.standard_normal((6, 9)), keep=keep, drop=0.3)
+    gradient = getattr(attention(given), {"q": "dq", "k": "dk", "v": "dv", "bias": "db"}[name])
+    step = 1e-6
+    for place in ((0, 0), (2, 1), (5, 7)):
+        values = []
+        for sign in (1, -1):
+            moved = getattr(given, name).copy()
+            moved[place] += sign * step
+            changed = Inputs(**{**given.__dict__, name: moved})
+            assert given.do is not None
+            values.append((attention(changed).o * given.do).sum())
+        assert gradient[place] == pytest.approx((values[0] - values[1]) / (2 * step), abs=1e-7)
+
+
+def test_a_loop_in_float32_rounds_each_sum() -> None:
+    # 2^24 and 1 is 2^24 in float32, each time.
+    assert summed_singly(np.array([[2.0**24, 1, 1, 1]]), np.ones((4, 1))).tolist() == [[2.0**24]]
+    assert summed_singly(np.array([[1, 1, 1, 2.0**24]]), np.ones((4, 1))).tolist() == [[2.0**24 + 4]]
+
+
+def test_kernels_of_aotriton_s_one_file_have_their_cases() -> None:
+    for file, kernel in (("fwd_kernel.py", "attn_fwd"), ("bwd_kernel_fuse.py", "bwd_kernel_fuse")):
+        assert CASES["flash.py", kernel] is CASES[file, kernel]
+
+
+def test_a_row_that_sees_nothing_is_zero() -> None:
+    result = attention(inputs(visible=np.zeros((6, 9), np.bool_)))
+    assert (result.o == 0).all()
+    assert np.isinf(result.lse).all()
+    assert (result.dk == 0).all()
+
+
+@pytest.mark.parametrize("element", [FP16, BF16, FP32])
+def test_what_is_stored_is_rounded_to_nearest(element: Any) -> None:
+    values = np.array([1.0, 1 + element.precision / 4, -3.0])
+    assert np.array_equal(element.rounded(element.rounded(values)), element.rounded(values))
+    assert np.abs(element.rounded(values) - values).max() <= element.precision
+
+
+def test_between_the_rows_of_a_tensor_lies_nan() -> None:
+    made = tensor(FP16, (2, 3, 4, 5), np.ones, pitch=8, guard=2)
+    assert made.read().shape == (2, 3, 4, 5)
+    assert (made.read() == 1).all()
+    assert np.isnan(FP16.decode(made.data)).sum() == len(made.data) - 2 * 3 * 4 * 5
+    assert made.strides == ((4 + 2) * 3 * 8, 8, 3 * 8, 1)
+
+
+def test_the_rule_allows_twice_the_plain_error_and_a_unit_of_the_type() -> None:
+    places, exact = np.arange(3), np.array([1.0, -4.0, 2.0])
+    expected = Expected("o", "O", FP16, places, exact, exact + 0.25)
+    assert expected.bound == 0.5 + 2.0**-10 * 4
+    assert expected.error(np.array([1, -4, 3], np.float16)) == 1
+    assert expected.error(np.array([1, -4, np.nan], np.float16)) == float("inf")
+
+
+def test_dropout_keeps_about_what_it_should_and_depends_on_the_head() -> None:
+    shape = Shape(((64, 70),), heads=2, key_heads=1, head=16, pitch=16)
+    problem = Problem(FP16, shape, 0.25, 1, dropout=Dropout(0.4, 7, 9))
+    kept = [problem.kept(0, head) for head in (0, 1)]
+    assert kept[0] is not None
+    assert kept[1] is not None
+    assert abs(kept[0].mean() - 0.6) < 0.03
+    assert (kept[0] != kept[1]).any()
+
+
+def test_packed_sequences_lie_one_behind_the_other() -> None:
+    shape = Shape(((3, 5), (4, 6)), heads=2, key_heads=1, head=16, pitch=16, packed=True)
+    problem = Problem(FP16, shape, 0.25, 1)
+    assert problem.starts(keys=False) == [0, 3, 7]
+    assert problem.rows(1, keys=True) == slice(5, 11)
+    assert problem.inputs(1, 1).k.shape == (6, 16)
+
+
+def test_a_sample_shows_something_of_every_function(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    out = tmp_path_factory.mktemp("chosen")
+    for gpu in ("gfx942", "gfx1100"):
+        for kernel in ("a", "b", "c"):
+            for form in range(5):
+                path = tmp_path / gpu / f"{kernel}{form}.hsaco"
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(b"x")
+                about: dict[str, Any] = {
+                    "name": kernel,
+                    "arch": gpu,
+                    "source": "k.py",
+                    "signature": [],
+                    "constexprs": {},
+                    "num_warps": 1,
+                    "shared": 0,
+                }
+                path.with_suffix(".json").write_text(json.dumps(about))
+    (tmp_path / "bad.hsaco").write_bytes(b"")  # known bad
+
+    def chosen_of(count: int | None = None, gpus: Sequence[str] = (), seed: int = 1) -> Collected:
+        return collect(list(local_files(tmp_path, "")), out, gpus=gpus, count=count, seed=seed, label="here")
+
+    objects = chosen_of().objects
+    assert len(objects) == 30
+    assert all(each.path.read_bytes() == b"x" for each in objects)
+    chosen = sample(objects, 6, 1)
+    assert {(each.gpu, each.kernel) for each in chosen} == {
+        (g, f"k.py:{k}") for g in ("gfx942", "gfx1100") for k in "abc"
+    }
+    assert sample(objects, 6, 1) == chosen
+    assert sample(objects, 6, 2) != chosen
+    assert sample(objects, None, 1) == objects
+    few = chosen_of(2, ["gfx942"])
+    assert (len(few.objects), few.available, {each.gpu for each in few.objects}) == (2, 15, {"gfx942"})
+    with pytest.raises(ConfigError):
+        chosen_of(gpus=["gfx90a"])
+
+
+def member(out: str, inside: str, gpu: str) -> tuple[Rule, Cluster, Archive]:
+    """A rule of AOTriton's, its cluster and its archive."""
+    rule = Rule(
+        source="modules/flash/fwd_kernel.py", root="modules/flash", kernel="attn_fwd",
+        signature=(("Q", "*fp16:16"), ("BLOCK_M", "constexpr"), ("Sm_scale", "fp32")), constexprs=(("BLOCK_M", 64),),
+        target=gpu, num_warps=4, num_stages=1, waves_per_eu=2, out=out, cluster="amd-gfx942/flash/attn_fwd/one",
+    )  # fmt: skip
+    cluster = Cluster("aks2/amd-gfx942/flash/attn_fwd/one.aks2", "", ((out, inside), ("gone", "gone")))
+    return rule, cluster, Archive("aotriton.images/amd-gfx942/flash/attn_fwd.zip", "", ((cluster.path, "one.aks2"),))
+
+
+def pack(*entries: tuple[str, bytes]) -> bytes:
+    """A .zip of one .aks2 as AOTriton's packers write it."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("one.aks2", aks2(*entries, launch=(4096, 256)))
+    return stream.getvalue()
+
+
+def test_a_pack_says_how_its_kernels_are_launched(tmp_path: Path) -> None:
+    rule, cluster, archive = member("flash/a.hsaco", "first", "gfx942")
+    written = launch_files([rule], [cluster], [archive], lambda _: 16)
+    assert list(written) == ["amd-gfx942"]
+    content = {
+        "lib/aotriton.images/amd-gfx942/flash/attn_fwd.zip": pack(("first", b"code"), ("gone", b"")),
+        "lib/aotriton.images/amd-gfx942/__launch__": written["amd-gfx942"],
+    }
+
+    def files(names: Iterable[str] = content) -> list[File]:
+        return [(name, lambda name=name: content[name]) for name in names]  # type: ignore[misc]
+
+    (kernel,) = collect(files(), tmp_path / "a").objects
+    assert (kernel.gpu, kernel.kernel) == ("gfx942", "fwd_kernel.py:attn_fwd")
+    assert kernel.path.read_bytes() == b"code"
+    metadata = read_metadata(kernel.path)
+    assert (metadata.waves, metadata.lds, metadata.scratch, metadata.constants) == (4, 4096, 16, {"BLOCK_M": 64})
+    assert [(each.name, each.type) for each in metadata.parameters] == [("Q", "*fp16"), ("Sm_scale", "fp32")]
+    # Someone else's pack says nothing; a plan does.
+    bare = files(list(content)[:1])
+    with pytest.raises(ConfigError, match="does not say how"):
+        collect(bare, tmp_path / "b", label="it")
+    (planned,) = collect(
+        bare, tmp_path / "c", planned=lambda name, shared: of_rule(rule, shared) if name.endswith("first") else None
+    ).objects
+    assert read_metadata(planned.path) == dataclasses.replace(metadata, scratch=0)
+
+
+def test_a_kernel_of_a_triton_cache_is_launched_by_our_json_and_not_by_triton_s(tmp_path: Path) -> None:
+    about = {
+        "name": "k", "arch": "gfx942", "source": "k.py", "signature": [["x", "*bf16"]], "constexprs": {},
+        "num_warps": 1, "shared": 0,
+    }  # fmt: skip
+    own = {"hash": "ab" * 32, "target": {"arch": "gfx942"}, "name": "k", "num_warps": 1}
+    entry = tmp_path / "io.triton.cache/ABC"
+    entry.mkdir(parents=True)
+    for name, content in {"k.json": own, "k.launch.json": about, "__grp__k.json": {"child_paths": {}}}.items():
+        (entry / name).write_text(json.dumps(content))
+    (entry / "k.hsaco").write_bytes(b"code")
+    files = list(local_files(tmp_path, "cache"))
+    for number, order in enumerate((files, files[::-1])):
+        (kernel,) = collect(order, tmp_path / str(number)).objects
+        assert (kernel.gpu, kernel.kernel) == ("gfx942", "k.py:k")
+        assert read_metadata(kernel.path).names == ("x",)
+
+
+def test_grouped_heads_read_the_keys_of_their_group() -> None:
+    constants: dict[str, Any] = {
+        "HQ": 8, "HK": 2, "ACTUAL_BLOCK_DMODEL": 16, "MAX_SEQLENS_Q": 64, "MAX_SEQLENS_K": 64, "BLOCK_M": 32,
+        "IS_CAUSAL": False, "SM_SCALE": 0.25,
+    }  # fmt: skip
+    strides = [f"stride_{name}{part}" for name in ("q", "k", "v", "o") for part in "zhmd"]
+    names = ("Q", "K", "V", "Out", "LSE", *strides, *(f"stride_lse_{part}" for part in "zhm"))
+    parameters = tuple(Parameter(name, "i32" if "stride" in name else "*fp32") for name in names)
+    about = Metadata("attn_fwd", "gfx942", "", names, parameters, constants, 4, 0, 0)
+    (case,) = flash_attn.forward(about, 1)
+    assert (case.grid, list(case.only)) == ((2, 8, 1), [(1, 4, 0)])
+    shape = Shape(((64, 64),), heads=8, key_heads=2, head=16, pitch=16)
+    problem = Problem(FP32, shape, 0.25, 1)
+    rows = slice(32, 64)
+    scores = problem.q.read()[0, 4, rows] @ problem.k.read()[0, 1].T * 0.25
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    exact = weights @ problem.v.read()[0, 1] / weights.sum(1, keepdims=True)
+    np.testing.assert_allclose(case.expected[0].exact, exact, rtol=1e-9, atol=1e-12)
+
+
+def test_a_result_of_a_kernel_store_is_an_object_with_its_json(tmp_path: Path) -> None:
+    about = {
+        "name": "k", "arch": "gfx942", "source": "k.py", "signature": [], "constexprs": {}, "num_warps": 1, "shared": 0,
+    }  # fmt: skip
+    store = FolderStore(tmp_path / "store")
+    record = Result(inputs={}, code=b"code", metadata=json.dumps(about).encode()).record()
+    store.add(Addition("ab" * 32, "gfx942", "rule", 1.0, record))
+    (kernel,) = collect(list(local_files(tmp_path / "store", "store")), tmp_path / "out").objects
+    assert (kernel.gpu, kernel.kernel, kernel.path.read_bytes()) == ("gfx942", "k.py:k", b"code")
+    assert read_metadata(kernel.path).kernel == "k"
+
+
+def test_a_record_s_check_is_enough_for_as_many_kernels() -> None:
+    numbers = {"checked": 3, "available": 6, "right": 2, "wrong": 0, "skipped": 1, "refused": 0}
+    assert [enough(numbers, count) for count in (3, 4, 0)] == [True, False, False]
+    assert enough({**numbers, "checked": 6}, 0)
+    assert not enough(None, 1)
+    assert describe(numbers) == "3 of 6 kernels checked by emulation: 2 right, 1 skipped"
+
+
+def test_a_signed_statement_that_a_kernel_is_wrong_counts_against_an_image() -> None:
+    row = {"checked": 3, "available": 6, "right": 2, "wrong": 0, "skipped": 1, "refused": 0}
+    about = subjects("image", ["sha256:ab"])
+    needed = {"sha256:ab"}
+    few, more = statement(about, row), statement(about, {**row, "checked": 6, "right": 5})
+    assert result([few, more], needed) == "6 of 6 kernels checked by emulation: 5 right, 1 skipped"
+    assert result([few], {"sha256:cd"}) == ""
+    with pytest.raises(UntrustedError, match="wrong numbers"):
+        result([more, statement(about, {**row, "wrong": 1})], needed)
+    with pytest.raises(UntrustedError, match="malformed"):
+        result([statement(about, {"checked": "many"})], needed)
+
+
+def test_a_check_that_is_interrupted_ends_at_once(tmp_path: Path) -> None:
+    """A pool waits for everything that was given to it."""
+    objects = [Object(tmp_path / f"{number}.hsaco", str(number), "", "") for number in range(8)]
+    for each in objects:
+        each.path.touch()
+    for each in objects[1:]:
+        os.mkfifo(each.path.with_suffix(".json"))  # read without an end
+    rows = results(objects, Disassembler(Path("objdump"), (22, 0, 0)), 2)
+    assert next(rows).status == REFUSED
+    rows.close()
+    assert not multiprocessing.active_children()
+
+
+def test_a_damaged_object_is_refused_by_its_name_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "7.hsaco"
+    path.write_bytes(b"\x7fELF")
+    decoder = Disassembler(Path("objdump"), (22, 0, 0))
+    row = check_object(path, "gfx942/add.hsaco", decoder)
+    assert row.status == REFUSED
+    assert row.reason == "gfx942/add.hsaco has no JSON beside it: gfx942/add.json: No such file or directory"
+    signature = {"name": "add", "arch": "gfx942", "source": "x.py", "signature": [], "constexprs": {}}
+    path.with_suffix(".json").write_text(json.dumps({**signature, "num_warps": 1, "shared": 0}))
+    row = check_object(path, "gfx942/add.hsaco", decoder)
+    assert (row.status, row.reason.partition(":")[0]) == (REFUSED, "gfx942/add.hsaco is not a complete code object")
+
+
+def test_a_gpu_without_objects_is_told_from_a_place_without_any(tmp_path: Path) -> None:
+    about = {"name": "add", "arch": "gfx942", "source": "x.py", "signature": [], "constexprs": {}, "num_warps": 1}
+    files: list[File] = [
+        ("add.hsaco", lambda: b"code"),
+        ("add.json", lambda: json.dumps({**about, "shared": 0}).encode()),
+    ]
+    with pytest.raises(ConfigError, match="holds no code objects for gfx1100") as caught:
+        collect(files, tmp_path, gpus=["gfx1100"], label="place")
+    assert caught.value.why == "it has gfx942"
+
+
+@pytest.mark.parametrize("content", [None, "", "a;b;c\n"])
+def test_a_folder_that_holds_no_plan(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        for name in ("Bare.flatzip", "Bare.compile"):
+            (tmp_path / name).write_text(content)
+    with pytest.raises(SourceError, match="holds no plan of AOTriton"):
+        launches_of(tmp_path, tmp_path)

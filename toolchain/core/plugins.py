@@ -1,0 +1,100 @@
+"""Plugins: other distributions that add verbs and the check of kernels.
+
+A plugin is an entry point of the group `toolchain.plugins` that names a `Plugin`. Only an unknown verb, a check, help
+and the completion of verbs look plugins up, because the import of `importlib.metadata` takes 30 ms.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal
+
+from toolchain import __version__
+from toolchain.core.errors import ConfigError
+
+GROUP = "toolchain.plugins"
+LAB = "toolchain-lab"
+# By a path: the Python index does not have it, and another project may take the name there.
+INSTALL = f"To install {LAB}, run `pip install ./lab` in a checkout of the tool"
+# The verbs of the package LAB, which the tool names where that package is not installed.
+LAB_VERBS = ("audit", "report", "emulate", "kernels check", "kernels diff", "kernels try")
+Hook = Literal["check", "inspect_wheel"]
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb.
+
+    Args:
+        name: as typed; with the group's name in front, if it has one.
+        function: `module:function`; its docstring is the help of the verb. A module without a dot is one of `cli/`.
+        brief: its line in the list of verbs.
+        engine: whether it runs containers, for which an ordinary user's process enters a user namespace.
+    """
+
+    name: str
+    function: str
+    brief: str
+    engine: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plugin:
+    """What a distribution adds to the tool.
+
+    Args:
+        check: a module with the functions of `stages.kernel_check.KernelCheck`; empty for none.
+        inspect_wheel: `module:function` that `inspect` calls for a wheel; empty for none.
+    """
+
+    verbs: tuple[Verb, ...] = ()
+    check: str = ""
+    inspect_wheel: str = ""
+
+
+@functools.cache
+def plugins() -> tuple[Plugin, ...]:
+    """Return the installed plugins.
+
+    Raises:
+        ConfigError: one cannot be imported, or is no plugin.
+    """
+    from importlib.metadata import entry_points  # noqa: PLC0415 - see above
+
+    found = []
+    for entry in entry_points(group=GROUP):
+        name = entry.dist.name if entry.dist is not None else entry.name
+        fix = f"install the {name} of toolchain {__version__}, or uninstall it"
+        try:
+            plugin = entry.load()
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"the plugin {name} cannot be loaded", why=why, fix=fix) from error
+        if not isinstance(plugin, Plugin):
+            raise ConfigError(f"the plugin {name} cannot be loaded", why=f"{entry.value} is not a Plugin", fix=fix)
+        found.append(plugin)
+    return tuple(found)
+
+
+def load(function: str) -> Any:
+    """Import what `module:object` or `module` names."""
+    module, _, name = function.partition(":")
+    imported = import_module(module)
+    return getattr(imported, name) if name else imported
+
+
+def hook(name: Hook, user: str) -> Any:
+    """Return the first plugin's object for a hook.
+
+    Args:
+        user: what needs it, for the message.
+
+    Raises:
+        ConfigError: no plugin has one.
+    """
+    for plugin in plugins():
+        if function := getattr(plugin, name):
+            return load(function)
+    raise ConfigError(f"{user} needs the package {LAB}", why="it is not installed", fix=INSTALL)

@@ -1,0 +1,52 @@
+"""`build --check` of images that are here already: their kernels are checked out of their layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from toolchain.core import console
+from toolchain.core.check_result import enough
+from toolchain.oci.layer_files import read_members
+from toolchain.oci.layout import Layout
+from toolchain.pipeline.records import read_record, write_record
+from toolchain.request.model import Request
+from toolchain.stages.kernel_check import check_files
+from toolchain.stages.stage import Built
+
+_SUFFIXES = (".hsaco", ".json", ".zip", ".aks2", "__launch__")
+_LARGEST = 8 << 30
+
+
+class _Files:
+    """The files of a layer that have to do with kernels."""
+
+    def __init__(self, path: Path, media_type: str) -> None:
+        self._path, self._media_type = path, media_type
+
+    def __iter__(self) -> Iterator[tuple[str, Callable[[], bytes]]]:
+        for name, content in read_members(
+            self._path, self._media_type, lambda name: name.endswith(_SUFFIXES), limit=_LARGEST
+        ):
+            yield name, lambda content=content: content  # type: ignore[misc]
+
+
+def checked(request: Request, built: Built) -> Built:
+    """Check the kernels of a finished image, unless its record says that as many were; the record says it then.
+
+    Raises:
+        NumbersError: a kernel computes wrong numbers.
+        ConfigError: it holds none.
+    """
+    if request.check is None or enough(built.facts.get("numbers"), request.check):
+        return built
+    from toolchain.engine.resources import jobs_for  # noqa: PLC0415
+
+    console.note(f"{built.planned.name}: checking the numbers of {built.planned.image}")
+    record = read_record(request.cache, built.input_digest)
+    layer = record.layers[-1]
+    files = _Files(Layout(request.cache.images).blob(layer["digest"]), str(layer["mediaType"]))
+    numbers = check_files(files, request, label=built.planned.image, jobs=jobs_for("kernel", request.jobs))
+    write_record(request.cache, replace(record, facts={**record.facts, "numbers": numbers}))
+    return replace(built, facts={**built.facts, "numbers": numbers})

@@ -1,0 +1,133 @@
+"""`build --check`: compiled kernels are checked by a plugin, which compares their results with float64 by emulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from toolchain.core import console, plugins
+from toolchain.core.cache import Cache
+from toolchain.core.check_result import Object, describe, require_right
+from toolchain.request.model import Request
+from toolchain.stages.stage import Workspace
+
+if TYPE_CHECKING:
+    from toolchain.kernels.campaign import CampaignResult
+    from toolchain.kernels.ledger import Ledger
+    from toolchain.kernels.rules import Rule
+
+STEP = "numbers"
+# A file's path and what reads it.
+File = tuple[str, Callable[[], bytes]]
+Progress = Callable[[int, int, str], None]
+Note = Callable[[str, Mapping[str, Any]], None]
+
+
+class KernelCheck(Protocol):
+    """What a plugin offers for `--check`: a module with these functions. Each check returns the part of a record that
+    `core.check_result` reads."""
+
+    def require_check(self) -> None:
+        """Check that this machine has what a check needs, before a build."""
+
+    def check_objects(
+        self,
+        objects: Sequence[Object],
+        folder: Path,
+        cache: Cache,
+        *,
+        count: int,
+        jobs: int,
+        progress: Progress | None,
+        note: Note,
+    ) -> dict[str, Any]:
+        """Check the results of a campaign.
+
+        Args:
+            folder: all objects are below it.
+            count: number of kernels to check; 0 for all.
+            progress: called with the number of results so far, that of all, and a label.
+            note: called with the name of each kernel and its result.
+        """
+
+    def check_files(
+        self,
+        files: Iterable[File],
+        cache: Cache,
+        *,
+        count: int,
+        jobs: int,
+        label: str,
+        progress: Progress | None,
+    ) -> dict[str, Any]:
+        """Check the code objects among the files of an image.
+
+        Args:
+            files: can be iterated several times.
+            label: what messages call the place.
+        """
+
+
+def _plugin() -> KernelCheck:
+    check: KernelCheck = plugins.hook("check", "--check")
+    return check
+
+
+def require_check() -> None:
+    """Check that kernels can be checked on this machine.
+
+    Raises:
+        ConfigError, EngineError: the plugin, or a program that it needs, is missing.
+    """
+    _plugin().require_check()
+
+
+def check_numbers(
+    result: CampaignResult, rules: Sequence[Rule], out: Path, ledger: Ledger, workspace: Workspace
+) -> dict[str, Any]:
+    """Check a sample of what a campaign compiled, as large as the request says; the result for the record.
+
+    Returns:
+        Nothing where no check was requested.
+
+    Raises:
+        NumbersError: a kernel computes wrong numbers.
+    """
+    count = workspace.request.check
+    if count is None:
+        return {}
+    sources = {rule.id: f"{rule.source}:{rule.kernel}" for rule in rules}
+    objects = [Object(out / entry.out, entry.out, entry.target, sources[entry.id]) for entry in result.done]
+    ids = {entry.out: entry.id for entry in result.done}
+    workspace.step(STEP)
+    return _accepted(
+        _plugin().check_objects(
+            objects, out, workspace.cache, count=count, jobs=workspace.jobs("kernel"), progress=workspace.count,
+            note=lambda name, row: ledger.note_check(ids[name], row),
+        )
+    )  # fmt: skip
+
+
+def check_files(
+    files: Iterable[File], request: Request, *, label: str, jobs: int, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Check a sample of the code objects among files, as large as the request says; the result for the record.
+
+    Args:
+        files: can be iterated several times.
+        label: what messages call the place.
+
+    Raises:
+        NumbersError: a kernel computes wrong numbers.
+        ConfigError: there is none.
+    """
+    return _accepted(
+        _plugin().check_files(files, request.cache, count=request.check or 0, jobs=jobs, label=label, progress=progress)
+    )
+
+
+def _accepted(numbers: dict[str, Any]) -> dict[str, Any]:
+    console.note(describe(numbers))
+    require_right(numbers)
+    return numbers
