@@ -115,6 +115,21 @@ def test_an_unfinished_merge(name: str, tmp_path: Path) -> None:
         read_pin(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("setup", "named"),
+    [
+        ('name = f"llvm+mlir-17.0.0-{arch}"\nversion = "llvm-17.0.0-c5dede880d17"\n', "c5dede880d17"),
+        ('rev = "b1115f8c"\nname = f"llvm-{rev}-{suffix}"\n', "b1115f8c"),
+        ("name = 'clang+llvm-11.0.1-x86_64-linux-gnu-ubuntu-16.04'\n", "LLVM 11.0.1"),
+    ],
+)
+def test_a_triton_before_pin_files_says_what_its_setup_names(setup: str, named: str, tmp_path: Path) -> None:
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python" / "setup.py").write_text(setup)
+    with pytest.raises(PinError, match=named):
+        read_pin(tmp_path)
+
+
 def test_a_checkout_of_aotriton_names_its_submodule(tmp_path: Path) -> None:
     (tmp_path / "include" / "aotriton").mkdir(parents=True)
     with pytest.raises(PinError, match="AOTriton") as caught:

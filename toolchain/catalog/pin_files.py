@@ -17,6 +17,7 @@ from toolchain.core.filesystem import read_regular
 UPSTREAM = "llvm/llvm-project"
 _PUT = "name a pin file, a folder with one, or a checkout; or put the file there again"
 AOTRITON_SUBMODULE = "third_party/triton"
+MAX_SETUP_BYTES = 1 << 20
 MAX_PIN_BYTES = 64 << 10  # an llvm-info.json has about 700 bytes
 
 # Forks name the repository in the pin file itself: as owner/name, or as a URL under a key of its own.
@@ -47,6 +48,12 @@ def read_pin(path: Path) -> LlvmPin:
                     f"{path} is a checkout of AOTriton, which pins no LLVM itself",
                     why="its Triton is the submodule third_party/triton, and that pins the LLVM",
                     fix=f"check the submodule out and name it: {path / AOTRITON_SUBMODULE}",
+                )
+            if (named := _named_in_setup(path)) is not None:
+                raise PinError(
+                    f"this Triton is older than pin files: its setup.py names {named}",
+                    why="that is not a full commit, and the archive that it stands for is not LLVM's source",
+                    fix="name the LLVM: --source llvm=URL@COMMIT with all 40 digits, or distro:llvm-toolchain-17",
                 )
             raise PinError(
                 f"no LLVM pin in {path}",
@@ -82,6 +89,21 @@ def read_pin(path: Path) -> LlvmPin:
 def is_aotriton(folder: Path) -> bool:
     """Return whether a folder is a checkout of AOTriton rather than of Triton."""
     return (folder / "include" / "aotriton").is_dir()
+
+
+def _named_in_setup(checkout: Path) -> str | None:
+    """Return the LLVM that the setup.py of a Triton before November 2023 names; None if it names none."""
+    file = checkout / "python" / "setup.py"
+    try:
+        text = read_regular(file, MAX_SETUP_BYTES, within=checkout).decode("utf-8", errors="replace")
+    except OSError:
+        return None
+    if match := re.search(r"\bllvm-(\d+\.\d+\.\d+)-([0-9a-f]{8,40})\b", text):
+        return f"LLVM {match[1]}, commit {match[2]}"
+    if match := re.search(r"""\brev = ["']([0-9a-f]{8,40})["']""", text):
+        return f"LLVM commit {match[1]}"
+    match = re.search(r"\bllvm(?:\+mlir)?-(\d+\.\d+\.\d+)\b", text)
+    return f"LLVM {match[1]}" if match else None
 
 
 def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
