@@ -33,7 +33,7 @@ _STANDARD = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def search_path() -> str:
     """Return the folders of the caller's `PATH` that are absolute.
 
-    An empty or relative entry means the current folder or one in it, which often belongs to somebody else.
+    An empty or relative entry means the current folder or one in it, which may be a hostile checkout.
     """
     folders = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder.startswith("/")]
     return os.pathsep.join(folders) or _STANDARD

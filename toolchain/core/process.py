@@ -124,7 +124,7 @@ def run(
 
     Args:
         argv: program and arguments; no shell reads them.
-        cwd: the program's working directory; `/` otherwise, because the caller's may belong to somebody else.
+        cwd: the program's working directory; `/` otherwise, because the current one may be a hostile checkout.
         env: added to the clean environment (see `clean_environment`).
         check: raise when the exit code is not 0.
         capture: keep standard output whole in the result; standard error goes to the tail and the log.

@@ -258,6 +258,42 @@ def test_what_cannot_be_tried_is_told(campaign: Path, tmp_path: Path) -> None:
     attempt(kernel, "--with-python", "", code=ConfigError.code)
 
 
+def test_a_wheel_runs_nothing_on_the_host(campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what Python imports at its start nor the package itself."""
+    ran = tmp_path / "ran"
+    tag = f"cp3{sys.version_info[1]}"
+    wheel = tmp_path / f"triton-9.9.0-{tag}-{tag}-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in ("sitecustomize.py", "usercustomize.py", "os.py", "triton/__init__.py"):
+            archive.writestr(name, f"open({str(ran)!r}, 'w').close()\n")
+        archive.writestr("a.pth", f"import io; io.open({str(ran)!r}, 'w').close()\n")
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
+    attempt(campaign / "gfx942" / "add-fp16.hsaco", "--triton-wheel", wheel, code=KernelError.code)
+    assert not ran.exists()
+
+
+def test_the_current_folder_is_no_triton_and_not_shown(
+    campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler sees the package alone: neither the current folder nor what is installed beside the package."""
+    here, ran = tmp_path / "here", tmp_path / "ran"
+    (here / "triton").mkdir(parents=True)
+    for name in ("triton/__init__.py", "sitecustomize.py"):
+        (here / name).write_text(f"open({str(ran)!r}, 'w').close()\n")
+    (here / "private").write_text("secret")
+    (here / "private").chmod(0o600)
+    shutil.copytree(KERNELS.parent, tmp_path / "source")
+    with (tmp_path / "source" / KERNELS.name).open("a") as source:
+        source.write("\nimport os\nif not all(at.startswith('triton') for at in os.listdir('/modules')): os._exit(3)\n")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PYTHONPATH", str(here))
+    words = ("audit", campaign, "--rebuild", 1, "--source", tmp_path / "source", "--with-python", sys.executable)
+    done = CliRunner().invoke(app, [*map(str, words), "--json"])
+    assert done.exit_code == 0, done.output
+    assert list(json.loads(done.stdout)["rebuilt"].values()) == [True]
+    assert not ran.exists()
+
+
 def test_stands_of_other_tests_are_no_code(tmp_path: Path) -> None:
     stand = Stand(Layout(tmp_path / "lay"), tmp_path / "work", signer=ed25519_signer())
     run(f"oci:{stand.layout.root}", code=ConfigError.code)

@@ -90,10 +90,8 @@ def chosen_triton(wheel: str | None, python: str | None, cache: Cache) -> Any:
     """The Triton of `--triton-wheel` or `--with-python`; by default the one installed in this Python.
 
     Raises:
-        ConfigError: both are given, or neither and none is installed, or the Python is empty.
+        ConfigError: both are given, or the Python is empty.
     """
-    from importlib.util import find_spec  # noqa: PLC0415
-
     from toolchain_lab.examine.recompile import Triton, triton_of_wheel  # noqa: PLC0415 - for a verb that runs
 
     if wheel is not None and python is not None:
@@ -102,6 +100,4 @@ def chosen_triton(wheel: str | None, python: str | None, cache: Cache) -> Any:
         raise ConfigError("--with-python is empty", fix="--with-python PATH, or leave it out")
     if wheel is not None:
         return triton_of_wheel(wheel, cache)
-    if python is None and find_spec("triton") is None:
-        raise ConfigError("no Triton to compile with", fix="--triton-wheel VERSION, or --with-python PATH")
     return Triton(python or sys.executable)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,10 @@ from toolchain.core.digest import sha256_file
 from toolchain.core.errors import ConfigError, KernelError, ResourceError, SourceError
 from toolchain.core.filesystem import read_regular
 from toolchain.core.recipe import Mount
-from toolchain.engine import launcher, namespace, view
+from toolchain.engine import namespace, view
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
 from toolchain.stages.triton_wheel import unzip
+from toolchain_lab.examine.interpreter import Interpreter, interpreter_at, triton_of
 from toolchain_lab.examine.wheel_llvm import wheel_named
 
 _TAG = re.compile(r".*-cp3(\d+)-(cp\d+|abi3)-[^-]+\.whl")
@@ -28,14 +29,21 @@ _NEWEST = 20  # minor version of a CPython that is looked for
 # Where it is for the compiler.
 _MADE, _MODULES, _RECIPES = "/made", "/modules", "/recipes"
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
+_MINOR = re.compile(r"\d+\.\d+")
+_SECONDS = 60.0  # for an interpreter to tell its version
 
 
 @dataclass(frozen=True)
 class Triton:
-    """A Python that imports a Triton: the interpreter, and its module path."""
+    """A Triton and the Python that imports it.
+
+    Args:
+        python: path or name of the interpreter.
+        wheel: the folder of an unpacked wheel; without one Triton is installed for the interpreter.
+    """
 
     python: str
-    path: str = ""
+    wheel: Path | None = None
 
 
 def triton_of_wheel(text: str, cache: Cache) -> Triton:
@@ -62,16 +70,16 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
         folder = cache.work / f"triton-{sha256_file(wheel).removeprefix('sha256:')[:16]}"
         if not folder.is_dir():
             _unpack(wheel, folder)
-        return Triton(python, str(folder))
+        return Triton(python, folder)
 
 
 def _python(minors: Sequence[int]) -> str | None:
-    """A CPython of one of these minor versions."""
+    """Return a CPython of one of these minor versions; nothing is run, so a version manager's shim is passed over."""
     if sys.version_info[1] in minors:
         return sys.executable
-    for python in filter(None, (shutil.which(f"python3.{minor}") for minor in minors)):
-        # A shim of a version manager may be there without the Python behind it.
-        if process.run([python, "-c", ""], check=False).returncode == 0:
+    for python in filter(None, (process.find(f"python3.{minor}") for minor in minors)):
+        with contextlib.suppress(KernelError):
+            interpreter_at(python)
             return python
     return None
 
@@ -163,21 +171,24 @@ def compile_rules(
     with tempfile.TemporaryDirectory(prefix="toolchain-try-") as scratch:
         made, copies = Path(scratch, "made"), Path(scratch, "copies")
         view.own(made)
-        python, prefix, modules = _interpreter(triton)
-        show = [Mount(made, _MADE, read_only=False), Mount(view.visible(modules, copies), _MODULES)]
+        settings = cache.engine / "settings"
+        python = interpreter_at(triton.python)
+        installed = [Mount(view.visible(path, copies), str(path)) for path in python.files()]
+        version = _version(python, installed, settings)
+        parts = triton_of(python, version) if triton.wheel is None else [(triton.wheel, "")]
+        show = [Mount(made, _MADE, read_only=False), *installed]
+        show += [Mount(view.visible(path, copies), f"{_MODULES}/{name}".rstrip("/")) for path, name in parts]
         show.append(Mount(view.visible(recipe.root() / "aotriton", copies), _RECIPES))
-        if prefix.parts[1] not in launcher.SYSTEM:
-            show.append(Mount(view.visible(prefix, copies), str(prefix)))
         roots = {root: f"/source/{number}" for number, root in enumerate(sorted({str(rule["root"]) for rule in rules}))}
         show += [Mount(view.visible(Path(root), copies), inside) for root, inside in roots.items()]
         tasks = [_task(rule, roots, number) for number, rule in enumerate(rules)]
         environment = ["HOME=/tmp", "TMPDIR=/tmp", f"PYTHONPATH={_MODULES}"]
         # Triton's default for dots of float32, which a campaign sets by this variable.
         environment += [f"TRITON_F32_DEFAULT={name}" for name in precisions if len(precisions) == 1]
-        words = ["env", *environment, str(python), f"{_RECIPES}/worker.py"]
+        words = ["env", *environment, str(python.file), f"{_RECIPES}/worker.py"]
         try:
             done = process.run(
-                view.command(words, cache.engine / "settings", show=show),
+                view.command(words, settings, show=show),
                 stdin="".join(f"{json.dumps(task)}\n" for task in tasks), capture=True, timeout=timeout,
             )  # fmt: skip
             answers = [strict_json.read(line) for line in done.stdout.splitlines()][1:]
@@ -195,31 +206,23 @@ def compile_rules(
         return answers
 
 
+def _version(python: Interpreter, installed: Sequence[Mount], settings: Path) -> str:
+    """Return the version of an interpreter, as in `3.12`; it runs in namespaces that show nothing but itself.
+
+    Raises:
+        KernelError: it is not a Python.
+    """
+    words = ["env", str(python.file), "-I", "-S", "-c", "import sys; print(*sys.version_info[:2], sep='.')"]
+    done = process.run(view.command(words, settings, show=installed), capture=True, check=False, timeout=_SECONDS)
+    if done.returncode != 0 or not _MINOR.fullmatch(done.stdout.strip()):
+        why = "\n".join(done.tail[-3:])
+        raise KernelError(f"{python.named} is not a Python", why=why, fix="name another: --with-python PATH")
+    return done.stdout.strip()
+
+
 def _task(rule: Mapping[str, Any], roots: Mapping[str, str], number: int) -> dict[str, Any]:
     """A rule as the worker reads it, with paths as they are inside."""
     root = str(rule["root"])
     inside = {"root": roots[root], "source": f"{roots[root]}/{Path(rule['source']).relative_to(root)}"}
     plain = {name: value for name, value in rule.items() if name != "precision"}
     return {**plain, **inside, "out": f"{_MADE}/{number}/kernel.hsaco"}
-
-
-def _interpreter(triton: Triton) -> tuple[Path, Path, Path]:
-    """The interpreter itself, its folder, and the folder from which it imports Triton.
-
-    Raises:
-        ConfigError: it imports none.
-    """
-    script = (
-        "import os, sys, importlib.util as u; found = u.find_spec('triton')\n"
-        "places = found and found.submodule_search_locations or ['']\n"
-        "print(os.path.realpath(sys.executable), sys.base_prefix, places[0], sep='\\n')"
-    )
-    done = process.run([triton.python, "-c", script], env={"PYTHONPATH": triton.path}, capture=True, check=False)
-    lines = done.stdout.splitlines()
-    if done.returncode != 0 or len(lines) < 3:
-        fix = "name another: --with-python"
-        raise KernelError(f"{triton.python} is not a Python", why="\n".join(done.tail), fix=fix)
-    python, prefix, package = lines[:3]
-    if not package:
-        raise ConfigError(f"{triton.python} imports no Triton", fix="--triton-wheel VERSION, or --with-python PATH")
-    return Path(python), Path(prefix).resolve(), Path(package).resolve().parent

@@ -1,0 +1,151 @@
+"""Find an interpreter and the Triton installed for it, without running either on the host.
+
+A Triton is untrusted code: where its interpreter would import it from is read from files here, and the
+interpreter itself only runs inside of namespaces.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PathDistribution
+from pathlib import Path
+
+from toolchain.core import process
+from toolchain.core.errors import ConfigError, KernelError
+from toolchain.core.filesystem import read_regular
+from toolchain.engine import launcher
+
+_LARGEST = 1 << 20  # bytes of a file that says where modules are
+_LIBRARIES = ("lib", "lib64")
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A CPython on this machine.
+
+    Args:
+        named: how the user named it.
+        file: the program itself, no link.
+        prefix: the folder of its installation, which has `bin` and `lib`.
+        environment: the folder of the virtual environment that it was named in, if any.
+    """
+
+    named: str
+    file: Path
+    prefix: Path
+    environment: Path | None = None
+
+    def files(self) -> list[Path]:
+        """Return what must be visible for it to run, besides the machine's own folders such as `/usr`."""
+        if self.prefix.parts[1] in launcher.SYSTEM:
+            return []
+        return [self.file, *(folder for name in _LIBRARIES if (folder := self.prefix / name).is_dir())]
+
+
+def interpreter_at(named: str) -> Interpreter:
+    """Return the interpreter that the user names by a path or a name on `PATH`.
+
+    Raises:
+        EngineError: there is no such program.
+        KernelError: no standard library belongs to it.
+    """
+    path = Path(process.which(named)).absolute()
+    file = path.resolve()
+    # Python itself looks for this file beside the program as it was called.
+    environment = next((at for at in (path.parent.parent, path.parent) if (at / "pyvenv.cfg").is_file()), None)
+    prefix = file.parent.parent
+    if file == Path(sys.executable).resolve():
+        prefix = Path(sys.base_prefix).resolve()
+    found = Interpreter(named, file, prefix, environment)
+    if len(prefix.parts) < 2 or (
+        prefix.parts[1] not in launcher.SYSTEM
+        and not any(any(prefix.glob(f"{name}/python3*/os.py")) for name in _LIBRARIES)
+    ):
+        raise KernelError(
+            f"{named} is not a Python",
+            why=f"{file} has no standard library in {prefix}",
+            fix="name the interpreter itself, not a script that starts it: --with-python PATH",
+        )
+    return found
+
+
+def triton_of(interpreter: Interpreter, version: str) -> list[tuple[Path, str]]:
+    """Return the folders that make up the Triton of an interpreter, each with its name beside the others.
+
+    They are the package `triton`, the metadata by which it finds its backends, and the libraries that were bundled with
+    it. Nothing else of the folder in which it is installed belongs to it.
+
+    Args:
+        version: the interpreter's, as in `3.12`.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    folders = list(_module_folders(interpreter, version))
+    package = next((at / "triton" for at in folders if (at / "triton" / "__init__.py").is_file()), None)
+    if package is None:
+        raise ConfigError(
+            f"{interpreter.named} has no Triton",
+            why="looked for a folder `triton` in its site-packages and in the folders that .pth files there name",
+            fix="--triton-wheel VERSION, or install Triton for that Python, not as editable",
+        )
+    found = {"triton": package}
+    for info in (info for at in folders for end in ("dist-info", "egg-info") for info in sorted(at.glob(f"*.{end}"))):
+        if info.is_dir() and _names_backends(info):
+            found.setdefault(info.name, info)
+            bundled = info.parent / f"{info.name.partition('-')[0]}.libs"
+            if bundled.is_dir():
+                found.setdefault(bundled.name, bundled)
+    return [(path, name) for name, path in found.items()]
+
+
+def _module_folders(interpreter: Interpreter, version: str) -> Iterator[Path]:
+    """The folders that are searched for modules, in order, each followed by those that it adds."""
+    for site in _site_folders(interpreter, version):
+        if not site.is_dir():
+            continue
+        yield site
+        for file in sorted(site.glob("*.pth")):
+            yield from _added(site, file)
+
+
+def _site_folders(interpreter: Interpreter, version: str) -> Iterator[Path]:
+    inside = interpreter.environment
+    if inside is not None:
+        yield from (inside / name / f"python{version}" / "site-packages" for name in _LIBRARIES)
+        if not re.search(r"(?mi)^include-system-site-packages\s*=\s*true\s*$", _text(inside / "pyvenv.cfg")):
+            return
+    yield Path("~").expanduser() / ".local/lib" / f"python{version}" / "site-packages"
+    prefix = interpreter.prefix
+    if prefix == Path("/usr"):
+        yield Path(f"/usr/local/lib/python{version}/dist-packages")
+    for name in _LIBRARIES:
+        yield from (prefix / name / f"python{version}" / kind for kind in ("site-packages", "dist-packages"))
+        yield prefix / name / "python3" / "dist-packages"
+
+
+def _added(site: Path, file: Path) -> Iterator[Path]:
+    """The folders that a .pth file names; its lines of code are left alone."""
+    for line in _text(file).splitlines():
+        if line.strip() and not line.startswith(("#", "import ", "import\t")):
+            folder = site / line.strip()
+            if folder.is_dir():
+                yield folder
+
+
+def _names_backends(info: Path) -> bool:
+    """Whether installed metadata names backends of Triton, all of them inside of its package."""
+    if not _text(info / "entry_points.txt"):
+        return False
+    named = [entry.value for entry in PathDistribution(info).entry_points if entry.group == "triton.backends"]
+    return bool(named) and all(value.startswith("triton.") for value in named)
+
+
+def _text(file: Path) -> str:
+    try:
+        return read_regular(file, _LARGEST).decode(errors="replace")
+    except OSError:
+        return ""
