@@ -115,6 +115,13 @@ def test_what_one_machine_compiled_another_takes(tmp_path: Path) -> None:
     assert second.run(store_at(tmp_path)).skipped == 3
 
 
+def test_a_shared_folder_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store").chmod(0o2775)
+    assert Machine(tmp_path / "machine").run(store_at(tmp_path)).shared["added"] == 3
+    assert (tmp_path / "store").stat().st_mode & 0o7777 == 0o2775
+
+
 def test_two_machines_may_store_a_result_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both compiled it, and it took them different times."""
     real = Path.replace

@@ -48,6 +48,8 @@ HELD = {
     "T18": ("tests/integration/test_isolation.py::test_the_caller_s_own_ids",),
     "T19": ("tests/unit/test_console.py::test_names_of_strangers_do_not_steer_the_terminal",),
     "T20": ("tests/unit/test_verify.py::test_age",),
+    "T21": ("tests/unit/test_private.py::test_a_private_tree_is_not_read_in_the_store",
+            "tests/unit/test_private.py::test_an_existing_cache_becomes_private"),
 }  # fmt: skip
 
 

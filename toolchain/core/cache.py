@@ -9,7 +9,7 @@ from pathlib import Path
 
 from toolchain.core.digest import write_atomically
 from toolchain.core.errors import ConfigError
-from toolchain.core.filesystem import read_regular
+from toolchain.core.filesystem import make_private, read_regular
 
 # As https://bford.info/cachedir/ has it.
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# The folder of `toolchain`\n"
@@ -100,9 +100,11 @@ class Cache:
         return self.locks / "use.lock"
 
     def make(self) -> None:
-        """Make the folder, marked as a cache, which backups leave out, and as this tool's, which `cache prune` needs.
+        """Make the folder for its owner alone, and mark it as a cache of this tool.
 
-        A folder that holds something else already is used, but not marked: its content may belong to others.
+        Backups leave out a folder with the first mark, and `cache prune` removes nothing without the second one. A
+        folder that holds something else already gets no mark and keeps its mode, because its content may belong to
+        others; then the tool's own folders in it are for their owner alone.
 
         Raises:
             OSError: it cannot be made.
@@ -110,12 +112,22 @@ class Cache:
         # Finding sources, which comes first, leaves the mirrors' lists and what it downloaded.
         early = {self.locks.name, self.store.name, self.apt.name}
         fresh = not self.root.is_dir() or {path.name for path in self.root.iterdir()} <= early
+        for folder in (self.root,) if fresh or self.is_ours else self._contents:
+            make_private(folder)
+        if self.store.is_dir():
+            make_private(self.store)
         self.locks.mkdir(parents=True, exist_ok=True)
         # Without them everything works but `cache prune`.
         with contextlib.suppress(OSError):
             if fresh:
                 write_atomically(self.mark, _MARK)
                 write_atomically(self.root / "CACHEDIR.TAG", _TAG)
+
+    @property
+    def _contents(self) -> tuple[Path, ...]:
+        """The folders that may hold files of a user's sources, or what was made of them."""
+        others = (self.root / "archives", self.root / "reproduce")
+        return (self.store, self.images, self.records, self.work, self.logs, self.engine, *others)
 
     @property
     def mark(self) -> Path:
@@ -142,7 +154,9 @@ class Cache:
         place = self.root
         while not os.path.lexists(place):
             place = place.parent
-        why = "it may not be written to" if write and not os.access(place, os.W_OK | os.X_OK) else ""
+        why = "" if os.access(place, os.X_OK) else "it belongs to another user, and only that user may enter it"
+        if write and not why and not os.access(place, os.W_OK):
+            why = "it may not be written to"
         if not place.is_dir():
             why = "it is not a folder"
         if why:
@@ -150,13 +164,15 @@ class Cache:
 
 
 def cache_of(folder: Path | str | None = None) -> Cache:
-    """The cache in a folder, else the default one.
+    """The cache in a folder, else the default one. An existing cache of this tool becomes its owner's alone.
 
     Raises:
         ConfigError: it cannot be there.
     """
     cache = Cache(Path(folder or default_cache()).absolute())
     cache.check(write=False)
+    if cache.is_ours:
+        make_private(cache.root)
     return cache
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -107,6 +108,19 @@ def emptied(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only its owner may enter; an existing one loses the rights of its group and of others.
+
+    A folder of another user keeps its mode, because only its owner may change it.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if folder.stat().st_mode & 0o077:
+        with contextlib.suppress(PermissionError):
+            folder.chmod(0o700)
 
 
 def is_inside(path: Path, folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from toolchain.core.cache import Cache
 from toolchain.core.console import one_line
 from toolchain.core.digest import sha256_file, sha256_json
 from toolchain.core.errors import DigestError, SourceError, UnreachableError
+from toolchain.core.filesystem import make_private
 from toolchain.core.locks import held, in_use
 from toolchain.data import load
 from toolchain.sources.archive import archive_name, fetch_archive
@@ -102,6 +104,8 @@ def _locate_local(name: str, path: Path, cache: Cache) -> Source:
         if (known := _known_file(name, digest, cache)) is not None:
             return replace(known, path=path)
     elif path.is_dir():
+        with contextlib.suppress(OSError):  # a plan works where nothing can be written
+            make_private(cache.store)
         digest = tree_digest(path, _stat_cache(path, cache))
     else:
         raise SourceError(f"the source {name} is not there: {path}", fix=f"check --source {name}=...: {FORMS}")

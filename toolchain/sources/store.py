@@ -15,6 +15,7 @@ from typing import Any
 from toolchain.core import console, strict_json
 from toolchain.core.digest import sha256_file, write_atomically
 from toolchain.core.errors import DigestError, SourceError
+from toolchain.core.filesystem import make_private
 from toolchain.core.locks import held
 from toolchain.sources.tree import TreeInfo, normalise, scan_tree
 
@@ -25,7 +26,7 @@ _READ: set[Path] = set()
 
 
 class Store:
-    """Files and unpacked trees by digest, below one folder.
+    """Files and unpacked trees by digest, below one folder that only its owner may enter.
 
     `files/<hex>/<name>` keeps a file under the name it came with (installers look at a wheel's name);
     `trees/<key>/` is a tree, `trees/<key>.json` holds its digest, `trees/<key>.stat.json` speeds up the check.
@@ -63,6 +64,7 @@ class Store:
             )
         home = self._file_home(digest)
         name = Path(name or path.name).name
+        make_private(self.root)
         with held(self.root / "locks" / f"file-{home.name}.lock", what=f"storing {name}"):
             if (there := self.file(digest, verify=True)) is not None:
                 path.unlink()
@@ -123,6 +125,7 @@ class Store:
         """
         key = self._key(digest, part)
         path = self.root / "trees" / key
+        make_private(self.root)
         with held(self.root / "locks" / f"tree-{key}.lock", what=f"unpacking {key}"):
             if path.is_dir() and not (brought or take_brought) and self.brought(digest, part=part):
                 console.note(f"the tree {key} came by a bundle; it is made again from its source")

@@ -1,0 +1,136 @@
+"""What a user's sources become is for that user alone: other local users cannot enter the cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from toolchain.core.cache import Cache, cache_of
+from toolchain.core.digest import write_atomically
+from toolchain.core.errors import ConfigError
+from toolchain.core.filesystem import make_private
+from toolchain.sources.resolve import fetch_source, locate
+from toolchain.sources.spec import SourceSpec
+
+SECRET = b"of one user alone"
+# Prints the paths of all files below a folder that contain the secret and that this user can read.
+READER = """
+import os, sys
+for folder, _, names in os.walk(sys.argv[1]):
+    for name in names:
+        try:
+            with open(os.path.join(folder, name), "rb") as file:
+                if sys.argv[2].encode() in file.read():
+                    print(name)
+        except OSError:
+            continue
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that everybody may enter, unlike those that pytest makes."""
+    folder = Path(tempfile.mkdtemp(prefix="toolchain-test-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def read_by_another(folder: Path) -> list[str]:
+    """What another user finds below a folder."""
+    if os.geteuid() != 0:
+        pytest.skip("NO OTHER USER LOOKS: that needs root")
+    words = [shutil.which("python3", path="/usr/bin:/bin") or sys.executable, "-I", "-S", "-c", READER]
+    done = subprocess.run(
+        [*words, str(folder), SECRET.decode()], capture_output=True, text=True, check=True, user=65534, group=65534,
+        extra_groups=[], cwd="/",
+    )  # fmt: skip
+    return done.stdout.split()
+
+
+def private_tree(folder: Path) -> SourceSpec:
+    folder.mkdir(mode=0o700)
+    (folder / "code.c").write_bytes(SECRET)
+    (folder / "code.c").chmod(0o600)
+    return SourceSpec(kind="local", where=str(folder))
+
+
+def test_a_private_tree_is_not_read_in_the_store(place: Path) -> None:
+    cache = Cache(place / "cache")
+    spec = private_tree(place / "tree")
+    got = fetch_source(locate("notes", spec, cache=cache), cache=cache, offline=True)
+    assert (got.path / "code.c").read_bytes() == SECRET
+    assert (mode(cache.root), mode(cache.store)) == (0o700, 0o700)
+    assert read_by_another(place) == []
+    # The reader finds what it may read.
+    cache.root.chmod(0o755)
+    cache.store.chmod(0o755)
+    assert read_by_another(place) == ["code.c"]
+
+
+def test_an_existing_cache_becomes_private(place: Path) -> None:
+    cache = Cache(place / "cache")
+    cache.make()
+    for folder in (cache.store / "files", cache.images):
+        folder.mkdir(parents=True)
+        (folder / "x").write_bytes(SECRET)
+    cache.root.chmod(0o755)
+    cache.store.chmod(0o755)
+    assert cache_of(cache.root) == cache
+    assert mode(cache.root) == 0o700
+    cache.make()
+    assert mode(cache.store) == 0o700
+    assert read_by_another(place) == []
+
+
+def test_a_plan_leaves_nothing_for_others(place: Path) -> None:
+    cache = Cache(place / "cache")
+    locate("notes", private_tree(place / "tree"), cache=cache)
+    assert mode(cache.store) == 0o700
+
+
+def test_a_folder_with_other_content_keeps_its_mode(place: Path) -> None:
+    cache = Cache(place / "shared")
+    write_atomically(cache.root / "of others", b"x")
+    cache.root.chmod(0o775)
+    cache.make()
+    assert mode(cache.root) == 0o775
+    for folder in (cache.store, cache.images, cache.work, cache.logs, cache.engine):
+        (folder / "x").write_bytes(SECRET)
+    assert read_by_another(place) == []
+
+
+def test_a_folder_of_another_user_keeps_its_mode(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    (place / "theirs").mkdir(mode=0o755)
+    make_private(place / "theirs")
+    assert mode(place / "theirs") == 0o755
+
+
+def test_another_user_s_cache_is_refused(place: Path) -> None:
+    cache = Cache(place / "cache")
+    cache.make()
+    if os.geteuid() != 0:
+        pytest.skip("NO OTHER USER LOOKS: that needs root")
+    os.setresuid(65534, 65534, 0)
+    try:
+        with pytest.raises(ConfigError) as caught:
+            cache_of(cache.root)
+    finally:
+        os.setresuid(0, 0, 0)
+    assert caught.value.why
