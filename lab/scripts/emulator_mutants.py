@@ -30,12 +30,12 @@ sys.path.insert(0, str(TOP))
 
 from lab.tests.emulated_objects import compile_all, rule  # noqa: E402
 from toolchain.core.check_result import RIGHT  # noqa: E402
-from toolchain.core.errors import EmulationError, NumbersError  # noqa: E402
-from toolchain_lab.emulator.codeobject import load  # noqa: E402
+from toolchain_lab.bridge import disassembler, load, read_metadata  # noqa: E402
 from toolchain_lab.emulator.control import ends_block, has_no_effect, is_barrier, wait  # noqa: E402
-from toolchain_lab.emulator.disassembly import Line, find_disassembler  # noqa: E402
+from toolchain_lab.emulator.disassembly import Line  # noqa: E402
+from toolchain_lab.emulator.errors import FaultyKernelError, NotEmulatedError  # noqa: E402
 from toolchain_lab.emulator.launch import Launch, run  # noqa: E402
-from toolchain_lab.emulator.metadata import Metadata, read_metadata  # noqa: E402
+from toolchain_lab.emulator.metadata import Metadata  # noqa: E402
 from toolchain_lab.emulator.program import Program  # noqa: E402
 from toolchain_lab.emulator.syntax import parse  # noqa: E402
 from toolchain_lab.numbers.case import Arguments, Case, Expected  # noqa: E402
@@ -88,7 +88,7 @@ class Subject:
 
     def __init__(self, path: Path) -> None:
         self.metadata = read_metadata(path)
-        self.program = Program.of(load(path), find_disassembler())
+        self.program = Program.of(load(path), disassembler())
         self.right = self.check(self.program)
         if self.right[0] != RIGHT:
             raise SystemExit(f"{path} is not right itself: {self.right[1]}")
@@ -102,7 +102,7 @@ class Subject:
         """Status, reason, and the error as a share of the rule."""
         try:
             done = check_program(program, self.metadata, "", make=cases)
-        except (EmulationError, NumbersError) as error:
+        except (NotEmulatedError, FaultyKernelError) as error:
             return type(error).__name__, f"{error.what}: {error.why}", 0.0
         return done.status, done.reason, done.share
 

@@ -64,6 +64,20 @@ def test_no_two_rooms_of_the_lab_import_each_other() -> None:
     assert HOUSE.floors(rooms)["emulator"] == 0
 
 
+def test_the_emulator_imports_nothing_of_the_tool() -> None:
+    modules = HOUSE.sources(package=HOUSE.LAB)
+    emulator = {module: path for module, path in modules.items() if module.startswith("toolchain_lab.emulator")}
+    assert len(emulator) > 20
+    texts = [path.read_text(encoding="utf-8") for path in emulator.values()]
+    names = set().union(*(HOUSE.imported(text, frozenset(modules)) for text in texts))
+    assert {name for name in names if name.startswith("toolchain") and name not in emulator} == set()
+
+
+def test_no_two_modules_of_the_lab_share_a_name() -> None:
+    names = [path.stem for path in HOUSE.sources(package=HOUSE.LAB).values() if path.stem != "__init__"]
+    assert len(names) == len(set(names))
+
+
 def test_a_circle_is_found(tmp_path: Path) -> None:
     package = tmp_path / "toolchain"
     for room, other in (("red", "blue"), ("blue", "green"), ("green", "red")):

@@ -14,11 +14,10 @@ from typer.testing import CliRunner, Result
 
 from lab.tests.emulated_objects import compile_all, rule
 from toolchain.cli.app import app
-from toolchain_lab.emulator import codeobject
+from toolchain_lab.bridge import disassembler, load, read_metadata
 from toolchain_lab.emulator.bits import round_bf16, widen_bf16
-from toolchain_lab.emulator.disassembly import find_disassembler
 from toolchain_lab.emulator.launch import Launch, Launched, run
-from toolchain_lab.emulator.metadata import check_metadata, read_metadata
+from toolchain_lab.emulator.metadata import check_metadata
 from toolchain_lab.emulator.program import Program
 
 # One of each generation and of each matrix instruction's layout.
@@ -46,9 +45,9 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 def launched(path: Path, values: Mapping[str, Any], grid: tuple[int, int, int]) -> Launched:
     """Launch an object in both orders of its waves and with other garbage; the bytes must be the same."""
-    metadata, code = read_metadata(path), codeobject.load(path)
+    metadata, code = read_metadata(path), load(path)
     check_metadata(code, metadata)
-    program = Program.of(code, find_disassembler())
+    program = Program.of(code, disassembler())
     assert program.unknown() == []
     launch = Launch(metadata.parameters, values, grid, metadata.waves, metadata.lds)
     one = run(program, launch)

@@ -13,7 +13,7 @@ from lab.tests.report_fixtures import HOSTILE, large_campaign
 from tests.browser import Page, browser
 from toolchain_lab.examine.diff import compare
 from toolchain_lab.report.differences import json_report
-from toolchain_lab.report.kernels import campaign_report
+from toolchain_lab.report.kernel_tables import campaign_report
 from toolchain_lab.report.page import html
 
 COUNT = 19_001

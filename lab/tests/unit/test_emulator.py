@@ -13,11 +13,20 @@ from typer.testing import CliRunner
 
 from lab.tests.emulator_fixtures import LDS, SCRATCH, code_object, get, pair, program, put, run, wave_of, workgroup
 from toolchain.cli.app import app
-from toolchain.core.errors import ConfigError, EmulationError, EngineError, NumbersError
-from toolchain_lab.emulator import codeobject, extra, messagepack
+from toolchain.core.errors import ConfigError, EngineError
+from toolchain_lab import bridge
+from toolchain_lab.emulator import codeobject, messagepack
 from toolchain_lab.emulator.control import wait
 from toolchain_lab.emulator.decode import decode
-from toolchain_lab.emulator.disassembly import Line, find_disassembler
+from toolchain_lab.emulator.disassembly import Line
+from toolchain_lab.emulator.errors import (
+    CodeObjectError,
+    DisassemblerError,
+    EmulatorError,
+    FaultyKernelError,
+    LaunchError,
+    NotEmulatedError,
+)
 from toolchain_lab.emulator.given import parse_argument
 from toolchain_lab.emulator.launch import Launch, Parameter, argument_block, check_parameters
 from toolchain_lab.emulator.memory import Lds
@@ -34,9 +43,9 @@ GFX942, GFX1100, GFX1201 = Target("gfx942", 64), Target("gfx1100", 32), Target("
 
 
 def test_the_remedy_for_a_missing_numpy_is_not_another_project(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extra, "find_spec", lambda _: None)
+    monkeypatch.setattr(bridge, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="--check needs numpy") as refusal:
-        extra.require_numpy("--check")
+        bridge.require_numpy("--check")
     # The Python index has a project with the name of this one.
     assert "install 'toolchain" not in refusal.value.fix
 
@@ -74,9 +83,8 @@ def test_an_access_outside_of_its_buffer_is_a_fault(text: str) -> None:
     wave = wave_of("gfx942", [np.zeros(4, np.uint32)])
     put(wave, "v0", [0, 1 << 20])
     wave.set_exec(0b11)
-    with pytest.raises(NumbersError) as error:
+    with pytest.raises(FaultyKernelError) as error:
         run(wave, text)
-    assert error.value.code == 24
     assert "0x0" in error.value.what
 
 
@@ -195,7 +203,7 @@ def test_on_gfx11_both_halves_of_a_wave_hold_the_same_matrix() -> None:
     wave = wave_of("gfx1100")
     put(wave, "v[0:31]", 0)
     put(wave, "v3", [0] * 20 + [pair(1, 0)] + [0] * 11)
-    with pytest.raises(NumbersError):
+    with pytest.raises(FaultyKernelError):
         run(wave, "v_wmma_f32_16x16x16_f16 v[20:27], v[0:7], v[8:15], v[20:27]")
 
 
@@ -215,7 +223,7 @@ def test_a_loop_runs_and_its_instructions_are_counted() -> None:
 
 def test_a_kernel_that_never_ends_is_stopped() -> None:
     made = program("gfx942", ["s_nop 0", "s_branch 65534"], {1: 0xFFFE})
-    with pytest.raises(NumbersError, match="does not end"):
+    with pytest.raises(FaultyKernelError, match="does not end"):
         workgroup(made).run(reverse=False, limits=Limits(instructions=1000))
 
 
@@ -245,7 +253,7 @@ def test_waves_meet_at_a_barrier_in_both_orders_and_a_removed_one_shows() -> Non
     assert exchanged(BARRIER, reverse=False) == right
     assert exchanged(BARRIER, reverse=True) == right
     without = [text for text in BARRIER if text != "s_barrier"]
-    with pytest.raises(NumbersError, match="meet in LDS"):
+    with pytest.raises(FaultyKernelError, match="meet in LDS"):
         exchanged(without, reverse=False)
     # To write what is there already is not a race.
     exchanged(["v_mov_b32_e32 v1, 0", "v_mov_b32_e32 v3, 1", *["ds_write_b32 v1, v3"] * 2], reverse=False)
@@ -293,9 +301,9 @@ def test_waits_are_read(text: str, counts: dict[str, int]) -> None:
     ],
 )
 def test_what_is_unknown_is_refused_by_name(text: str, target: Target, named: str) -> None:
-    with pytest.raises(EmulationError) as error:
+    with pytest.raises(NotEmulatedError) as error:
         decode(Line(0x40, text, (0,)), target)
-    assert error.value.code == 23
+    assert bridge.translated(error.value).code == 23
     assert named in error.value.what
     assert text in error.value.why
 
@@ -314,7 +322,7 @@ def test_what_is_unknown_is_refused_by_name(text: str, target: Target, named: st
 def test_a_kernel_that_asks_for_more_is_refused(changes: dict[str, int]) -> None:
     code = code_object("gfx942")
     refuse(code)
-    with pytest.raises(EmulationError):
+    with pytest.raises(NotEmulatedError):
         refuse(replace(code, descriptor=replace(code.descriptor, **changes)))
 
 
@@ -322,7 +330,7 @@ def test_all_unknown_instructions_of_a_program_are_listed() -> None:
     made = program(
         "gfx942", ["v_mqsad_u32_u8 v[0:3], v[4:5], v6, v[8:11]", "s_getreg_b32 s0, 1", "s_endpgm", "s_nop 0"]
     )
-    assert [error.code for error in made.unknown()] == [23, 23]
+    assert [bridge.translated(error).code for error in made.unknown()] == [23, 23]
 
 
 # -------------------------------------------------------------------- the start of a wave
@@ -356,9 +364,9 @@ def test_arguments_are_aligned_to_their_size() -> None:
     parameters = [Parameter("x", "*fp16"), Parameter("n", "i32"), Parameter("s", "i64"), Parameter("f", "fp32")]
     block = argument_block(parameters, {"x": 0x7F0000001000, "n": -1, "s": 5, "f": 1.5}, 64)
     assert block == struct.pack("<Qi4xqf", 0x7F0000001000, -1, 5, 1.5).ljust(64, b"\0")
-    with pytest.raises(EmulationError):
+    with pytest.raises(NotEmulatedError):
         argument_block(parameters, {"x": 0, "n": 0, "s": 0, "f": 0}, 16)
-    with pytest.raises(ConfigError):
+    with pytest.raises(LaunchError):
         argument_block(parameters, {"x": 0, "n": 1 << 40, "s": 0, "f": 0}, 64)
 
 
@@ -375,14 +383,14 @@ def test_a_signature_must_be_the_objects() -> None:
         [Parameter("x", "*fp16"), Parameter("n", "i64")],
         [Parameter("x", "*fp16")] * 4,
     ):
-        with pytest.raises(EmulationError, match="signature"):
+        with pytest.raises(NotEmulatedError, match="signature"):
             check_parameters(code, wrong)
 
 
 @pytest.mark.parametrize(("grid", "only"), [((0, 1, 1), None), ((1 << 20, 1, 1), None), ((2, 1, 1), [(2, 0, 0)])])
 def test_a_grid_that_cannot_run_is_refused(grid: tuple[int, int, int], only: list[tuple[int, int, int]] | None) -> None:
     launch = Launch(parameters=[], values={}, grid=grid, waves=1, lds=0, only=only)
-    with pytest.raises(ConfigError):
+    with pytest.raises(LaunchError):
         launch.places()
 
 
@@ -400,7 +408,7 @@ def test_values_are_read_from_text(tmp_path: Any) -> None:
         (x, "7"),
         (Parameter("n", "i32"), "a"),
     ):
-        with pytest.raises(ConfigError):
+        with pytest.raises(LaunchError):
             parse_argument(parameter, text, seed=0)
 
 
@@ -427,7 +435,7 @@ def test_broken_metadata_is_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("content", [{}, [], {"name": "k"}, {"compile_status": "Failed"}, None])
 def test_a_json_without_what_a_launch_needs_is_refused(content: Any) -> None:
-    with pytest.raises(EmulationError):
+    with pytest.raises(NotEmulatedError):
         metadata_of(content, "k.json")
 
 
@@ -452,7 +460,7 @@ def test_scratch_memory_of_gfx90a_is_a_buffer_that_each_wave_finds() -> None:
     for wave in ran([*moved, *used]).waves:
         assert (wave.u[2] == wave.u[1]).all()
         assert (wave.scratch[2] == wave.u[1]).all()
-    with pytest.raises(NumbersError, match="the wave's own memory"):
+    with pytest.raises(FaultyKernelError, match="the wave's own memory"):
         ran(used)
 
 
@@ -461,13 +469,13 @@ def test_a_buffer_that_cannot_be_made(text: str, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     Path("empty.npy").touch()
     Path("zip.npy").write_bytes(b"PK\3\4 no zip")
-    with pytest.raises(ConfigError):
+    with pytest.raises(LaunchError):
         parse_argument(Parameter("x", "*fp32"), text, seed=0)
 
 
 def test_a_number_that_does_not_fit_its_argument() -> None:
     for kind, number in (("fp32", 1e300), ("i32", 1 << 40)):
-        with pytest.raises(ConfigError, match="argument n cannot be"):
+        with pytest.raises(LaunchError, match="argument n cannot be"):
             argument_block([Parameter("n", kind)], {"n": number}, 16)
 
 
@@ -479,11 +487,19 @@ def test_what_needs_a_grid_is_not_ignored_without_one(words: tuple[str, ...]) ->
 
 def test_a_program_that_is_no_disassembler_is_not_called_too_old() -> None:
     with pytest.raises(EngineError, match="/bin/true is not llvm-objdump"):
-        find_disassembler(Path("/bin/true"))
+        bridge.disassembler(Path("/bin/true"))
 
 
 def test_what_a_file_asks_for_is_not_allocated_whatever_it_is() -> None:
     about = {"name": "kernel", "arch": "gfx942", "source": "x.py", "signature": [], "constexprs": {}, "num_warps": 1}
     for lds in (1 << 50, -1):
-        with pytest.raises(EmulationError, match="more memory than any GPU"):
+        with pytest.raises(NotEmulatedError, match="more memory than any GPU"):
             check_metadata(code_object("gfx942"), metadata_of({**about, "shared": lds}, "the JSON"))
+
+
+def test_every_error_has_an_exit_code_of_the_tool() -> None:
+    codes = {CodeObjectError: 12, DisassemblerError: 8, FaultyKernelError: 24, LaunchError: 3, NotEmulatedError: 23}
+    assert codes.keys() == set(EmulatorError.__subclasses__())
+    for kind, code in codes.items():
+        told = bridge.translated(kind("it failed", why="so", fix="do"))
+        assert (told.code, told.what, told.why, told.fix) == (code, "it failed", "so", "do")

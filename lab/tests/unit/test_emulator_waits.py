@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.tests.emulator_fixtures import program
-from toolchain.core.errors import NumbersError
+from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.scoreboard import State
 
 
@@ -45,12 +45,12 @@ def test_a_register_is_there_once_its_load_is_waited_for(
 ) -> None:
     texts = [*before, f"s_waitcnt {counts}", after]
     if faults:
-        with pytest.raises(NumbersError) as error:
+        with pytest.raises(FaultyKernelError) as error:
             state_after(gpu, texts)
         assert before[0] in error.value.why
     else:
         state_after(gpu, texts)
-        with pytest.raises(NumbersError):
+        with pytest.raises(FaultyKernelError):
             state_after(gpu, [*before, after])
 
 
@@ -68,7 +68,7 @@ def test_a_register_is_there_once_its_load_is_waited_for(
 def test_gfx12_has_a_counter_for_each_kind(wait: str, after: str, faults: int) -> None:
     texts = [NEW_LOAD, NEW_LDS, "ds_store_b32 v0, v9", "s_load_b32 s8, s[4:5], 0x0", wait, after]
     if faults:
-        with pytest.raises(NumbersError):
+        with pytest.raises(FaultyKernelError):
             state_after("gfx1201", texts)
     else:
         state_after("gfx1201", texts)
@@ -119,7 +119,7 @@ def test_instructions_keep_the_distance_of_llvms_tables(gpu: str, first: str, se
     state_after(gpu, [first, *["s_nop 0"] * states, second])
     if states:
         state_after(gpu, [first, f"s_nop {states - 1}", second])
-        with pytest.raises(NumbersError) as error:
+        with pytest.raises(FaultyKernelError) as error:
             state_after(gpu, [first, *["s_nop 0"] * (states - 1), second])
         assert first in error.value.why
 
@@ -128,7 +128,7 @@ def test_of_two_matrix_instructions_that_write_a_register_the_later_one_counts()
     later = SMALL.replace("v[16:19], v[0:1]", "v[14:17], v[0:1]")
     reads = "v_mfma_f32_16x16x16_f16 v[20:23], v[0:1], v[2:3], {}"
     state_after("gfx942", [SMALL, SMALL, later, reads.format("v[14:17]")])
-    with pytest.raises(NumbersError):
+    with pytest.raises(FaultyKernelError):
         state_after("gfx942", [SMALL, SMALL, later, reads.format("v[16:19]")])
 
 
@@ -157,7 +157,7 @@ USE = "v_add_f32_e32 v2, v1, v1"
 def test_rdna_keeps_vector_instructions_apart(gpu: str, texts: list[str], faults: int) -> None:
     words = {place: 0x0FFF for place, text in enumerate(texts) if "depctr" in text}
     if faults:
-        with pytest.raises(NumbersError):
+        with pytest.raises(FaultyKernelError):
             state_after(gpu, texts, words)
     else:
         state_after(gpu, texts, words)

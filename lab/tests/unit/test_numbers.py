@@ -24,9 +24,10 @@ from toolchain.kernels.rules import Rule
 from toolchain.kernels.store import Addition, FolderStore, Result
 from toolchain.trust.attest import subjects
 from toolchain.trust.numbers import result, statement
+from toolchain_lab.bridge import read_metadata, run_program
 from toolchain_lab.emulator.disassembly import Disassembler
 from toolchain_lab.emulator.launch import Parameter
-from toolchain_lab.emulator.metadata import Metadata, read_metadata
+from toolchain_lab.emulator.metadata import Metadata
 from toolchain_lab.examine.places import local_files
 from toolchain_lab.examine.rebuild import launches_of
 from toolchain_lab.numbers import flash_attn
@@ -296,7 +297,7 @@ def test_a_check_that_is_interrupted_ends_at_once(tmp_path: Path) -> None:
         each.path.touch()
     for each in objects[1:]:
         os.mkfifo(each.path.with_suffix(".json"))  # read without an end
-    rows = results(objects, Disassembler(Path("objdump"), (22, 0, 0)), 2)
+    rows = results(objects, Disassembler(Path("objdump"), (22, 0, 0), run_program), 2)
     assert next(rows).status == REFUSED
     rows.close()
     assert not multiprocessing.active_children()
@@ -305,7 +306,7 @@ def test_a_check_that_is_interrupted_ends_at_once(tmp_path: Path) -> None:
 def test_a_damaged_object_is_refused_by_its_name_in_its_place(tmp_path: Path) -> None:
     path = tmp_path / "7.hsaco"
     path.write_bytes(b"\x7fELF")
-    decoder = Disassembler(Path("objdump"), (22, 0, 0))
+    decoder = Disassembler(Path("objdump"), (22, 0, 0), run_program)
     row = check_object(path, "gfx942/add.hsaco", decoder)
     assert row.status == REFUSED
     assert row.reason == "gfx942/add.hsaco has no JSON beside it: gfx942/add.json: No such file or directory"

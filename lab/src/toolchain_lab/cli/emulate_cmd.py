@@ -13,6 +13,7 @@ import typer
 from toolchain.cli import options as o
 from toolchain.core import console
 from toolchain.core.errors import ConfigError, EmulationError
+from toolchain_lab.bridge import disassembler, load, read_metadata, require_numpy, translated, translation
 
 if TYPE_CHECKING:
     from toolchain_lab.emulator.disassembly import Disassembler
@@ -46,6 +47,7 @@ SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Seed of random argu
 ReverseOpt = Annotated[bool, typer.Option("--reverse", help="Run the waves of a workgroup in reverse order.")]
 
 
+@translation()
 def emulate(
     objects: ObjectsArg,
     grid: GridOpt = None,
@@ -64,21 +66,20 @@ def emulate(
     if grid is None and (workgroup or arg or out is not None or reverse):
         what = "--arg, --out, --reverse and --workgroup need --grid"
         raise ConfigError(what, why="without it no kernel runs", fix="add --grid X,Y,Z")
-    disassembler = decoder(objdump)
+    tool = decoder(objdump)
     if grid is None:
-        _list(objects, disassembler, as_json=json_)
+        _list(objects, tool, as_json=json_)
         return
     if len(objects) != 1:
         raise ConfigError(f"--grid with {len(objects)} code objects", fix="give one, or leave --grid out")
-    from toolchain_lab.emulator.codeobject import load  # noqa: PLC0415 - numpy, for a verb that runs
-    from toolchain_lab.emulator.launch import Launch, run  # noqa: PLC0415
-    from toolchain_lab.emulator.metadata import check_metadata, read_metadata  # noqa: PLC0415
+    from toolchain_lab.emulator.launch import Launch, run  # noqa: PLC0415 - numpy, for a verb that runs
+    from toolchain_lab.emulator.metadata import check_metadata  # noqa: PLC0415
     from toolchain_lab.emulator.program import Program  # noqa: PLC0415
 
     metadata = read_metadata(objects[0])
     code = load(objects[0], metadata.kernel)
     check_metadata(code, metadata)
-    program = Program.of(code, disassembler)
+    program = Program.of(code, tool)
     launch = Launch(
         parameters=metadata.parameters,
         values=_arguments(metadata, arg or [], seed),
@@ -94,7 +95,7 @@ def emulate(
     document = {
         "kernel": code.kernel,
         "gpu": code.gpu,
-        "decoder": disassembler.label,
+        "decoder": tool.label,
         "instructions": done.instructions,
         "executed": dict(sorted(program.executed().items())),
         "changed": changed,
@@ -102,9 +103,7 @@ def emulate(
     if json_:
         console.data(document)
         return
-    console.text(
-        f"{code.kernel} for {code.gpu}: {done.instructions} wave instructions, decoded by {disassembler.label}"
-    )
+    console.text(f"{code.kernel} for {code.gpu}: {done.instructions} wave instructions, decoded by {tool.label}")
     for name, count in changed.items():
         console.text(f"  {name}: {count} of {done.buffers[name].size} elements changed")
 
@@ -116,11 +115,8 @@ def decoder(path: Path | None) -> Disassembler:
         ConfigError: numpy is not installed.
         EngineError: there is no suitable disassembler.
     """
-    from toolchain_lab.emulator.disassembly import find_disassembler  # noqa: PLC0415
-    from toolchain_lab.emulator.extra import require_numpy  # noqa: PLC0415
-
     require_numpy()
-    return find_disassembler(path)
+    return disassembler(path)
 
 
 def place(text: str, option: str) -> tuple[int, int, int]:
@@ -171,14 +167,13 @@ def _write(folder: Path, buffers: Mapping[str, Any]) -> None:
         raise ConfigError(f"cannot write to {folder}", why=str(error), fix="name another folder") from error
 
 
-def _list(objects: Sequence[Path], disassembler: Disassembler, *, as_json: bool) -> None:
-    from toolchain_lab.emulator.codeobject import load  # noqa: PLC0415 - numpy
-    from toolchain_lab.emulator.program import Program, names  # noqa: PLC0415
+def _list(objects: Sequence[Path], tool: Disassembler, *, as_json: bool) -> None:
+    from toolchain_lab.emulator.program import Program, names  # noqa: PLC0415 - numpy
 
     counts: Counter[str] = Counter()
     rows, refused = [], []
     for path in objects:
-        program = Program.of(load(path), disassembler)
+        program = Program.of(load(path), tool)
         unknown = program.unknown()
         refused += unknown
         own = Counter(name for line in program.lines for name in names(line))
@@ -188,14 +183,14 @@ def _list(objects: Sequence[Path], disassembler: Disassembler, *, as_json: bool)
         )
     if as_json:
         console.data(
-            {"decoder": disassembler.label, "objects": rows, "instructions": dict(counts.most_common()),
-             "unknown": [error.as_json() for error in refused]}
+            {"decoder": tool.label, "objects": rows, "instructions": dict(counts.most_common()),
+             "unknown": [translated(error).as_json() for error in refused]}
         )  # fmt: skip
     else:
         for name, count in counts.most_common():
             console.text(f"{count:>9} {name}")
         total = f"{len(counts)} names, {counts.total()} instructions, {len(refused)} unknown"
-        console.text(f"{len(rows)} objects: {total}; decoded by {disassembler.label}")
+        console.text(f"{len(rows)} objects: {total}; decoded by {tool.label}")
     if refused:
         raise EmulationError(
             f"the emulator does not support {len(refused)} instructions",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain.catalog.gpus import gpu_of_flag
-from toolchain.core.errors import EmulationError, KernelError
+from toolchain_lab.emulator.errors import CodeObjectError, NotEmulatedError
 from toolchain_lab.emulator.messagepack import unpack
 
 _NOTE_METADATA = 32  # NT_AMDGPU_METADATA
@@ -92,15 +91,16 @@ class CodeObject:
     workgroup_size: int
 
 
-def load(path: Path, kernel: str | None = None) -> CodeObject:
+def load(path: Path, gpu_of_flag: Callable[[int], str | None], kernel: str | None = None) -> CodeObject:
     """Read a code object.
 
     Args:
+        gpu_of_flag: LLVM's name of the GPU with a flag EF_AMDGPU_MACH; None for an unknown one.
         kernel: the kernel's name; it may be left out where there is one alone.
 
     Raises:
-        KernelError: the file is not a whole AMDGPU code object, or lacks the kernel.
-        EmulationError: it is for a GPU that has no row in data/gpus.toml, or has several kernels and none is named.
+        CodeObjectError: the file is not a whole AMDGPU code object, or lacks the kernel.
+        NotEmulatedError: it is for an unknown GPU, or has several kernels and none is named.
     """
     from elftools.common.exceptions import ELFError  # noqa: PLC0415 - the rest of the tool starts without it
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415
@@ -113,10 +113,10 @@ def load(path: Path, kernel: str | None = None) -> CodeObject:
             mach = int(elf["e_flags"]) & _MACH_MASK
             gpu = gpu_of_flag(mach)
             if gpu is None:
-                raise EmulationError(
+                raise NotEmulatedError(
                     f"{path.name} is for an unknown GPU",
-                    why=f"EF_AMDGPU_MACH is {mach:#x}, which data/gpus.toml has no row for",
-                    fix="compile it for a GPU that docs/reference/gpus.md lists",
+                    why=f"EF_AMDGPU_MACH is {mach:#x}",
+                    fix="compile it for a known GPU",
                 )
             image = _image(elf)
             symbols = {str(symbol.name): int(symbol["st_value"]) for symbol in _symbols(elf)}
@@ -138,9 +138,9 @@ def load(path: Path, kernel: str | None = None) -> CodeObject:
                 workgroup_size=int(about[".max_flat_workgroup_size"]),
             )
     except OSError as error:
-        raise KernelError(f"cannot read {path}", why=str(error.strerror), fix="check the path") from error
+        raise CodeObjectError(f"cannot read {path}", why=str(error.strerror), fix="check the path") from error
     except (ELFError, ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error) as error:
-        raise KernelError(
+        raise CodeObjectError(
             f"{path} is not a complete code object", why=str(error) or type(error).__name__, fix="compile it again"
         ) from error
 
@@ -189,11 +189,11 @@ def metadata_in(notes: bytes) -> dict[str, Any] | None:
 
 def _choose(path: Path, names: list[str], kernel: str | None) -> str:
     if kernel is not None and kernel not in names:
-        raise KernelError(
+        raise CodeObjectError(
             f"{path.name} has no kernel {kernel}", why=f"it has {', '.join(names) or 'none'}", fix="name one of these"
         )
     if kernel is None and len(names) > 1:
-        raise EmulationError(f"{path.name} has {len(names)} kernels", why=", ".join(names), fix="name one of these")
+        raise NotEmulatedError(f"{path.name} has {len(names)} kernels", why=", ".join(names), fix="name one of these")
     if not names:
         raise ValueError("no kernel with a descriptor")
     return kernel or names[0]

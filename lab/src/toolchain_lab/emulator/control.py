@@ -66,7 +66,7 @@ def branch(instruction: Instruction) -> Branch | None:
     """The branch that an instruction is.
 
     Raises:
-        EmulationError: a branch of an unknown kind.
+        NotEmulatedError: a branch of an unknown kind.
     """
     if instruction.name in _CONDITIONS:
         words = signed(instruction.line.words[0], 16)
@@ -81,7 +81,7 @@ def wait(instruction: Instruction) -> Mapping[str, int]:
     """The counters that an instruction waits for, with the number that may be outstanding; empty if it does not wait.
 
     Raises:
-        EmulationError: a wait of an unknown form.
+        NotEmulatedError: a wait of an unknown form.
     """
     name, text = instruction.name, " ".join(instruction.operands)
     counts: dict[str, int] | None = {}

@@ -64,7 +64,7 @@ def decode(line: Line, target: Target) -> Operation:
     """Decode an instruction that is not the end of a block.
 
     Raises:
-        EmulationError: the instruction, or something about it, is unknown.
+        NotEmulatedError: the instruction, or something about it, is unknown.
     """
     if "::" in line.text:
         return _dual(line, target)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from toolchain.core import process
-from toolchain.core.errors import EmulationError, EngineError
+from toolchain_lab.emulator.errors import DisassemblerError, NotEmulatedError, ProgramError
 
 VARIABLE = "TOOLCHAIN_LLVM_OBJDUMP"
 # Newest first: a new GPU needs a new disassembler.
@@ -21,14 +21,17 @@ _OLDEST_FOR = {"gfx950": 20}
 _LINE = re.compile(r"\t(\S.*?)\s*// ([0-9A-F]{12}): ([0-9A-F]{8}(?: [0-9A-F]{8})*)(?: <[^>]*>)?$")
 _VERSION = re.compile(r"LLVM version (\d+)\.(\d+)\.(\d+)")
 _LIMIT = 300.0
+# Runs a command, at most so many seconds, and returns its output; raises ProgramError.
+Run = Callable[[Sequence[str | Path], float], str]
 
 
 @dataclass(frozen=True)
 class Disassembler:
-    """A program that decodes, and its version as three numbers."""
+    """A program that decodes, its version as three numbers, and what runs it."""
 
     path: Path
     version: tuple[int, int, int]
+    run: Run
 
     @property
     def label(self) -> str:
@@ -45,24 +48,25 @@ class Line:
     words: tuple[int, ...]
 
 
-def find_disassembler(given: Path | None = None) -> Disassembler:
+def find_disassembler(run: Run, given: Path | None = None) -> Disassembler:
     """The disassembler to use.
 
     Args:
+        run: runs the disassembler.
         given: a path that the user names; else the variable TOOLCHAIN_LLVM_OBJDUMP, else the newest whose name has a
             version, else `llvm-objdump` on PATH.
 
     Raises:
-        EngineError: there is none, or it is too old or another program.
+        DisassemblerError: there is none, or it is too old or another program.
     """
     named = given or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if named is not None:
-        return _disassembler(str(named))
+        return _disassembler(str(named), run)
     for name in _NAMES:
         path = shutil.which(name) or next((str(p) for p in _packaged(name) if p.is_file()), None)
         if path is not None:
-            return _disassembler(path)
-    raise EngineError(
+            return _disassembler(path, run)
+    raise DisassemblerError(
         "llvm-objdump is not installed",
         why="the emulator decodes with it",
         fix=f"apt-get install llvm-22, or name one: --objdump PATH or {VARIABLE}",
@@ -75,42 +79,42 @@ def _packaged(name: str) -> list[Path]:
 
 
 @lru_cache(maxsize=8)
-def _disassembler(path: str) -> Disassembler:
+def _disassembler(path: str, run: Run) -> Disassembler:
     try:
-        printed = process.run([path, "--version"], capture=True, timeout=60).stdout
-    except process.CommandError as error:
-        raise EngineError(f"{path} does not run", why=error.why, fix="name an llvm-objdump that runs") from error
+        printed = run([path, "--version"], 60)
+    except ProgramError as error:
+        raise DisassemblerError(f"{path} does not run", why=str(error), fix="name an llvm-objdump that runs") from error
     match = _VERSION.search(printed)
     if match is None:
-        raise EngineError(f"{path} is not llvm-objdump", fix="name another: --objdump PATH")
+        raise DisassemblerError(f"{path} is not llvm-objdump", fix="name another: --objdump PATH")
     version = (int(match[1]), int(match[2]), int(match[3]))
     if version[0] < _OLDEST:
-        raise EngineError(
+        raise DisassemblerError(
             f"{path} is too old",
             why=f"it is LLVM {'.'.join(map(str, version))}; {_OLDEST} is the oldest that is read",
             fix="apt-get install llvm-22, or name another: --objdump PATH",
         )
-    return Disassembler(Path(path), version)
+    return Disassembler(Path(path), version, run)
 
 
 def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line, ...]:
     """The instructions of a code object, in the order of their addresses.
 
     Raises:
-        EmulationError: the disassembler is too old for the GPU, failed, or printed something else.
+        NotEmulatedError: the disassembler is too old for the GPU, failed, or printed something else.
     """
     oldest = _OLDEST_FOR.get(gpu, _OLDEST)
     if disassembler.version[0] < oldest:
-        raise EmulationError(
+        raise NotEmulatedError(
             f"{disassembler.label} does not decode {gpu}",
             why=f"LLVM {oldest} is the first that does",
             fix="name a newer one: --objdump PATH",
         )
     try:
-        printed = process.run([disassembler.path, "-d", path], capture=True, timeout=_LIMIT).stdout
-    except process.CommandError as error:
-        raise EmulationError(
-            f"{disassembler.label} could not decode {path.name}", why=error.why, fix="compile the object again"
+        printed = disassembler.run([disassembler.path, "-d", path], _LIMIT)
+    except ProgramError as error:
+        raise NotEmulatedError(
+            f"{disassembler.label} could not decode {path.name}", why=str(error), fix="compile the object again"
         ) from error
     lines = []
     for text in printed.splitlines():
@@ -118,7 +122,7 @@ def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line,
             words = tuple(int(word, 16) for word in match[3].split())
             lines.append(Line(int(match[2], 16), match[1], words))
         elif text.startswith("\t"):
-            raise EmulationError(
+            raise NotEmulatedError(
                 f"{disassembler.label} printed a line of an unknown form", why=text.strip()[:200], fix="report it"
             )
     return tuple(lines)

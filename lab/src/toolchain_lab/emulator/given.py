@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from toolchain.core.errors import ConfigError
 from toolchain_lab.emulator.bits import Array, round_bf16
+from toolchain_lab.emulator.errors import LaunchError
 from toolchain_lab.emulator.launch import Parameter, Value
 
 # By Triton's name of what a pointer leads to; bf16 is kept as its bits.
@@ -30,7 +30,7 @@ def parse_argument(parameter: Parameter, text: str, *, seed: int) -> Value:
         seed: of random numbers; each argument's are its own.
 
     Raises:
-        ConfigError: the text has no form that fits the parameter's type.
+        LaunchError: the text has no form that fits the parameter's type.
     """
     if parameter.pointer:
         return _buffer(parameter, text, seed)
@@ -73,7 +73,7 @@ def _file(parameter: Parameter, text: str, kind: type[np.generic]) -> Array:
     return np.ascontiguousarray(loaded)
 
 
-def _wrong(parameter: Parameter, text: str, why: str) -> ConfigError:
-    return ConfigError(
+def _wrong(parameter: Parameter, text: str, why: str) -> LaunchError:
+    return LaunchError(
         f"argument {parameter.name} cannot be {text!r}", why=f"type {parameter.type}: {why}", fix=f"give {_FORMS}"
     )

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toolchain.core.errors import ConfigError, EmulationError
 from toolchain_lab.emulator.bits import Array
 from toolchain_lab.emulator.codeobject import CodeObject
+from toolchain_lab.emulator.errors import LaunchError, NotEmulatedError
 from toolchain_lab.emulator.memory import Memory
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.workgroup import Limits, Place, Workgroup
@@ -46,12 +46,12 @@ class Parameter:
         """Its form in the argument block, for `struct`.
 
         Raises:
-            EmulationError: the type is unknown.
+            NotEmulatedError: the type is unknown.
         """
         if self.pointer:
             return "Q"
         if self.type not in _FORMATS:
-            raise EmulationError(f"an argument of type {self.type}", why=f"argument {self.name}", fix="report it")
+            raise NotEmulatedError(f"an argument of type {self.type}", why=f"argument {self.name}", fix="report it")
         return _FORMATS[self.type]
 
 
@@ -91,20 +91,20 @@ class Launch:
         """The workgroups that run.
 
         Raises:
-            ConfigError: the grid is empty or too large, or one of them is outside of it.
+            LaunchError: the grid is empty or too large, or one of them is outside of it.
         """
         x, y, z = self.grid
         if min(self.grid) < 1:
-            raise ConfigError(f"a grid of {x} x {y} x {z} has no workgroup", fix="give three numbers from 1")
+            raise LaunchError(f"a grid of {x} x {y} x {z} has no workgroup", fix="give three numbers from 1")
         if self.only is not None:
             for place in self.only:
                 if any(not 0 <= number < size for number, size in zip(place, self.grid, strict=True)):
-                    raise ConfigError(
+                    raise LaunchError(
                         f"workgroup {place} is outside of the grid", why=f"it has {x} x {y} x {z}", fix="name another"
                     )
             return self.only
         if x * y * z > MOST_WORKGROUPS:
-            raise ConfigError(
+            raise LaunchError(
                 f"a grid of {x} x {y} x {z} is too large",
                 why=f"{MOST_WORKGROUPS} workgroups are the most that one launch runs",
                 fix="name the workgroups that should run",
@@ -119,24 +119,24 @@ def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float],
         values: numbers; for a pointer its address.
 
     Raises:
-        ConfigError: an argument is missing, or does not fit its type.
-        EmulationError: they take more than the kernel has room for, or a type is unknown.
+        LaunchError: an argument is missing, or does not fit its type.
+        NotEmulatedError: they take more than the kernel has room for, or a type is unknown.
     """
     block = bytearray()
     for parameter in parameters:
         if parameter.name not in values:
-            raise ConfigError(f"argument {parameter.name} has no value", fix="give one for each argument")
+            raise LaunchError(f"argument {parameter.name} has no value", fix="give one for each argument")
         form = "<" + parameter.format
         block += b"\0" * (-len(block) % struct.calcsize(form))
         value = values[parameter.name]
         try:
             block += struct.pack(form, float(value) if form[1] in "fd" else int(value))
         except (struct.error, OverflowError) as error:
-            raise ConfigError(
+            raise LaunchError(
                 f"argument {parameter.name} cannot be {value}", why=f"its type is {parameter.type}", fix="give another"
             ) from error
     if len(block) > size:
-        raise EmulationError(
+        raise NotEmulatedError(
             "the arguments do not fit the kernel", why=f"they take {len(block)} bytes, it has {size}", fix="check them"
         )
     return bytes(block) + b"\0" * (size - len(block))
@@ -146,7 +146,7 @@ def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
     """Check that a signature is the kernel's: its metadata has each argument's place and size.
 
     Raises:
-        EmulationError: it differs.
+        NotEmulatedError: it differs.
     """
     place, expected = 0, []
     for parameter in parameters:
@@ -160,7 +160,7 @@ def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
     if arguments[: len(expected)] != expected or any(size != 8 for _, size, _ in extra):
         odd = next((k for k, (a, b) in enumerate(zip(arguments, expected, strict=False)) if a != b), len(arguments))
         name = parameters[odd].name if odd < len(parameters) else "its end"
-        raise EmulationError(
+        raise NotEmulatedError(
             f"the signature is not that of {code.kernel}",
             why=f"{len(expected)} arguments against {len(arguments)} in the object; they differ at {name}",
             fix="use the JSON that was written with the object",
@@ -195,9 +195,9 @@ def run(
         seed: of the garbage in registers, LDS, scratch memory and gaps.
 
     Raises:
-        ConfigError: an argument or the grid cannot be used.
-        EmulationError: something is not emulated.
-        NumbersError: the kernel is invalid, or does not end.
+        LaunchError: an argument or the grid cannot be used.
+        NotEmulatedError: something is not emulated.
+        FaultyKernelError: the kernel is invalid, or does not end.
     """
     random = np.random.default_rng(seed)
     code = program.code

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from toolchain.core.errors import NumbersError
 from toolchain_lab.emulator.bits import QUAD, Array
+from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import Get, GetNumber, Operands, Run
 from toolchain_lab.emulator.wave import Wave
@@ -209,7 +209,7 @@ def _scratch(access: Access) -> Handler:
             limit = wave.group.code.descriptor.scratch
             bad = (place < 0) | (place + size > limit) | (place & 3 != 0)
             if bad.any():
-                raise NumbersError(
+                raise FaultyKernelError(
                     f"a scratch access at {pc:#x} is outside of the kernel's scratch memory",
                     why=f"offset {int(place[bad][0]):#x}, {size} bytes, of {limit}",
                 )
@@ -245,7 +245,7 @@ def _scratch_rows(operands: Operands, register: str, access: Access, *, base: Ge
         place = offset if base is None else offset + base(wave)
         limit = wave.group.code.descriptor.scratch
         if (place < 0 or place + size > limit or place & 3) and (wave.all_lanes or wave.mask.any()):
-            raise NumbersError(
+            raise FaultyKernelError(
                 f"a scratch access at {pc:#x} is outside of the kernel's scratch memory",
                 why=f"offset {place:#x}, {size} bytes, of {limit}",
             )
@@ -344,7 +344,7 @@ def _scratch_or_buffer(operands: Operands, access: Access) -> Run:
             plain(wave)
             return
         if int(wave.s[first]) | (high & 0xFFFF) << 32 != wave.scratch_address:
-            raise NumbersError(f"a scratch access at {pc:#x} is not to the wave's own memory")
+            raise FaultyKernelError(f"a scratch access at {pc:#x} is not to the wave's own memory")
         rows(wave)
 
     return run

@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
-from toolchain.core.errors import NumbersError
 from toolchain_lab.emulator.bits import Array
+from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.loads import Access, active, reader, spread, writer
 from toolchain_lab.emulator.operands import Get, Operands, Run
@@ -24,7 +24,7 @@ def _places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tupl
     limit, bits = wave.group.lds_size, int(np.bitwise_or.reduce(place))
     # No offset is more than all bits together.
     if bits + size > limit and len(place) and int(np.maximum.reduce(place)) + size > limit:
-        raise NumbersError(
+        raise FaultyKernelError(
             f"an LDS access at {pc:#x} is outside of the workgroup's LDS",
             why=f"offset {int(place.max()):#x}, {size} bytes, of {limit}",
         )

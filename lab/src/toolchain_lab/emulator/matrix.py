@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from toolchain.core.errors import NumbersError
 from toolchain_lab.emulator.bits import Array, widen_bf16
+from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import Get, Operands, Register, Run
 from toolchain_lab.emulator.wave import Wave
@@ -159,7 +159,7 @@ def _wmma(kind: str) -> Handler:
 
         def compute(a: Array, b: Array, c: Array) -> Array:
             if generation == 11 and any(np.count_nonzero(m[:, :16] != m[:, 16:]) for m in (a, b)):
-                raise NumbersError(
+                raise FaultyKernelError(
                     f"a matrix instruction at {address:#x} has different halves",
                     why="on gfx11 lanes 16 to 31 must repeat lanes 0 to 15",
                 )

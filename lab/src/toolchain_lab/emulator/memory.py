@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from toolchain.core.errors import NumbersError
 from toolchain_lab.emulator.bits import Array
+from toolchain_lab.emulator.errors import FaultyKernelError
 
 # Addresses begin here: far from zero, so that a null pointer with an offset is not a buffer.
 BASE = 0x7F1000000000
@@ -99,7 +99,7 @@ class Lds(Views):
             values: what a store will write; to write what is already there changes nothing.
 
         Raises:
-            NumbersError: another wave touched the same since the last barrier, and one of both writes.
+            FaultyKernelError: another wave touched the same since the last barrier, and one of both writes.
         """
         if not self.watch or size < 2 or not len(place):
             return
@@ -133,8 +133,8 @@ def _halves(place: Array, size: int) -> Array:
     return place >> 1 if size == 2 else ((place >> 1)[:, None] + np.arange(size // 2)).ravel()
 
 
-def _meeting(pc: int) -> NumbersError:
-    return NumbersError(
+def _meeting(pc: int) -> FaultyKernelError:
+    return FaultyKernelError(
         f"two waves meet in LDS at {pc:#x}",
         why="another wave touched the same bytes, without a barrier between, and one of both writes",
     )
@@ -178,7 +178,7 @@ class Memory:
         """Offsets in the views for addresses, `uint64`.
 
         Raises:
-            NumbersError: one of them is not wholly in a buffer, or its buffer must not be written.
+            FaultyKernelError: one of them is not wholly in a buffer, or its buffer must not be written.
         """
         place = addresses.astype(np.int64) - BASE
         if not len(place):
@@ -191,12 +191,12 @@ class Memory:
         buffer = np.searchsorted(self._low, place, "right") - 1
         bad = (buffer < 0) | (place + size > self._high[buffer])
         if bad.any():
-            raise NumbersError(
+            raise FaultyKernelError(
                 f"{what} at {pc:#x} is outside of every buffer",
                 why=f"address {int(addresses[bad][0]):#x}, {size} bytes, {int(bad.sum())} lanes",
             )
         if write and not self._writable[buffer].all():
-            raise NumbersError(f"{what} at {pc:#x} writes to a buffer that the kernel may only read")
+            raise FaultyKernelError(f"{what} at {pc:#x} writes to a buffer that the kernel may only read")
         return place
 
     def read(self, address: int, size: int, pc: int) -> bytes:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain.core import strict_json
-from toolchain.core.errors import EmulationError
 from toolchain_lab.emulator.codeobject import CodeObject
+from toolchain_lab.emulator.errors import NotEmulatedError
 from toolchain_lab.emulator.launch import Parameter, check_parameters
 
 _LARGEST = 1 << 20  # bytes of LDS, and of a lane's scratch memory
@@ -41,24 +40,25 @@ class Metadata:
     scratch: int
 
 
-def read_metadata(path: Path) -> Metadata:
+def read_metadata(path: Path, read: Callable[[bytes, str], Any]) -> Metadata:
     """The JSON beside an object.
 
     Args:
         path: the object's.
+        read: reads JSON; its second argument is the file's name, for messages. Raises ValueError for what is not JSON.
 
     Raises:
-        EmulationError: there is none, or it lacks what a launch needs.
+        NotEmulatedError: there is none, or it lacks what a launch needs.
     """
     beside = path.parent / f"{path.stem}.json"
     try:
-        content = strict_json.read(beside.read_bytes(), beside.name)
+        content = read(beside.read_bytes(), beside.name)
     except OSError as error:
-        raise EmulationError(
+        raise NotEmulatedError(
             f"{path.name} has no JSON beside it", why=f"{beside}: {error.strerror}", fix="keep both files together"
         ) from error
     except ValueError as error:
-        raise EmulationError(f"{beside} is not JSON", why=str(error), fix=_AGAIN) from error
+        raise NotEmulatedError(f"{beside} is not JSON", why=str(error), fix=_AGAIN) from error
     return metadata_of(content, str(beside))
 
 
@@ -66,11 +66,11 @@ def metadata_of(content: Any, where: str) -> Metadata:
     """The same from what was read.
 
     Raises:
-        EmulationError: it lacks what a launch needs.
+        NotEmulatedError: it lacks what a launch needs.
     """
     try:
         if content.get("compile_status", "Complete") != "Complete":
-            raise EmulationError(
+            raise NotEmulatedError(
                 f"{where} marks its kernel as known bad", why=str(content["compile_status"]), fix="check another kernel"
             )
         return Metadata(
@@ -89,7 +89,7 @@ def metadata_of(content: Any, where: str) -> Metadata:
             scratch=int(content.get("global_scratch_size", 0)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise EmulationError(
+        raise NotEmulatedError(
             f"{where} lacks what a launch needs", why=f"{type(error).__name__}: {error}", fix=_AGAIN
         ) from error
 
@@ -98,7 +98,7 @@ def check_metadata(code: CodeObject, metadata: Metadata) -> None:
     """Check that a JSON belongs to an object.
 
     Raises:
-        EmulationError: it does not, or asks for what is not emulated.
+        NotEmulatedError: it does not, or asks for what is not emulated.
     """
     threads = metadata.waves * (32 if code.descriptor.wave32 else 64)
     for name, ours, theirs in (
@@ -107,20 +107,20 @@ def check_metadata(code: CodeObject, metadata: Metadata) -> None:
         ("the threads of a workgroup", threads, code.workgroup_size),
     ):
         if ours != theirs:
-            raise EmulationError(
+            raise NotEmulatedError(
                 f"the JSON beside {code.path.name} belongs to another object",
                 why=f"{name}: {ours} in the JSON, {theirs} in the object",
                 fix="keep the two files of a kernel together",
             )
     lds, lane = max(metadata.lds, code.descriptor.lds), code.descriptor.scratch
     if metadata.lds < 0 or max(lds, lane) > _LARGEST:
-        raise EmulationError(
+        raise NotEmulatedError(
             f"{code.path.name} asks for more memory than any GPU has",
             why=f"{lds} bytes of LDS, {lane} bytes of scratch memory for each lane",
             fix=_AGAIN,
         )
     if metadata.scratch:
-        raise EmulationError(
+        raise NotEmulatedError(
             f"the emulator refuses {code.kernel}",
             why=f"it wants {metadata.scratch} bytes of Triton's own scratch memory",
             fix="report it with the code object",

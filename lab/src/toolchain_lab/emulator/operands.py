@@ -113,7 +113,7 @@ class Operands:
         """The operand, which may have no sign.
 
         Raises:
-            EmulationError: it has one.
+            NotEmulatedError: it has one.
         """
         operand = self.signs(text)
         if operand.negate or operand.absolute:
@@ -152,7 +152,7 @@ class Operands:
         """An operand that must be vector registers; neither read nor written yet.
 
         Raises:
-            EmulationError: it is something else.
+            NotEmulatedError: it is something else.
         """
         register = self.register(text)
         if register is None or not register.vector:

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from toolchain.core.errors import EmulationError, NumbersError
 from toolchain_lab.emulator.codeobject import CodeObject
 from toolchain_lab.emulator.control import Branch, branch, ends_block, is_barrier
 from toolchain_lab.emulator.decode import Operation, decode
 from toolchain_lab.emulator.disassembly import Disassembler, Line, disassemble
+from toolchain_lab.emulator.errors import FaultyKernelError, NotEmulatedError
 from toolchain_lab.emulator.operands import Run
 from toolchain_lab.emulator.scoreboard import Scoreboard
 from toolchain_lab.emulator.syntax import parse
@@ -53,7 +53,7 @@ class Program:
         self.code = code
         self.target = Target(code.gpu, 32 if code.descriptor.wave32 else 64)
         if self.target.generation not in {9, 11, 12}:
-            raise EmulationError(
+            raise NotEmulatedError(
                 f"{code.gpu} is not emulated", why="the emulator knows gfx9, gfx11 and gfx12", fix="take another GPU"
             )
         self.lines = tuple(lines)
@@ -67,7 +67,7 @@ class Program:
         """Decode a code object.
 
         Raises:
-            EmulationError: its GPU is not emulated, or the disassembler cannot decode it.
+            NotEmulatedError: its GPU is not emulated, or the disassembler cannot decode it.
         """
         return cls(code, disassemble(code.path, code.gpu, disassembler))
 
@@ -81,8 +81,8 @@ class Program:
         """The block that begins at an address.
 
         Raises:
-            EmulationError: an instruction in it is unknown.
-            NumbersError: there is no instruction, or the code ends within it.
+            NotEmulatedError: an instruction in it is unknown.
+            FaultyKernelError: there is no instruction, or the code ends within it.
         """
         known = self._blocks.get(address)
         if known is None:
@@ -91,7 +91,7 @@ class Program:
 
     def _decode(self, address: int) -> Block:
         if address not in self._places:
-            raise NumbersError(f"{self.code.kernel} continues at {address:#x}, where no instruction begins")
+            raise FaultyKernelError(f"{self.code.kernel} continues at {address:#x}, where no instruction begins")
         operations = []
         for place in range(self._places[address], len(self.lines)):
             operation = self.operation(place)
@@ -99,7 +99,7 @@ class Program:
             if ends_block(operation.instruction) or operation.instruction.name.startswith("s_cbranch"):
                 break
         else:
-            raise NumbersError(f"{self.code.kernel} runs past its last instruction from {address:#x}")
+            raise FaultyKernelError(f"{self.code.kernel} runs past its last instruction from {address:#x}")
         last = operations[-1].instruction
         return Block(
             address=address,
@@ -110,14 +110,14 @@ class Program:
             following=last.address + 4 * len(last.line.words),
         )
 
-    def unknown(self) -> list[EmulationError]:
+    def unknown(self) -> list[NotEmulatedError]:
         """The errors of all instructions that the emulator does not know, run or not."""
         refused = []
         for place in range(len(self.lines)):
             try:
                 operation = self.operation(place)
                 branch(operation.instruction)
-            except EmulationError as error:
+            except NotEmulatedError as error:
                 refused.append(error)
             else:
                 if operation.instruction.name == "s_endpgm" and self._is_padding(place + 1):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from toolchain.core.errors import NumbersError
 from toolchain_lab.emulator.control import wait
 from toolchain_lab.emulator.decode import Operation
+from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.hazards import MEMORY, Facts, too_close
 from toolchain_lab.emulator.operands import VECTOR
 from toolchain_lab.emulator.wave import TTMP, VCC, Target
@@ -53,7 +53,7 @@ class Scoreboard:
         """The state behind a block.
 
         Raises:
-            NumbersError: a register is used before it is there.
+            FaultyKernelError: a register is used before it is there.
         """
         accesses, recent = list(state.accesses), list(state.recent)
         for operation in operations:
@@ -147,9 +147,9 @@ def _keep_distance(facts: Facts, recent: list[Recent]) -> None:
             )
 
 
-def _fault(operation: Operation, earlier: Operation, what: str) -> NumbersError:
+def _fault(operation: Operation, earlier: Operation, what: str) -> FaultyKernelError:
     line, before = operation.instruction.line, earlier.instruction.line
-    return NumbersError(
+    return FaultyKernelError(
         f"the code at {line.address:#x} comes too early",
         why=f"{line.text}: {what} {before.text} at {before.address:#x}",
     )

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from toolchain.core.errors import EmulationError
 from toolchain_lab.emulator.disassembly import Line
+from toolchain_lab.emulator.errors import NotEmulatedError
 
 _SUFFIX = re.compile(r"_(e32|e64|e64_dpp|dpp|dpp8|sdwa)$")
 _VECTORS = "op_sel|op_sel_hi|neg_lo|neg_hi|quad_perm|dpp8|matrix_a_fmt|matrix_b_fmt"
@@ -78,9 +78,9 @@ class Instruction:
     def address(self) -> int:
         return self.line.address
 
-    def unknown(self, why: str = "") -> EmulationError:
+    def unknown(self, why: str = "") -> NotEmulatedError:
         """The refusal of this instruction."""
-        return EmulationError(
+        return NotEmulatedError(
             f"the emulator does not know {self.name}" if not why else f"the emulator refuses {self.name}: {why}",
             why=f"at {self.address:#x}: {self.line.text}",
             fix="report it with the code object; nothing was guessed",

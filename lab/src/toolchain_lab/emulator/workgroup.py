@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toolchain.core.errors import EmulationError, NumbersError
 from toolchain_lab.emulator.bits import WORD
 from toolchain_lab.emulator.codeobject import CodeObject
+from toolchain_lab.emulator.errors import FaultyKernelError, NotEmulatedError
 from toolchain_lab.emulator.memory import Lds, Memory
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.wave import TTMP, Wave
@@ -87,8 +87,8 @@ class Workgroup:
             reverse: the last wave runs first between two barriers.
 
         Raises:
-            EmulationError: something is not emulated.
-            NumbersError: the kernel does what no kernel may, or does not end.
+            NotEmulatedError: something is not emulated.
+            FaultyKernelError: the kernel does what no kernel may, or does not end.
         """
         order = self.waves[::-1] if reverse else self.waves
         with np.errstate(all="ignore"):
@@ -99,7 +99,7 @@ class Workgroup:
                         self._to_barrier(wave, limits)
                 self.lds.barrier()
                 if sum(wave.count for wave in self.waves) > limits.instructions:
-                    raise NumbersError(
+                    raise FaultyKernelError(
                         f"{self.code.kernel} does not end",
                         why=f"a workgroup ran more than {limits.instructions} instructions",
                     )
@@ -121,7 +121,7 @@ class Workgroup:
                 return
             wave.pc = block.branch.target if block.branch.condition(wave) else block.branch.following
             if wave.count > limits.instructions:
-                raise NumbersError(
+                raise FaultyKernelError(
                     f"{self.code.kernel} does not end",
                     why=f"a wave ran more than {limits.instructions} instructions, the last at {block.address:#x}",
                 )
@@ -131,7 +131,7 @@ def refuse(code: CodeObject) -> None:
     """Refuse a kernel that asks for what is not emulated.
 
     Raises:
-        EmulationError: it does.
+        NotEmulatedError: it does.
     """
     descriptor = code.descriptor
     why = ""
@@ -145,7 +145,7 @@ def refuse(code: CodeObject) -> None:
     if descriptor.rsrc2 >> 10 & 1:
         why = "it asks for the workgroup's info in an SGPR"
     if why:
-        raise EmulationError(f"the emulator refuses {code.kernel}", why=why, fix="report it with the code object")
+        raise NotEmulatedError(f"the emulator refuses {code.kernel}", why=why, fix="report it with the code object")
 
 
 def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:

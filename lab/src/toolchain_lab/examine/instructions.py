@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.core.cache import Cache
-from toolchain.core.errors import EmulationError, EngineError
-from toolchain_lab.emulator.disassembly import Disassembler, disassemble, find_disassembler
+from toolchain.core.errors import EngineError
+from toolchain_lab.bridge import disassembler
+from toolchain_lab.emulator.disassembly import Disassembler, disassemble
+from toolchain_lab.emulator.errors import NotEmulatedError
 from toolchain_lab.examine.diff import CHANGED, INSTRUCTIONS, Difference, Row, ranked
 from toolchain_lab.examine.kernels import kernels_in
 
@@ -35,7 +37,7 @@ def settle(difference: Difference, places: Sequence[str], cache: Cache) -> tuple
     if not open_:
         return difference, 0
     try:
-        tool = find_disassembler()
+        tool = disassembler()
     except EngineError:
         return difference, len(open_)
     wanted = {digest for row in open_ for digest in row.files}
@@ -58,7 +60,7 @@ def _may_be_same(row: Row) -> bool:
 def _are_same(row: Row, contents: dict[str, bytes], tool: Disassembler) -> bool:
     try:
         a, b = (instructions(contents[digest], row.kernel, row.gpu, tool) for digest in row.files)
-    except (EmulationError, LookupError, ValueError):
+    except (NotEmulatedError, LookupError, ValueError):
         return False  # what cannot be decoded stays changed
     return a == b
 
@@ -67,7 +69,7 @@ def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> l
     """The instructions of a kernel as text, without the addresses of data.
 
     Raises:
-        EmulationError: it cannot be decoded.
+        NotEmulatedError: it cannot be decoded.
         LookupError: it has no such kernel.
     """
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415 - only where bytes differ

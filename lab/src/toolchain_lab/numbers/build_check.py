@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolchain.core.cache import Cache
 from toolchain.core.check_result import Object
-from toolchain_lab.emulator.disassembly import Disassembler, find_disassembler
-from toolchain_lab.emulator.extra import require_numpy
+from toolchain_lab.bridge import disassembler, require_numpy
 from toolchain_lab.numbers.objects import sample
 
 if TYPE_CHECKING:
@@ -25,12 +24,8 @@ def require_check() -> None:
     Raises:
         ConfigError, EngineError: one of them is missing.
     """
-    _disassembler()
-
-
-def _disassembler() -> Disassembler:
     require_numpy("--check")
-    return find_disassembler()
+    disassembler()
 
 
 def check_objects(
@@ -80,7 +75,7 @@ def _checked(
     from toolchain_lab.numbers.contained import check_contained  # noqa: PLC0415 - numpy
 
     report = check_contained(
-        chosen, folder, _disassembler(), cache, jobs=jobs, available=available,
+        chosen, folder, disassembler(), cache, jobs=jobs, available=available,
         on_row=None if progress is None else lambda row, done, total: progress(done, total, f"{row.kernel} {row.gpu}"),
     )  # fmt: skip
     if note is not None:

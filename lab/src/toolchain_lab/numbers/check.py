@@ -13,11 +13,11 @@ import numpy as np
 
 from toolchain.core.check_result import REFUSED, RIGHT, SKIPPED, WRONG
 from toolchain.core.digest import sha256_file
-from toolchain.core.errors import EmulationError, KernelError, NumbersError, ToolchainError
-from toolchain_lab.emulator.codeobject import load
+from toolchain_lab.bridge import load, read_metadata
 from toolchain_lab.emulator.disassembly import Disassembler
+from toolchain_lab.emulator.errors import CodeObjectError, EmulatorError, FaultyKernelError, NotEmulatedError
 from toolchain_lab.emulator.launch import Launch, Launched, run
-from toolchain_lab.emulator.metadata import Metadata, check_metadata, read_metadata
+from toolchain_lab.emulator.metadata import Metadata, check_metadata
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.numbers import aotriton, flash_attn
 from toolchain_lab.numbers.case import Case, NotCheckedError
@@ -96,10 +96,10 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
         return replace(done, sha256=digest)
     except NotCheckedError as error:
         return Checked(name, gpu, kernel, SKIPPED, str(error), seconds=_since(began), sha256=digest)
-    except (EmulationError, KernelError, NumbersError) as error:
+    except (NotEmulatedError, CodeObjectError, FaultyKernelError) as error:
         # It may be a copy under another name.
         reason = _reason(error).replace(str(path.with_suffix("")), name.removesuffix(SUFFIX)).replace(path.name, name)
-        if isinstance(error, NumbersError):
+        if isinstance(error, FaultyKernelError):
             return Checked(name, gpu, kernel, WRONG, reason, math.inf, seconds=_since(began), sha256=digest)
         return Checked(name, gpu, kernel, REFUSED, reason, seconds=_since(began), sha256=digest)
 
@@ -120,8 +120,8 @@ def check_program(
 
     Raises:
         NotCheckedError: no case fits it.
-        EmulationError: something is not emulated.
-        NumbersError: the kernel is invalid.
+        NotEmulatedError: something is not emulated.
+        FaultyKernelError: the kernel is invalid.
     """
     began = time.process_time() if began is None else began
     make = make or CASES.get((metadata.source, metadata.kernel))
@@ -193,5 +193,5 @@ def _since(began: float) -> float:
     return round(time.process_time() - began, 3)
 
 
-def _reason(error: ToolchainError) -> str:
+def _reason(error: EmulatorError) -> str:
     return f"{error.what}: {error.why}" if error.why else error.what

@@ -16,10 +16,11 @@ from typing import Any
 
 from toolchain.core import strict_json
 from toolchain.core.check_result import Object
-from toolchain.core.errors import ConfigError, DocumentError, EmulationError, KernelError
+from toolchain.core.errors import ConfigError, DocumentError, KernelError
 from toolchain.kernels.aks2 import MAGIC, Kernel, read_aks2
 from toolchain.kernels.launches import NAME, Launches
 from toolchain.kernels.store import LARGEST_METADATA, DamagedError, stored_record
+from toolchain_lab.emulator.errors import NotEmulatedError
 from toolchain_lab.emulator.metadata import Metadata, metadata_of
 from toolchain_lab.numbers.objects import SUFFIX, sample
 
@@ -265,12 +266,12 @@ def _metadata_in(data: bytes) -> Metadata | None:
         return None
     try:
         return metadata_of(strict_json.read(data), "the JSON")
-    except (EmulationError, DocumentError, ValueError):
+    except (NotEmulatedError, DocumentError, ValueError):
         return None  # the check reports what is wrong with it
 
 
 def _metadata(about: Any) -> Metadata | None:
     try:
         return metadata_of(about, "the launch")
-    except EmulationError:
+    except NotEmulatedError:
         return None

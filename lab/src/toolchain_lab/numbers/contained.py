@@ -16,8 +16,8 @@ from toolchain.core.check_result import Object
 from toolchain.core.errors import EngineError
 from toolchain.core.recipe import Mount
 from toolchain.engine import launcher, namespace, view
+from toolchain_lab.bridge import require_numpy
 from toolchain_lab.emulator.disassembly import Disassembler
-from toolchain_lab.emulator.extra import require_numpy
 from toolchain_lab.numbers.campaign import Report
 from toolchain_lab.numbers.check import Checked
 from toolchain_lab.numbers.inside import ROW

@@ -12,6 +12,7 @@ from typing import Any
 
 from toolchain.core import strict_json
 from toolchain.core.check_result import Object
+from toolchain_lab.bridge import run_program
 from toolchain_lab.emulator.disassembly import Disassembler
 from toolchain_lab.numbers.campaign import results
 
@@ -23,7 +24,7 @@ def main() -> None:
     """Check the kernels of the job on standard input."""
     job: dict[str, Any] = strict_json.read(sys.stdin.read())
     major, minor, patch = job["version"]
-    disassembler = Disassembler(Path(job["objdump"]), (major, minor, patch))
+    disassembler = Disassembler(Path(job["objdump"]), (major, minor, patch), run_program)
     objects = [Object(Path(path), name, "", "") for path, name in job["objects"]]
     for row in results(objects, disassembler, job["jobs"]):
         sys.stdout.write(f"{ROW}{json.dumps(row.as_json())}\n")

@@ -21,7 +21,7 @@ from toolchain.pipeline.images import full_name
 from toolchain.pipeline.records import stages_below
 from toolchain_lab.examine.kernels import Kernel, kernels_in
 from toolchain_lab.report.content import Cell, Column, Kind, Picture, Report, Section, Table, Tone
-from toolchain_lab.report.kernels import Figures, campaign_part, kernels_part
+from toolchain_lab.report.kernel_tables import Figures, campaign_part, kernels_part
 from toolchain_lab.report.ninja import Step, steps_of
 
 _ALONE = 64 << 10  # bytes of a file that has a row of its own

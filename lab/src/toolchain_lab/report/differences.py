@@ -7,7 +7,7 @@ from typing import Any
 
 from toolchain.core.errors import ConfigError
 from toolchain_lab.report.content import Column, Kind, Picture, Report, Section, Table, Tone
-from toolchain_lab.report.kernels import FACTS
+from toolchain_lab.report.kernel_tables import FACTS
 
 _WORDS = {
     "same": "same bytes", "same_instructions": "same instructions", "changed": "changed", "only_a": "only in A",

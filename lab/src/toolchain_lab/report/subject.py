@@ -13,7 +13,7 @@ from toolchain.kernels.ledger import look
 from toolchain_lab.examine.kernels import Kernel, kernels_in
 from toolchain_lab.report.content import Report
 from toolchain_lab.report.differences import json_report
-from toolchain_lab.report.kernels import campaign_report, kernels_report
+from toolchain_lab.report.kernel_tables import campaign_report, kernels_report
 
 _LARGEST = 512 << 20  # bytes of a document
 _SQLITE = b"SQLite format 3\0"
