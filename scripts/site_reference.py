@@ -182,8 +182,7 @@ def prebuilt() -> str:
         " accepts it, and writes the name into label, provenance and SBOM; `--drop-binary NAME` removes it. Files that are not"
         " listed here are named by their path in the tree.\n"),
         table(["name", "source", "file", "without a decision", "what it is"], rows),
-        ("| name | what |\n|---|---|\n| `dask` | Dask and its dependencies, as the index's wheels, in the image of a worker |\n"
-        "| `triton-wheel` | the index's wheel of Triton as a source: `--source triton=pypi:3.7.1` |\n"),
+        ("| name | what |\n|---|---|\n| `triton-wheel` | the index's wheel of Triton as a source: `--source triton=pypi:3.7.1` |\n"),
         ("`verify --policy source-only` refuses an image with any of these, except those of `verify --allow-binary NAME`.\n"),
     ])  # fmt: skip
 

@@ -23,7 +23,7 @@ from toolchain.core.recipe import Mount
 from toolchain.engine.docker import DockerRunner
 from toolchain.engine.docker_probe import describe, proved
 from toolchain.engine.isolation import SCRIPT
-from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.pool import LocalExecutor
 from toolchain.kernels.rules import Rule
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]

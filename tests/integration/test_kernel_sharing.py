@@ -14,29 +14,26 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.dask_fixtures import LIMITS, hub, until
+from tests.cluster_fixtures import Direct, Standin
 from tests.integration.test_worker import TOP, WORKER, Source, python
 from toolchain.core.digest import sha256_file
 from toolchain.core.errors import KernelError
+from toolchain.kernels.bounds import Limits
 from toolchain.kernels.campaign import CampaignResult, run_campaign
-from toolchain.kernels.dask_executor import DaskExecutor
-from toolchain.kernels.dask_link import order_of
-from toolchain.kernels.dask_status import ask
-from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.cluster_worker import Compiler
 from toolchain.kernels.ledger import Ledger, reproducible
+from toolchain.kernels.pool import CompileSetup, LocalExecutor
 from toolchain.kernels.reached import Reach
-from toolchain.kernels.result_name import Naming, name_of
+from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import FolderStore
-from toolchain.kernels.worker import CompileSetup, KernelWorker
 
 __all__ = ["python"]  # the fixture
 Files = dict[str, str]
@@ -112,69 +109,36 @@ def test_a_merge_of_shards_makes_what_one_machine_makes_and_compiles_nothing(
         Machine(tmp_path / "half", python).share(stores[:1], only=True)
 
 
-def test_a_compile_process_that_is_killed_costs_nothing_but_its_kernel(
+def test_a_dask_worker_makes_what_one_machine_makes_also_when_a_process_is_killed(
     local: tuple[Files, CampaignResult], python: str, tmp_path: Path
 ) -> None:
-    """As the kernel's own killer does it, in the middle of a kernel of the machine that works for a campaign."""
-    machine, store = Machine(tmp_path / "machine", python), FolderStore(tmp_path / "store")
-    out, naming, rules = machine.root / "out", machine.naming(), machine.rules()
+    """As the kernel's own killer does it, in the middle of a kernel."""
+    machine, desk = Machine(tmp_path / "machine", python), Machine(tmp_path / "desk", python)
+    out = machine.root / "out"
     out.mkdir()
-    at = CompileSetup(start=machine.worker, naming=naming, out=out, seen=(str(machine.root), str(out)))
-    with KernelWorker(at, store, name="one", slots=1, limits=replace(LIMITS, timeout=300)) as worker:
-        killer = threading.Thread(target=kill_once, args=(worker,), daemon=True)
+    setup = CompileSetup(start=machine.worker, naming=machine.naming(), out=out, seen=(str(machine.root), str(out)))
+    with Standin(Compiler(setup, slots=1, limits=Limits(timeout=300))) as compiler:
+        killer = threading.Thread(target=kill_once, args=(compiler,), daemon=True)
         killer.start()
-        answers = [worker.carry_out(order_of(rule, name_of(naming.inputs(rule)), recompile=False)) for rule in rules]
+        with Ledger(desk.root / "ledger.sqlite") as ledger:
+            result = run_campaign(desk.rules(), Direct(compiler), ledger, desk.root / "out", worker_tree="/")
         killer.join(60)
-    assert [answer["status"] for answer in answers] == ["done"] * 4
-    assert [answer["attempt"] for answer in answers] == [2, 1, 1, 1]
+    assert [entry.attempt for entry in result.entries] == [2, 1, 1, 1]
     assert machine.started == 2
-    files, result = Machine(tmp_path / "later", python).share([store])
-    assert files == local[0]
-    assert result.shared["taken"] == 4
+    assert desk.files() == local[0]
+    assert reproducible(result.entries) == reproducible(local[1].entries)
+    assert result.about == local[1].about
 
 
-def kill_once(worker: KernelWorker) -> None:
+def kill_once(compiler: Compiler) -> None:
     """kill -9 of the first process that compiles a kernel."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
-        for row in worker.now()["processes"]:
+        for row in compiler._pool.rows():
             if row["kernel"]:
                 os.kill(row["pid"], signal.SIGKILL)
                 return
         time.sleep(0.005)
-
-
-@pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning"
-)
-def test_two_workers_of_a_scheduler_make_what_one_machine_makes(
-    local: tuple[Files, CampaignResult], python: str, tmp_path: Path
-) -> None:
-    store = FolderStore(tmp_path / "store")
-    desk = Machine(tmp_path / "desk", python)
-    limits = replace(LIMITS, timeout=300)
-    with contextlib.ExitStack() as stack:
-        scheduler = stack.enter_context(hub())
-        for name in ("one", "two"):
-            machine = Machine(tmp_path / name, python)
-            out = machine.root / "out"
-            out.mkdir()
-            at = CompileSetup(
-                start=machine.worker, naming=machine.naming(), out=out, seen=(str(machine.root), str(out))
-            )
-            worker = stack.enter_context(KernelWorker(at, store, name=name, slots=1, limits=limits))
-            scheduler.serve(worker)
-        until(lambda: len(ask(scheduler.address)["machines"]) == 2, "workers")
-        shared, rules, out = SharedResults([store], desk.naming()), desk.rules(), desk.root / "out"
-        with (
-            Ledger(desk.root / "ledger.sqlite") as ledger,
-            DaskExecutor(scheduler.address, shared=shared, out=out, limits=limits) as executor,
-        ):
-            result = run_campaign(rules, executor, ledger, out, worker_tree="/", shared=shared, tell=executor.tell)
-    assert desk.files() == local[0]
-    assert reproducible(result.entries) == reproducible(local[1].entries)
-    assert result.about == local[1].about
-    assert {entry.origin for entry in result.entries} == {"worker one", "worker two"}
 
 
 def test_the_scan_finds_every_module_that_python_loads(python: str, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ import pytest
 
 from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.codeobject import check_object
-from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger, counts, look
+from toolchain.kernels.pool import LocalExecutor
 from toolchain.kernels.rules import Rule, load_rules
 
 TOP = Path(__file__).parents[2]

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.kernel_fixtures import FakeWorkers, make_rule
-from toolchain.kernels import bounds, executors
+from toolchain.kernels import bounds, pool
 from toolchain.kernels.bounds import MemoryBounds, Turns, patience, processes, proportional, resident
 from toolchain.kernels.campaign import CampaignResult, run_campaign
-from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import DONE, FAILED, Ledger
+from toolchain.kernels.pool import LocalExecutor
 from toolchain.kernels.rules import Rule
 
 MIB = 1 << 20
@@ -45,7 +45,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(executors, "EVERY", 0.05)
+    monkeypatch.setattr(pool, "EVERY", 0.05)
     return Place(tmp_path)
 
 

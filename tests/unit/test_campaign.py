@@ -16,10 +16,10 @@ import pytest
 
 from tests.kernel_fixtures import FakeWorkers, make_rule
 from toolchain.core.errors import KernelError, ResourceError
-from toolchain.kernels import executors, worker_process
+from toolchain.kernels import pool, worker_process
 from toolchain.kernels.campaign import CampaignResult, run_campaign
-from toolchain.kernels.executors import LocalExecutor, Outcome
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Ledger
+from toolchain.kernels.pool import LocalExecutor, Outcome
 from toolchain.kernels.rules import Rule, RuleSet
 
 GOOD = ("good", "slow", "fine")
@@ -277,7 +277,7 @@ def test_workers_are_long_lived_and_recycled(place: Place, monkeypatch: pytest.M
 
     second = Place(place.root / "other")
     second.root.mkdir(exist_ok=True)
-    monkeypatch.setattr(executors, "RECYCLE", 3)
+    monkeypatch.setattr(pool, "RECYCLE", 3)
     second.run(rules, workers=1)
     assert len((second.workers.folder / "started").read_text().split()) == 3
 
@@ -301,7 +301,7 @@ def test_a_kernel_that_goes_on_and_on_is_named(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without a timeout, which is the default, an endless loop in a compiler would look like patience."""
-    monkeypatch.setattr(executors, "SLOW_SECONDS", 0.5)
+    monkeypatch.setattr(pool, "SLOW_SECONDS", 0.5)
     with caplog.at_level(logging.WARNING):
         place.run([make_rule("good"), make_rule("hangs")], timeout=2.0)
     (message,) = [record.getMessage() for record in caplog.records if "--kernel-timeout" in record.getMessage()]

@@ -105,11 +105,10 @@ def test_the_page_of_costs_names_the_disk_that_a_stage_refuses_to_begin_without(
     for words in (
         ["triton", "--triton", "3.9.0"],
         ["aotriton", "--aotriton", "0.13b"],
-        ["worker"],
         ["wheels", "--base", "debian13"],
         ["triton-cache", "--base", "debian13"],
     ):
-        said = planned.invoke(app, ["plan", *words, "--allow-binary", "libdevice", "--allow-binary", "dask", "--json"])
+        said = planned.invoke(app, ["plan", *words, "--allow-binary", "libdevice", "--json"])
         told |= {row["name"]: row["takes"].get("disk") for row in json.loads(said.stdout)["stages"]}
     assert set(told) == {one.name for one in STAGES} - {"kernels"}
     for name, disk in told.items():

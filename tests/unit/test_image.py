@@ -50,14 +50,6 @@ def test_config_and_manifest_say_what_was_asked(layout: Layout, layer: LayerBlob
     assert read_layers(layout, found) == (replace(layer, created_by=""),) * 2
 
 
-def test_what_a_container_runs_is_said_only_where_something_is(layout: Layout, layer: LayerBlob) -> None:
-    spec = ImageSpec(arch="amd64", layers=(layer,), entrypoint=("/usr/bin/program", "word"))
-    config = layout.read_json(layout.children(write_image(layout, spec))[0])
-    assert config["config"] == {"Entrypoint": ["/usr/bin/program", "word"]}
-    plain = layout.read_json(layout.children(write_image(layout, replace(spec, entrypoint=())))[0])
-    assert plain["config"] == {}
-
-
 def test_the_order_of_mappings_does_not_count(layout: Layout, layer: LayerBlob) -> None:
     one = ImageSpec(arch="amd64", layers=(layer,), labels={"x": "1", "y": "2"})
     two = replace(one, labels={"y": "2", "x": "1"})

@@ -143,7 +143,7 @@ def test_the_page_of_building_has_a_row_for_each_stage() -> None:
 
 def test_what_stands_on_what() -> None:
     on_llvm = {row.name for row in STAGES if involves(row.name, "llvm")}
-    assert {"llvm", "triton", "kernels", "aotriton", "flash-attn", "wheels", "triton-cache", "worker"} <= on_llvm
+    assert {"llvm", "triton", "kernels", "aotriton", "flash-attn", "wheels", "triton-cache"} <= on_llvm
     assert not {"base", "sysroot", "python", "hip", "torch"} & on_llvm
     assert involves("all", "triton")
     assert not involves("", "base")

@@ -35,8 +35,8 @@ from toolchain.core.recipe import root
 from toolchain.kernels.cache_image import TritonCache, read_cache, require_call, require_hit
 from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, rule_of
 from toolchain.kernels.campaign import run_campaign
-from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
+from toolchain.kernels.pool import LocalExecutor
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults

@@ -6,22 +6,24 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cluster_fixtures import Direct, Standin
 from tests.unit.test_triton_cache import FOUR, TESTS, call, made, rules, starting
 from toolchain.core.errors import KernelError
+from toolchain.kernels.bounds import Limits
 from toolchain.kernels.calls import Call, Outcome, in_orders
 from toolchain.kernels.campaign import run_campaign
+from toolchain.kernels.cluster_worker import Compiler
 from toolchain.kernels.ledger import Ledger
+from toolchain.kernels.pool import CompileSetup
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import FolderStore
-from toolchain.kernels.triton_cache import PACKED, check_made, entry_folder, lay_out, unpack
-from toolchain.kernels.worker import CompileSetup, KernelWorker, Limits
+from toolchain.kernels.triton_cache import check_made, entry_folder, lay_out, unpack
 from toolchain.stages.triton_cache import outcomes_of
 
 pytest.importorskip("triton")
@@ -29,7 +31,6 @@ NAMING = Naming(
     TESTS / "standin_wheel", triton=["sha256:" + "a" * 64], recipe={"calls.py": "1"}, environment={"HOME": "/tmp"}
 )
 REFUSED = call("forward", "fp8")
-LIMITS = Limits(timeout=300)
 
 
 def shared(store: Path, **how: Any) -> SharedResults:
@@ -67,7 +68,7 @@ def test_shards_are_joined_to_what_one_machine_makes(
     two, _ = made(calls, tmp_path / "2", shared=shared(tmp_path / "store"), part=(2, 2))
     assert sorted(outcome.call.name for outcome in (*one, *two)) == sorted(asked.name for asked in calls)
     with monkeypatch.context() as patch:
-        patch.setattr("toolchain.kernels.executors.Worker", None)  # none is started
+        patch.setattr("toolchain.kernels.pool.Worker", None)  # none is started
         joined, about = made(calls, tmp_path / "joined", shared=shared(tmp_path / "store", only=True))
     assert [outcome.call for outcome in joined] == calls
     assert (joined[-1].refused, joined[-1].entry.reason) == (True, "RuntimeError: this device does not support fp8")
@@ -77,35 +78,15 @@ def test_shards_are_joined_to_what_one_machine_makes(
     assert {kernel for row in ordered for kernel in row.kernels} == {kernel for row in joined for kernel in row.kernels}
 
 
-@pytest.fixture
-def scheduler() -> Iterator[Any]:
-    pytest.importorskip("distributed")
-    from tests.dask_fixtures import hub  # noqa: PLC0415 - Dask
-
-    with hub() as found:
-        yield found
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning"
-)
-def test_a_dask_worker_makes_the_calls(alone: dict[str, bytes], scheduler: Any, tmp_path: Path) -> None:
-    from toolchain.kernels.dask_executor import DaskExecutor  # noqa: PLC0415 - Dask
-
+def test_a_dask_worker_makes_the_calls(alone: dict[str, bytes], tmp_path: Path) -> None:
     calls, there, here = [*FOUR, REFUSED], tmp_path / "there", tmp_path / "here"
     seen = (os.fspath(TESTS / "standin_wheel"), os.fspath(there))
-    at = CompileSetup(start=starting(there), naming=NAMING, out=there, seen=seen, suffix=PACKED)
-    with KernelWorker(at, FolderStore(tmp_path / "store"), name="there", slots=1, limits=LIMITS) as worker:
-        scheduler.serve(worker)
-        results = shared(tmp_path / "store")
-        with (
-            DaskExecutor(scheduler.address, shared=results, out=here, limits=LIMITS, campaign="calls") as elsewhere,
-            Ledger(tmp_path / "ledger.sqlite") as ledger,
-        ):
-            result = run_campaign(
-                rules(calls), elsewhere, ledger, here, worker_tree=seen[0], keep_going=True, shared=results
-            )
+    setup = CompileSetup(start=starting(there), naming=NAMING, out=there, seen=seen)
+    with (
+        Standin(Compiler(setup, slots=1, limits=Limits(timeout=300))) as compiler,
+        Ledger(tmp_path / "ledger.sqlite") as ledger,
+    ):
+        result = run_campaign(rules(calls), Direct(compiler), ledger, here, worker_tree=seen[0], keep_going=True)
     outcomes, _ = outcomes_of(result, calls, here)
     assert [outcome.done for outcome in outcomes] == [True] * 4 + [False]
     assert {outcome.entry.origin for outcome in outcomes} == {"worker there"}

@@ -33,7 +33,7 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "build": (("build", "GOAL"), "toolchain.cli.build_cmd.build_stages"),
     "kernels run": (("kernels", "run"), "toolchain.cli.build_cmd.build_stages"),
     "kernels merge": (("kernels", "merge", "kernels", "store"), "toolchain.cli.build_cmd.build_stages"),
-    "kernels worker": (("kernels", "worker", "tcp://127.0.0.1:1"), "toolchain.pipeline.kernel_worker.serve_kernels"),
+    "kernels worker": (("kernels", "worker", "tcp://127.0.0.1:1"), "toolchain.pipeline.cluster_member.serve_kernels"),
     "bundle export": (("bundle", "export", "oci:out", "GOAL"), "toolchain.bundle.export.export"),
 }
 GOALS = ("triton", "kernels", "all", "aotriton")

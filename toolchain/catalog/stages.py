@@ -176,12 +176,6 @@ STAGES: tuple[StageRow, ...] = (
         license=" AND ".join(dict.fromkeys(row.license for row in _WHEELS)),
         machines=("amd64",),
     ),
-    StageRow(
-        name="worker",
-        on=("triton",),
-        sources={"flash-attn": "BSD-3-Clause", "aotriton": "MIT"},
-        machines=("amd64",),
-    ),
 )
 
 

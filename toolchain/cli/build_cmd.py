@@ -124,7 +124,9 @@ def kernels_merge(
     _campaign(replace(request, shards=places), stage, reuse)
 
 
-@with_request("check", "contract", "json", "keep_going", "limit", "scheduler", "select", "shard")
+@with_request(
+    "check", "contract", "json", "keep_going", "kernel_key", "kernel_store", "limit", "scheduler", "select", "shard"
+)
 def kernels_worker(
     address: AddressArg,
     stage: CampaignArg = "kernels",
@@ -137,14 +139,15 @@ def kernels_worker(
 ) -> None:
     """Compile kernels for campaigns with `--scheduler ADDRESS` until interrupted. Builds the Triton image first.
 
-    Use the options of the campaign. A campaign rejects a worker with a different Triton, sources or limits.
+    Use the options of the campaign. A worker with another Triton, other sources or limits gets no kernels of it.
     """
     _require_kernels(stage)
-    reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
-    _check_kernel_store(request, stage)
-    from toolchain.pipeline.kernel_worker import serve_kernels  # noqa: PLC0415 - only a worker needs it
+    from toolchain.kernels.scheduler import check_address, security  # noqa: PLC0415 - only a worker needs it
 
-    serve_kernels(request, stage, address, name=name, reuse=reuse)
+    security(check_address(address), "worker")
+    from toolchain.pipeline.cluster_member import serve_kernels  # noqa: PLC0415 - it needs Dask
+
+    serve_kernels(request, stage, address, name=name, reuse=_reuse(reuse_from, reuse_only, public_key, request.offline))
 
 
 def _campaign(request: Request, stage: str, reuse: Reuse | None) -> None:
@@ -155,8 +158,8 @@ def _campaign(request: Request, stage: str, reuse: Reuse | None) -> None:
 
 
 def _check_kernel_store(request: Request, stage: str) -> None:
-    """Before a long build begins, look at the kernel store and its key, and refuse a --shard or --scheduler without a
-    store, or a --scheduler without Dask."""
+    """Before a long build begins, check the kernel store and its key, and refuse a --shard without a store, or a
+    --scheduler without Dask or certificates."""
     if request.kernel_key is not None or request.kernel_store is not None or request.shards:
         from toolchain.pipeline.kernel_store import check_folders, result_key  # noqa: PLC0415 - cryptography
 
@@ -170,15 +173,9 @@ def _check_kernel_store(request: Request, stage: str) -> None:
 
         raise without_store(request.shard)
     if request.scheduler is not None:
-        from toolchain.kernels.dask_link import library  # noqa: PLC0415 - most builds have no scheduler
+        from toolchain.kernels.scheduler import security  # noqa: PLC0415 - most builds have no scheduler
 
-        if request.kernel_store is None:
-            raise ConfigError(
-                f"--scheduler {request.scheduler} needs --kernel-store",
-                why="workers exchange results through the store, not through Dask",
-                fix="add --kernel-store with a place that all machines share",
-            )
-        library()
+        security(request.scheduler, "client")
 
 
 def _require_kernels(stage: str) -> None:

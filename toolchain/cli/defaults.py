@@ -19,7 +19,6 @@ NOT_FROM_FILE: Mapping[str, tuple[str, ...]] = {
     "bundle export": ("dest",),
     "kernels check": ("gpu", "jobs", "source"),
     "kernels diff": ("gpu",),
-    "kernels status": ("scheduler",),
     "kernels try": ("kernel_timeout", "source"),
     "lock": ("check",),
     "pins": ("aotriton", "triton"),

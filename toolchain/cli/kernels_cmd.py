@@ -14,27 +14,16 @@ from toolchain.cli import options as o
 from toolchain.core import console
 from toolchain.core.cache import LEDGER, cache_of
 from toolchain.core.errors import ConfigError
-from toolchain.request.option_values import scheduler as read_address
 
 WatchOpt = Annotated[bool, typer.Option("--watch", "-w", help="Repeat until no campaign runs; redraws in a terminal.")]
 _DRAWN_EVERY, _SAID_EVERY = 1.0, 30.0  # seconds
 _NONE = "no unfinished campaign"
 
 
-def kernels_status(
-    cache: o.CacheOpt = None, scheduler: o.SchedulerOpt = None, watch: WatchOpt = False, json_: o.JsonOpt = False
-) -> None:
-    """Show each kernel campaign: progress, speed, workers, slow and failed kernels.
-
-    With --scheduler, show the campaigns and workers of a Dask scheduler, from any machine.
-    """
+def kernels_status(cache: o.CacheOpt = None, watch: WatchOpt = False, json_: o.JsonOpt = False) -> None:
+    """Show each kernel campaign: progress, speed, workers, slow and failed kernels."""
     if watch and json_:
         raise ConfigError("--watch and --json exclude each other", fix="leave one of them out")
-    if scheduler is not None:
-        if watch:
-            raise ConfigError("--watch and --scheduler exclude each other", fix="leave one of them out")
-        _show_scheduler(read_address(scheduler), as_json=json_)
-        return
     work = cache_of(cache).work
     if watch:
         _watch(work)
@@ -49,21 +38,6 @@ def kernels_status(
 
         for text in screen(row):
             console.text(text)
-
-
-def _show_scheduler(address: str, *, as_json: bool) -> None:
-    from toolchain.kernels.dask_status import ask  # noqa: PLC0415 - Dask
-
-    status = ask(address, watch=2.5)  # two heartbeats of a worker
-    if as_json:
-        console.data(status)
-        return
-    from toolchain.cli.kernels_view import machines, screen  # noqa: PLC0415 - not for --json
-
-    for text in [line for row in status["campaigns"] for line in screen(row)] or ["no campaign"]:
-        console.text(text)
-    for text in list(machines(status["machines"])) or ["no worker"]:
-        console.text(text)
 
 
 def _read(work: Path) -> list[dict[str, Any]]:

@@ -63,25 +63,6 @@ def screen(row: Mapping[str, Any]) -> list[str]:
     return [console.one_line(text) for text in lines]
 
 
-def machines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The workers of a scheduler, lines of 80 columns.
-
-    Args:
-        rows: as `toolchain.kernels.dask_status.ask` gives them.
-    """
-    lines = []
-    for row in rows:
-        bound = f" of {console.size(row['memory']['together'])}" if row["memory"]["together"] else ""
-        lines.append(f"worker {_cut(row['name'], 40)}  {row['address']}, {row['slots']} at once")
-        lines.append(
-            f"  {row['compiled']} compiled, {row['found']} from store, {row['failed']} failed,"
-            f" {row['refused']} refused; {console.size(row['memory']['workers'])}{bound}"
-        )
-        lines += [f"  refused by {campaign}: {_cut(why, 56)}" for campaign, why in row["refused_by"].items()]
-        lines += [f"  {text}" for text in _workers(row["processes"])]
-    return [console.one_line(text) for text in lines]
-
-
 def _state(row: Mapping[str, Any]) -> str:
     if row["state"] != RUNNING:
         return _STATES[row["state"]]

@@ -77,12 +77,6 @@ def _of_request(name: str, **more: Any) -> Any:
 # For verbs without a `Request`.
 AllowBinaryOpt = Annotated[list[str] | None, _of_request("allow-binary")]
 JsonOpt = Annotated[bool, _of_request("json")]
-SchedulerOpt = Annotated[
-    str | None,
-    _of_request(
-        "scheduler", help="Query this Dask scheduler: tls://HOST:PORT, or tcp:// on loopback.", environment=False
-    ),
-]
 CacheOpt = Annotated[Path | None, _of_request("cache")]
 RunnerOpt = Annotated[str, _of_request("runner")]
 SigstoreOpt = Annotated[

@@ -263,7 +263,7 @@ class Buildah(Storage):
     ) -> Iterator[subprocess.Popen[str]]:
         """A long-lived process in a container of its own, without network, to talk to over its stdin and stdout.
 
-        The caller must read its standard error, as kernels.executors does to keep its last lines. The process ends with
+        The caller must read its standard error, as kernels.pool does to keep its last lines. The process ends with
         the block (see `attended`). Any number may run at once, from any thread that outlives the block.
 
         Raises:

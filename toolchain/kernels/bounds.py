@@ -35,6 +35,19 @@ def patience(timeout: float | None) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of one kernel; other limits make other kernels fail.
+
+    Args:
+        timeout: seconds.
+        memory: bytes; 0 for what the machine has.
+    """
+
+    timeout: float
+    memory: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryBounds:
     """Memory limits of workers, in bytes.
 

@@ -18,7 +18,6 @@ from toolchain.core.errors import KernelError, ResourceError
 from toolchain.core.filesystem import is_inside, read_regular
 from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.codeobject import metadata_fault
-from toolchain.kernels.executors import Executor, Outcome
 from toolchain.kernels.ledger import (
     DONE,
     FAILED,
@@ -30,6 +29,7 @@ from toolchain.kernels.ledger import (
     counts,
     reproducible,
 )
+from toolchain.kernels.pool import Executor, Outcome
 from toolchain.kernels.rules import Rule, RuleSet, in_order
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.status import STATUS, Board
@@ -118,7 +118,6 @@ def run_campaign(
     command: str = "",
     bounds: MemoryBounds | None = None,
     shared: SharedResults | None = None,
-    tell: Callable[[dict[str, Any]], None] | None = None,
 ) -> CampaignResult:
     """Compile what is not there yet, check every object, write the report.
 
@@ -135,7 +134,6 @@ def run_campaign(
         command: the command line, for advice on how to continue.
         bounds: those of the executor's workers, for the status.
         shared: stores to take results from, and to add new ones to.
-        tell: see `Board`.
 
     Raises:
         KernelError: rules failed or timed out and `keep_going` is not set, or no worker came up.
@@ -148,7 +146,7 @@ def run_campaign(
         shared.prepare(wanted)
     out.mkdir(parents=True, exist_ok=True)
     place, began = ledger.path.with_name(STATUS), time.monotonic()
-    with Board(place, wanted, workers=executor.workers, bounds=bounds, command=command, tell=tell) as board:
+    with Board(place, wanted, workers=executor.workers, bounds=bounds, command=command) as board:
         todo = {rule.id: rule for rule in wanted}
         run = _Run(wanted, todo, executor, ledger, out, (worker_tree, worker_out or str(out)), on_count, board, shared)
         earlier = run.earlier()
@@ -251,6 +249,8 @@ class _Run:
         with contextlib.closing(self.executor.run(in_order(self.todo.values()), *self.seen)) as outcomes:
             for outcome in outcomes:
                 rule = self.todo[outcome["id"]]
+                if "code" in outcome:
+                    _lay(outcome, rule, self.out)
                 entry = _entry(rule, outcome, self.out)
                 if entry.status != DONE:
                     _objects(self.out, rule, unlink=True)
@@ -259,8 +259,7 @@ class _Run:
                 self.record(entry)
                 if self.shared is not None and entry.status == DONE:
                     self.shared.compiled_by(self.executor.about())
-                    if entry.maker is Maker.HERE:
-                        self.shared.add(rule, entry, self.out)
+                    self.shared.add(rule, entry, self.out)
 
     def take(self, shared: SharedResults) -> None:
         """Take what the stores have. Where nothing may be compiled, also the kernels that are known to fail.
@@ -322,6 +321,18 @@ def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Pa
         for file in both:
             file.unlink(missing_ok=True)
     return both
+
+
+def _lay(outcome: Outcome, rule: Rule, out: Path) -> None:
+    """Write the files that a worker on another machine made."""
+    path, beside = _objects(out, rule)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, outcome["code"])
+        write_atomically(beside, outcome["json"])
+    except OSError as error:
+        fix = "free disk space and run it again: it continues"
+        raise ResourceError(f"cannot write {path}", why=str(error), fix=fix) from error
 
 
 def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:

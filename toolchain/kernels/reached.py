@@ -84,7 +84,7 @@ class Reach:
         key = (root, source)
         if key not in self._found:
             files = self._files(root, source)
-            self._found[key] = self._whole if files is None else {file: self._digest(file) for file in sorted(files)}
+            self._found[key] = self.whole if files is None else {file: self._digest(file) for file in sorted(files)}
         return self._found[key]
 
     def _files(self, root: str, source: str) -> set[str] | None:
@@ -181,7 +181,8 @@ class Reach:
         return self._digests[file]
 
     @cached_property
-    def _whole(self) -> dict[str, str]:
+    def whole(self) -> dict[str, str]:
+        """`sha256:…` of all files of the tree by path."""
         digests = {}
         for folder, below, names in os.walk(self._tree):
             below[:] = [name for name in below if name not in {".git", "__pycache__"}]

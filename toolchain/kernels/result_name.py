@@ -45,6 +45,11 @@ class Naming:
             "environment": dict(environment),
         }
 
+    @property
+    def tree(self) -> str:
+        """`sha256:…` of the whole source tree."""
+        return sha256_json(self._reach.whole)
+
     @cached_property
     def scope(self) -> str:
         """12 hex digits that all results of one Triton, recipe and environment share."""

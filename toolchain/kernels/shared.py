@@ -145,39 +145,6 @@ class SharedResults:
             LOG.warning("%s is no longer used: %s", store.ref, error.what)
             self.stores.remove(store)
 
-    def receive(self, rule: Rule, out: Path, origin: str, digest: str) -> Entry | None:
-        """Take what a remote worker added to the first store; None if it is not there.
-
-        Args:
-            origin: of the entry: that worker, or the store if the worker found it there.
-            digest: SHA-256 of the object, as the worker reported it.
-
-        Raises:
-            DamagedError, UnsignedError: it is there, and cannot be used.
-            ToolchainError: the store does not answer, or the disk is full.
-        """
-        name, store = self.name(rule), self.stores[0]
-        for _, record in store.fetch([name]):
-            if record is None:
-                raise DamagedError("it cannot be read")
-            if hashlib.sha256(record.partition(b"\n")[2]).hexdigest() != digest:
-                raise DamagedError(f"its SHA-256 is not {digest}")
-            entry = self._taken(origin, rule, record, out)
-            if origin == store.ref:
-                self.counts.taken += 1
-            else:
-                self.counts.added += 1
-            return entry
-        return None
-
-    def reject(self, rule: Rule) -> None:
-        """Ignore the stores' results of a rule: the next one that is compiled replaces them."""
-        self._unusable.add(self.name(rule))
-
-    def is_rejected(self, rule: Rule) -> bool:
-        """Whether the first store's result of a rule is unusable."""
-        return self.name(rule) in self._unusable
-
     def _taken(self, origin: str, rule: Rule, record: bytes, out: Path) -> Entry:
         result = read_record(record, self._inputs_of(rule), self.key)
         path = out / rule.out

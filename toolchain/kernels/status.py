@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import calendar
 import contextlib
 import heapq
 import os
@@ -28,7 +27,6 @@ FORMAT = 1
 RUNNING, ENDED, FAILURES, STOPPED, KILLED = "running", "done", "failed", "stopped", "killed"
 SHOWN = 5  # slowest and bad kernels
 _EVERY = 2.0  # seconds between two files
-_SILENT = 60.0  # seconds after which a campaign that reported every two is lost
 _WINDOW = 600.0
 _PROC = Path("/proc")
 
@@ -60,7 +58,6 @@ class Board:
         workers: see `Executor.workers`.
         command: the command line, to run it again.
         clock: seconds since 1970.
-        tell: called with what the file holds, each time.
     """
 
     def __init__(
@@ -72,9 +69,7 @@ class Board:
         bounds: MemoryBounds | None = None,
         command: str = "",
         clock: Callable[[], float] = time.time,
-        tell: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        self._tell = tell
         self._path = path
         self._workers = workers
         self._bounds = bounds
@@ -205,8 +200,6 @@ class Board:
         content = self.as_json()
         with contextlib.suppress(OSError):
             write_atomically(self._path, canonical(content) + b"\n")
-        if self._tell is not None:
-            self._tell(content)
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -230,21 +223,6 @@ def read(folder: Path) -> dict[str, Any]:
     # The ledger is newer than the file.
     del content["format"], content["asked"], content["done"], content["failed"], content["timed_out"]
     return {**named, **content}
-
-
-def remote_row(campaign: str, content: dict[str, Any]) -> dict[str, Any]:
-    """The state of a campaign on another machine by its last report; a row as `read` gives it.
-
-    Args:
-        content: see `Board.as_json`.
-    """
-    state = content["state"]
-    age = time.time() - calendar.timegm(time.strptime(content["updated"], "%Y-%m-%dT%H:%M:%SZ"))
-    count = sum(int(content[name]) for name in ("done", "failed", "timed_out"))
-    lost = state == RUNNING and age > _SILENT
-    row = {"campaign": campaign, "count": count, "numbers": {}, **_in_state(content, KILLED if lost else state)}
-    del row["format"]
-    return row
 
 
 def _in_state(content: Mapping[str, Any], state: str) -> dict[str, Any]:

@@ -34,7 +34,6 @@ class ImageSpec:
         layers: lowest first.
         labels: of the config.
         annotations: of the manifest.
-        entrypoint: what a container of it runs, with the words that it is given behind; empty if nothing.
         environment: variables that a container of it starts with.
     """
 
@@ -42,7 +41,6 @@ class ImageSpec:
     layers: tuple[LayerBlob, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    entrypoint: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -126,8 +124,6 @@ def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
     platform = Platform("linux", spec.arch)
     created = timestamp(EPOCH)
     run: dict[str, Any] = {"Labels": dict(spec.labels)} if spec.labels else {}
-    if spec.entrypoint:
-        run["Entrypoint"] = list(spec.entrypoint)
     if spec.environment:
         run["Env"] = [f"{name}={value}" for name, value in sorted(spec.environment.items())]
     config = layout.put_json(

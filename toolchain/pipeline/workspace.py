@@ -280,7 +280,6 @@ class BuildWorkspace:
             layers=layers,
             labels=image.labels,
             annotations=standard_annotations(planned.image),
-            entrypoint=tuple(image.entrypoint),
             environment=image.environment,
         )
         return write_image(layout, spec).digest

@@ -240,8 +240,7 @@ class Request:
         metadata=option(
             "scheduler", panel="Kernels",
             metavar="ADDRESS", example="tcp://127.0.0.1:8786", read=reading.scheduler,
-            help="Compile on the workers of a Dask scheduler: tls://HOST:PORT, or tcp:// on loopback."
-            " Needs --kernel-store.",
+            help="Compile on the workers of a Dask scheduler: tls://HOST:PORT, or tcp:// on loopback.",
         ),
     )  # fmt: skip
     allow_binary: tuple[str, ...] = field(

@@ -251,7 +251,7 @@ def scheduler(text: str) -> str:
     Raises:
         ConfigError: it is invalid, or open to anyone.
     """
-    from toolchain.kernels.dask_link import check_address  # noqa: PLC0415 - most calls name none
+    from toolchain.kernels.scheduler import check_address  # noqa: PLC0415 - most calls name none
 
     return check_address(text.strip())
 

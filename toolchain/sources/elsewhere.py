@@ -42,7 +42,7 @@ class Wanted:
     def how_to_bring_it(self) -> str:
         """How to provide the file: by path, if a source can be named, or in a bundle."""
         bundle = "on a machine that has it: toolchain bundle export, then here: toolchain bundle import REF"
-        if self.source.startswith(("wheel-", "library-")):  # no option names what only comes along
+        if self.source.startswith("wheel-"):  # no option names what only comes along
             return bundle
         by_path = f"bring the file itself: --source {self.source}=PATH/{self.file}; the same bytes are the same source"
         return f"{by_path}\n{bundle}"

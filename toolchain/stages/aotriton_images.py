@@ -27,12 +27,12 @@ from toolchain.kernels.bounds import patience
 from toolchain.kernels.campaign import KNOWN_BAD, CampaignResult
 from toolchain.kernels.launches import launch_files
 from toolchain.kernels.ledger import TIMEOUT, Entry, Ledger
+from toolchain.kernels.pool import CompileSetup
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import Rule, RuleSet, cut
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
-from toolchain.kernels.worker import CompileSetup
 from toolchain.stages.aotriton_inside import OBJECTS, lay_copies, lay_objects
 from toolchain.stages.kernel_check import check_numbers
 from toolchain.stages.kernel_workers import (
@@ -204,8 +204,7 @@ class KernelImages:
         ]
         env = {**PROJECT.variables, **allocator(self.workspace.request)}
         start = partial(self.workspace.worker, self.image, COMMAND, mounts=mounts, env=env)
-        name = self.build.parent.name
-        return CompileSetup(start=start, naming=self.naming(), out=self.build, seen=(SOURCE, PLAN), campaign=name)
+        return CompileSetup(start=start, naming=self.naming(), out=self.build, seen=(SOURCE, PLAN))
 
     def naming(self) -> Naming:
         """The inputs of the results' names, without GPUs and the library's build."""

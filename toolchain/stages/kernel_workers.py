@@ -18,14 +18,13 @@ from toolchain.request.model import Request
 from toolchain.stages.stage import Built, Workspace
 
 if TYPE_CHECKING:
-    from toolchain.kernels.bounds import MemoryBounds
+    from toolchain.kernels.bounds import Limits, MemoryBounds
     from toolchain.kernels.campaign import CampaignResult
-    from toolchain.kernels.executors import Executor
     from toolchain.kernels.ledger import Ledger
+    from toolchain.kernels.pool import CompileSetup, Executor
     from toolchain.kernels.result_name import Naming
-    from toolchain.kernels.rules import Rule, RuleSet
+    from toolchain.kernels.rules import RuleSet
     from toolchain.kernels.shared import SharedResults
-    from toolchain.kernels.worker import CompileSetup, Limits
 
 # What runs beside Triton in a worker, below the recipe root: a kernel's result depends on it.
 WORKER_FILES = ("aotriton/worker.py", "aotriton/shared_stages.py")
@@ -89,7 +88,6 @@ class Workers:
     shared: SharedResults | None
     executor: Executor
     bounds: MemoryBounds | None
-    tell: Callable[[dict[str, Any]], None] | None
 
     def run(
         self,
@@ -122,46 +120,31 @@ class Workers:
             command=console.command(),
             bounds=self.bounds,
             shared=self.shared,
-            tell=self.tell,
         )
 
 
 @contextlib.contextmanager
 def compiling(setup: CompileSetup, workspace: Workspace, shared: SharedResults | None) -> Iterator[Workers]:
-    """The workers of a campaign, until the end of the block: on this machine, or those of the scheduler.
-
-    Raises:
-        ConfigError, UnreachableError: see `dask_executor`.
-    """
-    address = workspace.request.scheduler
-    if address is None:
+    """Yield the workers of a campaign: those on this machine, or those of the request's scheduler."""
+    request = workspace.request
+    if request.scheduler is None:
         yield workers_here(setup, workspace, shared)
         return
-    from toolchain.kernels.dask_executor import DaskExecutor  # noqa: PLC0415 - most builds have no scheduler
+    from toolchain.kernels.cluster import ClusterExecutor, requirements  # noqa: PLC0415 - most builds use no Dask
 
-    def log(rule: Rule, worker: str, text: str) -> None:
-        with workspace.log.open("a", encoding="utf-8") as stream:
-            stream.write(f"--- {rule.out} did not compile on {worker}; its log ends so:\n{text}\n")
-
-    elsewhere = DaskExecutor(
-        address, shared=shared, out=setup.out, limits=kernel_limits(workspace.request),
-        campaign=setup.campaign, on_log=log,
-    )  # fmt: skip
-    with elsewhere:
-        yield Workers(
-            setup=setup, workspace=workspace, shared=shared, executor=elsewhere, bounds=None, tell=elsewhere.tell
-        )
+    with ClusterExecutor(request.scheduler, requirements(setup, kernel_limits(request))) as elsewhere:
+        yield Workers(setup=setup, workspace=workspace, shared=shared, executor=elsewhere, bounds=None)
 
 
 def workers_here(setup: CompileSetup, workspace: Workspace, shared: SharedResults | None) -> Workers:
     """Workers on this machine, whatever scheduler the request names."""
     from toolchain.kernels.bounds import MemoryBounds  # noqa: PLC0415 - a plan compiles nothing
-    from toolchain.kernels.executors import LocalExecutor  # noqa: PLC0415
+    from toolchain.kernels.pool import LocalExecutor  # noqa: PLC0415
 
     limit, count = kernel_limits(workspace.request), workspace.jobs("kernel")
     bounds = MemoryBounds.of(workspace.memory(), count, limit.memory)
     here = LocalExecutor(setup.start, workers=count, timeout=limit.timeout, bounds=bounds)
-    return Workers(setup=setup, workspace=workspace, shared=shared, executor=here, bounds=bounds, tell=None)
+    return Workers(setup=setup, workspace=workspace, shared=shared, executor=here, bounds=bounds)
 
 
 def allocator(request: Request) -> dict[str, str]:
@@ -178,8 +161,7 @@ def allocator(request: Request) -> dict[str, str]:
 
 def kernel_limits(request: Request) -> Limits:
     """The limits of one kernel."""
-    from toolchain.kernels.bounds import patience  # noqa: PLC0415 - a plan compiles nothing
-    from toolchain.kernels.worker import Limits  # noqa: PLC0415
+    from toolchain.kernels.bounds import Limits, patience  # noqa: PLC0415 - a plan compiles nothing
 
     return Limits(timeout=patience(request.kernel_timeout), memory=(request.kernel_memory or 0) * 10**6)
 

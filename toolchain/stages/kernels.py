@@ -45,7 +45,7 @@ from toolchain.stages.stage import (
 from toolchain.stages.triton_wheel import SITE
 
 if TYPE_CHECKING:
-    from toolchain.kernels.worker import CompileSetup
+    from toolchain.kernels.pool import CompileSetup
 
 DEFAULT_GPUS = ("gfx1100", "gfx942")
 # Where the image holds its code objects.
@@ -105,7 +105,7 @@ class KernelsStage:
         tree = work / "tree"
         out = tree / PREFIX.lstrip("/")
         out.mkdir(parents=True, exist_ok=True)
-        at = compile_setup(source.path, dependencies["triton"], out, workspace, campaign=work.name)
+        at = compile_setup(source.path, dependencies["triton"], out, workspace)
         workspace.step("compile")
         with Ledger(work / "ledger.sqlite") as ledger, workspace.shared_results(at.naming) as shared:
             shard = shard_of(rules, request.shard, shared)
@@ -144,11 +144,9 @@ def compile_setup(
     triton: Built,
     out: Path,
     workspace: Workspace,
-    *,
-    campaign: str = "",
 ) -> CompileSetup:
     """The environment in which the kernels are compiled."""
-    from toolchain.kernels.worker import CompileSetup  # noqa: PLC0415 - a plan compiles nothing
+    from toolchain.kernels.pool import CompileSetup  # noqa: PLC0415 - a plan compiles nothing
 
     image = workspace.image_to_run(triton)
     mounts = [
@@ -162,7 +160,6 @@ def compile_setup(
         naming=PROJECT.naming(source, layer_digests(triton, workspace.cache)),
         out=out,
         seen=(PROJECT.source, "/out"),
-        campaign=campaign,
     )
 
 

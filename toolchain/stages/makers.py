@@ -135,13 +135,6 @@ def _triton_cache(_: Request) -> Stage:
     return TritonCacheStage()
 
 
-def _worker(request: Request) -> Stage:
-    """For AOTriton's kernels where a release or a source of it is named, else for flash-attn's."""
-    from toolchain.stages.worker import WorkerStage
-
-    return WorkerStage("aotriton" if request.aotriton or "aotriton" in request.sources else "kernels")
-
-
 def _codegen_llvm(rule: Codegen, request: Request) -> Stage:
     from toolchain.stages.codegen_llvm import CodegenLlvmStage, require_portable
 
@@ -170,7 +163,6 @@ MAKERS: dict[str, Callable[[Request], Stage | None]] = {
     **{row.name: partial(_wheel, row) for row in wheel_rows()},
     "wheels": _wheels,
     "triton-cache": _triton_cache,
-    "worker": _worker,
     **{rule.llvm: partial(_codegen_llvm, rule) for rule in codegens()},
     **{rule.stage: partial(_codegen_library, rule) for rule in codegens()},
 }

@@ -16,7 +16,7 @@ from toolchain.request.model import Request
 from toolchain.sources.scan import Finding, scan
 
 # Allowed by name, and not files of a source's tree.
-APART = frozenset({"dask", "triton-wheel"})
+APART = frozenset({"triton-wheel"})
 _LISTED = 30
 _ODD = ";=*?[]\\\n"
 

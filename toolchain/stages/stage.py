@@ -122,13 +122,12 @@ class ImageParts:
         labels: see `image_labels`.
         under: the stage whose layers are below this one; None for an image of one layer.
         beside: further stages whose layers are above those of `under`.
-        entrypoint, environment: see `ImageSpec`.
+        environment: see `ImageSpec`.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
     under: Built | None = None
     beside: Sequence[Built] = ()
-    entrypoint: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -33,10 +33,10 @@ from toolchain.kernels.calls import (
 )
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Ledger
+from toolchain.kernels.pool import CompileSetup
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import RuleSet, cut
 from toolchain.kernels.shards import shard_of
-from toolchain.kernels.worker import CompileSetup
 from toolchain.oci import labels
 from toolchain.request.model import Request
 from toolchain.stages.kernel_check import STEP, check_files
@@ -107,7 +107,7 @@ class TritonCacheStage:
     ) -> Built:
         request, table, calls = workspace.request, planned.details.table, planned.details.calls
         out = workspace.work() / "out"
-        at = compile_setup(dependencies[table.wheel], out, workspace, campaign=workspace.work().name)
+        at = compile_setup(dependencies[table.wheel], out, workspace)
         workspace.step("compile")
         with Ledger(workspace.work() / LEDGER) as ledger, workspace.shared_results(at.naming) as shared:
             rules = cut([rule_of(call, table.module) for call in calls], select=request.select, limit=request.limit)
@@ -225,7 +225,7 @@ def variables(wheel: str) -> dict[str, str]:
     return {**environment([wheel_row(wheel)]), **home, "TRITON_CACHE_DIR": mount()}
 
 
-def compile_setup(built: Built, out: Path, workspace: Workspace, *, campaign: str = "") -> CompileSetup:
+def compile_setup(built: Built, out: Path, workspace: Workspace) -> CompileSetup:
     """The environment in which the calls of a wheel are made."""
     image = workspace.image_to_run(built)
     made = out / MADE
@@ -246,8 +246,6 @@ def compile_setup(built: Built, out: Path, workspace: Workspace, *, campaign: st
         ),
         out=out,
         seen=(_SEEN, "/out"),
-        campaign=campaign,
-        suffix=triton_cache.PACKED,
     )
 
 

@@ -13,7 +13,7 @@ from toolchain.core.record import LOCAL_BUILDER, Record, RecordedSource
 from toolchain.core.strict_json import Keys
 from toolchain.oci.image import timestamp
 from toolchain.trust import sbom
-from toolchain.trust.image_facts import ImageFacts, is_library, is_tool, origin, purl
+from toolchain.trust.image_facts import ImageFacts, is_tool, origin, purl
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
@@ -177,7 +177,7 @@ def _source(record: Record, row: RecordedSource) -> Resource:
         value = str(row.digest).removeprefix("sha256:")
         digest = {"sha256": value} if known.sha256 and row.kind != "local" else {"toolchainTree": value}
     about: dict[str, Any] = {
-        "role": "tool" if is_tool(row) else "library" if is_library(row) else "source",
+        "role": "tool" if is_tool(row) else "source",
         "stage": record.stage,
         "repository": row.repository,
         "ref": row.ref,

@@ -170,11 +170,6 @@ def is_tool(row: RecordedSource) -> bool:
     return row.name.startswith("wheel-")
 
 
-def is_library(row: RecordedSource) -> bool:
-    """Whether a source is a wheel that is in the image."""
-    return row.name.startswith("library-")
-
-
 def binary_row(name: str, record: Record) -> RecordedSource | None:
     """The source that is the prebuilt thing `name` itself (`triton-wheel`: the source `triton`), None without one."""
     return next((row for row in record.sources if f"{row.name}-wheel" == name and row.kind == "pypi"), None)

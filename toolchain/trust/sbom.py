@@ -22,7 +22,6 @@ from toolchain.trust.image_facts import (
     Origin,
     binary_row,
     distribution,
-    is_library,
     is_tool,
     origin,
     purl,
@@ -143,7 +142,7 @@ def _sources(image_facts: ImageFacts) -> Iterator[_Related]:
                 continue  # it is listed as the prebuilt thing that it is
             source = origin(row)
             spdx_id = f"SPDXRef-Source-{_id(record.stage)}-{_id(row.name)}"
-            purpose = "LIBRARY" if is_tool(row) or is_library(row) else "SOURCE"
+            purpose = "LIBRARY" if is_tool(row) else "SOURCE"
             package = _package(
                 spdx_id, row.name, source.version, purpose, source.purl,
                 checksums=_sha256(source.sha256),
@@ -152,8 +151,6 @@ def _sources(image_facts: ImageFacts) -> Iterator[_Related]:
             )  # fmt: skip
             if is_tool(row):
                 yield package, [(spdx_id, "BUILD_TOOL_OF", IMAGE)]
-            elif is_library(row):
-                yield package, [(IMAGE, "CONTAINS", spdx_id)]
             else:
                 yield package, [(IMAGE, "GENERATED_FROM" if record is image_facts.record else "DEPENDS_ON", spdx_id)]
             for number, patch in enumerate(row.patches, 1):

@@ -1,7 +1,8 @@
-"""Executors of rules: tasks go in, outcomes come out in the order in which they end."""
+"""Compile rules by worker processes on this machine."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
@@ -10,10 +11,13 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from toolchain.core.errors import KernelError
 from toolchain.kernels.bounds import MemoryBounds, Turns, enforce, over_share
+from toolchain.kernels.ledger import DONE, FAILED
+from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.worker_process import (
     DiedError,
@@ -41,6 +45,23 @@ _LONGEST = 1e9  # seconds; no float can hold each integer
 _ANSWER = {"status": str, "reason": str, "seconds": int | float, "sha256": str, "bitcode": list, "refused": bool}
 SLOW_SECONDS = 600.0
 """After so long a kernel is reported: a compiler in an endless loop looks just like a slow one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileSetup:
+    """How the kernels of a project are compiled.
+
+    Args:
+        start: starts one compile process.
+        naming: names the results.
+        out: folder of the objects, on this machine.
+        seen: source tree and `out` as the processes see them.
+    """
+
+    start: MakeWorker
+    naming: Naming
+    out: Path
+    seen: tuple[str, str]
 
 
 class Executor(Protocol):
@@ -135,7 +156,7 @@ class LocalExecutor:
 
 
 @dataclass(eq=False)
-class _Slot:
+class Slot:
     """The worker that one thread of a pool has now, and the tasks that are next for it."""
 
     worker: Worker | None = None
@@ -165,7 +186,7 @@ class WorkerPool:
         self._turns = Turns(self._stopping)
         self._lock = threading.Lock()
         self._live: set[Worker] = set()
-        self._idle: list[_Slot] = []
+        self._idle: list[Slot] = []
         self._threads: list[threading.Thread] = []
 
     def start(self, count: int) -> None:
@@ -176,6 +197,19 @@ class WorkerPool:
         self._threads = [*workers, threading.Thread(target=self._watch, name="kernel-watch", daemon=True)]
         for thread in self._threads:
             thread.start()
+
+    @contextlib.contextmanager
+    def slot(self) -> Iterator[Slot]:
+        """Lend a slot to a thread that calls `settle` itself. The thread must live as long as the pool."""
+        with self._lock:
+            slot = self._idle.pop() if self._idle else Slot()
+        try:
+            yield slot
+        finally:
+            with self._lock:
+                self._idle.append(slot)
+            if self._stopping.is_set():
+                self._drop_idle()
 
     def live(self) -> list[Worker]:
         """The workers that are there now."""
@@ -194,12 +228,13 @@ class WorkerPool:
             worker.interrupt()
         for thread in self._threads:
             thread.join(30)
+        self._drop_idle()
 
     def _watch(self) -> None:
         while not self._stopping.wait(EVERY):
             enforce(self._bounds, self.live())
 
-    def _next(self, slot: _Slot) -> Task | None:
+    def _next(self, slot: Slot) -> Task | None:
         with self._lock:
             if slot.tasks:
                 return slot.tasks.popleft()
@@ -222,10 +257,10 @@ class WorkerPool:
             self._end(worker)
 
     def _work(self) -> None:
-        slot = _Slot()
+        slot = Slot()
         try:
             while not self._stopping.is_set() and (task := self._next(slot)) is not None:
-                self.outcomes.put(self._settle(slot, task))
+                self.outcomes.put(self.settle(slot, task))
         except StoppedError:
             pass
         except BaseException as error:  # noqa: BLE001 - raised again where the outcomes are read
@@ -233,8 +268,13 @@ class WorkerPool:
         finally:
             self._drop(slot, patience=0.0 if self._stopping.is_set() else 5.0)
 
-    def _settle(self, slot: _Slot, task: Task) -> Outcome:
-        """Try a rule until there is an outcome."""
+    def settle(self, slot: Slot, task: Task) -> Outcome:
+        """Try a rule until there is an outcome.
+
+        Raises:
+            KernelError: no worker starts.
+            StoppedError: the pool stops.
+        """
         attempt, alone = 1, False
         while True:
             if slot.worker is not None and slot.worker.served >= RECYCLE:
@@ -260,12 +300,12 @@ class WorkerPool:
                 return outcome
             attempt += 1
 
-    def _drop_grown(self, slot: _Slot) -> None:
+    def _drop_grown(self, slot: Slot) -> None:
         if slot.worker is not None and (memory := over_share(slot.worker.pid, self._bounds)):
             LOG.info("a worker has %d MB, more than its share; another takes its place", memory // 10**6)
             self._drop(slot, patience=5.0)
 
-    def _drop(self, slot: _Slot, *, patience: float = 0.0) -> None:
+    def _drop(self, slot: Slot, *, patience: float = 0.0) -> None:
         worker, slot.worker = slot.worker, None
         if worker is not None:
             self._end(worker, patience=patience)
@@ -325,7 +365,7 @@ class WorkerPool:
             return outcome, False
         finally:
             slow.cancel()
-        if not _is_valid(answer, task):
+        if not is_answer(answer, task["id"], (DONE, FAILED)):
             why = f"the worker's answer is invalid: {json.dumps(answer)[:500]}"
             return _ended(task, "failed", why, started, attempt), False
         outcome = {name: answer[name] for name in ("id", *_ANSWER) if name in answer}
@@ -334,9 +374,9 @@ class WorkerPool:
         return {**outcome, "attempt": attempt}, True
 
 
-def _is_valid(answer: Outcome, task: Task) -> bool:
-    """Whether it is an answer to the task, in the form of aotriton/worker.py: a source could write any other."""
-    if answer.get("id") != task["id"] or answer.get("status") not in ("done", "failed"):
+def is_answer(answer: Any, task_id: str, statuses: Sequence[str]) -> bool:
+    """Return whether this is an answer to a task, in the form of aotriton/worker.py: a source could write any other."""
+    if not isinstance(answer, dict) or answer.get("id") != task_id or answer.get("status") not in statuses:
         return False
     return (
         all(isinstance(answer[name], kind) for name, kind in _ANSWER.items() if name in answer)

@@ -1,0 +1,222 @@
+"""A campaign on a real Dask scheduler with real workers: what is killed, restarted or foreign costs no kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+
+from tests.cluster_fixtures import Machine, free_port, kill, rules_of, scheduler, until
+from toolchain.core.errors import KernelError, ResourceError, UnreachableError
+from toolchain.kernels import cluster
+from toolchain.kernels.bounds import Limits
+from toolchain.kernels.campaign import CampaignResult
+from toolchain.kernels.ledger import Ledger, reproducible
+from toolchain.kernels.shared import SharedResults
+from toolchain.kernels.store import FolderStore
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    # Dask leaves sockets to the garbage collector when a scheduler goes, and warns of slow machines.
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """The port of a scheduler that all tests use which do not end it."""
+    found = free_port()
+    with scheduler(found):
+        yield found
+
+
+class InBackground:
+    """A campaign in a thread."""
+
+    def __init__(self, machine: Machine, *arguments: Any) -> None:
+        self.result: CampaignResult | None = None
+        self.error: BaseException | None = None
+
+        def run() -> None:
+            try:
+                self.result = machine.campaign(*arguments)
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                self.error = error
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> CampaignResult:
+        self._thread.join(60)
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None, "the campaign does not end"
+        return self.result
+
+
+def address(port: int) -> str:
+    return f"tcp://127.0.0.1:{port}"
+
+
+def test_two_workers_make_what_one_machine_makes(port: int, tmp_path: Path) -> None:
+    rules = rules_of("one", "two", "three", "fails", "absent", "lies", "empty")
+    alone, first, second, desk = (Machine(tmp_path / name) for name in ("alone", "w1", "w2", "desk"))
+    for machine in (alone, first, second):
+        machine.provide(rules)
+    store = FolderStore(tmp_path / "store")
+    with first.worker(port), second.worker(port, slots=2):
+        made = desk.campaign(rules, address(port), shared=SharedResults([store], desk.setup.naming))
+    here = alone.campaign(rules)
+    assert reproducible(made.entries) == reproducible(here.entries)
+    assert made.counts() == {"done": 6, "failed": 8, "timed_out": 0}
+    assert desk.files() == alone.files()
+    assert made.about == here.about == {"triton": "0.0"}
+    assert desk.workers.tries == [], "nothing is compiled here"
+    assert {entry.origin for entry in made.entries} <= {"worker w1", "worker w2"}
+    assert made.shared["added"] == 6, "the campaign stores what its workers compiled"
+
+
+def test_only_workers_that_fit_get_kernels(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = rules_of("one", "hangs", warps=[1])
+    limits = Limits(timeout=1)
+    desk, fits = Machine(tmp_path / "desk", limits=limits), Machine(tmp_path / "fits", limits=limits)
+    other = Machine(tmp_path / "other", layer="sha256:" + "b" * 64, limits=limits)
+    for machine in (fits, other):
+        machine.provide(rules)
+    with other.worker(port):
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster, "PATIENCE", 3.0)
+            with pytest.raises(KernelError) as refusal:
+                desk.campaign(rules, address(port))
+        assert "worker other differs in: triton" in refusal.value.why
+        with fits.worker(port):
+            made = desk.campaign(rules, address(port))
+    assert made.counts() == {"done": 1, "failed": 0, "timed_out": 1}
+    assert other.workers.tries == []
+    assert "worker other differs in: triton" in caplog.text
+
+
+def test_the_kernels_of_a_killed_worker_go_to_another(port: int, tmp_path: Path) -> None:
+    rules = rules_of("one", "waits", warps=[1])
+    doomed, other, desk = (Machine(tmp_path / name) for name in ("doomed", "other", "desk"))
+    for machine in (doomed, other):
+        machine.provide(rules)
+    (other.workers.folder / "go").touch()
+    with doomed.worker(port) as child:
+        campaign = InBackground(desk, rules, address(port))
+        until((doomed.workers.folder / "waiting").exists, "kernel under way")
+        with other.worker(port):
+            kill(child)
+            made = campaign.end()
+    assert made.counts() == {"done": 2, "failed": 0, "timed_out": 0}
+    assert {entry.origin for entry in made.entries if entry.kernel == "waits"} == {"worker other"}
+
+
+def test_a_machine_that_cannot_compile_leaves_and_others_take_its_kernels(port: int, tmp_path: Path) -> None:
+    rules = rules_of("one", warps=[1])
+    broken, fits, desk = (Machine(tmp_path / name) for name in ("broken", "fits", "desk"))
+    fits.provide(rules)
+    (broken.workers.folder / "broken").touch()
+    with broken.worker(port) as child:
+        campaign = InBackground(desk, rules, address(port))
+        assert child.wait(30) != 0
+        assert "KernelError" in (tmp_path / "broken" / "errors").read_text()
+        with fits.worker(port):
+            made = campaign.end()
+    assert {entry.origin for entry in made.entries} == {"worker fits"}
+
+
+def test_a_restarted_scheduler_costs_no_kernel(tmp_path: Path) -> None:
+    port, rules = free_port(), rules_of("one", "waits", "two", warps=[1])
+    worker, desk = Machine(tmp_path / "worker"), Machine(tmp_path / "desk")
+    worker.provide(rules)
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(scheduler(port))
+        stack.enter_context(worker.worker(port))
+        campaign = InBackground(desk, rules, address(port))
+        until((worker.workers.folder / "waiting").exists, "kernel under way")
+        kill(first)
+        (worker.workers.folder / "go").touch()
+        stack.enter_context(scheduler(port))
+        made = campaign.end()
+    assert made.counts() == {"done": 3, "failed": 0, "timed_out": 0}
+
+
+def test_a_campaign_whose_scheduler_is_lost_ends_and_continues(tmp_path: Path) -> None:
+    port, rules = free_port(), rules_of("one", "waits", warps=[1])
+    worker, desk = Machine(tmp_path / "worker"), Machine(tmp_path / "desk")
+    worker.provide(rules)
+    with scheduler(port) as first, worker.worker(port), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "LARGEST", 1)
+        with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):
+            campaign = InBackground(desk, rules, address(port))
+            until((worker.workers.folder / "waiting").exists, "kernel under way")
+            kill(first)
+            with pytest.raises(UnreachableError):
+                campaign.end()
+            with pytest.raises(UnreachableError):
+                desk.campaign(rules, address(port))
+        (worker.workers.folder / "go").touch()
+        with scheduler(port):
+            made = desk.campaign(rules, address(port))
+    assert made.counts()["done"] == 2
+    assert (made.skipped, worker.workers.tries.count("one")) == (1, 1), "what is in the ledger is kept"
+
+
+def test_a_kernel_whose_workers_are_lost_is_not_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")
+    port, rules = free_port(), rules_of("waits", warps=[1])
+    worker, desk = Machine(tmp_path / "worker"), Machine(tmp_path / "desk")
+    with scheduler(port), worker.worker(port) as child:
+        campaign = InBackground(desk, rules, address(port))
+        until((worker.workers.folder / "waiting").exists, "kernel under way")
+        kill(child)
+        with pytest.raises(ResourceError):
+            campaign.end()
+    with Ledger(desk.root / "ledger.sqlite") as ledger:
+        assert ledger.entries(rules) == ()
+
+
+def certificates(folder: Path) -> dict[str, str]:
+    """An authority and one certificate of it, as Dask's settings name them."""
+    folder.mkdir()
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    openssl("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-subj", f"/CN={folder.name}")
+    openssl("req", *new, "-keyout", "one.key", "-out", "one.csr", "-subj", "/CN=one")
+    openssl("x509", "-req", "-in", "one.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
+            "-out", "one.pem")  # fmt: skip
+    roles = {f"{role}.{part}": str(folder / f"one.{end}") for role in ("client", "worker", "scheduler")
+             for part, end in (("cert", "pem"), ("key", "key"))}  # fmt: skip
+    return {f"distributed.comm.tls.{role}": path for role, path in {"ca-file": str(folder / "ca.pem"), **roles}.items()}
+
+
+def test_tls_takes_only_certificates_of_its_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = certificates(tmp_path / "ours"), certificates(tmp_path / "theirs")
+    for name, path in ours.items():
+        monkeypatch.setenv(f"DASK_{name.replace('.', '__').replace('-', '_').upper()}", path)
+    port, rules = free_port(), rules_of("one", warps=[1])
+    worker, desk = Machine(tmp_path / "worker"), Machine(tmp_path / "desk")
+    worker.provide(rules)
+    where = f"tls://127.0.0.1:{port}"
+    with scheduler(port, "--protocol", "tls"), worker.worker(port, address=where):
+        with dask.config.set(ours):
+            assert desk.campaign(rules, where).counts()["done"] == 1
+        impatient = {"distributed.comm.timeouts.connect": "2s"}
+        with dask.config.set({**theirs, **impatient}), pytest.raises(UnreachableError):
+            desk.campaign(rules_of("two"), where)
+        with dask.config.set(impatient), pytest.raises(UnreachableError):
+            desk.campaign(rules_of("two"), address(port))

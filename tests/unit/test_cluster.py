@@ -1,0 +1,174 @@
+"""The parts of a campaign on a Dask scheduler: addresses, certificates, requirements, and the compiler of a worker."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import distributed
+import pytest
+from typer.testing import CliRunner
+
+from tests.cluster_fixtures import LIMITS, Machine, Standin, rules_of
+from tests.request_fixtures import request_of
+from toolchain.cli.app import app
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, KernelError, LockHeldError, ResourceError
+from toolchain.core.locks import alone
+from toolchain.kernels import scheduler
+from toolchain.kernels.bounds import Limits
+from toolchain.kernels.cluster import requirements
+from toolchain.kernels.cluster_worker import Compiler
+from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT
+from toolchain.kernels.pool import is_answer
+from toolchain.kernels.scheduler import check_address, check_version, security
+from toolchain.pipeline import cluster_member
+from toolchain.pipeline.plan import PlanRow
+from toolchain.stages import kernels
+from toolchain.stages.stage import Built, Planned
+
+
+@pytest.mark.parametrize(
+    "text", ["tcp://127.0.0.1:8786", "tcp://[::1]:8786", "tcp://localhost:1", "tls://10.0.0.1:8786", "tls://host:1"]
+)
+def test_an_address_of_a_scheduler(text: str) -> None:
+    assert check_address(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["tcp://10.0.0.1:8786", "tcp://scheduler:8786", "tcp://0.0.0.0:8786", "tcp://127.0.0.1.evil.example:1"]
+)
+def test_a_scheduler_that_is_open_to_everyone_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        check_address(text)
+    assert "any code" in refusal.value.why
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "127.0.0.1:8786", "ucx://127.0.0.1:1", "tcp://127.0.0.1", "tls://h:8786/x", "tcp://:1", "tcp://[::1",
+     "tls://u@h:1", "tls://h:1?x", "tls://h:99999"],
+)  # fmt: skip
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        check_address(text)
+
+
+def test_tls_needs_certificates() -> None:
+    assert security("tcp://127.0.0.1:1", "worker") is None
+    for role in ("client", "worker"):
+        with pytest.raises(ConfigError) as refusal:
+            security("tls://127.0.0.1:1", role)
+        assert f"DASK_DISTRIBUTED__COMM__TLS__{role.upper()}__CERT" in refusal.value.fix
+
+
+def test_a_scheduler_with_another_dask_is_refused() -> None:
+    check_version("tcp://127.0.0.1:1", {"packages": {"distributed": distributed.__version__}})
+    with pytest.raises(ConfigError):
+        check_version("tcp://127.0.0.1:1", {"packages": {"distributed": "1.0"}})
+
+
+@pytest.mark.parametrize("verb", [["run", "--scheduler"], ["worker"]])
+def test_the_verbs_refuse_what_they_cannot_use(
+    verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def code(address: str, *more: str) -> int:
+        return CliRunner().invoke(app, ["kernels", *verb, address, *more, "--cache", str(tmp_path)]).exit_code
+
+    assert code("tcp://10.0.0.1:8786") == 3
+    assert code("tls://10.0.0.1:8786") == 3
+    assert code("tcp://127.0.0.1:1", "llvm") == 3
+
+    def absent(name: str) -> Any:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(scheduler, "import_module", absent)
+    assert code("tcp://127.0.0.1:1") == 3
+    assert {path.name for path in tmp_path.iterdir()} <= {"locks"}, "nothing is built before"
+
+
+def test_requirements_name_what_differs(tmp_path: Path) -> None:
+    def differing(**changes: Any) -> set[str]:
+        other = Machine(tmp_path / "other", **changes)
+        needs = requirements(other.setup, other.limits)
+        return {part for part, name in needs.items() if name != own[part]}
+
+    own = Machine(tmp_path / "own").needs
+    assert differing() == set()
+    assert differing(layer="sha256:" + "b" * 64) == {"triton"}
+    assert differing(limits=Limits(timeout=5)) == {"limits"}
+    (tmp_path / "other" / "tree" / "kernels.py").write_text("WIDTH = 2\n")
+    assert differing() == {"sources"}
+
+
+def compiler_of(machine: Machine, **limits: Any) -> Compiler:
+    return Compiler(machine.setup, slots=1, limits=replace(LIMITS, **limits))
+
+
+def test_a_worker_answers_with_the_files(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    rules = rules_of("one", "fails", "dies", "absent", "hangs", warps=[1])
+    machine.provide(rules)
+    with Standin(compiler_of(machine, timeout=3)) as compiler:
+        made = compiler.compile(rules)
+        again = compiler.compile(rules[:1])
+    answers = made["answers"]
+    assert (made["worker"], made["about"]) == ("there", {"triton": "0.0"})
+    assert all(is_answer(answer, rule.id, (DONE, FAILED, TIMEOUT)) for answer, rule in zip(answers, rules, strict=True))
+    assert [answer["status"] for answer in answers] == [DONE, FAILED, FAILED, FAILED, TIMEOUT]
+    assert hashlib.sha256(answers[0]["code"]).hexdigest() == answers[0]["sha256"]
+    assert again["answers"][0]["code"] == answers[0]["code"]
+    assert ["code" in answer for answer in answers] == [True, False, False, False, False]
+    assert machine.workers.alive == []
+    assert list(machine.out.iterdir()) == []
+
+
+def test_a_link_that_a_source_leaves_is_not_read(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    (rule,) = rules_of("linked", warps=[1])
+    machine.provide([rule])
+    (tmp_path / "secret").write_bytes(b"secret")
+    program = machine.workers.folder / "worker.py"
+    text = program.read_text().replace("out.write_bytes(content)", f"out.symlink_to({str(tmp_path / 'secret')!r})")
+    program.write_text(text)
+    with Standin(compiler_of(machine)) as compiler:
+        (answer,) = compiler.compile([rule])["answers"]
+    assert answer["status"] == FAILED
+    assert "code" not in answer
+
+
+@pytest.mark.parametrize(("kernel", "kind"), [("starved", ResourceError), ("one", KernelError)])
+def test_a_machine_that_cannot_compile_leaves_the_scheduler(tmp_path: Path, kernel: str, kind: type) -> None:
+    machine = Machine(tmp_path)
+    (rule,) = rules_of(kernel, warps=[1])
+    machine.provide([rule])
+    if kernel == "one":
+        (machine.workers.folder / "broken").touch()
+    compiler = compiler_of(machine)
+    there = Standin(compiler)
+    with there, pytest.raises(kind):
+        compiler.compile([rule])
+    assert isinstance(compiler.error, kind)
+    assert there.reason
+
+
+def test_the_cache_of_a_worker_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a cache that is made by the build before: `cache prune` would remove the folder of the worker's objects."""
+    request = request_of(cache=Cache(tmp_path / "cache"))
+    planned = Planned(name="kernels", image="kernels", inputs={})
+    triton = Built(planned=replace(planned, name="triton"), input_digest="", manifest="", layers=())
+    served = []
+
+    async def serve(*_: object, **__: object) -> None:
+        with pytest.raises(LockHeldError), alone(request.cache):
+            pass
+        served.append(list(request.cache.work.glob("kernel-worker-*")))
+
+    monkeypatch.setattr(cluster_member, "build", lambda *_, **__: [triton])
+    monkeypatch.setattr(cluster_member, "plan", lambda *_: [PlanRow(planned, None)])
+    monkeypatch.setattr(kernels, "compile_setup", lambda *_: Machine(tmp_path / "machine").setup)
+    monkeypatch.setattr(cluster_member, "serve", serve)
+    cluster_member.serve_kernels(request, "kernels", "tcp://127.0.0.1:1")
+    assert len(served[0]) == 1

@@ -1,0 +1,136 @@
+"""A campaign whose kernels are compiled by the workers of a Dask scheduler."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Self
+
+import distributed
+
+from toolchain import __version__
+from toolchain.core.digest import sha256_json
+from toolchain.core.errors import KernelError, ResourceError, UnreachableError
+from toolchain.kernels.bounds import Limits
+from toolchain.kernels.cluster_worker import compile_rules
+from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, of_worker
+from toolchain.kernels.pool import CompileSetup, Outcome, is_answer
+from toolchain.kernels.rules import Rule
+from toolchain.kernels.scheduler import PATIENCE, check_version, security
+from toolchain.kernels.worker_process import groups
+
+LOG = logging.getLogger(__name__)
+LARGEST = 4  # kernels in one task; tasks are short, because a lost worker loses those that it had
+_AHEAD = 2  # tasks for each slot, so that no slot waits for its next task
+_LOOK, _POLL = 1.0, 0.1  # seconds between two looks at the workers, and at the finished tasks
+
+
+def requirements(setup: CompileSetup, limits: Limits) -> dict[str, str]:
+    """Return what a worker and a campaign must have in common, as names of Dask resources by part."""
+    parts = {**setup.naming.shared, "sources": setup.naming.tree, "limits": asdict(limits), "version": __version__}
+    return {name: f"toolchain-{name}-{sha256_json(value)[7:23]}" for name, value in parts.items()}
+
+
+class ClusterExecutor:
+    """Compiles by the workers of a Dask scheduler; see `Executor`. Used as a context.
+
+    Dask gives the tasks of a lost worker to others. After a restart of the scheduler the unfinished tasks are submitted
+    again. Only workers that have all of `needs`, see `requirements`, get tasks.
+    """
+
+    def __init__(self, address: str, needs: Mapping[str, str]) -> None:
+        self._address, self._needs = address, needs
+        self._about: dict[str, Any] = {}
+        self._unfit: list[str] = []  # why workers get no tasks
+        trust = security(address, "client")
+        try:
+            self._client = distributed.Client(address, security=trust, set_as_default=False)
+        except (OSError, ValueError) as error:
+            fix = "start one: `dask scheduler`, in the same version as here"
+            raise UnreachableError(f"no scheduler answers at {address}", why=str(error), fix=fix) from error
+
+    def __enter__(self) -> Self:
+        check_version(self._address, self._client.get_versions()["scheduler"])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def about(self) -> dict[str, Any]:
+        """See `Executor.about`; empty before the first result."""
+        return dict(self._about)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return no rows, because Dask's dashboard shows its workers."""
+        return []
+
+    def run(self, rules: Sequence[Rule], _tree: str, _out: str, /) -> Generator[Outcome, None, None]:
+        """See `Executor.run`; an outcome that is done also has the object as `code` and its JSON as `json`."""
+        by_id = {rule.id: rule for rule in rules}
+        shares = groups((rule.task("/", "/") for rule in rules), LARGEST)
+        waiting = deque([by_id[task["id"]] for task in share] for share in shares)
+        pending: dict[distributed.Future, list[Rule]] = {}
+        finished = distributed.as_completed(loop=self._client.loop, with_results=True, raise_errors=False)
+        resources = dict.fromkeys(self._needs.values(), 1)
+        slots, looked, fitted = 0, 0.0, time.monotonic()
+        while waiting or pending:
+            if (now := time.monotonic()) > looked + _LOOK:
+                looked, slots = now, self._count_slots()
+                fitted = now if slots else fitted
+            if now > fitted + PATIENCE:
+                raise KernelError(
+                    f"no worker at {self._address} fits this campaign",
+                    why="\n".join(self._unfit) or "the scheduler has no workers",
+                    fix="start some with the options of this campaign: `toolchain kernels worker`; then run it again",
+                )
+            while waiting and len(pending) < _AHEAD * slots:
+                share = waiting.popleft()
+                future = self._client.submit(compile_rules, share, resources=resources, pure=False)
+                pending[future] = share
+                finished.add(future)
+            batch = finished.next_batch(block=False)
+            for future, result in batch:
+                share = pending.pop(future)
+                if future.cancelled():  # as all are when the scheduler is lost
+                    waiting.appendleft(share)
+                else:
+                    yield from self._outcomes(share, result, failed=future.status == "error")
+            if not batch:
+                time.sleep(_POLL)
+
+    def _count_slots(self) -> int:
+        """Return how many tasks the fitting workers can run at once."""
+        if self._client.status not in ("running", "connecting"):
+            raise UnreachableError(
+                f"the scheduler at {self._address} was lost and did not come back",
+                fix="start it again, then run the same command: it continues",
+            )
+        slots = 0
+        for row in self._client.scheduler_info(n_workers=-1).get("workers", {}).values():
+            if missing := [part for part, resource in self._needs.items() if resource not in row["resources"]]:
+                why = f"worker {row['name']} differs in: {', '.join(missing)}"
+                if why not in self._unfit:
+                    self._unfit.append(why)
+                    LOG.warning("%s; it gets no kernels of this campaign", why)
+            else:
+                slots += int(row["nthreads"])
+        return slots
+
+    def _outcomes(self, share: Sequence[Rule], result: Any, *, failed: bool) -> Iterator[Outcome]:
+        """Yield an outcome for each rule of a finished task."""
+        if failed and isinstance(error := result[1], distributed.KilledWorker):
+            raise ResourceError(
+                "the workers of one task were lost again and again",
+                why=f"the last one was {error.last_worker.name}; its kernels: {', '.join(rule.out for rule in share)}",
+                fix="see the output of the workers, then run the same command: it continues",
+            )
+        if failed:
+            what = {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
+            result = {"worker": "", "about": self._about, "answers": [{"id": rule.id, **what} for rule in share]}
+        self._about, origin = result["about"], of_worker(result["worker"])
+        for rule, answer in zip(share, result["answers"], strict=True):
+            wrong = {"id": rule.id, "status": FAILED, "reason": "the worker's answer is invalid"}
+            yield {**(answer if is_answer(answer, rule.id, (DONE, FAILED, TIMEOUT)) else wrong), "origin": origin}

@@ -1,0 +1,119 @@
+"""A worker of a Dask scheduler: processes in containers compile its tasks, as in a local campaign."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import distributed
+
+from toolchain.core.errors import ResourceError, ToolchainError, UnreachableError
+from toolchain.core.filesystem import read_regular
+from toolchain.kernels.bounds import Limits, MemoryBounds
+from toolchain.kernels.ledger import DONE, FAILED
+from toolchain.kernels.pool import CompileSetup, Outcome, WorkerPool
+from toolchain.kernels.rules import Rule
+from toolchain.kernels.scheduler import PATIENCE, check_version, security
+from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
+from toolchain.kernels.worker_process import machine_fault
+
+LOG = logging.getLogger(__name__)
+
+
+def compile_rules(rules: Sequence[Rule]) -> dict[str, Any]:
+    """Compile rules on the Dask worker that runs this; see `Compiler.compile`."""
+    compiler: Compiler = distributed.get_worker().plugins[Compiler.name]
+    return compiler.compile(rules)
+
+
+class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no types
+    """The compile processes of a Dask worker.
+
+    Args:
+        slots: how many at once.
+        bounds: of the processes' memory.
+    """
+
+    name = "toolchain-kernels"
+
+    def __init__(self, setup: CompileSetup, *, slots: int, limits: Limits, bounds: MemoryBounds | None = None) -> None:
+        self.slots = slots
+        self.error: ToolchainError | None = None  # why this machine cannot compile
+        self._setup, self._limits, self._bounds = setup, limits, bounds
+        self._serial = itertools.count(1)
+
+    def setup(self, worker: Any) -> None:
+        """Prepare for tasks. Dask calls this when the worker starts."""
+        self._worker, self._closed = worker, threading.Event()
+        self._pool = WorkerPool(self._setup.start, iter(()), timeout=self._limits.timeout, bounds=self._bounds)
+        self._pool.start(0)
+
+    def teardown(self, worker: Any) -> None:  # noqa: ARG002 - Dask's signature
+        """End the processes. Dask calls this when the worker closes, and takes no results from here on."""
+        self._closed.set()
+        self._pool.stop()
+
+    def compile(self, rules: Sequence[Rule]) -> dict[str, Any]:
+        """Compile rules one after the other; return this worker's name, `Executor.about`, and the rules' outcomes.
+
+        A finished one also has the bytes of its object as `code`, and of the JSON beside it as `json`.
+        """
+        folder = f"task-{next(self._serial)}"
+        try:
+            with self._pool.slot() as slot:
+                answers = [self._compiled(replace(rule, out=f"{folder}/{rule.out}"), slot) for rule in rules]
+            return {"worker": str(self._worker.name), "about": dict(self._pool.about), "answers": answers}
+        except ToolchainError as error:
+            self.error = error
+            self._worker.loop.add_callback(self._worker.close, reason=str(error))
+            self._closed.wait()  # without a result, so that Dask gives the task to another worker
+            raise
+        finally:
+            shutil.rmtree(self._setup.out / folder, ignore_errors=True)
+
+    def _compiled(self, rule: Rule, slot: Any) -> Outcome:
+        """Return the outcome of a rule with the files that it is about; ResourceError if the machine is at fault."""
+        out = self._setup.out
+        outcome, files = self._pool.settle(slot, rule.task(*self._setup.seen)), dict[str, bytes]()
+        if outcome["status"] == DONE:
+            path = out / rule.out
+            try:
+                files["code"] = read_regular(path, LARGEST_OBJECT, within=out)
+                files["json"] = read_regular(path.with_suffix(".json"), LARGEST_METADATA, within=out)
+            except OSError as error:
+                outcome, files = {**outcome, "status": FAILED, "reason": str(error.strerror)}, {}
+        if outcome["status"] == FAILED and (what := machine_fault(str(outcome["reason"]), out)):
+            fix = "free disk or memory, or give fewer --jobs, and start this worker again"
+            raise ResourceError(what, why=f"{rule.out}: {outcome['reason']}", fix=fix)
+        return {**outcome, **files}
+
+
+async def serve(address: str, compiler: Compiler, *, name: str, provides: Iterable[str], scratch: Path) -> None:
+    """Work for a scheduler until cancelled, and wait for it where it is lost; `provides` has the values of
+    `cluster.requirements`, and `scratch` is a folder for Dask."""
+    host = urlsplit(address).hostname if address.startswith("tcp://") else None  # loopback alone
+    resources = dict.fromkeys(provides, compiler.slots)
+    while compiler.error is None:
+        worker = distributed.Worker(
+            address, name=name, host=host, security=security(address, "worker"), nthreads=compiler.slots,
+            resources=resources, plugins=[compiler], local_directory=str(scratch), memory_limit=0,
+            dashboard_address="127.0.0.1:0", death_timeout=PATIENCE,
+        )  # fmt: skip
+        try:
+            await worker
+        except (OSError, RuntimeError, TimeoutError) as error:
+            why = str(error.__cause__ or error) or type(error).__name__
+            fix = "start one: `dask scheduler`, in the same version as here; each worker needs its own --name"
+            raise UnreachableError(f"no scheduler takes a worker at {address}", why=why, fix=fix) from error
+        async with worker:
+            check_version(address, await worker.scheduler.versions(packages=[]))
+            await worker.finished()
+        LOG.warning("this worker is no longer connected to %s", address)
+    raise compiler.error

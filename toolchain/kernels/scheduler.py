@@ -1,0 +1,78 @@
+"""The address of a Dask scheduler, its certificates and its version.
+
+Whoever may connect to a scheduler can run code on it, on its workers and in its campaigns, because Dask pickles tasks
+and results. So a scheduler is either on loopback, or it asks for certificates.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Literal
+
+from toolchain.core.errors import ConfigError
+
+PATIENCE = 600.0  # seconds for which a worker waits for a scheduler, and a campaign for a worker
+
+
+def check_address(text: str) -> str:
+    """Return the address of a scheduler; ConfigError if it is invalid, or open to everyone."""
+    match = re.fullmatch(r"(tcp|tls)://(\[[0-9a-fA-F:.]+\]|[\w.-]+):([1-9][0-9]{0,4})", text, re.ASCII)
+    if match is None or int(match[3]) > 65535:
+        fix = "e.g. tcp://127.0.0.1:8786, or tls://HOST:8786"
+        raise ConfigError(f"{text!r} is not an address of a scheduler", fix=fix)
+    if match[1] == "tcp" and not _is_loopback(match[2].strip("[]")):
+        raise ConfigError(
+            f"the scheduler at {text} is not on this machine, and has no TLS",
+            why="anyone who reaches it can run any code on it and on its workers",
+            fix=f"start it with certificates and give tls{text[3:]}, or tcp://127.0.0.1:{match[3]} through a tunnel",
+        )
+    return text
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def library() -> Any:
+    """Return the module `distributed`; ConfigError if it is not installed."""
+    try:
+        module = import_module("distributed")
+        logging.getLogger("distributed").setLevel(logging.getLogger().level)  # Dask sets INFO, also without --verbose
+        return module
+    except ImportError as error:
+        fix = f"{sys.executable} -m pip install '.[dask]' in a checkout of the tool"
+        raise ConfigError("a Dask scheduler needs Dask, which is not installed", why=str(error), fix=fix) from error
+
+
+def security(address: str, role: Literal["client", "worker"]) -> Any:
+    """Return the TLS settings for a scheduler, None on loopback; ConfigError without Dask or usable certificates."""
+    made = library().Security(require_encryption=True)
+    if not address.startswith("tls://"):
+        return None
+    try:
+        if made.get_connection_args(role)["ssl_context"] is None:
+            raise ValueError("no certificates are named")
+    except (OSError, ValueError) as error:
+        names = ("CA_FILE", f"{role.upper()}__CERT", f"{role.upper()}__KEY")
+        raise ConfigError(
+            f"{address} needs the certificate of this {role} and that of the authority",
+            why=str(error),
+            fix=f"set {', '.join(f'DASK_DISTRIBUTED__COMM__TLS__{name}' for name in names)} to PEM files",
+        ) from error
+    return made
+
+
+def check_version(address: str, versions: Mapping[str, Any]) -> None:
+    """Refuse a scheduler with another version of Dask; `versions` is what it reports."""
+    there, here = versions["packages"]["distributed"], library().__version__
+    if there != here:
+        why, fix = f"distributed {there} there, {here} here", f"install distributed=={there} here, or {here} there"
+        raise ConfigError(f"the scheduler at {address} has another version of Dask", why=why, fix=fix)

@@ -1,0 +1,65 @@
+"""This machine as a worker of a Dask scheduler: the Triton image, the kernels' sources, and the worker itself."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolchain.core import console
+from toolchain.core.locks import in_use, kept
+from toolchain.engine.progress import Progress
+from toolchain.kernels.bounds import MemoryBounds
+from toolchain.kernels.cluster import requirements
+from toolchain.kernels.cluster_worker import Compiler, serve
+from toolchain.pipeline.plan import plan
+from toolchain.pipeline.prefetch import Prefetch
+from toolchain.pipeline.run import build
+from toolchain.pipeline.workspace import BuildWorkspace
+from toolchain.request.model import Request
+from toolchain.stages import aotriton_images, kernels, triton_cache
+from toolchain.stages.kernel_workers import kernel_limits
+
+if TYPE_CHECKING:
+    from toolchain.pipeline.reuse import Reuse
+
+
+def serve_kernels(request: Request, stage: str, address: str, *, name: str = "", reuse: Reuse | None = None) -> None:
+    """Compile kernels for the campaigns of a scheduler, until interrupted.
+
+    Args:
+        stage: whose kernels: `kernels`, `aotriton` or `triton-cache`.
+        name: of this machine, as the scheduler shows it; its host name otherwise.
+    """
+    under = triton_cache.stands_on(request)[-1] if stage == "triton-cache" else "triton"
+    image = next(built for built in build(request, under, reuse=reuse) if built.planned.name == under)
+    planned = next(row.planned for row in plan(request, stage) if row.planned.name == stage)
+    log = request.cache.logs / f"kernels-worker-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.log"
+    for folder in (request.cache.logs, request.cache.work):
+        folder.mkdir(parents=True, exist_ok=True)
+    workspace = BuildWorkspace(
+        request=request, log=log, progress=Progress("worker"), stage=f"{stage}-worker", prefetch=Prefetch(request, [])
+    )
+    source = workspace.fetch(planned.sources[0]).path if planned.sources else Path()
+    with (
+        in_use(request.cache, make=True),  # it may have been made since this verb began
+        tempfile.TemporaryDirectory(dir=request.cache.work, prefix="kernel-worker-") as scratch,
+        kept(Path(scratch)),
+    ):
+        out = Path(scratch) / "out"
+        out.mkdir()
+        if stage == "triton-cache":
+            setup = triton_cache.compile_setup(image, out, workspace)
+        elif stage == "kernels":
+            setup = kernels.compile_setup(source, image, out, workspace)
+        else:
+            setup = aotriton_images.compile_setup(source, image, out, workspace)
+        slots, limits = workspace.jobs("kernel"), kernel_limits(request)
+        bounds = MemoryBounds.of(workspace.memory(), slots, limits.memory)
+        compiler, name = Compiler(setup, slots=slots, limits=limits, bounds=bounds), name or socket.gethostname()
+        console.note(f"worker {name}: {slots} kernels at once, for {address}; Ctrl-C ends it")
+        provides = requirements(setup, limits).values()
+        asyncio.run(serve(address, compiler, name=name, provides=provides, scratch=Path(scratch) / "dask"))
