@@ -1,4 +1,4 @@
-"""The rooms import downwards; see test_words.py for the sentences."""
+"""The rooms import downwards."""
 
 from __future__ import annotations
 

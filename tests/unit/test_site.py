@@ -337,3 +337,7 @@ def test_no_arrow_of_the_flow_crosses_a_stage_and_no_text_leaves_its_box() -> No
             x, y = to_x, to_y
     for small in re.findall(r'<text class="s"[^>]*text-anchor[^>]*>([^<]*)<', picture):
         assert len(small) * 6 <= 150, small
+
+
+def test_the_front_page_is_short() -> None:
+    assert len((TOP / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
