@@ -73,9 +73,6 @@ def main(folder: Path) -> None:
     from toolchain.kernels.ledger import Entry, Ledger  # noqa: PLC0415
     from toolchain.kernels.status import STATUS, Board  # noqa: PLC0415
     from toolchain.oci.descriptor import REF_NAME  # noqa: PLC0415
-    from toolchain.sources import distro  # noqa: PLC0415
-    from toolchain.sources.distro import Listed, known_packages  # noqa: PLC0415
-    from toolchain.sources.suites import Readings  # noqa: PLC0415
 
     os.chdir(folder)
     cache = Cache(folder / "cache")
@@ -117,9 +114,6 @@ def main(folder: Path) -> None:
     call("pins", "a Triton", "--triton", "3.7.1")
     call("pins", "an AOTriton", "--aotriton", "0.11b")
     call("pytorch", "a file", str(_pytorch(folder)))
-    package = known_packages()[0]
-    listed = [Listed(package=package, suite="sid", here=True), Listed(package=package, suite="trixie", here=None)]
-    distro.survey = lambda *_: (listed, Readings((), bound=True))  # it would ask the network
     call("pins", "the distribution's", "--distro")
     call("pins", "a release that is none", "--triton", "9.9", code=7)
     found = [doctor.Check("cache", "ok", "a folder"), doctor.Check("buildah", "fail", "not installed", "install it")]

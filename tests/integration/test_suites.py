@@ -15,7 +15,7 @@ import pytest
 from toolchain.core.cache import Cache
 from toolchain.core.errors import DigestError, SourceError, UnreachableError
 from toolchain.sources import distro
-from toolchain.sources.distro import known_distro, survey
+from toolchain.sources.distro import known_distro
 from toolchain.sources.mirrors import Mirror, suites
 from toolchain.sources.resolve import locate
 from toolchain.sources.spec import parse_source_spec
@@ -192,15 +192,6 @@ def test_an_index_out_of_date_serves_where_a_digest_binds_the_package(
     monkeypatch.setattr(distro, "known_packages", lambda: (row,))
     assert known_distro("llvm", "thing", "", cache=Cache(tmp_path)).locked
     assert fetched("distro:thing", tmp_path / "b") == ("1", file.read_bytes())
-
-
-def test_a_survey_says_what_each_suite_lists(archive: Archive, tmp_path: Path) -> None:
-    archive.suite("bookworm", {"thing": "1", "else": "7"})
-    archive.suite("bullseye", {"thing": "2"})
-    found, readings = survey(["thing"], Cache(tmp_path))
-    assert [(row.package.version, row.suite) for row in found] == [("1", "bookworm"), ("2", "bullseye")]
-    assert "forky" in readings.missing
-    assert not readings.failed
 
 
 def test_which_suites_are_asked_in_which_order() -> None:

@@ -48,7 +48,7 @@ def pins(
         Path | None, typer.Option("--from", metavar="PATH", help="Read a pin file, a folder or a Triton checkout.")
     ] = None,
     distro: Annotated[
-        bool, typer.Option("--distro", help="List the distribution's LLVM source packages, and the nearest Tritons.")
+        bool, typer.Option("--distro", help="List Debian's known LLVM source packages, and the nearest Tritons.")
     ] = False,
     json_: JsonOpt = False,
 ) -> None:
@@ -57,7 +57,7 @@ def pins(
     if len(given) > 1:
         raise typer.BadParameter("give one of --pytorch, --triton, --aotriton, --from and --distro")
     if distro:
-        from toolchain.cli.distro_view import show  # noqa: PLC0415 - only this one asks a network
+        from toolchain.cli.distro_view import show  # noqa: PLC0415 - the other forms need none of it
 
         show(as_json=json_)
         return

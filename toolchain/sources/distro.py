@@ -6,7 +6,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache as memoize
 from pathlib import Path
 
@@ -193,34 +193,8 @@ def _not_found(
     return SourceError(
         f"the distribution has no source package {wanted}",
         why=known,
-        fix="`toolchain pins --distro` lists what there is; or give the archive itself as URL#sha256=DIGEST",
+        fix="check the name at packages.debian.org, or give the archive itself as URL#sha256=DIGEST",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listed:
-    """A source package of a suite.
-
-    Args:
-        suite: that lists it.
-        here: whether the mirror has the file; None if unknown.
-    """
-
-    package: Package
-    suite: str
-    here: bool | None
-
-
-def survey(names: Sequence[str], cache: Cache) -> tuple[list[Listed], Readings]:
-    """List these source packages in the suites of the mirrors, suite by suite; and suites that could not be read."""
-    with held(cache.locks / "apt.lock", what="reading the distribution's source index"):
-        readings = Readings(_suites(cache, []), bound=True)
-        rows = [
-            Listed(package=package, suite=suite.name, here=suite.has_file(package))
-            for suite in readings
-            for package in suite.versions(names)
-        ]
-    return rows, readings
 
 
 def _notes(package: str, version: str, cache: Cache) -> Path:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cmp_to_key
 from pathlib import Path
 
-from toolchain.core import process, web
+from toolchain.core import process
 from toolchain.core.amounts import watched
 from toolchain.core.deb822 import stanzas
 from toolchain.core.digest import write_atomically
@@ -173,16 +173,6 @@ class Suite:
             fix="apt-get update, then run it again; or give URL#sha256=DIGEST",
         )
 
-    def has_file(self, package: Package) -> bool | None:
-        """Whether the mirror has the tarball that its index names; None if unknown."""
-        import requests  # noqa: PLC0415 - only a listing asks
-
-        try:
-            answer = web.session(1, 1.0, netrc=False).head(self.uri(package), timeout=20, allow_redirects=True)
-        except (requests.RequestException, SourceError, CommandError):
-            return None
-        return {200: True, 404: False, 410: False}.get(answer.status_code)
-
     def download(self, package: Package, store: Store) -> Path:
         """The tarball in the store.
 
@@ -221,7 +211,7 @@ class Suite:
                 if package.pool
                 else f"the suite {self.name} names {package.file}, and the mirror has that file no more",
                 why=output,
-                fix="name another version or suite (`toolchain pins --distro` lists them), or give URL#sha256=DIGEST",
+                fix="name another version or suite (packages.debian.org lists them), or give URL#sha256=DIGEST",
             )
         return UnreachableError(
             f"{package.file} could not be fetched", why=output, fix="check that apt-get update works here"
