@@ -1,4 +1,4 @@
-"""`cache`: list and prune the cache."""
+"""`cache`: the size of the cache, and the removal of unused entries."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from toolchain.core import console
 from toolchain.core.cache import cache_of
 from toolchain.core.errors import ConfigError
 from toolchain.core.locks import alone
+from toolchain.engine.resources import disk_bytes
 
 if TYPE_CHECKING:
     from toolchain.pipeline.cache_usage import Item
@@ -30,25 +31,21 @@ DryOpt = Annotated[bool, typer.Option("--dry-run", "-n", help="Only list what wo
 UnfinishedOpt = Annotated[
     bool, typer.Option("--unfinished", help="Also remove unfinished builds and campaigns of any age; they start over.")
 ]
-_SMALL = 10**6
 _DAY = 86400.0
 
 
 def cache_ls(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
-    """List what the cache holds, with size and last use."""
-    from toolchain.pipeline.cache_usage import survey  # noqa: PLC0415 - other verbs need none of it
-
+    """Show the size of the cache."""
     where = cache_of(cache)
     if where.mounts.is_dir() and not os.access(where.mounts, os.R_OK | os.X_OK):
         from toolchain.engine.namespace import enter  # noqa: PLC0415 - root needs none
 
         enter()  # builds of an ordinary user leave folders of subordinate ids
-    items = survey(where)
+    size = disk_bytes(where.root)
     if json_:
-        console.data({"cache": str(where.root), "bytes": _total(items), "items": _rows(items)})
+        console.data({"cache": str(where.root), "bytes": size})
         return
-    _show(items)
-    console.note(f"{where.root}: {console.size(_total(items))}")
+    console.text(f"{where.root}: {console.size(size)}")
 
 
 def cache_prune(
@@ -84,7 +81,7 @@ def cache_prune(
     if json_:
         failed = [{"name": name, "why": why} for name, why in done.failed]
         console.data({"cache": str(where.root), "dry_run": dry_run, "bytes": _total(done.gone),
-                      "items": _rows(done.gone), "failed": failed})  # fmt: skip
+                      "items": [item.as_json() for item in done.gone], "failed": failed})  # fmt: skip
     else:
         _show(done.gone)
         console.note(f"{'would free' if dry_run else 'freed'} {console.size(_total(done.gone))}")
@@ -100,28 +97,13 @@ def _total(items: Sequence[Item]) -> int:
     return sum(item.bytes for item in items)
 
 
-def _rows(items: Sequence[Item]) -> list[dict[str, object]]:
-    return [item.as_json() for item in items]
-
-
 def _show(items: Sequence[Item]) -> None:
-    """A row for each large item, and one for the small items of each kind."""
-    from toolchain.pipeline.cache_usage import KINDS  # noqa: PLC0415 - other verbs need none of it
-
     table = Table(box=None, pad_edge=False)
-    for name in ("kind", "what"):
-        table.add_column(name, overflow="fold")
+    table.add_column("what", overflow="fold")
     for name in ("size", "last used"):
         table.add_column(name, justify="right", overflow="fold")
-    for kind in KINDS:
-        of_kind = [item for item in items if item.kind == kind]
-        shown = [item for item in of_kind if item.bytes >= _SMALL or kind == "image"]
-        for item in shown:
-            table.add_row(kind, Text(console.plain(item.name)), console.size(item.bytes), _ago(item.used))
-        if rest := [item for item in of_kind if item not in shown]:
-            last = _ago(max(item.used for item in rest))
-            count = f"{len(rest)} small item{'s' if len(rest) != 1 else ''}"
-            table.add_row(kind, count, console.size(_total(rest)), last)
+    for item in items:
+        table.add_row(Text(console.plain(item.name)), console.size(item.bytes), _ago(item.used))
     if items:
         console.show(table)
 

@@ -65,7 +65,7 @@ VERBS = (
     Verb("kernels status", "kernels_cmd:kernels_status", "Show the progress of kernel campaigns."),
     Verb("bundle export", "bundle_cmd:bundle_export", "Write all inputs of a build as one OCI artifact."),
     Verb("bundle import", "bundle_cmd:bundle_import", "Fill the cache from a bundle."),
-    Verb("cache ls", "cache_cmd:cache_ls", "List what the cache holds, by size and last use."),
+    Verb("cache ls", "cache_cmd:cache_ls", "Show the size of the cache."),
     Verb("cache prune", "cache_cmd:cache_prune", "Remove what has not been used for a while.", engine=True),
 )
 

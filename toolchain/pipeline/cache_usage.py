@@ -1,4 +1,4 @@
-"""The content of the cache, when each entry was last used, and the removal of unused entries."""
+"""Remove entries of the cache that were not used for a while."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from toolchain.core import strict_json
 from toolchain.core.cache import Cache
@@ -29,38 +29,36 @@ from toolchain.pipeline.records import (
     used_mark,
 )
 
-Kind = Literal["image", "source", "unfinished", "compiler cache", "engine", "log"]
-KINDS: tuple[Kind, ...] = ("image", "source", "unfinished", "compiler cache", "engine", "log")
 DAY = 86400.0
 _MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One thing in the cache.
+    """An entry of the cache.
 
     Args:
-        kind: what it is good for.
-        key: the path by which it is removed; of an image its record's, empty without one.
-        tag: of an image, its name in the cache's layout.
-        bytes: on disk; of an image what no image used later holds too.
-        used: when it was last used, in seconds of the epoch; of an image's sources and wheels also when the image was.
-        stays: it is never removed for its age.
-        left: it served one invocation; when none is at work, that one was killed.
+        key: the path to remove; for an image its record's, or empty if it has none.
+        tag: for an image, its name in the cache's layout.
+        bytes: on disk; for an image, without the blobs that it shares with images used later.
+        used: the last use, in seconds of the epoch. The sources and wheels of an image are used when the image is.
+        unfinished: whether it is work that a later build or campaign may continue.
+        stays: whether it is never removed for its age.
+        left: whether it belonged to one invocation. If none is running, that one was killed.
     """
 
-    kind: Kind
     name: str
     key: str
     bytes: int
     used: float
+    unfinished: bool = False
     stays: bool = False
     left: bool = False
     tag: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The form of `cache ls --json`."""
-        return {"kind": self.kind, "name": self.name, "bytes": self.bytes, "used": timestamp(self.used)}
+        """Return the form of `cache prune --json`."""
+        return {"name": self.name, "bytes": self.bytes, "used": timestamp(self.used)}
 
 
 @dataclass(frozen=True)
@@ -93,10 +91,11 @@ class _Finished:
 
 
 def survey(cache: Cache) -> list[Item]:
-    """Every entry of the cache, by kind, last used first."""
+    """Return every entry of the cache that can be removed, the last used first."""
     images = _records(cache)
-    items = [*_images(cache, images), *_sources(cache, images), *_unfinished(cache), *_rest(cache)]
-    return sorted(items, key=lambda entry: (KINDS.index(entry.kind), -entry.used, entry.name))
+    logs = [_kept(log.name, log, _touched(log)) for log in _children(cache.logs)]
+    items = [*_images(cache, images), *_sources(cache, images), *_unfinished(cache), *logs]
+    return sorted(items, key=lambda entry: (-entry.used, entry.name))
 
 
 def prune(
@@ -131,7 +130,7 @@ def prune(
     cutoff = (time.time() if now is None else now) - unused_for
 
     def goes(item: Item) -> bool:
-        return item.left or item.used < cutoff or (unfinished and item.kind == "unfinished")
+        return item.left or item.used < cutoff or (unfinished and item.unfinished)
 
     aged = () if images else survey(cache)
     going = _named(cache, images) if images else [entry for entry in aged if goes(entry) and not entry.stays]
@@ -220,14 +219,14 @@ def _images(cache: Cache, images: list[_Finished]) -> Iterator[Item]:
         size = sum(layout.blob(part).stat().st_size for part in parts)
         # Nothing here can rebuild what came with a bundle.
         stays = not key and tag.endswith(f".{BROUGHT}")
-        yield Item(kind="image", name=name, key=key, tag=tag, bytes=size, used=used, stays=stays)
+        yield Item(name=name, key=key, tag=tag, bytes=size, used=used, stays=stays)
     yield from (_unread(path, "") for path in unread.values())
 
 
 def _unread(path: Path, tag: str) -> Item:
     """An image whose record this version cannot read. The next `cache prune` removes it."""
     name = f"{tag or path.stem[:12]} (record of another format, or damaged)"
-    return Item(kind="image", name=name, key=str(path), tag=tag, bytes=0, used=path.stat().st_mtime, left=True)
+    return Item(name=name, key=str(path), tag=tag, bytes=0, used=path.stat().st_mtime, left=True)
 
 
 def _sources(cache: Cache, images: list[_Finished]) -> Iterator[Item]:
@@ -241,7 +240,7 @@ def _sources(cache: Cache, images: list[_Finished]) -> Iterator[Item]:
     for home in _children(cache.store / "files"):
         name = next((child.name for child in _children(home)), home.name)
         used = max(home.lstat().st_mtime, used_by.get(f"sha256:{home.name}", 0.0))
-        yield _kept("source", name, home, used)
+        yield _kept(name, home, used)
     for tree in _children(cache.store / "trees"):
         if not tree.is_dir():
             continue
@@ -252,9 +251,9 @@ def _sources(cache: Cache, images: list[_Finished]) -> Iterator[Item]:
             digest = strict_json.read(facts.read_bytes())["digest"]
             used = max(used, used_by.get(digest, 0.0))
             name = f"{names[digest]} {name}"
-        yield _kept("source", name, tree, used)
+        yield _kept(name, tree, used)
     for left in _children(cache.store / "partial"):
-        yield _kept("unfinished", left.name, left, _touched(left))
+        yield _kept(left.name, left, _touched(left), unfinished=True)
 
 
 def _unfinished(cache: Cache) -> Iterator[Item]:
@@ -264,30 +263,22 @@ def _unfinished(cache: Cache) -> Iterator[Item]:
         for place in _children(folder) if inside else [folder]:
             if known := compiler.get(place):
                 name = f"{known.sources} {known.key}".strip()
-                yield _kept("compiler cache", name, place, known.used)
+                yield _kept(name, place, known.used)
             else:
-                yield _kept("unfinished", place.name, place, _touched(place))
+                yield _kept(place.name, place, _touched(place), unfinished=True)
     for child in _children(cache.work):
         if child != cache.mounts:
-            yield _kept("unfinished", child.name, child, _touched(child))
+            yield _kept(child.name, child, _touched(child), unfinished=True)
     for child in _children(cache.root / "reproduce"):
-        yield _kept("unfinished", f"reproduction {child.name}", child, _touched(child))
+        yield _kept(f"reproduction {child.name}", child, _touched(child), unfinished=True)
 
 
-def _rest(cache: Cache) -> Iterator[Item]:
-    if cache.engine.is_dir():
-        size, used = disk_bytes(cache.engine), _touched(cache.engine)
-        yield Item(kind="engine", name="containers' storage", key="", bytes=size, used=used, stays=True)
-    for log in _children(cache.logs):
-        yield _kept("log", log.name, log, _touched(log))
-
-
-def _kept(kind: Kind, name: str, path: Path, used: float) -> Item:
-    """A file or folder. An entry whose removal was interrupted has never been used."""
+def _kept(name: str, path: Path, used: float, *, unfinished: bool = False) -> Item:
+    """Return the entry of a file or folder. One whose removal was interrupted goes at once, as if never used."""
     if path.name.endswith(DELETED):
-        return Item(kind="unfinished", name=path.name, key=str(path), bytes=disk_bytes(path), used=0.0)
-    left = kind == "unfinished" and SCRATCH.fullmatch(path.name) is not None
-    return Item(kind=kind, name=name, key=str(path), bytes=disk_bytes(path), used=used, left=left)
+        name, used = path.name, 0.0
+    left = unfinished and SCRATCH.fullmatch(path.name) is not None
+    return Item(name=name, key=str(path), bytes=disk_bytes(path), used=used, unfinished=unfinished, left=left)
 
 
 def _children(folder: Path) -> list[Path]:
@@ -313,7 +304,7 @@ def _touched(path: Path) -> float:
 
 def _remove(cache: Cache, item: Item) -> None:
     path = Path(item.key)
-    if item.kind == "image":
+    if item.tag or path.parent == cache.records:
         if item.key:
             # The record before its image: without a record the image is not used, even where its blobs remain.
             for beside in (used_mark(path), published_mark(path)):
@@ -321,10 +312,9 @@ def _remove(cache: Cache, item: Item) -> None:
             path.unlink()
         Layout(cache.images).untag(item.tag)
         return
-    if item.kind == "compiler cache":
-        for known in list(compiler_caches(cache)):
-            if path in known.places:
-                known.note.unlink(missing_ok=True)
+    for known in list(compiler_caches(cache)):
+        if path in known.places:
+            known.note.unlink(missing_ok=True)
     if path.parent == cache.store / "trees":
         for beside in (path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.stat.json")):
             beside.unlink(missing_ok=True)
@@ -352,4 +342,4 @@ def _tidy_engine(cache: Cache) -> list[Item]:
     if not removed:
         return []
     freed = max(0, before - disk_bytes(cache.engine))
-    return [Item(kind="engine", name=", ".join(removed), key="", bytes=freed, used=time.time())]
+    return [Item(name=", ".join(removed), key="", bytes=freed, used=time.time())]
