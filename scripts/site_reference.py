@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from pathlib import Path
 from typing import Any
 
 from scripts.options_table import commands
 from scripts.site_compatibility import MADE, table
 from toolchain.catalog.gpus import known_gpus, parse_gpus
 from toolchain.catalog.stages import STAGES
-from toolchain.cli.config_file import render
+from toolchain.cli.config_file import forms
+from toolchain.cli.options import file_options
 from toolchain.cli.verbs import GROUPS, all_verbs
 from toolchain.data import load
 from toolchain.oci import labels
+from toolchain.request.declaration import Option
 from toolchain.stages.prebuilt import known_files
 
 
@@ -69,15 +70,33 @@ def _anchor(name: str) -> str:
     return "verb-" + name.replace(" ", "-")
 
 
+def _found(option: Option) -> str:
+    """Whether a file that nobody named may set an option."""
+    if not option.found:
+        return "no"
+    return "versions and names on record" if option.kind == "text" and option.known is not None else "yes"
+
+
 def configuration() -> str:
-    """A whole toolchain.toml."""
+    """The file of option values, and the environment."""
+    rows = [
+        [f"`{one.name}`", f"`{forms()[one.kind]}`", _found(one)]
+        for one in sorted(file_options(), key=lambda one: one.name)
+    ]
     return "\n".join([
         "# Configuration\n",
         MADE,
-        ("`toolchain init` writes this file. `toolchain init --stage aotriton --aotriton 0.13b --gpu gfx942` writes it with"
-        " those three options set. It is read from the current folder, or as named by `toolchain --config FILE VERB`.\n"),
-        "```toml\n" + render({}, Path()) + "```\n",
-        "`only = \"distribution\"` is the default, and means all of LLVM.\n",
+        "## toolchain.toml\n",
+        ("Options that every call needs can stand in a TOML file. Its keys are the options without dashes ([Options](../options.md)), and"
+        " `stage` for verbs that are called without one. Relative paths are relative to the folder of the file. The command line and"
+        " the environment override it, and a verb ignores the keys of other verbs.\n"),
+        ("```toml\nstage = \"aotriton\"\naotriton = \"0.13b\"\ngpu = [\"gfx942\", \"gfx1100\"]\n"
+        "drop-binary = [\"libdevice\"]\n```\n"),
+        ("`toolchain --config FILE VERB`, or `TOOLCHAIN_CONFIG`, names the file, and it may have any of these keys. Without that,"
+        " `toolchain.toml` in the current folder is read, if there is one. Such a file may come from someone else, as after `git"
+        " clone`. So it may only have keys that cannot decide whose code, keys, paths or registries are used; any other key in it is"
+        " an error (exit code 3). The example needs `--config` because of `drop-binary`.\n"),
+        table(["key", "value", "in a file that nobody named"], rows),
         "## Environment\n",
         ("Most options can also be set by an environment variable: `TOOLCHAIN_` and the name in capitals, values of repeatable"
         " options separated by spaces ([Options](../options.md)). Further variables:\n"),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
 import pytest
 
 # A test with one of these waits for, or works on, what the quickstart builds in the user's cache.
@@ -31,15 +28,3 @@ def builds(item: pytest.Item) -> bool:
     fixtures = set(getattr(item, "fixturenames", ()))
     shares = item.get_closest_marker("engine") is not None and item.get_closest_marker("beside") is None
     return shares or bool(fixtures & _BUILDING)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def approvals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Approvals of toolchain.toml go to a folder of the tests."""
-    before = os.environ.get("XDG_STATE_HOME")
-    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
-    yield
-    if before is None:
-        del os.environ["XDG_STATE_HOME"]
-    else:
-        os.environ["XDG_STATE_HOME"] = before

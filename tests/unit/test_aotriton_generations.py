@@ -23,7 +23,7 @@ from toolchain.catalog.aotriton_generations import (
 from toolchain.catalog.costs import costs
 from toolchain.catalog.gpus import known_gpus, parse_gpus
 from toolchain.catalog.release_data import AotritonRelease, aotriton_releases
-from toolchain.cli.request import make_request
+from toolchain.cli.build_options import make_request
 from toolchain.core.errors import ConfigError, SourceError, UnsupportedError
 from toolchain.pipeline.fetching import fetch_for
 from toolchain.request.option_values import without

@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 from tests.evidence_fixtures import finished_base, record
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
-from toolchain.cli.request import read_flag
 from toolchain.core import console, errors
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ToolchainError
@@ -100,7 +99,6 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
         (("publish", "oci:/tmp/x"), 3, "names no image"),
         (("publish", "oci:/tmp/x:v1", "llvm"), 3, "names one image"),
         (("publish", f"ghcr.io/ns/llvm@sha256:{'0' * 64}", "llvm"), 3, "names one image"),
-        (("init", "--dest", "ghcr.io/ns:v1"), 3, "--dest ghcr.io/ns:v1 names one image"),
         (("bundle", "export", f"oci:/tmp/x@sha256:{'0' * 64}"), 3, "names a bundle that exists"),
         (("publish", "oci:/tmp/x", "llvm"), 5, "no finished image here"),
         (("verify", "oci:/no/such/folder"), 13, "not an OCI layout"),
@@ -126,19 +124,6 @@ def test_a_base_that_is_not_here_is_not_made_offline(clean: dict[str, str], tmp_
     planned = call(clean, "plan", "llvm", "--arch", "arm64", "--offline", cwd=tmp_path)
     assert (planned.returncode, "exit code 18" in planned.stderr) == (0, True)
     assert "18" not in call(clean, "plan", "llvm", "--arch", "arm64", cwd=tmp_path).stderr
-
-
-@pytest.mark.parametrize(("text", "code"), [("0", 18), ("on", 18), ("perhaps", 3)])
-def test_a_variable_of_an_option_that_the_verb_does_not_list(
-    text: str, code: int, clean: dict[str, str], tmp_path: Path
-) -> None:
-    done = call(clean | {"TOOLCHAIN_KEEP_GOING": text}, "build", "llvm", "--arch", "arm64", "--offline", cwd=tmp_path)
-    assert done.returncode == code, done.stderr
-    assert ("TOOLCHAIN_KEEP_GOING is 'perhaps'" in done.stderr) == (code == 3)
-
-
-def test_a_flags_variable_is_read_as_typer_reads_it() -> None:
-    assert [read_flag(text) for text in ("0", "no", "False", "1", "Yes", "t")] == [False] * 3 + [True] * 3
 
 
 HOSTILE = ("base", "arch", "source", "patch", "triton", "aotriton", "gpu", "select", "allow-binary", "drop-binary",
@@ -209,25 +194,15 @@ def test_who_wins(clean: dict[str, str], tmp_path: Path) -> None:
         return str(json.loads(done.stdout)["stages"][0]["image"])
 
     assert image() == "toolchain-base-debian13"
-    (tmp_path / "toolchain.toml").write_text('base = "ubi9"\n')
-    assert image() == "toolchain-base-ubi9"
-    assert image(TOOLCHAIN_BASE="debian12") == "toolchain-base-debian12"
-    assert image("--base", "almalinux8", TOOLCHAIN_BASE="debian12") == "toolchain-base-almalinux8"
+    (tmp_path / "t.toml").write_text('base = "ubi9"\n')
+    named = {"TOOLCHAIN_CONFIG": "t.toml"}
+    assert image(**named) == "toolchain-base-ubi9"
+    assert image(TOOLCHAIN_BASE="debian12", **named) == "toolchain-base-debian12"
+    assert image("--base", "almalinux8", TOOLCHAIN_BASE="debian12", **named) == "toolchain-base-almalinux8"
 
 
-def test_no_folder_decides_whom_verify_trusts(clean: dict[str, str], tmp_path: Path) -> None:
-    """Nor the query of a bare `pins`."""
-    (tmp_path / "toolchain.toml").write_text(
-        'key = "theirs.pub"\npublic-key = "too.pub"\n'
-        'allow-binary = ["ptxas"]\nsource-repo = ["llvm/llvm-project"]\ntriton = "3.7.1"\n'
-    )
-    named = ("--config", "toolchain.toml")
-    said = call(clean, *named, "verify", "--help", cwd=tmp_path).stdout
-    assert "theirs.pub" not in said
-    assert "too.pub" not in said
-    assert "ptxas" not in said
-    assert "llvm/llvm-project" in said, "what it demands on top is welcome"
-    assert "theirs.pub" in call(clean, *named, "publish", "--help", cwd=tmp_path).stdout
+def test_the_query_of_a_bare_pins_does_not_come_from_the_file(clean: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "toolchain.toml").write_text('triton = "3.7.1"\n')
     assert json.loads(call(clean, "pins", "--json", cwd=tmp_path).stdout)["aotriton"]
 
 
@@ -261,8 +236,8 @@ def test_the_file_knows_what_the_command_line_knows(clean: dict[str, str], tmp_p
         'only = "tablegen"',
         'source-repo = ["llvm/llvm-project"]',
     ]
-    (tmp_path / "toolchain.toml").write_text("\n".join(lines))
-    done = call(clean, "plan", "llvm", "--json", cwd=tmp_path)
+    (tmp_path / "t.toml").write_text("\n".join(lines))
+    done = call(clean, "--config", "t.toml", "plan", "llvm", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["stages"][-1]["image"].startswith("llvm-triton-tablegen-")
 
@@ -297,7 +272,8 @@ def test_paths_with_spaces_come_from_the_environment_too(clean: dict[str, str], 
     assert f"--source llvm={trees[0]} names no source" in done.stderr
     for tree in trees:
         tree.mkdir()
-    (tmp_path / "toolchain.toml").write_text('source = ["llvm=/from/the/file"]\n')
+    (tmp_path / "t.toml").write_text('source = ["llvm=/from/the/file"]\n')
+    clean = {**clean, "TOOLCHAIN_CONFIG": "t.toml"}
     patch = tmp_path / "a  patch"
     done = call({**clean, "TOOLCHAIN_SOURCE": given, "TOOLCHAIN_PATCH": f"llvm={patch}"}, "plan", "llvm", cwd=tmp_path)
     assert f"--patch llvm={patch}: no such file" in done.stderr

@@ -28,7 +28,7 @@ def completed(line: str) -> list[str]:
 @pytest.mark.parametrize(
     "line",
     ["toolchain build ", "toolchain plan ", "toolchain fetch ", "toolchain lock ",
-     "toolchain bundle export oci:x ", "toolchain init --stage "],
+     "toolchain bundle export oci:x "],
 )  # fmt: skip
 def test_stages(line: str) -> None:
     assert completed(line) == list(stages.targets())

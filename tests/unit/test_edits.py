@@ -12,7 +12,7 @@ import pytest
 
 from tests.request_fixtures import specs
 from tests.small_llvm import small_llvm
-from toolchain.cli.request import make_request
+from toolchain.cli.build_options import make_request
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, PatchError, PinError
 from toolchain.pipeline.prefetch import Prefetch

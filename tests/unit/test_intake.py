@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.cli.request import make_request
+from toolchain.cli.build_options import make_request
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, PolicyError
 from toolchain.core.record import Fate

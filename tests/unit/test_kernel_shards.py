@@ -235,10 +235,10 @@ def test_a_shard_needs_a_store() -> None:
         shard_of(RuleSet(tuple(RULES), len(RULES)), (1, 2), None)
 
 
-@pytest.mark.parametrize("words", [["kernels", "run", "--shard", "1/2"], ["build", "all"]])
+@pytest.mark.parametrize("words", [[], ["--shard", "1/2"]])
 def test_a_shard_without_a_store_is_refused_before_anything_is_built(words: list[str], tmp_path: Path) -> None:
     environment = {"TOOLCHAIN_SHARD": "1/2", "TOOLCHAIN_CACHE": str(tmp_path / "cache")}
-    done = CliRunner().invoke(app, [*words, "--json"], env=environment)
+    done = CliRunner().invoke(app, ["kernels", "run", *words, "--json"], env=environment)
     assert done.exit_code == 3, done.output
-    assert json.loads(done.stdout)["what"] == "--shard 1/2 needs --kernel-store"
+    assert json.loads(done.stdout)["what"].startswith("--shard 1/2 needs --kernel-store")
     assert not (tmp_path / "cache").exists()

@@ -242,8 +242,8 @@ def test_the_end_is_one_screen(place: Place) -> None:
         "no result after 3 s",
     ):
         assert part in text_
-    assert "TOOLCHAIN_KEEP_GOING=1 toolchain build kernels" in text_
-    assert "TOOLCHAIN_KERNEL_TIMEOUT=SECONDS toolchain build kernels" in text_
+    assert "toolchain kernels run kernels --keep-going" in text_
+    assert "toolchain kernels run kernels --kernel-timeout SECONDS" in text_
     assert "--kernel-memory" not in text_
     status = read(place.folder)
     assert (status["state"], status["count"], status["asked"]) == ("failed", 4, 4)
@@ -399,11 +399,11 @@ def test_a_summary_of_many_kernels_is_short() -> None:
         for number in range(60)
     ]
     result = CampaignResult(entries=tuple(entries), skipped=0, partial=False, about={})
-    lines = summary(result, seconds=7200.0, command="toolchain build aotriton --limit 90", keep_going=True)
+    lines = summary(result, seconds=7200.0, command="toolchain build aotriton --gpu gfx90a", keep_going=True)
     assert len(lines) <= 30
     assert all(len(text) <= 80 for text in lines if "toolchain" not in text)
-    assert "  TOOLCHAIN_KERNEL_MEMORY=MB toolchain build aotriton --limit 90 --jobs 1" in lines
-    assert not any("KEEP_GOING" in text for text in lines)
+    assert "  toolchain kernels run aotriton --gpu gfx90a --jobs 1 --kernel-memory MB" in lines
+    assert not any("--keep-going" in text for text in lines)
 
 
 def test_what_a_store_gave_is_not_told_as_tried() -> None:

@@ -57,7 +57,7 @@ def test_a_store_without_a_key_is_told(
 ) -> None:
     monkeypatch.setattr("toolchain.pipeline.kernel_store.result_key", lambda _: None)
     given = Path(key) if key else None
-    build_cmd._check_kernel_store(Request(cache=Cache(Path("cache")), kernel_store=store, kernel_key=given), "kernels")
+    build_cmd._check_kernel_store(Request(cache=Cache(Path("cache")), kernel_store=store, kernel_key=given))
     assert ("--kernel-key" in capsys.readouterr().err) == warned
 
 
@@ -65,23 +65,21 @@ def test_a_key_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no key")
     for wrong in ("not-there", ".", "text"):
         with pytest.raises(ConfigError):
-            build_cmd._check_kernel_store(
-                Request(cache=Cache(tmp_path / "cache"), kernel_key=tmp_path / wrong), "kernels"
-            )
+            build_cmd._check_kernel_store(Request(cache=Cache(tmp_path / "cache"), kernel_key=tmp_path / wrong))
 
 
 def test_a_folder_that_is_no_store_is_refused_before_the_build(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     request = Request(cache=Cache(tmp_path / "cache"))
-    build_cmd._check_kernel_store(replace(request, kernel_store=str(tmp_path / "empty")), "kernels")
+    build_cmd._check_kernel_store(replace(request, kernel_store=str(tmp_path / "empty")))
     with pytest.raises(ConfigError, match="is not a kernel store"):
-        build_cmd._check_kernel_store(replace(request, kernel_store=str(tmp_path)), "kernels")
+        build_cmd._check_kernel_store(replace(request, kernel_store=str(tmp_path)))
     with pytest.raises(ConfigError, match="cannot be a kernel store"):
-        build_cmd._check_kernel_store(replace(request, kernel_store=str(tmp_path / "file")), "kernels")
+        build_cmd._check_kernel_store(replace(request, kernel_store=str(tmp_path / "file")))
     for place in ("empty", "nothing"):
         with pytest.raises(ConfigError, match=f"no kernel store at .*{place}"):
-            build_cmd._check_kernel_store(replace(request, shards=(str(tmp_path / place),)), "kernels")
+            build_cmd._check_kernel_store(replace(request, shards=(str(tmp_path / place),)))
 
 
 def test_a_private_key_signs_and_its_public_half_verifies(tmp_path: Path) -> None:

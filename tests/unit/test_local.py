@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.small_llvm import small_llvm
 from toolchain.cli.app import app
-from toolchain.cli.request import make_request
+from toolchain.cli.build_options import make_request
 from toolchain.core.errors import SourceError
 
 COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,17 +15,16 @@ from typer.testing import CliRunner
 
 from tests.small_llvm import small_llvm
 from toolchain.cli.app import app
-from toolchain.cli.config_file import file_options, read_content, read_values, render
-from toolchain.cli.defaults import defaults, read_settings
-from toolchain.cli.request import make_request, with_request
-from toolchain.core.cache import Cache
+from toolchain.cli.build_options import make_request, with_request
+from toolchain.cli.config_file import read_config
+from toolchain.cli.parsing import Command
 from toolchain.core.errors import ConfigError
 from toolchain.lock import file as lockfile
 from toolchain.lock.file import Lock
 from toolchain.pipeline import locking, records
 from toolchain.request import model as request_module
+from toolchain.request.declaration import option
 from toolchain.request.model import Request
-from toolchain.request.options import option
 from toolchain.stages.stage import Planned
 
 TOP = Path(__file__).resolve().parents[2]
@@ -40,11 +34,8 @@ TOP = Path(__file__).resolve().parents[2]
 class Wider(Request):
     """A request with one option more, and nothing else anywhere."""
 
-    flavour: tuple[str, ...] = field(
-        default=(),
-        metadata=option(
-            "flavour", kind="commas", help="What it tastes of.", example="mint", is_input=True, lock="changed"
-        ),
+    flavour: tuple[str, ...] = option(
+        "flavour", default=(), kind="commas", help="What it tastes of.", is_input=True, lock="changed"
     )
 
 
@@ -56,7 +47,11 @@ def wider(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> typer.Typer:
     monkeypatch.chdir(tmp_path)
     program = typer.Typer()
 
-    @program.command()
+    @program.callback()
+    def begin(ctx: typer.Context, config: str | None = None) -> None:
+        ctx.obj = read_config(config)
+
+    @program.command(cls=Command)
     @with_request()
     def show(*, request: Wider) -> None:
         typer.echo(json.dumps(request.flavour))
@@ -65,11 +60,13 @@ def wider(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> typer.Typer:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    return read_values(path, read_content(path))
+    file = read_config(str(path))
+    assert file is not None
+    return dict(file.values)
 
 
-def shown(program: typer.Typer, *words: str, values: Mapping[str, Any] | None = None, **env: str) -> Any:
-    done = CliRunner().invoke(program, [*words], env=env, default_map=values)
+def shown(program: typer.Typer, *words: str, **env: str) -> Any:
+    done = CliRunner().invoke(program, [*words], env=env)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
@@ -84,14 +81,13 @@ def table() -> ModuleType:
 
 
 def test_command_line_environment_and_file_take_it(wider: typer.Typer, tmp_path: Path) -> None:
-    (tmp_path / "toolchain.toml").write_text('flavour = ["rum", "raisin"]\n')
-    values = read_file(tmp_path / "toolchain.toml")
-    assert shown(wider) == []
-    assert shown(wider, values=values) == ["rum", "raisin"]
-    assert shown(wider, values=values, TOOLCHAIN_FLAVOUR="lemon") == ["lemon"]
-    assert shown(wider, "--flavour", "mint, nut", values=values, TOOLCHAIN_FLAVOUR="lemon") == ["mint", "nut"]
-    assert "What it tastes of." in CliRunner().invoke(wider, ["--help"], env={"COLUMNS": "200"}).output
-    assert '# What it tastes of.\n# flavour = "mint"\n' in render({}, tmp_path)
+    (tmp_path / "t.toml").write_text('flavour = ["rum", "raisin"]\n')
+    named = ("--config", "t.toml", "show")
+    assert shown(wider, "show") == []
+    assert shown(wider, *named) == ["rum", "raisin"]
+    assert shown(wider, *named, TOOLCHAIN_FLAVOUR="lemon") == ["lemon"]
+    assert shown(wider, *named, "--flavour", "mint, nut", TOOLCHAIN_FLAVOUR="lemon") == ["mint", "nut"]
+    assert "What it tastes of." in CliRunner().invoke(wider, ["show", "--help"], env={"COLUMNS": "200"}).output
 
 
 def test_record_and_lock_keep_it(wider: typer.Typer) -> None:
@@ -114,8 +110,8 @@ def test_a_lock_cannot_make_options_that_none_keeps() -> None:
 
 
 def test_the_table_has_it(wider: typer.Typer) -> None:
-    command: Any = typer.main.get_command(wider)
-    made = table().page({"build": command})
+    group: Any = typer.main.get_command(wider)
+    made = table().page({"build": group.commands["show"]})
     assert "| `--flavour` | What it tastes of. | `build` | command line, environment, file | yes | when set |" in made
 
 
@@ -131,7 +127,7 @@ def test_what_an_import_prints_goes_on_as_it_was_asked(tmp_path: Path) -> None:
     assert records.asked_for(asked, planned)["kernel_timeout"] == 900.0
 
 
-# toolchain init
+# The file
 
 
 @pytest.fixture
@@ -149,132 +145,56 @@ def call(*words: str, code: int = 0) -> str:
     return done.output
 
 
-def test_options_are_typed_once(here: Path) -> None:
-    call(
-        "init",
-        "--stage",
-        "llvm",
-        "--source",
-        "llvm=distro:llvm-toolchain-22",
-        "--allow-binary",
-        "ptxas",
-        "--gpu",
-        "MI300X",
-    )
-    assert tomllib.loads((here / "toolchain.toml").read_text()) == {
-        "stage": "llvm", "source": ["llvm=distro:llvm-toolchain-22"], "allow-binary": ["ptxas"], "gpu": "MI300X",
-    }  # fmt: skip
-    rows = json.loads(CliRunner().invoke(app, ["plan", "--json"]).stdout)["stages"]
-    assert [row["image"] for row in rows][-1] == "llvm-triton-22.1.8"
-
-
-def test_what_is_there_stays(here: Path) -> None:
-    (here / "toolchain.toml").write_text("mine")
-    assert "already exists" in call("init", code=3)
-    assert (here / "toolchain.toml").read_text() == "mine"
-    (here / "link.toml").symlink_to(here / "nowhere")
-    call("--config", "link.toml", "init", code=3)
-    assert sorted(path.name for path in here.iterdir()) == ["link.toml", "toolchain.toml"]
-    assert "cannot write" in call("--config", "no/such/folder.toml", "init", code=3)
-
-
-def test_what_no_verb_takes_is_not_written(here: Path) -> None:
-    call("init", "--gpu", "gfx9999", code=7)
-    call("init", "--patch", "triton=none.patch", code=3)
-    call("init", "--dest", "not a place", code=3)
-    call("init", "--stage", "nothing", code=7)
-    call("init", "--only", "everything", code=7)
-    call("init", "--python", "3.013", code=3)
-    call("init", "--base", "debian31", code=7)
-    call("init", "--stage", "triton", "--only", "tablegen", code=11)
-    assert list(here.iterdir()) == []
-
-
-def test_after_it_no_verb_needs_an_option(here: Path) -> None:
+def test_a_named_file_holds_what_a_verb_needs(here: Path) -> None:
     """A pin file names an LLVM alone, which is enough for the stage `llvm`."""
     commit = "f6ded0be897e2878612dd903f7e8bb85448269e5"
     (here / "pin").write_text(commit)
-    call("init", "--triton", "pin", code=4)
-    call("init", "--triton", "pin", "--stage", "triton", code=4)
-    call("init", "--triton", "pin", "--stage", "llvm", "--only", "tablegen", "--python", "3.13", "--dest", "oci:out")
-    rows = json.loads(CliRunner().invoke(app, ["plan", "--json"]).stdout)["stages"]
-    assert rows[-1]["sources"][0]["ref"] == commit
-    for verb, code, says in (("publish llvm", 5, "no finished image"), ("lock --offline", 0, "written"),
-                             ("build --offline", 18, "--offline")):  # fmt: skip
-        assert says in call(*verb.split(), code=code)
-
-
-def test_the_next_command_can_be_pasted(here: Path) -> None:
-    (here / "it's a folder").mkdir()
-    code = "import sys; sys.argv[0] = 'toolchain'; from toolchain.cli.app import main; main()"
-    words = [sys.executable, "-c", code, "--config", "it's a folder/t.toml", "init", "--jobs", "3"]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(TOP)}, check=True)
-    command = done.stderr.strip().partition(": ")[2].replace("toolchain", "printf '%s\\n'", 1)
-    shown = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout.splitlines()
-    assert shown == [b"--config", b"it's a folder/t.toml", b"plan"]
-
-
-def test_a_path_that_is_no_text_cannot_be_written(here: Path) -> None:
-    name = os.fsdecode(b"not \xff text")
-    for flag in ("--cache", "--key"):
-        assert "cannot be written" in call("init", flag, name, code=3)
-    (here / name).mkdir()
-    assert "cannot be written" in call("init", "--source", f"llvm={name}", code=3)
-    assert [path.name for path in here.iterdir()] == [name]
-
-
-def test_every_line_of_it_can_be_put_in_force(here: Path) -> None:
-    call("init")
-    lines = (here / "toolchain.toml").read_text().splitlines()
-    keys = [line.removeprefix("# ") for line in lines if " = " in line]
-    assert [key.partition(" = ")[0] for key in keys] == [one.name for one in file_options()]
-    (here / "all.toml").write_text("\n".join(keys))
-    assert set(read_file(here / "all.toml")) == {one.parameter for one in file_options()}
-
-
-@pytest.mark.parametrize(
-    ("stage", "worked"), [("llvm", None), ("all", None), ("kernels", "kernels"), ("aotriton", "aotriton")]
-)
-def test_a_worker_has_the_stage_of_the_file_where_that_has_kernels(here: Path, stage: str, worked: str | None) -> None:
-    (here / "toolchain.toml").write_text(f'stage = "{stage}"\njobs = 3\n')
-    found = defaults(read_settings(None))
-    assert found is not None
-    assert found["plan"] == {"stage": stage, "jobs": 3}
-    assert (
-        found["kernels"]["worker"]
-        == found["kernels"]["run"]
-        == ({"jobs": 3} if worked is None else {"stage": worked, "jobs": 3})
+    (here / "t.toml").write_text(
+        'triton = "pin"\nstage = "llvm"\nonly = "tablegen"\npython = "3.13"\ndest = "oci:out"\ncheck = "1"\n'
     )
+    rows = json.loads(call("--config", "t.toml", "plan", "--json"))["stages"]
+    assert rows[-1]["sources"][0]["ref"] == commit
+    for verb, code in (("publish llvm", 5), ("lock --offline", 0), ("build --offline", 18)):
+        call("--config", "t.toml", *verb.split(), code=code)
 
 
-def test_paths_are_relative_to_the_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_file_that_is_not_there_is_an_error(here: Path) -> None:
+    call("--config", "none.toml", "plan", "base", code=3)
+    (here / "toolchain.toml").symlink_to(here / "nowhere")
+    call("plan", "base", code=3)
+
+
+def test_an_option_of_another_verb_with_the_name_of_a_key_is_not_set(here: Path) -> None:
+    """`lock --check` means something else, and `pins` takes one question at a time."""
+    (here / "t.toml").write_text('check = "1"\ntriton = "3.6.0"\n')
+    call("--config", "t.toml", "lock", "base", "--open-base")
+    assert (here / "toolchain.lock").is_file()
+    assert "3.7.1" in call("--config", "t.toml", "pins", "--triton", "3.7.1")
+
+
+def test_a_stage_of_the_file_without_kernels_is_refused_by_campaigns(here: Path) -> None:
+    (here / "toolchain.toml").write_text('stage = "llvm"\n')
+    call("kernels", "run", code=3)
+    call("kernels", "run", "kernels", "--offline", code=18)
+
+
+def test_paths_are_relative_to_the_file(here: Path) -> None:
     tree, patch = here / "llvm project", here / "a.patch"
     small_llvm(tree, ("llvm", "mlir", "lld", "cmake", "third-party"))
     patch.touch()
-    other = here / "other"
-    (other / "deep").mkdir(parents=True)
-    monkeypatch.chdir(other)
-    given = ["--source", "llvm=../llvm project", "--patch", "llvm=../a.patch", "--key", "k.pem", "--dest", "oci:out/"]
-    call("--config", "deep/t.toml", "init", *given, "--source", "triton=pypi:triton", "--cache", str(here / "c"))
-    assert tomllib.loads((other / "deep" / "t.toml").read_text()) == {
-        "source": ["llvm=../../llvm project", "triton=pypi:triton"], "patch": ["llvm=../../a.patch"], "key": "../k.pem",
-        "dest": "oci:../out/", "cache": str(here / "c"),
-    }  # fmt: skip
-    monkeypatch.chdir(here)
+    (here / "other" / "deep").mkdir(parents=True)
+    (here / "other" / "deep" / "t.toml").write_text(
+        'source = ["llvm=../../llvm project", "triton=pypi:triton"]\npatch = ["llvm=../../a.patch"]\n'
+        f'key = "../k.pem"\ndest = "oci:../out/"\ncache = "{here / "c"}"\n'
+    )
     found = read_file(Path("other/deep/t.toml"))
-    assert [Path(text.partition("=")[2]).resolve() for text in found["source"][:1]] == [tree]
+    assert Path(found["source"][0].partition("=")[2]).resolve() == tree
     assert found["source"][1] == "triton=pypi:triton"
     request = make_request(source=found["source"], patch=found["patch"], cache=found["cache"])
     assert request.patches["llvm"][0].resolve() == patch
-    assert Path(found["dest"].removeprefix("oci:")).resolve() == other / "out"
+    assert Path(found["key"]).resolve() == here / "other" / "k.pem"
+    assert Path(found["dest"].removeprefix("oci:")).resolve() == here / "other" / "out"
     assert found["dest"].endswith("/"), "a folder with a colon in its name is written so"
-
-
-def test_variables_do_not_go_into_the_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOOLCHAIN_GPU", "gfx942")
-    call("init", "--limit", "3")
-    assert tomllib.loads((here / "toolchain.toml").read_text()) == {"limit": 3}
-    assert Cache(here.parent / "cache") == make_request().cache
 
 
 # The file's own errors
@@ -306,7 +226,7 @@ def test_variables_do_not_go_into_the_file(here: Path, monkeypatch: pytest.Monke
 def test_a_value_of_another_type_is_refused(here: Path, line: str, says: str) -> None:
     (here / "toolchain.toml").write_text(line)
     with pytest.raises(ConfigError) as caught:
-        read_file(Path("toolchain.toml"))
+        read_config("toolchain.toml")
     assert caught.value.what.startswith(f"toolchain.toml: {says}")
     assert caught.value.why
     assert caught.value.fix
@@ -338,9 +258,7 @@ def test_an_error_names_the_place_of_its_value(
     words = [f"--{name}", value]
     assert " is from" not in said()
     words = []
-    (here / "toolchain.toml").write_text(f'{name} = "{value}"\n')
-    assert said().endswith(f"(--{name} is from toolchain.toml)")
-    (here / "toolchain.toml").rename(here / "other.toml")
+    (here / "other.toml").write_text(f'{name} = "{value}"\n')
     monkeypatch.setenv("TOOLCHAIN_CONFIG", "other.toml")
     assert said().endswith(f"(--{name} is from other.toml)")
     monkeypatch.setenv(f"TOOLCHAIN_{name.upper()}", value)
@@ -355,17 +273,16 @@ def test_a_kernel_cannot_take_for_ever(seconds: str, tmp_path: Path) -> None:
 
 
 def test_an_error_names_the_place_of_its_source(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "toolchain.toml").write_text('source = ["llvm=no-llvm"]\n')
-    words = ["plan", "llvm"]
-    assert "--source llvm=no-llvm names no source (--source is from toolchain.toml)" in call(*words, code=5)
+    (here / "t.toml").write_text('source = ["llvm=no-llvm"]\n')
+    words = ["--config", "t.toml", "plan", "llvm"]
+    assert "--source llvm=no-llvm names no source (--source is from t.toml)" in call(*words, code=5)
     words += ["--source", "triton=pypi:3.7.1"]
-    assert "--source llvm=no-llvm names no source (--source is from toolchain.toml)" in call(*words, code=5)
+    assert "--source llvm=no-llvm names no source (--source is from t.toml)" in call(*words, code=5)
     monkeypatch.setenv("TOOLCHAIN_SOURCE", "llvm=none")
     assert "--source llvm=none names no source (--source is from TOOLCHAIN_SOURCE)" in call(*words, code=5)
     assert "--source llvm=other names no source\n" in call(*words, "--source", "llvm=other", code=5)
 
 
-@pytest.mark.parametrize("verb", ["plan", "init"])
-def test_no_name_is_no_file(here: Path, verb: str) -> None:
-    assert "--config" in call("--config", "", verb, code=3)
+def test_no_name_is_no_file(here: Path) -> None:
+    assert "--config" in call("--config", "", "plan", code=3)
     assert list(here.iterdir()) == []

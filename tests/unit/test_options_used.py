@@ -13,14 +13,13 @@ from typer.testing import CliRunner
 
 from tests.request_fixtures import with_base
 from toolchain.cli.app import app
-from toolchain.cli.config_file import OF_VERBS, file_options
-from toolchain.cli.defaults import NOT_FROM_FILE
+from toolchain.cli.options import OF_VERBS
 from toolchain.cli.verbs import all_verbs, lazy
+from toolchain.request.declaration import PANELS
 from toolchain.request.model import Request, options
-from toolchain.request.options import PANELS
 
 PACKAGE = Path(__file__).resolve().parents[2] / "toolchain"
-FIELDS = {declared.field: declared.option for declared in options()}
+FIELDS = {declared.field: declared for declared in options()}
 WHEEL = ("--source", "triton=pypi:3.7.1", "--allow-binary", "triton-wheel")
 # Together they ask for everything that plans and sources depend on. `fetch` and `bundle export` plan as `plan` does.
 CALLS: dict[str, list[tuple[str, ...]]] = {
@@ -51,7 +50,7 @@ def attributes_read(package: Path) -> set[str]:
     """The names of all attributes that are read somewhere, but for where a request is declared and made."""
     found = set()
     for path in package.rglob("*.py"):
-        if path.relative_to(package).as_posix() not in {"request.py", "cli/request.py"}:
+        if path.relative_to(package).as_posix() not in {"request/model.py", "cli/build_options.py"}:
             tree = ast.parse(path.read_text(encoding="utf-8"))
             found |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return found
@@ -67,32 +66,6 @@ def test_every_option_of_a_request_is_used_somewhere(tmp_path: Path) -> None:
 def test_every_other_option_of_the_file_is_one_of_a_verb() -> None:
     taken = {parameter.name for command in VERBS.values() for parameter in command.params}
     assert {option.parameter for option in OF_VERBS} - taken == set()
-
-
-def test_the_file_sets_what_the_environment_sets() -> None:
-    """An option that only has a key's name, such as `lock --check`, is not set by the file."""
-    keys = {option.parameter: option for option in file_options() if option.environment}
-    alike = {
-        verb: {
-            one.name for one in command.params
-            if one.name in keys and not one.envvar and f"[env var: {keys[one.name].variable}]" not in (one.help or "")
-        }
-        for verb, command in VERBS.items() if verb != "init"
-    }  # fmt: skip
-    alike["verify"] = {"allow_binary", "public_key"}  # a file must not decide whom it trusts
-    assert {verb: set(names) for verb, names in NOT_FROM_FILE.items()} == {
-        verb: names for verb, names in alike.items() if names
-    }
-
-
-def test_a_check_of_builds_in_the_file_does_not_keep_lock_from_writing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "toolchain.toml").write_text('check = "1"\n')
-    done = CliRunner().invoke(app, ["lock", "base", "--open-base", "--cache", str(tmp_path / "cache")])
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "toolchain.lock").is_file()
 
 
 @pytest.mark.parametrize("verb", CALLS)
@@ -135,28 +108,29 @@ def test_the_help_of_a_build_has_its_options_under_panels_in_order() -> None:
     assert set(named) == set(PANELS)
 
 
-def test_build_has_at_most_28_options_and_takes_the_others_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert sum(one.param_type_name == "option" for one in VERBS["build"].params) <= 26
+CAMPAIGN = [option.flag for option in options() if option.campaign]
+
+
+@pytest.mark.parametrize("flag", CAMPAIGN)
+@pytest.mark.parametrize("words", [("build", "kernels"), ("build", "llvm")])
+def test_an_option_of_campaigns_given_to_build_names_the_verb_that_takes_it(words: tuple[str, ...], flag: str) -> None:
+    done = CliRunner().invoke(app, [*words, flag, "1"], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert "toolchain kernels run" in done.stderr
+    assert flag in {name for one in VERBS["kernels run"].params for name in one.opts}
+
+
+def test_build_reads_no_option_that_it_does_not_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     asked: list[Request] = []
     monkeypatch.setattr("toolchain.cli.build_cmd.build_stages", lambda request, *_, **__: asked.append(request))
-    (tmp_path / "toolchain.toml").write_text('select = "attn*"\nkernel-memory = 4000\n')
-    monkeypatch.setenv("TOOLCHAIN_KERNEL_MEMORY", "5000")
+    (tmp_path / "toolchain.toml").write_text('select = "attn*"\nkernel-memory = 4000\njobs = 3\n')
+    monkeypatch.setenv("TOOLCHAIN_LIMIT", "4")
     monkeypatch.setenv("TOOLCHAIN_SHARD", "1/2")
-    (tmp_path / "store").mkdir()
-    monkeypatch.setenv("TOOLCHAIN_KERNEL_STORE", str(tmp_path / "store"))  # which a shard needs
-    CliRunner().invoke(app, ["build", "kernels", *WHEEL, "--cache", str(tmp_path / "cache")])
-    assert [(one.select, one.kernel_memory, one.shard) for one in asked] == [("attn*", 5000, (1, 2))]
-    for name, value in (
-        ("TOOLCHAIN_KERNEL_MEMORY", "many"),
-        ("TOOLCHAIN_KERNEL_MEMORY", "1"),
-        ("TOOLCHAIN_KERNEL_KEY", ""),
-    ):
-        monkeypatch.setenv(name, value)
-        assert CliRunner().invoke(app, ["build", "kernels", *WHEEL]).exit_code == 3
-        monkeypatch.delenv(name)
+    for words in (["build", "kernels"], ["kernels", "run"]):
+        CliRunner().invoke(app, [*words, *WHEEL, "--cache", str(tmp_path / "cache")], env={"TOOLCHAIN_SHARD": ""})
+    read = [(one.select, one.kernel_memory, one.limit, one.jobs) for one in asked]
+    assert read == [(None, None, None, 3), ("attn*", 4000, 4, 3)]
 
 
 @pytest.mark.parametrize(

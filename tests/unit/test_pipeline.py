@@ -20,7 +20,7 @@ from rich.console import Console
 
 from tests.evidence_fixtures import finished_base, record
 from toolchain.catalog.base_ref import parse_base
-from toolchain.cli.request import make_request
+from toolchain.cli.build_options import make_request
 from toolchain.core import process
 from toolchain.core.cache import Cache
 from toolchain.core.errors import (

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.lock_fixtures import lock
 from toolchain.cli.app import app
-from toolchain.cli.config_file import read_content, write_new
+from toolchain.cli.config_file import read_config
 from toolchain.core.digest import canonical
 from toolchain.core.errors import ConfigError, ResourceError
 from toolchain.kernels.result_name import FORMAT
@@ -67,7 +67,7 @@ def untouched(secret: Path) -> bool:
 def test_toolchain_toml_is_a_file_of_its_folder(here: Path, secret: Path, kind: str) -> None:
     PLANTED[kind](here / "toolchain.toml", secret)
     with pytest.raises(ConfigError, match="cannot read") as error:
-        read_content(here / "toolchain.toml")
+        read_config(None)
     assert "secret" not in str(error.value).replace(str(secret), "")
     done = CliRunner().invoke(app, ["plan", "base"])
     assert done.exit_code == 3
@@ -78,19 +78,7 @@ def test_toolchain_toml_that_is_too_large(here: Path) -> None:
     with (here / "toolchain.toml").open("wb") as stream:
         stream.truncate(1 << 40)
     with pytest.raises(ConfigError, match="cannot read"):
-        read_content(here / "toolchain.toml")
-
-
-def test_a_new_toolchain_toml_follows_no_link(here: Path, secret: Path) -> None:
-    for target in (secret, here / "nowhere"):
-        (here / "toolchain.toml").symlink_to(target)
-        with pytest.raises(ConfigError, match="already exists"):
-            write_new(here / "toolchain.toml", "jobs = 1\n")
-        (here / "toolchain.toml").unlink()
-    assert untouched(secret)
-    assert list(here.iterdir()) == []
-    write_new(here / "toolchain.toml", "jobs = 1\n")
-    assert stat.S_IMODE((here / "toolchain.toml").stat().st_mode) == 0o644
+        read_config(None)
 
 
 # Locks

@@ -60,7 +60,7 @@ def test_only_two_run_containers() -> None:
         with pytest.raises(ConfigError, match="runs no containers here"):
             option_values.runner(text)
     (declared,) = [one for one in options() if one.field == "runner"]
-    assert declared.option.is_input is False, "the bytes are the same"
+    assert declared.is_input is False, "the bytes are the same"
 
 
 def test_a_runner_that_is_refused_is_told_before_the_first_stage(

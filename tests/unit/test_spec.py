@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from toolchain.catalog.base_ref import BaseRef, parse_base
-from toolchain.cli.request import make_request
+from toolchain.cli.build_options import make_request
 from toolchain.core.errors import ConfigError, SourceError
 from toolchain.lock.file import LockedSource
 from toolchain.request.model import options
-from toolchain.request.options import into, moved
 from toolchain.sources.spec import SourceSpec, of_github, parse_source_spec
 
 SHA = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
@@ -127,8 +126,8 @@ def test_bases() -> None:
     ],
 )
 def test_a_path_in_a_file_is_what_the_reader_of_sources_takes_for_one(text: str, there: str) -> None:
-    source = next(one.option for one in options() if one.field == "sources")
-    assert moved(source, text, into(Path("sub"))) == there
+    source = next(one for one in options() if one.field == "sources")
+    assert source.below(Path("sub"), text) == there
 
 
 def test_a_locked_source_names_itself() -> None:

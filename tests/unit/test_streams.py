@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -49,11 +50,12 @@ def test_a_closed_standard_output_is_silence(words: list[str], tmp_path: Path) -
 
 def test_what_is_closed_gets_no_file_of_the_tool(tmp_path: Path) -> None:
     """The next file that is opened would have the number of standard output, and be written over."""
-    done = shell('"$@" >&- 2>&- <&-', ["init", "--jobs", "3"], tmp_path)
+    words = ["lock", "base", "--open-base", "--cache", str(tmp_path / "cache")]
+    done = shell('"$@" >&- 2>&- <&-', words, tmp_path)
     assert done.returncode == 0
-    text = (tmp_path / "toolchain.toml").read_text()
-    assert text.startswith("#")
-    assert str(tmp_path) not in text, "what the verb says of the file that it wrote is not in it"
+    text = (tmp_path / "toolchain.lock").read_text()
+    assert tomllib.loads(text)
+    assert "written" not in text, "what the verb says of the file that it wrote is not in it"
 
 
 def test_a_reader_of_errors_that_has_gone(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.request_fixtures import specs
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.release_data import aotriton_releases, triton_releases
-from toolchain.cli.request import make_request
+from toolchain.cli.build_options import make_request
 from toolchain.core.cache import Cache
 from toolchain.core.errors import BuildError, ConfigError, PinError, SourceError, UnsupportedError
 from toolchain.pipeline.plan import plan

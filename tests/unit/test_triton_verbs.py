@@ -97,7 +97,7 @@ def test_no_verb_that_takes_it_is_left_out() -> None:
         if any("--triton" in parameter.opts for parameter in command.params):
             yield " ".join(words)
 
-    assert set(verbs(typer.main.get_command(app), ())) == {*VERBS, "pins", "init", "reproduce", "shell"}
+    assert set(verbs(typer.main.get_command(app), ())) == {*VERBS, "pins", "reproduce", "shell"}
 
 
 def at(ref: str) -> Callable[[Source], bool]:
@@ -152,7 +152,8 @@ def test_what_is_asked_for_is_what_comes(
 def test_the_environment_and_the_file_say_it_as_well(run: Run, way: str, value: str) -> None:
     env = {"TOOLCHAIN_TRITON": value} if way == "environment" else {}
     if way == "file":
-        (run.folder / "toolchain.toml").write_text(f'triton = "{value}"\n')
+        (run.folder / "t.toml").write_text(f'triton = "{value}"\n')
+        env = {"TOOLCHAIN_CONFIG": "t.toml"}
     (wanted, says) = next((kind[1], kind[2]) for kind in KINDS if kind[0] == value)
     for verb in VERBS:
         code, output = run.call(verb, "triton", env=env)

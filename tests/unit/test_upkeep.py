@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base, record
 from toolchain.cli.app import app
-from toolchain.cli.request import make_request
+from toolchain.cli.build_options import make_request
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_bytes
 from toolchain.core.errors import ConfigError, LockHeldError

@@ -6,14 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
 
 from toolchain import __version__
-from toolchain.cli.defaults import defaults, read_settings
 from toolchain.cli.streams import ReaderGoneError, Terminated, die_of_pipe, guard, sane_width
 from toolchain.cli.verbs import Group, register
 from toolchain.core import console
@@ -58,11 +56,10 @@ def _main(
         if config == "":
             fix = "name a file, or leave --config out for ./toolchain.toml"
             raise ConfigError("--config is empty", fix=fix)
-        if ctx.invoked_subcommand not in {"init", "trust"}:  # these are about the file itself
-            file = read_settings(Path(config) if config else None)
-            if file is not None and file.ignored:
-                console.warn(file.ignored_line)
-            ctx.obj, ctx.default_map = file, defaults(file)
+        if config or os.path.lexists("toolchain.toml"):
+            from toolchain.cli.config_file import read_config  # noqa: PLC0415 - most calls have no file
+
+            ctx.obj = read_config(config)
     except ToolchainError as error:
         if {"-h", "--help"}.intersection(sys.argv):  # which helps to correct the file
             console.warn(f"{error.what}: {error.why}")

@@ -12,15 +12,14 @@ import typer
 from toolchain.catalog import stages
 from toolchain.catalog.stages import published
 from toolchain.cli import options as o
-from toolchain.cli.config_file import PUBLIC_KEY, REUSE_FROM
-from toolchain.cli.request import with_request
+from toolchain.cli.build_options import with_request
 from toolchain.core import console
 from toolchain.core.cache import Cache, default_cache
 from toolchain.core.errors import ConfigError, KernelError
 from toolchain.pipeline.images import names_of
 from toolchain.pipeline.records import read_record
 from toolchain.pipeline.run import build as build_stages
-from toolchain.request.model import NOT_OF_BUILD, Request
+from toolchain.request.model import Request, campaign_fields
 from toolchain.request.option_values import kernel_store
 from toolchain.stages.stage import Built
 
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
     from toolchain.pipeline.reuse import Reuse
 
 GoalArg = Annotated[
-    str, typer.Argument(help=f"{stages.choice()} Default: `stage` in toolchain.toml.", autocompletion=o.stage())
+    str, typer.Argument(help=f"{stages.choice()} Default: `stage` in toolchain.toml.", autocompletion=o.complete_stage)
 ]
-ReuseOpt = Annotated[str | None, o.typed(REUSE_FROM, panel=True)]
+ReuseOpt = Annotated[str | None, o.typed(o.REUSE_FROM, panel=True)]
 ReuseOnlyOpt = Annotated[
     bool,
     typer.Option(
@@ -42,7 +41,7 @@ ReuseOnlyOpt = Annotated[
 PublicKeyOpt = Annotated[
     Path | None,
     o.typed(
-        PUBLIC_KEY,
+        o.PUBLIC_KEY,
         help="Public key (PEM) that must have signed what --reuse-from takes.",
         panel=True,
     ),
@@ -61,7 +60,7 @@ MergeArg = Annotated[str, typer.Argument(help=_CAMPAIGNS, autocompletion=lambda:
 ShardsArg = Annotated[list[str], typer.Argument(help="Kernel stores that the shards wrote to.")]
 
 
-@with_request(unlisted=NOT_OF_BUILD)
+@with_request(*campaign_fields())
 def build(
     stage: GoalArg,
     archive: ArchiveOpt = None,
@@ -73,15 +72,13 @@ def build(
 ) -> None:
     """Build a stage and the stages it depends on. Finished images are reused.
 
-    Options of kernel campaigns, such as --limit, belong to `kernels run`. `build` reads them only from toolchain.toml
-    and the environment.
+    `kernels run` has the options of kernel campaigns, such as --limit.
     """
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
     if archive is not None:
         from toolchain.publish.files import check_folder  # noqa: PLC0415
 
         check_folder(stage, archive, request.sources)
-    _check_kernel_store(request, stage)
     built = build_stages(request, stage, reuse=reuse)
     if archive is not None:
         _archive(request, built, archive, reuse)
@@ -151,13 +148,13 @@ def kernels_worker(
 
 
 def _campaign(request: Request, stage: str, reuse: Reuse | None) -> None:
-    _check_kernel_store(request, stage)
+    _check_kernel_store(request)
     built = build_stages(request, stage, reuse=reuse)
     _show(request, stage, built)
     _tell_known_bad(built)
 
 
-def _check_kernel_store(request: Request, stage: str) -> None:
+def _check_kernel_store(request: Request) -> None:
     """Before a long build begins, check the kernel store and its key, and refuse a --shard without a store, or a
     --scheduler without Dask or certificates."""
     if request.kernel_key is not None or request.kernel_store is not None or request.shards:
@@ -167,8 +164,7 @@ def _check_kernel_store(request: Request, stage: str) -> None:
         check_folders(request)
     if request.kernel_key is None and (request.kernel_store is not None or request.shards):
         console.note("results in --kernel-store are neither signed nor verified (--kernel-key does both)")
-    campaign = any(stages.involves(stage, one) for one in stages.CAMPAIGNS)
-    if request.shard is not None and request.kernel_store is None and campaign:
+    if request.shard is not None and request.kernel_store is None:
         from toolchain.kernels.shards import without_store  # noqa: PLC0415 - most builds have no shard
 
         raise without_store(request.shard)

@@ -12,8 +12,8 @@ import typer
 from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.amounts import amounts_told
+from toolchain.cli.build_options import HOW, with_request
 from toolchain.cli.images_cmd import IMAGE_HELP
-from toolchain.cli.request import CAMPAIGN, with_request
 from toolchain.core import console
 from toolchain.core.cache import cache_of
 from toolchain.core.locks import in_use
@@ -28,14 +28,12 @@ StageArg = Annotated[
     typer.Argument(
         metavar="[STAGE|IMAGE]",
         help=f"{stages.choice()} Or a finished image, whose recorded options are used: {IMAGE_HELP}",
-        autocompletion=o.stage(),
+        autocompletion=o.complete_stage,
     ),
 ]
 OutOpt = Annotated[
     Path,
-    typer.Option(
-        "--lock-file", envvar="TOOLCHAIN_LOCK_FILE", help="Lock file that must list every entry; written if missing."
-    ),
+    o.of_request("lock-file", help="Lock file that must list every entry; written if missing."),
 ]
 
 
@@ -51,7 +49,7 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
     return original.stage, given_options(original, cache)
 
 
-@with_request(*CAMPAIGN, "contract", recorded=_asked)
+@with_request(*HOW, "contract", recorded=_asked)
 def bundle_export(dest: DestArg, stage: StageArg = "all", *, request: Request) -> None:
     """Write sources, wheels, patches, the finished base and their lock as one OCI artifact. The base must be built."""
     from toolchain.bundle.export import export  # noqa: PLC0415 - brings the registry client in

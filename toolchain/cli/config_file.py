@@ -1,203 +1,120 @@
-"""toolchain.toml: values for the options, from a file."""
+"""toolchain.toml: values for options, from a file that the user names, or from one that lies in the current folder.
+
+A file that was merely found may come from someone else, as after `git clone`. It sets only options that cannot decide
+whose code, keys, paths or registries are used; any other key in it is an error.
+"""
 
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain.catalog import stages
-from toolchain.core import toml_text
-from toolchain.core.digest import sha256_bytes
+from toolchain.cli.options import file_options
 from toolchain.core.errors import ConfigError
-from toolchain.core.filesystem import NewFile, read_regular
+from toolchain.core.filesystem import read_regular
 from toolchain.core.typed import TypedError, typed
-from toolchain.request import model as request_module
-from toolchain.request.options import Kind, Option, into, moved, out_of, plain
+from toolchain.request.declaration import Kind, Option
 
-DEST = Option(
-    name="dest", place="oci", example="oci:out", help="Destination of `publish`: oci:DIR or REGISTRY/NS.",
-)  # fmt: skip
-COMPRESSION = Option(
-    name="compression", panel="Machine", known=lambda: ("gzip", "zstd"), example="zstd",
-    help="Layer compression of `publish`: gzip, which every engine reads, or zstd, about a third smaller.",
-)  # fmt: skip
-KEY = Option(
-    name="key", panel="Trust", kind="path", place="path", example="release-key",
-    help="Private key (PEM) that `publish` signs SBOM and provenance with.",
-)  # fmt: skip
-PUBLIC_KEY = Option(
-    name="public-key", panel="Trust", kind="path", place="path", example="release-key.pub",
-    help="Public key (PEM) that signatures must match, for `build --reuse-from`; `verify` reads it from the environment"
-    " only.",
-)  # fmt: skip
-SOURCE_REPO = Option(
-    name="source-repo", panel="Trust", kind="names", metavar="OWNER/NAME|URL", example=["llvm/llvm-project"],
-    help="For `verify`: every source must come from one of these repositories. Repeatable.",
-)  # fmt: skip
-REUSE_FROM = Option(
-    name="reuse-from", panel="Trust", place="oci", metavar="WHERE", example="registry.example/ns",
-    help="Reuse finished images from REGISTRY/NS or oci:DIR after verifying each. Needs --public-key.",
-)  # fmt: skip
-STAGE = Option(
-    name="stage", environment=False, example="llvm", known=stages.targets,
-    help=f"Stage for verbs that are called without one: {stages.choice()}",
-)  # fmt: skip
-# Beside the options of a request, those of single verbs.
-OF_VERBS = (STAGE, DEST, COMPRESSION, KEY, PUBLIC_KEY, SOURCE_REPO, REUSE_FROM)
-
-
-def file_options() -> tuple[Option, ...]:
-    """The options that the file may hold, in the order in which it is written."""
-    return (*(declared.option for declared in request_module.options() if declared.option.file), *OF_VERBS)
-
-
+DEFAULT = "toolchain.toml"
 _LIMIT = 1 << 20  # bytes
-
-
-def read_content(path: Path) -> bytes:
-    """The bytes of a file of option values.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        return read_regular(path, _LIMIT, within=path.parent)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise ConfigError(
-            f"cannot read {path}", why=why, fix="correct the file, or use another one: --config FILE"
-        ) from error
-
-
-def read_values(path: Path, written: bytes) -> dict[str, Any]:
-    """Option values from a TOML file, by parameter name. Relative paths in it are relative to its folder.
-
-    Args:
-        path: for the messages, and for its folder.
-        written: the file's bytes.
-
-    Raises:
-        ConfigError: not TOML, an unknown key or a value of the wrong type.
-    """
-    try:
-        content = tomllib.loads(written.decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML", why=str(error), fix="`toolchain init` writes a valid file") from error
-    known = {option.name: option for option in file_options()}
-    for name, value in content.items():
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            raise ConfigError(
-                f"{path}: unknown key {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
-                why=f"known keys: {', '.join(sorted(known))}",
-                fix="correct or remove the key",
-            )
-        _check_value(path, known[name], value)
-    move = into(path.parent)
-    return {known[name].parameter: _value(known[name], value, move) for name, value in content.items()}
-
-
-_TYPES: dict[Kind, Any] = {
-    "text": str, "path": str, "count": int, "seconds": float, "flag": bool, "commas": str | tuple[str, ...],
-    "names": tuple[str, ...], "pairs": tuple[str, ...],
+# The type of a value in the file, and one as it is written.
+_FORMS: dict[Kind, tuple[Any, str]] = {
+    "text": (str, '"…"'), "path": (str, '"…"'), "count": (int, "4"), "seconds": (float, "900"), "flag": (bool, "true"),
+    "commas": (str | tuple[str, ...], '"…,…"'), "names": (tuple[str, ...], '["…"]'),
+    "pairs": (tuple[str, ...], '["NAME=…"]'),
 }  # fmt: skip
 
 
-def _check_value(path: Path, option: Option, value: Any) -> None:
-    """Check the type of an option's value, and its minimum.
+@dataclass(frozen=True)
+class ConfigFile:
+    """A file of option values.
+
+    Args:
+        path: as it was named or found.
+        values: by parameter, as on the command line; relative paths are relative to the current folder.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+
+
+def read_config(named: str | None) -> ConfigFile | None:
+    """Read the named file, otherwise `toolchain.toml` in the current folder, if there is one.
 
     Raises:
-        ConfigError: another type; the message names the key, the expected and the actual type.
+        ConfigError: the file cannot be read or is not TOML; it has an unknown key, a value of the wrong type, or a key
+            that a file without a name may not set.
     """
+    path = Path(named or DEFAULT)
     try:
-        typed(_TYPES[option.kind], value, option.name)
-    except TypedError as error:
+        written = read_regular(path, _LIMIT, within=path.parent)
+        content = tomllib.loads(written.decode("utf-8-sig"))
+    except OSError as error:
+        # A dangling link must not silently mean the defaults.
+        if named is None and not os.path.lexists(path):
+            return None
         raise ConfigError(
-            f"{path}: bad value for {error.where}",
-            why=error.why,
-            fix=f"write it as in: {option.name} = {toml_text.value(_shown(option))}",
+            f"cannot read {path}",
+            why=error.strerror or str(error),
+            fix="correct the file, or use another one: --config FILE",
         ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not TOML", why=str(error), fix="correct the file") from error
+    options = {option.name: option for option in file_options()}
+    for name, value in content.items():
+        if name not in options:
+            close = difflib.get_close_matches(name, options, n=1)
+            raise ConfigError(
+                f"{path}: unknown key {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+                why=f"known keys: {', '.join(sorted(options))}",
+                fix="correct or remove the key",
+            )
+        _check_value(path, options[name], value)
+        if named is None and not may_be_found(options[name], value):
+            raise ConfigError(
+                f"{path} sets {name} = {value!r:.200}, and nobody named this file",
+                why="a file that merely lies in the current folder may not decide whose code, keys, paths or registries"
+                " are used",
+                fix=f"if you trust it, name it: toolchain --config {path} …; otherwise remove the key",
+            )
+    return ConfigFile(
+        path, {options[name].parameter: _value(options[name], value, path.parent) for name, value in content.items()}
+    )
+
+
+def forms() -> Mapping[Kind, str]:
+    """Return a value of each kind of option as the file has it."""
+    return {kind: form for kind, (_, form) in _FORMS.items()}
+
+
+def may_be_found(option: Option, value: Any) -> bool:
+    """Return whether a file that nobody named may set an option to this value.
+
+    A version is harmless if it is on record; the same option may take a path or any commit.
+    """
+    return option.found and (option.kind != "text" or option.known is None or value in option.known())
+
+
+def _check_value(path: Path, option: Option, value: Any) -> None:
+    kind, form = _FORMS[option.kind]
+    try:
+        typed(kind, value, option.name)
+    except TypedError as error:
+        fix = f"write it as in: {option.name} = {form}"
+        raise ConfigError(f"{path}: bad value for {error.where}", why=error.why, fix=fix) from error
     if option.least is not None and value < option.least:
         raise ConfigError(
             f"{path}: {option.name} is {value}", why=f"it must be at least {option.least:g}", fix="correct it"
         )
 
 
-def _value(option: Option, value: Any, move: Callable[[str], str]) -> Any:
-    """The value as on the command line."""
-    if option.kind == "commas" and isinstance(value, list):
-        return ",".join(value)
+def _value(option: Option, value: Any, folder: Path) -> Any:
+    """Return the value as on the command line."""
     if isinstance(value, list):
-        return [moved(option, text, move) for text in value]
-    return moved(option, value, move) if isinstance(value, str) else value
-
-
-# Writing
-
-_HEAD = """\
-# Option values for `toolchain`, written by `toolchain init`. Commented lines show the default, or an example where
-# there is no default. Relative paths are relative to the folder of this file.
-# The command line overrides the environment (TOOLCHAIN_GPU for gpu), which overrides this file.
-# Options that have the same name and mean something else are not set, such as `lock --check` and `audit --key`.
-# `verify` ignores `public-key` and `allow-binary` in this file, and `pins` ignores all of it.
-# After a change run `toolchain trust`: options that affect trust are ignored in a file that is not approved, unless
-# it is named with `--config`.
-"""
-
-
-def render(given: Mapping[str, Any], folder: Path) -> str:
-    """A file with the options that are given, and all others as comments.
-
-    Args:
-        given: by parameter, as the command line has them: relative paths are relative to the current folder.
-        folder: where the file will be.
-    """
-    parts = [_HEAD]
-    for option in file_options():
-        active = option.parameter in given
-        value = _text(option, given[option.parameter], out_of(folder)) if active else _shown(option)
-        told = option.help.replace("\\[", "[")
-        parts.append(f"# {told}\n{'' if active else '# '}{option.name} = {toml_text.value(value)}\n")
-    return "\n".join(parts)
-
-
-def _shown(option: Option) -> Any:
-    """The default of an option; an example where it has none."""
-    default = plain(next((row.default for row in request_module.options() if row.option.name == option.name), None))
-    shown = option.example if default in (None, "", [], {}) else default
-    return ",".join(shown) if option.kind == "commas" and isinstance(shown, list) else shown
-
-
-def _text(option: Option, value: Any, move: Callable[[str], str]) -> Any:
-    written = _value(option, str(value) if isinstance(value, Path) else value, move)
-    try:
-        "".join(written if isinstance(written, list) else [str(written)]).encode()
-    except UnicodeEncodeError as error:
-        why = "the file is UTF-8, and the path is not"
-        what = f"{option.flag} {str(written)!r} cannot be written"
-        raise ConfigError(what, why=why, fix="rename it, or use a symlink") from error
-    return written
-
-
-def write_new(path: Path, content: str) -> None:
-    """Write a file that is not there yet, whole or not at all.
-
-    Raises:
-        ConfigError: it is there, or it cannot be written.
-    """
-    try:
-        with NewFile(path) as new:
-            new.stream.write(content.encode())
-            written = new.finish(sha256_bytes(content.encode()), replace=False)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}", why=str(error.strerror), fix="use another file: --config FILE"
-        ) from error
-    if not written:
-        raise ConfigError(
-            f"{path} already exists",
-            fix="edit it, move it away, or use another file: toolchain --config FILE init",
-        )
+        return ",".join(value) if option.kind == "commas" else [option.below(folder, text) for text in value]
+    return option.below(folder, value) if isinstance(value, str) else value

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from toolchain.cli import doctor as checkup
 from toolchain.cli.options import CacheOpt, JsonOpt, RunnerOpt
-from toolchain.cli.request import place_of
+from toolchain.cli.parsing import place_of
 from toolchain.core import console
 from toolchain.core.cache import Cache, default_cache
 from toolchain.core.errors import EngineError

@@ -9,13 +9,13 @@ import typer
 
 from toolchain.catalog import stages
 from toolchain.cli import options as o
-from toolchain.cli.request import CAMPAIGN, with_request
+from toolchain.cli.build_options import HOW, with_request
 from toolchain.core import console
 from toolchain.core.errors import ConfigError
 from toolchain.lock.file import DEFAULT
 from toolchain.request.model import Request
 
-StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
+StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.complete_stage)]
 OutOpt = Annotated[Path, typer.Option("--output", "-o", help="Lock file to write, or with --check to compare with.")]
 CheckOpt = Annotated[bool, typer.Option("--check", help="Write nothing; show where the lock file is out of date.")]
 OpenOpt = Annotated[
@@ -23,7 +23,7 @@ OpenOpt = Annotated[
 ]
 
 
-@with_request(*CAMPAIGN, "contract", "locked", "lock_file")
+@with_request(*HOW, "contract", "locked", "lock_file")
 def lock(
     stage: StageArg = "all",
     output: OutOpt = Path(DEFAULT),

@@ -1,4 +1,4 @@
-"""Typer options, made from the declarations."""
+"""Typer's options, made from the declarations; and the declarations of options that single verbs have."""
 
 from __future__ import annotations
 
@@ -10,33 +10,87 @@ from typing import Annotated, Any
 import typer
 
 from toolchain.catalog import stages
-from toolchain.request import model as request_module
-from toolchain.request.options import GIVEN, Declared, Option
+from toolchain.request import model
+from toolchain.request.declaration import GIVEN, Option
+
+DEST = Option(name="dest", place="oci", help="Destination, if it is not the first argument.")
+COMPRESSION = Option(
+    name="compression", found=True, known=lambda: ("gzip", "zstd"),
+    help="Layer compression: gzip, which every engine reads, or zstd, about a third smaller.",
+)  # fmt: skip
+KEY = Option(
+    name="key", panel="Trust", kind="path", place="path", never_empty=True,
+    help="Private key (PEM) to sign SBOM and provenance with.",
+)  # fmt: skip
+KEYLESS = Option(name="keyless", kind="flag", help="Sign with the identity of this CI job (OIDC, Sigstore).")
+SIGSTORE = Option(
+    name="sigstore", kind="path", place="path", never_empty=True,
+    help="Trust config of a private Sigstore. \\[default: the public one]",
+)  # fmt: skip
+BUNDLES = Option(name="bundles", kind="flag", help="With --key: also attach Sigstore bundles.")
+FILES = Option(name="files", kind="flag", help="Also publish archives, wheels and reports, as OCI artifacts.")
+PUBLIC_KEY = Option(
+    name="public-key", panel="Trust", kind="path", place="path", never_empty=True,
+    help="Public key (PEM) that must have signed.",
+)  # fmt: skip
+IDENTITY = Option(
+    name="identity", never_empty=True,
+    help="Required signer, as named in the certificate; instead of --public-key.",
+)  # fmt: skip
+ISSUER = Option(name="issuer", never_empty=True, help="OIDC issuer of --identity, a URL.")
+SOURCE_REPO = Option(
+    name="source-repo", panel="Trust", kind="names", metavar="OWNER/NAME|URL", never_empty=True,
+    help="Every source must come from one of these repositories. Repeatable.",
+)  # fmt: skip
+POLICY = Option(
+    name="policy", never_empty=True,
+    help="`source-only`: nothing prebuilt except --allow-binary; `isolated`: built in isolation; `fresh`: built without"
+    " ccache. Comma-separated.",
+)  # fmt: skip
+REUSE_FROM = Option(
+    name="reuse-from", panel="Trust", place="oci", metavar="WHERE",
+    help="Reuse finished images from REGISTRY/NS or oci:DIR after verifying each. Needs --public-key.",
+)  # fmt: skip
+STAGE = Option(name="stage", environment=False, found=True, known=stages.targets, help=f"Stage: {stages.choice()}")
+OF_VERBS = (
+    STAGE, DEST, COMPRESSION, KEY, KEYLESS, SIGSTORE, BUNDLES, FILES, PUBLIC_KEY, IDENTITY, ISSUER, SOURCE_REPO, POLICY,
+    REUSE_FROM,
+)  # fmt: skip
 
 
-def typed(option: Option, *also: str, help: str = "", environment: bool = True, panel: bool = False) -> Any:  # noqa: A002 - as in Typer
-    """The Typer option of a declaration.
+def file_options() -> tuple[Option, ...]:
+    """Return the options that toolchain.toml may hold."""
+    return tuple(option for option in (*model.options(), *OF_VERBS) if option.file)
+
+
+def declaration_of(parameter: Any) -> Option | None:
+    """Return the declaration of a verb's parameter; None for a parameter that only the command line sets.
+
+    An option that merely has the name of another verb's option, such as `lock --check`, has no variable.
+    """
+    if parameter.param_type_name == "argument":
+        return STAGE if parameter.name == STAGE.parameter else None
+    return next((one for one in (*model.options(), *OF_VERBS) if parameter.envvar == one.variable), None)
+
+
+def typed(option: Option, *also: str, help: str = "", panel: bool = False) -> Any:  # noqa: A002 - as in Typer
+    """Return the Typer option of a declaration.
 
     Args:
         also: further flags of one verb.
         help: the help text for one verb, if it differs from the declaration's.
-        environment: whether its environment variable is read.
         panel: whether the help shows it under its panel, for verbs with many options.
     """
     names = [f"{option.flag}/--no-{option.name}" if option.negated else option.flag]
-    names += [*([f"-{option.short}"] if option.short else []), *also]
-    text, variable = help or option.help, option.variable if option.environment and environment else None
-    if option.kind == "pairs" and variable:
-        # Typer would split at every space; `defaults.pairs_from_environment` reads it.
-        text, variable = f"{text} \\[env var: {variable}]", None
     return typer.Option(
-        *names, help=text, envvar=variable, min=option.least, metavar=option.metavar, autocompletion=completion(option),
-        rich_help_panel=option.panel if panel else None,
+        *names, *([f"-{option.short}"] if option.short else []), *also, help=help or option.help,
+        envvar=option.variable if option.environment else None, min=option.least, metavar=option.metavar,
+        autocompletion=completion(option), rich_help_panel=option.panel if panel else None,
     )  # fmt: skip
 
 
 def completion(option: Option) -> Callable[[str], list[str]] | None:
-    """The shell completion of an option's value; in a comma-separated list it completes the last item."""
+    """Return the shell completion of an option's value; in a comma-separated list it completes the last item."""
     known = option.known
     if known is None:
         return None
@@ -49,41 +103,27 @@ def completion(option: Option) -> Callable[[str], list[str]] | None:
     return complete
 
 
-def stage(*without: str) -> Callable[[str], list[str]]:
-    """The completion of a stage.
-
-    Args:
-        without: stages to leave out.
-    """
-    return lambda incomplete: [name for name in stages.targets() if name not in without and name.startswith(incomplete)]
-
-
-def parameter(declared: Declared, *, environment: bool = True) -> inspect.Parameter:
-    """An option of a request as a parameter of a verb."""
-    given, default = GIVEN[declared.option.kind], declared.given_default
+def parameter(option: Option) -> inspect.Parameter:
+    """Return an option of a request as a parameter of a verb."""
+    given, default = GIVEN[option.kind], option.given_default
     kind: Any = given if default is not None else given | None
     return inspect.Parameter(
-        declared.option.parameter,
+        option.parameter,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[kind, typed(declared.option, environment=environment, panel=True)],
+        annotation=Annotated[kind, typed(option, panel=True)],
     )
 
 
-def _of_request(name: str, **more: Any) -> Any:
-    return typed(next(row.option for row in request_module.options() if row.option.name == name), **more)
+def of_request(name: str, **more: Any) -> Any:
+    """Return the Typer option of a request's option, for a verb that makes no request."""
+    return typed(next(option for option in model.options() if option.name == name), **more)
 
 
-# For verbs without a `Request`.
-AllowBinaryOpt = Annotated[list[str] | None, _of_request("allow-binary")]
-JsonOpt = Annotated[bool, _of_request("json")]
-CacheOpt = Annotated[Path | None, _of_request("cache")]
-RunnerOpt = Annotated[str, _of_request("runner")]
-SigstoreOpt = Annotated[
-    Path | None,
-    typer.Option(
-        "--sigstore",
-        envvar="TOOLCHAIN_SIGSTORE",
-        help="Trust config of a private Sigstore. \\[default: the public one]",
-    ),
-]
+AllowBinaryOpt = Annotated[list[str] | None, of_request("allow-binary")]
+JsonOpt = Annotated[bool, of_request("json")]
+CacheOpt = Annotated[Path | None, of_request("cache")]
+RunnerOpt = Annotated[str, of_request("runner")]
+SigstoreOpt = Annotated[Path | None, typed(SIGSTORE)]
+complete_stage = completion(STAGE)
+"""The shell completion of a stage."""

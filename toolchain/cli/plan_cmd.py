@@ -12,7 +12,7 @@ from toolchain.catalog.costs import Cost, cost_of
 from toolchain.catalog.stages import row as stage_row
 from toolchain.cli import options as o
 from toolchain.cli.amounts import amounts_told
-from toolchain.cli.request import CAMPAIGN, with_request
+from toolchain.cli.build_options import HOW, with_request
 from toolchain.core import console
 from toolchain.core.errors import PolicyError, SourceError, UnreachableError
 from toolchain.engine.resources import MEMORY, cores
@@ -25,11 +25,11 @@ from toolchain.sources.distro import known_packages
 from toolchain.sources.tree import Source
 from toolchain.stages.prebuilt import let_in_names, unknown_names
 
-StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
+StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.complete_stage)]
 
 
-@with_request(*CAMPAIGN, "contract", "mirrors")
-def plan(stage: StageArg = "all", *, request: Request, trusting: Sequence[dict[str, Any]] = ()) -> None:
+@with_request(*HOW, "contract", "mirrors")
+def plan(stage: StageArg = "all", *, request: Request) -> None:
     """Show what would be built and what is already built. Uses no network and starts no container."""
     rows = plan_stages(request, stage, proved=True)
     _check_packages(rows)
@@ -37,7 +37,7 @@ def plan(stage: StageArg = "all", *, request: Request, trusting: Sequence[dict[s
         tell_unread(request.cache)
     if request.json:
         documents = [row.as_json() | tried_in(row, request, rows) | _cost(row, request, cores()) for row in rows]
-        console.data({"stages": documents, "trusting": list(trusting)})
+        console.data({"stages": documents})
     else:
         for combination in untried_in(rows, request):  # docs/compatibility.md lists what was built
             console.text(f"untried: {combination}")
@@ -161,7 +161,7 @@ def _how_sure(source: Source) -> str:
     return tag + ("" if source.locked or tag else " (unlocked)")
 
 
-@with_request(*CAMPAIGN, "contract")
+@with_request(*HOW, "contract")
 def fetch(stage: StageArg = "all", *, request: Request) -> None:
     """Download the sources of a stage into the cache."""
     from toolchain.pipeline.fetching import fetch_for  # noqa: PLC0415 - plan needs none of it

@@ -11,7 +11,6 @@ import typer
 
 from toolchain.cli import options as o
 from toolchain.cli.amounts import amounts_told
-from toolchain.cli.config_file import COMPRESSION, DEST, KEY
 from toolchain.cli.images_cmd import is_image_name
 from toolchain.core import console
 from toolchain.core.cache import cache_of
@@ -28,30 +27,16 @@ WordsArg = Annotated[
         metavar="DEST IMAGE", help="oci:DIR or REGISTRY/NS, then the images to publish.", show_default=False
     ),
 ]
-CompressionOpt = Annotated[str, o.typed(COMPRESSION)]
-KeyOpt = Annotated[Path | None, o.typed(KEY)]
-KeylessOpt = Annotated[
-    bool,
-    typer.Option(
-        "--keyless", envvar="TOOLCHAIN_KEYLESS", help="Sign with the identity of this CI job (OIDC, Sigstore)."
-    ),
-]
-BundlesOpt = Annotated[
-    bool,
-    typer.Option("--bundles", envvar="TOOLCHAIN_BUNDLES", help="With --key: also attach Sigstore bundles."),
-]
-FilesOpt = Annotated[
-    bool,
-    typer.Option(
-        "--files", envvar="TOOLCHAIN_FILES", help="Also publish archives, wheels and reports, as OCI artifacts."
-    ),
-]
+CompressionOpt = Annotated[str, o.typed(o.COMPRESSION)]
+KeyOpt = Annotated[Path | None, o.typed(o.KEY)]
+KeylessOpt = Annotated[bool, o.typed(o.KEYLESS)]
+BundlesOpt = Annotated[bool, o.typed(o.BUNDLES)]
+FilesOpt = Annotated[bool, o.typed(o.FILES)]
 
 
 def publish(
     words: WordsArg = None,
-    # Named as in toolchain.toml, which gives the option its default.
-    dest: Annotated[str | None, o.typed(DEST, help="Destination, if it is not the first argument.")] = None,
+    dest: Annotated[str | None, o.typed(o.DEST)] = None,
     compression: CompressionOpt = "gzip",
     key: KeyOpt = None,
     keyless: KeylessOpt = False,

@@ -13,9 +13,8 @@ import typer
 
 from toolchain.catalog.stages import of_packages
 from toolchain.cli import options as o
-from toolchain.cli.config_file import PUBLIC_KEY
+from toolchain.cli.build_options import with_request
 from toolchain.cli.images_cmd import IMAGE_HELP, is_image_name
-from toolchain.cli.request import with_request
 from toolchain.core import console
 from toolchain.core.cache import cache_of
 from toolchain.core.errors import ConfigError, NotReproducedError, UnsupportedError
@@ -27,7 +26,7 @@ ImageArg = Annotated[
     str, typer.Argument(metavar="IMAGE|REF", help=f"{IMAGE_HELP} Or oci:DIR:TAG, REGISTRY/NS/NAME[:TAG|@DIGEST].")
 ]
 PublicKeyOpt = Annotated[
-    Path | None, o.typed(PUBLIC_KEY, help="Public key (PEM) that must have signed REF's provenance.")
+    Path | None, o.typed(o.PUBLIC_KEY, help="Public key (PEM) that must have signed REF's provenance.")
 ]
 AttestOpt = Annotated[
     Path | None,

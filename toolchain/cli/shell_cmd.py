@@ -8,18 +8,18 @@ import typer
 
 from toolchain.catalog import stages
 from toolchain.cli import options as o
-from toolchain.cli.request import CAMPAIGN, with_request
+from toolchain.cli.build_options import HOW, with_request
 from toolchain.core import console
 from toolchain.pipeline.shell import open_shell
 from toolchain.request.model import Request
 
-StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.stage())]
+StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.complete_stage)]
 CommandArg = Annotated[
     list[str] | None, typer.Argument(help="Command to run instead of a shell, after `--`.", show_default=False)
 ]
 
 
-@with_request(*CAMPAIGN, "contract", "json")
+@with_request(*HOW, "contract", "json")
 def shell(stage: StageArg, command: CommandArg = None, *, request: Request) -> None:
     """Open a shell in the build container of a stage, with its sources and unfinished tree, without a network.
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from toolchain.cli.values import NEVER_EMPTY, empty_variable, take_as_given
+from toolchain.cli.parsing import Command, errors_as_data, read_lightly
 from toolchain.core import console, plugins
 from toolchain.core.errors import ConfigError
 from toolchain.core.plugins import Verb
@@ -30,8 +28,6 @@ GROUPS = {
     "cache": "Show what the cache holds, and free disk space.",
 }
 VERBS = (
-    Verb("init", "init_cmd:init", "Write option values to toolchain.toml."),
-    Verb("trust", "init_cmd:trust", "Approve the toolchain.toml of a folder."),
     Verb("doctor", "doctor_cmd:doctor", "Check this machine, and show how to fix what is missing."),
     Verb("pins", "pins_cmd:pins", "Show the LLVM that a Triton, AOTriton or PyTorch version pins."),
     Verb("plan", "plan_cmd:plan", "Show what would be built and what is already built."),
@@ -70,38 +66,6 @@ VERBS = (
 )
 
 
-_UsageError: Any = typer.BadParameter.__base__  # Typer gives it no name of its own
-
-
-class _Command(TyperCommand):
-    """A verb that is loaded."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Like Typer's, with the readers of `values`. A repeated option that would lose a value is refused."""
-        take_as_given(self.get_params(ctx))
-        given = self.make_parser(ctx).parse_args(list(args))[2]
-        for option in given:
-            once = option.param_type_name == "option" and not (option.multiple or getattr(option, "is_flag", False))
-            if once and (times := given.count(option)) > 1:
-                raise _UsageError(f"{max(option.opts, key=len)} is given {times} times; use it once", ctx=ctx)
-        rest = super().parse_args(ctx, args)
-        for parameter in self.get_params(ctx):
-            _check_variable(ctx, parameter)
-        return rest
-
-
-def _check_variable(ctx: Any, parameter: Any) -> None:
-    """Refuse a variable about keys and signatures that is set and empty: a missing secret must not skip a check."""
-    variable = parameter.envvar
-    if variable not in NEVER_EMPTY or os.environ.get(variable, "-").strip():
-        return
-    source = ctx.get_parameter_source(parameter.name)
-    if source is None or source.name != "COMMANDLINE":
-        error = empty_variable(variable)
-        console.failure(error, as_json=any(ctx.params.get(name) for name in ("json", "json_")))
-        raise typer.Exit(error.code)
-
-
 class LazyCommand(TyperCommand):
     """A verb in the list of verbs, with its name and line only. Its module is imported when it is called."""
 
@@ -118,7 +82,7 @@ class LazyCommand(TyperCommand):
         verb = plugins.load(f"toolchain.cli.{self.function}" if own else self.function)
         # Typer keeps the line breaks of a paragraph, which are the source's.
         help_text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(verb) or "")
-        alone.command(self.name, cls=_Command, help=help_text, context_settings=dict(self.context_settings))(
+        alone.command(self.name, cls=Command, help=help_text, context_settings=dict(self.context_settings))(
             handled(_in_namespace(verb) if self.engine else verb)
         )
         command = typer.main.get_command(alone)
@@ -182,7 +146,7 @@ def _above(ctx: Any) -> str:
     return f"{ctx.info_name} " if ctx.parent is not None else ""
 
 
-class _NotInstalledError(_UsageError):  # type: ignore[misc]  # Typer's base has no public name
+class _NotInstalledError(typer.BadParameter):
     """A verb of a package that is not installed."""
 
     def format_message(self) -> str:
@@ -194,31 +158,16 @@ class Group(Verbs):
     """The list of verbs, and the options in front of them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Like Typer's, with the readers of `values`."""
-        take_as_given(self.get_params(ctx))
+        """Like Typer's, with the readers of `parsing`."""
+        read_lightly(self, ctx)
         console.begin()
-        with _as_data():
+        with errors_as_data():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """The verb, whose own options are read here too."""
-        with _as_data():
+        with errors_as_data():
             return super().invoke(ctx)
-
-
-@contextlib.contextmanager
-def _as_data() -> Iterator[None]:
-    """With `--json`, print usage errors as JSON too; Typer prints them as text."""
-    try:
-        yield
-    except _UsageError as error:
-        if "--json" in sys.argv:
-            named = error.ctx.command_path if error.ctx is not None else "toolchain"
-            console.error_data(
-                {"error": "Usage", "exit_code": error.exit_code, "what": error.format_message(), "why": "",
-                 "fix": f"{named} --help"}
-            )  # fmt: skip
-        raise
 
 
 def register(app: typer.Typer, group: str = "") -> None:
@@ -251,14 +200,5 @@ def _not_loaded() -> None:
 
 
 def all_verbs() -> tuple[Verb, ...]:
-    """The tool's verbs, and those of plugins."""
+    """Return the tool's verbs, and those of plugins."""
     return (*VERBS, *(verb for plugin in plugins.plugins() for verb in plugin.verbs))
-
-
-def tree(value: Any) -> dict[str, Any]:
-    """`value` for every verb, nested like the verbs."""
-    nested: dict[str, Any] = {}
-    for name in (*(verb.name for verb in VERBS), *plugins.LAB_VERBS):
-        above, _, verb = name.rpartition(" ")
-        (nested.setdefault(above, {}) if above else nested)[verb] = value
-    return nested

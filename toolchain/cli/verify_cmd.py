@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolchain.cli import options as o
-from toolchain.cli.config_file import PUBLIC_KEY, SOURCE_REPO
 from toolchain.core import console
 from toolchain.core.deadline import LONGEST_CHECK, deadline
 from toolchain.core.errors import ConfigError, DigestError, DocumentError, UnreachableError, UntrustedError
@@ -22,21 +21,11 @@ if TYPE_CHECKING:
 
 _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --public-key)", "untrusted": "NOT ok"}
 _DO_NOT = "do not use it; fetch or build it again"
-PublicKeyOpt = Annotated[Path | None, o.typed(PUBLIC_KEY, help="Public key (PEM) that must have signed.")]
-IdentityOpt = Annotated[
-    str | None,
-    typer.Option(
-        "--identity",
-        envvar="TOOLCHAIN_IDENTITY",
-        help="Required signer, as named in the certificate; instead of --public-key.",
-    ),
-]
-IssuerOpt = Annotated[
-    str | None, typer.Option("--issuer", envvar="TOOLCHAIN_ISSUER", help="OIDC issuer of --identity, a URL.")
-]
-RepoOpt = Annotated[
-    list[str] | None, o.typed(SOURCE_REPO, help="Every source must come from one of these repositories. Repeatable.")
-]
+PublicKeyOpt = Annotated[Path | None, o.typed(o.PUBLIC_KEY)]
+IdentityOpt = Annotated[str | None, o.typed(o.IDENTITY)]
+IssuerOpt = Annotated[str | None, o.typed(o.ISSUER)]
+RepoOpt = Annotated[list[str] | None, o.typed(o.SOURCE_REPO)]
+PolicyOpt = Annotated[str | None, o.typed(o.POLICY)]
 RefArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|@DIGEST].")]
 
 
@@ -47,15 +36,7 @@ def verify(
     issuer: IssuerOpt = None,
     sigstore: o.SigstoreOpt = None,
     source_repo: RepoOpt = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            "--policy",
-            envvar="TOOLCHAIN_POLICY",
-            help="`source-only`: nothing prebuilt except --allow-binary; `isolated`: built in isolation; `fresh`: built"
-            " without ccache. Comma-separated.",
-        ),
-    ] = None,
+    policy: PolicyOpt = None,
     allow_binary: o.AllowBinaryOpt = None,
     max_age: Annotated[
         float | None, typer.Option("--max-age", min=0, help="Maximum age of the build, in days.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from toolchain.catalog.stages import CAMPAIGNS
 from toolchain.core import console
 from toolchain.kernels.ledger import TIMEOUT, Entry
 
@@ -84,10 +86,14 @@ def _advice(bad: Sequence[Entry], command: str, *, keep_going: bool) -> list[str
 
 
 def _more(command: str, option: str, value: str = "") -> str:
-    """The command with a further option of campaigns, for which `build` has a variable; the last one is used."""
-    if command.startswith("toolchain build "):
-        return f"TOOLCHAIN_{option.replace('-', '_').upper()}={value or 1} {command}"
-    return f"{command} --{option} {value}".rstrip()
+    """Return the command with a further option of campaigns, which `kernels run` takes and `build` does not."""
+    added = f"--{option} {value}".rstrip()
+    build = re.match(r"toolchain (.*\b)?build (?=([\w-]+))", command)
+    if build is None:
+        return f"{command} {added}"
+    if build[2] not in CAMPAIGNS:
+        return f"toolchain kernels run, with the options of this build and {added}"
+    return f"toolchain {build[1] or ''}kernels run {command[build.end() :]} {added}"
 
 
 def _tail(text: str, width: int) -> str:

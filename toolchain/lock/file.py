@@ -19,7 +19,7 @@ from toolchain.core.errors import ConfigError
 from toolchain.core.filesystem import read_regular
 from toolchain.core.typed import TypedError, typed
 from toolchain.request import model as request_module
-from toolchain.request.options import Option, as_list
+from toolchain.request.declaration import Option, as_list
 from toolchain.sources.spec import PACKAGE, PROJECT, VERSION, SourceSpec, parse_source_spec
 
 SCHEMA = 2
@@ -241,7 +241,7 @@ def options(lock: Lock, **instead: Any) -> list[str]:
     Args:
         instead: values in the place of the request's own, by option.
     """
-    known = {option.option.name: option.option for option in request_module.options()}
+    known = {option.name: option for option in request_module.options()}
     request = {key: value for key, value in sorted({**lock.request, **instead}.items()) if key != "stage"}
     # Writing takes what it is given; reading refuses what no option is.
     return [word for key, value in request.items() for word in known.get(key, Option(name=key, help="")).words(value)]
@@ -345,9 +345,7 @@ def _malformed(lock: Lock) -> Iterator[str]:
 
 def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
     """It becomes a command line again, so nothing may be in it but what a lock writes there."""
-    kept: dict[str, str] = {
-        option.option.name: option.option.kind for option in request_module.options() if option.option.lock != "never"
-    }
+    kept: dict[str, str] = {option.name: option.kind for option in request_module.options() if option.lock != "never"}
     for key, value in request.items():
         kind = "text" if key == "stage" else kept.get(key, "")
         if not _fits(kind, value):

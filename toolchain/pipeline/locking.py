@@ -20,8 +20,8 @@ from toolchain.lock.diff import differences
 from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, State, read, write
 from toolchain.pipeline.fetching import fetch_for
 from toolchain.pipeline.records import known_record
+from toolchain.request.declaration import declared, plain
 from toolchain.request.model import Request
-from toolchain.request.options import declared, plain
 from toolchain.sources.archive import archive_name
 from toolchain.sources.distro import known_package
 from toolchain.sources.pypi import pypi_row
@@ -312,7 +312,7 @@ def _request(request: Request, target: str, sources: Mapping[str, Source]) -> di
     }
     values = {"stage": target}
     for row in declared(request):
-        name, value = row.option.name, getattr(request, row.field)
-        if row.option.lock == "always" or (row.option.lock == "changed" and value != row.default):
+        name, value = row.name, getattr(request, row.field)
+        if row.lock == "always" or (row.lock == "changed" and value != row.default):
             values[name] = instead.get(name, plain(value))
     return {name: value for name, value in values.items() if value not in (None, "", [], {})}

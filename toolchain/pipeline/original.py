@@ -18,8 +18,8 @@ from toolchain.oci.reference import parse
 from toolchain.pipeline.images import named_images, one_image
 from toolchain.pipeline.records import known_record, stages_below
 from toolchain.pipeline.reproduce import expected_of, require_whole
+from toolchain.request.declaration import Option
 from toolchain.request.model import options
-from toolchain.request.options import Option
 from toolchain.sources.store import Store
 from toolchain.trust.attest import asked_for
 from toolchain.trust.image_facts import ImageFacts
@@ -185,9 +185,9 @@ def given_options(original: Original, cache: Cache) -> dict[str, Any]:
             paths.setdefault(name, []).append(str(path))
     values["patches"] = paths
     return {
-        option.option.parameter: _given(option.option, values[option.field])
+        option.parameter: _given(option, values[option.field])
         for option in options()
-        if option.option.is_input and values.get(option.field) not in (None, "", [], {})
+        if option.is_input and values.get(option.field) not in (None, "", [], {})
     }
 
 

@@ -16,8 +16,8 @@ from toolchain.core.cache import Cache
 from toolchain.core.digest import write_atomically
 from toolchain.core.record import LOCAL_BUILDER, Patch, Record, RecordedSource, RecordError
 from toolchain.oci.layout import Layout
+from toolchain.request.declaration import declared, plain
 from toolchain.request.model import Request
-from toolchain.request.options import declared, plain
 from toolchain.sources.edits import shipped
 from toolchain.sources.patch import listed
 from toolchain.sources.tree import Source
@@ -99,11 +99,7 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
     """The request for a stage, for its record."""
     values: dict[str, Any] = {
         "stage": planned.name,
-        **{
-            option.field: plain(getattr(request, option.field))
-            for option in declared(request)
-            if option.option.is_input
-        },
+        **{option.field: plain(getattr(request, option.field)) for option in declared(request) if option.is_input},
         # A local image is recorded by its digest, which is among the inputs, not by its path on this machine.
         "base": "oci:" if request.base.image is not None else str(request.base),
         "glibc": request.glibc or None,

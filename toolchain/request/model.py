@@ -7,11 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from toolchain.catalog.aotriton_generations import foreign_compilers
+from toolchain.catalog.architectures import MACHINES
 from toolchain.catalog.base_ref import BaseRef, parse_base
+from toolchain.catalog.bases import load_bases
+from toolchain.catalog.floors import load_floors
+from toolchain.catalog.gpus import known_gpus
+from toolchain.catalog.hip import parse_rocms
 from toolchain.catalog.stages import CAMPAIGNS
 from toolchain.core.cache import Cache, cache_of
 from toolchain.request import option_values as reading
-from toolchain.request.options import Declared, declared, option
+from toolchain.request.declaration import Option, declared, option
 
 if TYPE_CHECKING:
     from toolchain.sources.spec import SourceSpec
@@ -78,296 +84,177 @@ class Request:
         shards: kernel stores that all kernels must come from; nothing is compiled.
     """
 
-    base: BaseRef = field(
-        default=DEFAULT_BASE,
-        metadata=option(
-            "base", place="oci", is_input=True, lock="always", explicit=True, read=parse_base,
-            known=reading.known_bases,
-            help="Base image: a recipe, or oci:DIR[:TAG|@DIGEST]. LLVM is then built for this base only."
-            " \\[default: debian13, with a portable LLVM]",
-        ),
+    base: BaseRef = option(
+        "base", default=DEFAULT_BASE, place="oci", is_input=True, lock="always", explicit=True, read=parse_base,
+        known=load_bases,
+        help="Base image: a recipe, or oci:DIR[:TAG|@DIGEST]. LLVM is then built for this base only."
+        " \\[default: debian13, with a portable LLVM]",
     )  # fmt: skip
-    glibc: str = field(
-        default="",
-        metadata=option(
-            "glibc", metavar="FLOOR", is_input=True, lock="changed", explicit=True, known=reading.known_floors,
-            example="2.31", help="Oldest glibc that the portable LLVM supports. \\[default: 2.31]",
-        ),
+    glibc: str = option(
+        "glibc", default="", found=True, metavar="FLOOR", is_input=True, lock="changed", explicit=True,
+        known=load_floors, help="Oldest glibc that the portable LLVM supports. \\[default: 2.31]",
     )  # fmt: skip
-    arch: tuple[str, ...] = field(
-        default=("amd64",),
-        metadata=option(
-            "arch", kind="commas", help="OCI architectures, comma-separated.", is_input=True, lock="always",
-            read=reading.arches, known=reading.known_arches,
-        ),
+    arch: tuple[str, ...] = option(
+        "arch", default=("amd64",), found=True, kind="commas", is_input=True, lock="always", read=reading.arches,
+        known=lambda: MACHINES, help="OCI architectures, comma-separated.",
     )  # fmt: skip
-    sources: Mapping[str, SourceSpec] = field(
-        default_factory=dict,
-        metadata=option(
-            "source", panel="Versions and sources",
-            kind="pairs", metavar="NAME=WHERE", place="pair", of=reading.SOURCES, is_input=True, lock="changed",
-            help="Where a source comes from: PATH, URL@COMMIT, archive:COMMIT, distro:PACKAGE, pypi:VERSION, or"
-            " stored:NAME@sha256:DIGEST from a bundle. Repeatable.",
-            example=["llvm=../llvm-project"], is_path=reading.is_path, read=reading.sources,
-        ),
+    sources: Mapping[str, SourceSpec] = option(
+        "source", factory=dict, panel="Versions and sources",
+        kind="pairs", metavar="NAME=WHERE", place="pair", of=reading.SOURCES, is_input=True, lock="changed",
+        help="Where a source comes from: PATH, URL@COMMIT, archive:COMMIT, distro:PACKAGE, pypi:VERSION, or"
+        " stored:NAME@sha256:DIGEST from a bundle. Repeatable.", is_path=reading.is_path, read=reading.sources,
     )  # fmt: skip
-    patches: dict[str, tuple[Path, ...]] = field(
-        default_factory=dict,
-        metadata=option(
-            "patch", panel="Versions and sources",
-            kind="pairs", metavar="NAME=FILE", place="pair", of=reading.SOURCES, is_input=True, lock="changed",
-            help="Patch to apply to a source. Repeatable.", example=["triton=my.patch"], read=reading.patches,
-        ),
+    patches: dict[str, tuple[Path, ...]] = option(
+        "patch", factory=dict, panel="Versions and sources",
+        kind="pairs", metavar="NAME=FILE", place="pair", of=reading.SOURCES, is_input=True, lock="changed",
+        help="Patch to apply to a source. Repeatable.", read=reading.patches,
     )  # fmt: skip
-    triton: str | None = field(
-        default=None,
-        metadata=option(
-            "triton", panel="Versions and sources",
-            metavar="VERSION|COMMIT|FOLDER", example="3.7.1", is_input=True, lock="changed", place="path",
-            is_path=reading.is_triton_path, known=reading.known_tritons,
-            help="Triton to build from source, with the LLVM that it pins: a version, commit or checkout. For `llvm`"
-            " also a pin file.",
-        ),
+    triton: str | None = option(
+        "triton", default=None, found=True, panel="Versions and sources",
+        metavar="VERSION|COMMIT|FOLDER", is_input=True, lock="changed", place="path",
+        is_path=reading.is_triton_path, known=reading.known_tritons,
+        help="Triton to build from source, with the LLVM that it pins: a version, commit or checkout. For `llvm`"
+        " also a pin file.",
     )  # fmt: skip
-    aotriton: str | None = field(
-        default=None,
-        metadata=option(
-            "aotriton", panel="Versions and sources",
-            help="AOTriton release; it sets the commits of Triton and LLVM.", example="0.13b",
-            is_input=True, lock="changed", known=reading.known_aotritons,
-        ),
+    aotriton: str | None = option(
+        "aotriton", default=None, found=True, panel="Versions and sources",
+        help="AOTriton release; it sets the commits of Triton and LLVM.",
+        is_input=True, lock="changed", known=reading.known_aotritons,
     )  # fmt: skip
-    gpus: tuple[str, ...] = field(
-        default=(),
-        metadata=option(
-            "gpu", kind="commas", help="GPUs by LLVM name or market name, separated by ',' or ';'."
-            " \\[default: gfx942; for flash-attn gfx942,gfx1100]",
-            example="gfx942,gfx1100", is_input=True, lock="changed", read=reading.gpus,
-            known=reading.known_gpus,
-        ),
+    gpus: tuple[str, ...] = option(
+        "gpu", default=(), found=True, kind="commas", is_input=True, lock="changed", read=reading.gpus,
+        known=known_gpus, help="GPUs by LLVM name or market name, separated by ',' or ';'."
+        " \\[default: gfx942; for flash-attn gfx942,gfx1100]",
     )  # fmt: skip
-    rocm: tuple[str, ...] = field(
-        default=(),
-        metadata=option(
-            "rocm", kind="commas", metavar="MAJOR", example="6,7", is_input=True, lock="changed", read=reading.rocms,
-            known=reading.known_rocms, help="ROCm major versions to link AOTriton's library for. \\[default: 6,7]",
-        ),
+    rocm: tuple[str, ...] = option(
+        "rocm", default=(), found=True, kind="commas", metavar="MAJOR", is_input=True, lock="changed",
+        read=parse_rocms, known=reading.known_rocms,
+        help="ROCm major versions to link AOTriton's library for. \\[default: 6,7]",
     )  # fmt: skip
-    without: tuple[str, ...] = field(
-        default=(),
-        metadata=option(
-            "without", panel="Kernels",
-            kind="commas", metavar="COMPILER", example="flydsl", is_input=True, lock="changed",
-            read=reading.without, known=reading.known_foreign,
-            help="Skip the AOTriton kernels that a compiler other than Triton makes: flydsl, since 0.14.",
-        ),
+    without: tuple[str, ...] = option(
+        "without", default=(), found=True, panel="Kernels",
+        kind="commas", metavar="COMPILER", is_input=True, lock="changed",
+        read=reading.without, known=foreign_compilers,
+        help="Skip the AOTriton kernels that a compiler other than Triton makes: flydsl, since 0.14.",
     )  # fmt: skip
-    select: str | None = field(
-        default=None,
-        metadata=option(
-            "select", panel="Kernels",
-            help="Compile only kernels that match this shell pattern.", example="attn_fwd*", is_input=True,
-            lock="changed",
-        ),
+    select: str | None = option(
+        "select", default=None, campaign=True, found=True, panel="Kernels",
+        is_input=True, lock="changed", help="Compile only kernels that match this shell pattern.",
     )  # fmt: skip
-    limit: int | None = field(
-        default=None,
-        metadata=option(
-            "limit", panel="Kernels",
-            kind="count", least=1, example=100, is_input=True, lock="changed",
-            help="Limit the number of kernels; rounded up to whole clusters.",
-        ),
+    limit: int | None = option(
+        "limit", default=None, campaign=True, found=True, panel="Kernels",
+        kind="count", least=1, is_input=True, lock="changed",
+        help="Limit the number of kernels; rounded up to whole clusters.",
     )  # fmt: skip
-    keep_going: bool = field(
-        default=False,
-        metadata=option(
-            "keep-going", panel="Kernels",
-            kind="flag", is_input=True, lock="changed",
-            help="Continue when kernels fail, and mark them as known bad; exits with 12.",
-        ),
+    keep_going: bool = option(
+        "keep-going", default=False, campaign=True, panel="Kernels",
+        kind="flag", is_input=True, lock="changed",
+        help="Continue when kernels fail, and mark them as known bad; exits with 12.",
     )  # fmt: skip
-    check: int | None = field(
-        default=None,
-        metadata=option(
-            "check", panel="Kernels",
-            metavar="N|all", read=reading.check, example="300", file=True,
-            help="Check the results of N kernels by emulation on the CPU; a wrong result fails the build with 24.",
-        ),
+    check: int | None = option(
+        "check", default=None, panel="Kernels",
+        metavar="N|all", read=reading.check,
+        help="Check the results of N kernels by emulation on the CPU; a wrong result fails the build with 24.",
     )  # fmt: skip
-    kernel_timeout: float | None = field(
-        default=None,
-        metadata=option(
-            "kernel-timeout", panel="Kernels",
-            kind="seconds", least=1, read=reading.kernel_timeout, example=900, is_input=True, lock="changed",
-            help="Time limit for one kernel, in seconds. \\[default: 3600]",
-        ),
+    kernel_timeout: float | None = option(
+        "kernel-timeout", default=None, campaign=True, found=True, panel="Kernels",
+        kind="seconds", least=1, read=reading.kernel_timeout, is_input=True, lock="changed",
+        help="Time limit for one kernel, in seconds. \\[default: 3600]",
     )  # fmt: skip
-    kernel_memory: int | None = field(
-        default=None,
-        metadata=option(
-            "kernel-memory", panel="Kernels",
-            kind="count", metavar="MB", least=64, example=4000, is_input=True, lock="changed",
-            help="Memory limit for one kernel, in MB. \\[default: an equal share of the machine's memory]",
-        ),
+    kernel_memory: int | None = option(
+        "kernel-memory", default=None, campaign=True, found=True, panel="Kernels",
+        kind="count", metavar="MB", least=64, is_input=True, lock="changed",
+        help="Memory limit for one kernel, in MB. \\[default: an equal share of the machine's memory]",
     )  # fmt: skip
-    shard: tuple[int, int] | None = field(
-        default=None,
-        metadata=option(
-            "shard", panel="Kernels",
-            metavar="K/N", environment=True, file=False, is_input=True, read=reading.shard,
-            help="Compile only part K of N, in whole clusters; `kernels merge` joins the parts.",
-        ),
+    shard: tuple[int, int] | None = option(
+        "shard", default=None, campaign=True, panel="Kernels",
+        metavar="K/N", file=False, is_input=True, read=reading.shard,
+        help="Compile only part K of N, in whole clusters; `kernels merge` joins the parts.",
     )  # fmt: skip
-    kernel_store: str | None = field(
-        default=None,
-        metadata=option(
-            "kernel-store", panel="Kernels",
-            metavar="WHERE", place="path", is_path=reading.is_store_folder,
-            read=reading.kernel_store, example="kernel-store",
-            help="Share results with other campaigns through a folder, oci:DIR or REGISTRY/NAME: reuse what is there,"
-            " add the rest.",
-        ),
+    kernel_store: str | None = option(
+        "kernel-store", default=None, campaign=True, panel="Kernels",
+        metavar="WHERE", place="path", is_path=reading.is_store_folder, read=reading.kernel_store,
+        help="Share results with other campaigns through a folder, oci:DIR or REGISTRY/NAME: reuse what is there,"
+        " add the rest.",
     )  # fmt: skip
-    kernel_key: Path | None = field(
-        default=None,
-        metadata=option(
-            "kernel-key", panel="Kernels", kind="path", place="path", example="kernels-key.pub",
-            help="Key (PEM) for --kernel-store: only results signed by it are used; a private key also signs new ones.",
-        ),
+    kernel_key: Path | None = option(
+        "kernel-key", default=None, campaign=True, never_empty=True, panel="Kernels", kind="path", place="path",
+        help="Key (PEM) for --kernel-store: only results signed by it are used; a private key also signs new ones.",
     )  # fmt: skip
-    scheduler: str | None = field(
-        default=None,
-        metadata=option(
-            "scheduler", panel="Kernels",
-            metavar="ADDRESS", example="tcp://127.0.0.1:8786", read=reading.scheduler,
-            help="Compile on the workers of a Dask scheduler: tls://HOST:PORT, or tcp:// on loopback.",
-        ),
+    scheduler: str | None = option(
+        "scheduler", default=None, campaign=True, panel="Kernels", metavar="ADDRESS", read=reading.scheduler,
+        help="Compile on the workers of a Dask scheduler: tls://HOST:PORT, or tcp:// on loopback.",
     )  # fmt: skip
-    allow_binary: tuple[str, ...] = field(
-        default=(),
-        metadata=option(
-            "allow-binary", panel="Trust",
-            kind="names", metavar="NAME", help="Accept a prebuilt input by name. Repeatable.",
-            example=["libdevice"], is_input=True, lock="changed",
-        ),
+    allow_binary: tuple[str, ...] = option(
+        "allow-binary", default=(), panel="Trust",
+        kind="names", metavar="NAME", is_input=True, lock="changed",
+        help="Accept a prebuilt input by name. Repeatable.",
     )  # fmt: skip
-    drop_binary: tuple[str, ...] = field(
-        default=(),
-        metadata=option(
-            "drop-binary", panel="Trust",
-            kind="names", metavar="NAME", example=["libdevice"], is_input=True, lock="changed",
-            help="Remove a prebuilt file from a source, by name or path. Repeatable.",
-        ),
+    drop_binary: tuple[str, ...] = option(
+        "drop-binary", default=(), panel="Trust",
+        kind="names", metavar="NAME", is_input=True, lock="changed",
+        help="Remove a prebuilt file from a source, by name or path. Repeatable.",
     )  # fmt: skip
-    pythons: tuple[str, ...] = field(
-        default=(),
-        metadata=option(
-            "python", kind="commas", help="Python versions to build Triton wheels for.", example="3.11,3.13",
-            is_input=True, lock="changed", read=reading.pythons,
-        ),
+    pythons: tuple[str, ...] = option(
+        "python", default=(), found=True, kind="commas", help="Python versions to build Triton wheels for.",
+        is_input=True, lock="changed", read=reading.pythons,
     )  # fmt: skip
-    wheels: tuple[str, ...] = field(
-        default=(),
-        metadata=option(
-            "wheel", kind="commas", help="Wheels to build on Triton, for `all` and `wheels`. \\[default: all of them]",
-            example="flash-attn,vllm", is_input=True, lock="changed", read=reading.wheels, known=reading.known_wheels,
-        ),
+    wheels: tuple[str, ...] = option(
+        "wheel", default=(), found=True, kind="commas", is_input=True, lock="changed", read=reading.wheels,
+        known=reading.known_wheels,
+        help="Wheels to build on Triton, for `all` and `wheels`. \\[default: all of them]",
     )  # fmt: skip
-    calls: str | None = field(
-        default=None,
-        metadata=option(
-            "calls", panel="Kernels",
-            metavar="FILE", place="path", is_path=reading.is_calls_file, read=reading.calls, example="calls.toml",
-            is_input=True, lock="changed",
-            help="TOML file of `call` tables: the calls that `triton-cache` compiles kernels for, instead of the"
-            " built-in list.",
-        ),
+    calls: str | None = option(
+        "calls", default=None, panel="Kernels",
+        metavar="FILE", place="path", is_path=reading.is_calls_file, read=reading.calls,
+        is_input=True, lock="changed",
+        help="TOML file of `call` tables: the calls that `triton-cache` compiles kernels for, instead of the"
+        " built-in list.",
     )  # fmt: skip
-    only: str = field(
-        default="distribution",
-        metadata=option(
-            "only", is_input=True, lock="changed", known=lambda: reading.PARTS,
-            read=reading.only,
-            help="Build only a part of LLVM: `tablegen` (all table generators), `mlir-tblgen`, or `support`"
-            " (libraries).",
-        ),
+    only: str = option(
+        "only", default="distribution", found=True, is_input=True, lock="changed", known=lambda: reading.PARTS,
+        read=reading.only,
+        help="Build only a part of LLVM: `tablegen` (all table generators), `mlir-tblgen`, or `support`"
+        " (libraries).",
     )  # fmt: skip
-    jobs: int = field(
-        default=0,
-        metadata=option(
-            "jobs",
-            panel="Machine",
-            kind="count",
-            short="j",
-            least=0,
-            help="Parallel jobs; 0 for as many as cores and memory allow.",
-        ),
+    jobs: int = option(
+        "jobs", default=0, found=True, panel="Machine", kind="count", short="j", least=0,
+        help="Parallel jobs; 0 for as many as cores and memory allow.",
+    )  # fmt: skip
+    runner: Literal["buildah", "docker"] = option(
+        "runner", default="buildah", panel="Machine",
+        metavar="PROGRAM", known=lambda: reading.RUNNERS, read=reading.runner,
+        help="Program that runs contract checks and kernel workers: buildah or docker. Layers are always built by"
+        " buildah.",
+    )  # fmt: skip
+    fresh: bool = option(
+        "fresh", default=False, panel="Machine", kind="flag", help="Build without compiler cache, in a new build tree."
     )
-    runner: Literal["buildah", "docker"] = field(
-        default="buildah",
-        metadata=option(
-            "runner", panel="Machine",
-            metavar="PROGRAM", known=lambda: reading.RUNNERS, read=reading.runner, example="docker",
-            help="Program that runs contract checks and kernel workers: buildah or docker. Layers are always built by"
-            " buildah.",
-        ),
+    offline: bool = option("offline", default=False, panel="Machine", kind="flag", help="Do not use the network.")
+    contract: bool = option(
+        "contract", default=True, panel="Trust",
+        kind="flag", negated=True, environment=False, file=False, is_input=True,
+        help="Test each finished layer with the contract check; a layer that fails is rejected.",
     )  # fmt: skip
-    fresh: bool = field(
-        default=False,
-        metadata=option(
-            "fresh", panel="Machine", kind="flag", help="Build without compiler cache, in a new build tree."
-        ),
+    mirrors: tuple[tuple[str, str], ...] = option(
+        "mirror", default=(), panel="Machine",
+        kind="names", metavar="URL=URL", read=reading.mirrors,
+        help="Fetch git repositories and archives whose URL begins with the first URL from the second. Repeatable.",
+    )  # fmt: skip
+    locked: bool = option(
+        "locked", default=False, panel="Trust", kind="flag", help="Refuse inputs that are not in toolchain.lock."
     )
-    offline: bool = field(
-        default=False, metadata=option("offline", panel="Machine", kind="flag", help="Do not use the network.")
+    lock_file: Path | None = option(
+        "lock-file", default=None, panel="Trust",
+        kind="path", place="path", help="Lock file; implies --locked. \\[default: toolchain.lock]",
+    )  # fmt: skip
+    cache: Cache = option(
+        "cache", panel="Machine", kind="path", place="path", help="Cache folder of this tool.", read=cache_of
     )
-    contract: bool = field(
-        default=True,
-        metadata=option(
-            "contract", panel="Trust",
-            kind="flag", negated=True, environment=False, file=False, is_input=True,
-            help="Test each finished layer with the contract check; a layer that fails is rejected.",
-        ),
+    json: bool = option(
+        "json", default=False, panel="Machine", kind="flag", environment=False, file=False,
+        help="Print JSON on standard output.",
     )  # fmt: skip
-    mirrors: tuple[tuple[str, str], ...] = field(
-        default=(),
-        metadata=option(
-            "mirror", panel="Machine",
-            kind="names", metavar="URL=URL", read=reading.mirrors,
-            help="Fetch git repositories and archives whose URL begins with the first URL from the second. Repeatable.",
-            example=["https://github.com/=https://git.example/github/"],
-        ),
-    )  # fmt: skip
-    locked: bool = field(
-        default=False,
-        metadata=option("locked", panel="Trust", kind="flag", help="Refuse inputs that are not in toolchain.lock."),
-    )
-    lock_file: Path | None = field(
-        default=None,
-        metadata=option(
-            "lock-file", panel="Trust",
-            kind="path", place="path", help="Lock file; implies --locked. \\[default: toolchain.lock]",
-            example="toolchain.lock",
-        ),
-    )  # fmt: skip
-    cache: Cache = field(
-        metadata=option(
-            "cache", panel="Machine",
-            kind="path", place="path", help="Cache folder of this tool.", example="/var/cache/toolchain",
-            read=cache_of,
-        ),
-    )  # fmt: skip
-    json: bool = field(
-        default=False,
-        metadata=option(
-            "json",
-            panel="Machine",
-            kind="flag",
-            environment=False,
-            file=False,
-            help="Print JSON on standard output.",
-        ),
-    )
     lock: HeldLock | None = None
     shards: tuple[str, ...] = ()
     looked_up: dict[tuple[str, SourceSpec], Source] | None = field(default=None, compare=False, repr=False)
@@ -392,30 +279,27 @@ class Request:
         return bool(self.patches.get(name))
 
 
-# Few builds need these; `kernels run` has them as options.
-NOT_OF_BUILD = (
-    "select", "limit", "keep_going", "kernel_timeout", "kernel_memory", "shard", "kernel_store", "kernel_key",
-    "scheduler", "runner", "mirrors", "calls", "glibc", "lock_file",
-)  # fmt: skip
-"""Fields that `build` reads only from the environment and toolchain.toml."""
-
-
-def options() -> tuple[Declared, ...]:
-    """The options of a request."""
+def options() -> tuple[Option, ...]:
+    """Return the options of a request."""
     return declared(Request)
 
 
+def campaign_fields() -> tuple[str, ...]:
+    """Return the fields whose options only verbs of kernel campaigns take."""
+    return tuple(option.field for option in options() if option.campaign)
+
+
 def build_command(stage: str, words: Sequence[str]) -> list[str]:
-    """A command that builds a stage with these options: `kernels run` or variables for those that `build` lacks."""
-    options_elsewhere = {row.option.flag: row.option for row in options() if row.field in NOT_OF_BUILD}
-    if options_elsewhere.keys().isdisjoint(words):
+    """Return a command that builds a stage with these options: `kernels run` where options of campaigns matter."""
+    campaign = {option.flag: option for option in options() if option.campaign}
+    if campaign.keys().isdisjoint(words):
         return ["toolchain", "build", stage, *words]
     if stage in CAMPAIGNS:
         return ["toolchain", "kernels", "run", stage, *words]
-    variables, others, rest = [], [], iter(words)
+    others, rest = [], iter(words)
     for word in rest:
-        if (option := options_elsewhere.get(word)) is None:
+        if word not in campaign:
             others.append(word)
-        else:
-            variables.append(f"{option.variable}={1 if option.kind == 'flag' else next(rest)}")
-    return ["env", *variables, "toolchain", "build", stage, *others]
+        elif campaign[word].kind != "flag":
+            next(rest)
+    return ["toolchain", "build", stage, *others]

@@ -10,8 +10,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from toolchain.catalog.architectures import MACHINES, machine_of
+from toolchain.catalog.aotriton_generations import foreign_compilers
+from toolchain.catalog.architectures import machine_of
+from toolchain.catalog.gpus import parse_gpus
+from toolchain.catalog.hip import rocms
+from toolchain.catalog.pythons import check_version
+from toolchain.catalog.release_data import aotriton_releases, triton_releases
 from toolchain.catalog.stages import source_names
+from toolchain.catalog.wheels import wheel_rows
 from toolchain.core import strict_json
 from toolchain.core.errors import ConfigError, ToolchainError, UnsupportedError
 from toolchain.core.filesystem import read_regular
@@ -31,67 +37,26 @@ def is_triton_path(text: str) -> bool:
     return re.fullmatch(r"[vV]?[0-9][\w.+]*|[0-9a-fA-F]{40}", text.strip()) is None
 
 
-# Shell completions. The tables are read on demand.
-
-
-def known_arches() -> Iterable[str]:
-    """The architectures."""
-    return MACHINES
-
-
-def known_gpus() -> Iterable[str]:
-    """The GPUs by LLVM's names."""
-    from toolchain.catalog import gpus as table  # noqa: PLC0415
-
-    return table.known_gpus()
+# The values that a shell completes.
 
 
 def known_tritons() -> Iterable[str]:
-    """The releases of Triton whose LLVM is on record."""
-    from toolchain.catalog.release_data import triton_releases  # noqa: PLC0415
-
+    """Return the releases of Triton whose LLVM is on record."""
     return [row.version for row in triton_releases() if row.version and row.llvm]
 
 
 def known_aotritons() -> Iterable[str]:
-    """The releases of AOTriton."""
-    from toolchain.catalog.release_data import aotriton_releases  # noqa: PLC0415
-
+    """Return the releases of AOTriton."""
     return [row.name for row in aotriton_releases()]
 
 
-def known_bases() -> Iterable[str]:
-    """The named bases."""
-    from toolchain.catalog.bases import load_bases  # noqa: PLC0415
-
-    return load_bases()
-
-
-def known_floors() -> Iterable[str]:
-    """The glibc floors."""
-    from toolchain.catalog.floors import load_floors  # noqa: PLC0415
-
-    return load_floors()
-
-
 def known_rocms() -> Iterable[str]:
-    """The ROCms that a library is linked for."""
-    from toolchain.catalog.hip import rocms as rows  # noqa: PLC0415
-
-    return [row.major for row in rows()]
-
-
-def known_foreign() -> Iterable[str]:
-    """The compilers besides Triton that AOTriton's kernels are made by."""
-    from toolchain.catalog.aotriton_generations import foreign_compilers  # noqa: PLC0415
-
-    return foreign_compilers()
+    """Return the major versions of ROCm that a library is linked for."""
+    return [row.major for row in rocms()]
 
 
 def known_wheels() -> Iterable[str]:
-    """The wheels above Triton."""
-    from toolchain.catalog.wheels import wheel_rows  # noqa: PLC0415
-
+    """Return the wheels above Triton."""
     return [row.name for row in wheel_rows()]
 
 
@@ -118,23 +83,10 @@ def gpus(text: str) -> tuple[str, ...]:
     Raises:
         ConfigError, UnsupportedError: none, or one that is not known.
     """
-    from toolchain.catalog.gpus import parse_gpus  # noqa: PLC0415 - not every verb needs the table
-
     names = parse_gpus(text)
     if not names:
         raise ConfigError(f"--gpu {text!r} names no GPU", fix="e.g. --gpu gfx942,gfx1100, or leave it out")
     return names
-
-
-def rocms(text: str) -> tuple[str, ...]:
-    """Major versions of ROCm, in the order of the data.
-
-    Raises:
-        ConfigError, UnsupportedError: none, or one that no row knows.
-    """
-    from toolchain.catalog.hip import parse_rocms  # noqa: PLC0415 - most calls name none
-
-    return parse_rocms(text)
 
 
 def without(text: str) -> tuple[str, ...]:
@@ -144,7 +96,7 @@ def without(text: str) -> tuple[str, ...]:
         ConfigError: one that no row knows.
     """
     names = sorted({part.strip().lower() for part in text.split(",") if part.strip()})
-    known = list(known_foreign())
+    known = foreign_compilers()
     for name in names:
         if name not in known:
             raise ConfigError(f"no kernels are made by {name!r} besides Triton", fix=f"one of {', '.join(known)}")
@@ -157,8 +109,6 @@ def pythons(text: str) -> tuple[str, ...]:
     Raises:
         PinError: one is invalid.
     """
-    from toolchain.catalog.pythons import check_version  # noqa: PLC0415 - most calls name none
-
     return tuple(check_version(part.strip()) for part in text.split(",") if part.strip())
 
 

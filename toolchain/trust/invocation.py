@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from toolchain.request.declaration import plain
 from toolchain.request.model import DEFAULT_GLIBC, build_command, options
-from toolchain.request.options import plain
 
 _LONGEST = 4000
 
@@ -37,4 +37,4 @@ def _words(request: Mapping[str, Any]) -> Iterator[str]:
             continue
         if option.field == "shard" and isinstance(value, list):
             value = "/".join(map(str, value))
-        yield from option.option.words(value)
+        yield from option.words(value)

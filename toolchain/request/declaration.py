@@ -1,13 +1,14 @@
 """Options, each declared once: command line, environment, file, record, lock and the table in the docs derive from it.
 
-An option of builds is a field of `request.Request` with `option(...)` as its metadata; `declared` gives all of them.
+An option of builds is a field of `request.model.Request` that `option(...)` makes; `declared` gives all of
+them.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,8 +16,8 @@ Kind = Literal["text", "count", "seconds", "flag", "commas", "names", "pairs", "
 Keep = Literal["never", "changed", "always"]
 Panel = Literal["What", "Versions and sources", "Kernels", "Trust", "Machine"]
 PANELS: tuple[Panel, ...] = get_args(Panel)
-"""In the order in which the help of a verb has them."""
-# What is given on the command line.
+"""The panels in the order in which the help of a verb has them."""
+# The Python type of a value on the command line.
 GIVEN: dict[Kind, Any] = {
     "text": str, "count": int, "seconds": float, "flag": bool, "commas": str, "names": list[str], "pairs": list[str],
     "path": Path,
@@ -32,7 +33,6 @@ class Option:
         kind: `commas` is one comma-separated text, `names` and `pairs` are repeatable.
         help: for display, one or two sentences.
         panel: under which the help of a verb lists it.
-        example: a value for a file in which it has none.
         short: one letter.
         least: the smallest number.
         explicit: whether giving the default differs from giving nothing.
@@ -41,10 +41,17 @@ class Option:
         place: which part of the value is relative to its file: a path, what follows `NAME=` or `oci:`.
         is_path: whether what follows `NAME=` is a path, where it can be something else.
         environment, file: whether it may be given there.
+        found: whether a toolchain.toml that nobody named may set it. It must not decide whose code, keys, paths or
+            registries are used. A text that has `known` values must then be one of them.
+        never_empty: whether an empty environment variable is an error, because it decides which signatures are
+            accepted or made.
+        campaign: whether only verbs of kernel campaigns take it.
         is_input: whether what is built depends on it; its value is in records and provenance.
         lock: when a lock keeps it: never, always, or when it is not the default.
         known: the values that a shell completes; other values may do as well.
         read: what makes the field's value of what was given; not called where nothing was.
+        field: the field of the request that it sets; empty for an option of a single verb.
+        default: the value of that field when nothing is given.
     """
 
     name: str
@@ -52,7 +59,6 @@ class Option:
     panel: Panel = "What"
     kind: Kind = "text"
     metavar: str | None = None
-    example: Any = None
     short: str = ""
     least: float | None = None
     explicit: bool = False
@@ -62,10 +68,15 @@ class Option:
     is_path: Callable[[str], bool] | None = None
     environment: bool = True
     file: bool = True
+    found: bool = False
+    never_empty: bool = False
+    campaign: bool = False
     is_input: bool = False
     lock: Keep = "never"
     known: Callable[[], Iterable[str]] | None = None
     read: Callable[[Any], Any] | None = None
+    field: str = ""
+    default: Any = None
 
     @property
     def parameter(self) -> str:
@@ -74,16 +85,37 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """In the environment."""
+        """The environment variable."""
         return f"TOOLCHAIN_{self.parameter.upper()}"
 
     @property
     def flag(self) -> str:
-        """On the command line."""
+        """The option on the command line."""
         return f"--{self.name}"
 
+    @property
+    def given_default(self) -> Any:
+        """The default as in the command line."""
+        if self.kind == "commas":
+            return ",".join(self.default) if self.default else None
+        return None if self.explicit or self.kind in {"names", "pairs", "path"} else self.default
+
+    def value(self, given: Any) -> Any:
+        """Return the field's value for what was given.
+
+        Raises:
+            ToolchainError: as `read`.
+        """
+        if given is None:
+            return self.default
+        if self.read is not None:
+            return self.read(given)
+        if self.kind == "commas":
+            return tuple(part.strip() for part in given.split(",") if part.strip())
+        return tuple(given) if self.kind == "names" else given
+
     def words(self, value: Any) -> list[str]:
-        """The option on a command line, with a value as locks and records hold it."""
+        """Return the option as words of a command line, with a value as locks and records hold it."""
         if self.kind == "flag":
             return [self.flag if value else f"--no-{self.name}"]
         if isinstance(value, Mapping):
@@ -95,107 +127,51 @@ class Option:
             texts = [",".join(f"{row:g}" if isinstance(row, float) else str(row) for row in rows)] if rows else []
         return [word for text in texts for word in (self.flag, text)]
 
+    def below(self, folder: Path, text: str) -> str:
+        """Return a text of the option with a relative path in it taken as relative to `folder`."""
+        before, rest = "", text
+        if self.place == "pair":
+            name, sign, rest = text.partition("=")
+            before = name + sign
+        elif text.startswith("oci:") and self.place in {"oci", "path"}:
+            before, rest = "oci:", text.removeprefix("oci:")
+        elif self.place != "path":
+            return text
+        if not rest or rest.startswith(("/", "~")) or (self.is_path is not None and not self.is_path(rest)):
+            return text
+        # `os.path.join` keeps a slash at the end.
+        return text if folder == Path() else before + os.path.join(folder, rest)  # noqa: PTH118
+
 
 def as_list(value: Any) -> list[Any]:
-    """One value, or several, as a list."""
+    """Return one value, or several, as a list."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-@dataclass(frozen=True)
-class Declared:
-    """An option and the field that declares it, with the value that the field has when nothing is given."""
-
-    field: str
-    option: Option
-    default: Any
-
-    @property
-    def given_default(self) -> Any:
-        """The default as in the command line."""
-        if self.option.kind == "commas":
-            return ",".join(self.default) if self.default else None
-        return None if self.option.explicit or self.option.kind in {"names", "pairs", "path"} else self.default
-
-    def value(self, given: Any) -> Any:
-        """The field's value of what was given.
-
-        Raises:
-            ToolchainError: as `Option.read`.
-        """
-        if given is None:
-            return self.default
-        if self.option.read is not None:
-            return self.option.read(given)
-        if self.option.kind == "commas":
-            return tuple(part.strip() for part in given.split(",") if part.strip())
-        return tuple(given) if self.option.kind == "names" else given
+def option(name: str, *, default: Any = MISSING, factory: Any = MISSING, **facts: Any) -> Any:
+    """Return the field of a dataclass that an option sets; see `Option` for the facts."""
+    metadata = {"option": Option(name=name, **facts)}
+    if factory is not MISSING:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
-def option(name: str, **facts: Any) -> Mapping[str, Option]:
-    """The metadata of a field that an option sets; see `Option` for the arguments."""
-    return {"option": Option(name=name, **facts)}
-
-
-def declared(kind: Any) -> tuple[Declared, ...]:
-    """The options that the fields of a dataclass declare, in their order."""
-    return tuple(
-        Declared(field.name, field.metadata["option"], _default(field))
-        for field in fields(kind)
-        if "option" in field.metadata
-    )
-
-
-def _default(declaring: Field[Any]) -> Any:
-    if declaring.default_factory is not MISSING:
-        return declaring.default_factory()
-    return None if declaring.default is MISSING else declaring.default
+def declared(kind: Any) -> tuple[Option, ...]:
+    """Return the options that the fields of a dataclass declare, in their order."""
+    rows = []
+    for one in fields(kind):
+        if "option" in one.metadata:
+            default = one.default if one.default_factory is MISSING else one.default_factory()
+            rows.append(
+                replace(one.metadata["option"], field=one.name, default=None if default is MISSING else default)
+            )
+    return tuple(rows)
 
 
 def plain(value: Any) -> Any:
-    """A field's value as in JSON and TOML; other types become their text."""
+    """Return a field's value as in JSON and TOML; other types become their text."""
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items()}
     return value if value is None or isinstance(value, str | int | float) else str(value)
-
-
-def moved(option: Option, text: str, move: Callable[[str], str]) -> str:
-    """An option's text with the relative path in it moved.
-
-    Args:
-        move: returns the replacement of a relative path.
-    """
-    before, rest = "", text
-    if option.place == "pair":
-        name, sign, rest = text.partition("=")
-        before = name + sign
-    elif option.place == "oci" or (option.place == "path" and text.startswith("oci:")):
-        if not text.startswith("oci:"):
-            return text
-        before, rest = "oci:", text.removeprefix("oci:")
-    if (
-        not option.place
-        or not rest
-        or rest.startswith(("/", "~"))
-        or (option.is_path is not None and not option.is_path(rest))
-    ):
-        return text
-    return before + move(rest)
-
-
-def into(folder: Path) -> Callable[[str], str]:
-    """For `moved`: paths relative to `folder` become relative to the current folder."""
-    place = os.fspath(folder)
-    return lambda path: path if place in {"", "."} else os.path.join(place, path)  # noqa: PTH118 - keeps a slash at the end
-
-
-def out_of(folder: Path) -> Callable[[str], str]:
-    """For `moved`: paths relative to the current folder become relative to `folder`."""
-
-    def move(path: str) -> str:
-        if folder.absolute() == Path.cwd():
-            return path
-        return os.path.relpath(path, folder) + ("/" if path.endswith("/") else "")
-
-    return move

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +12,7 @@ import typer
 from typer.core import TyperCommand
 from typer.testing import CliRunner
 
-from toolchain.cli import verbs
-from toolchain.cli.values import take_as_given
+from toolchain.cli.parsing import Command
 
 CALLS: list[tuple[list[str], dict[str, str]]] = [
     ([], {}),
@@ -57,17 +58,18 @@ def program(cls: type[TyperCommand], seen: list[Any]) -> typer.Typer:
 @pytest.mark.parametrize("values", [None, {"many": ["c"], "count": 5, "text": "u", "path": "z", "ratio": 1}])
 def test_it_is_what_typer_reads(words: list[str], env: dict[str, str], values: dict[str, Any] | None) -> None:
     told = []
-    for cls in (TyperCommand, verbs._Command):
+    for cls in (TyperCommand, Command):
         seen: list[Any] = []
         done = CliRunner().invoke(program(cls, seen), words, env=env, default_map=values)
         told.append((done.exit_code, done.output, [(type(one), one) for one in seen]))
     assert told[0] == told[1]
 
 
-def test_a_typer_that_reads_otherwise_is_left_alone() -> None:
-    class Other:
-        name = "text"
-
-    other = Other()
-    take_as_given([other])
-    assert vars(other) == {}
+def test_pydantic_stays_unloaded_where_nothing_is_converted() -> None:
+    code = (
+        "import sys; sys.argv = ['toolchain', 'plan', 'base', '--gpu', 'gfx942', '--base', 'debian13']\n"
+        "from toolchain.cli.app import app\n"
+        "try:\n    app()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "assert 'pydantic.type_adapter' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,328 @@
+"""The options of verbs that plan or run a build, and the `Request` made from them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from toolchain.cli.options import parameter
+from toolchain.cli.parsing import COMMAND_LINE, file_of, place_of, source_of
+from toolchain.core import console
+from toolchain.core.cache import Cache, default_cache
+from toolchain.core.errors import ConfigError, ToolchainError
+from toolchain.core.locks import in_use
+from toolchain.pipeline import triton_choice
+from toolchain.pipeline.triton_choice import Choice, doubts, settle, wheel_hint
+from toolchain.request import model as request_module
+from toolchain.request.declaration import PANELS, Option
+from toolchain.request.model import DEFAULT_GLIBC, Request
+
+if TYPE_CHECKING:
+    from toolchain.lock.file import Lock
+
+
+HOW = ("check", "jobs", "runner", "fresh", "kernel_store", "kernel_key", "scheduler")
+"""Fields of `Request` that only decide how things are built; verbs that build nothing do not take them."""
+
+# From a verb's own parameters (which it may change) and the options given on the command line: the stage and the
+# recorded options, or None if nothing was recorded.
+Recorded = Callable[[dict[str, Any], Mapping[str, Any]], tuple[str, dict[str, Any]] | None]
+# By parameter: the place that each of its texts comes from, with an empty text for the whole value.
+Places = Mapping[str, Mapping[str, str]]
+
+
+def with_request(
+    *without: str, recorded: Recorded | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a verb's parameter `request` by the options that make a `Request`.
+
+    All such verbs take the options that decide what is built, so that the same options work for `plan` and `build`.
+
+    Args:
+        without: fields of `Request` that this verb does not use.
+        recorded: gives the options an image was built with. They replace environment, file and defaults; the command
+            line overrides them.
+    """
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        declared = [option for option in request_module.options() if option.field not in without]
+        offered = [parameter(option) for option in declared]
+
+        @functools.wraps(verb)
+        def command(ctx: typer.Context, **given: Any) -> None:
+            target = str(given.get("stage", "kernels"))  # `kernels run` names no stage
+            places: dict[str, Mapping[str, str]] = {}
+            folder = Path.cwd()
+            taken = _take_recorded(ctx, given, declared, recorded) if recorded is not None else None
+            if taken is not None:
+                target = taken
+                folder = Path(os.devnull)  # ignore pins and checkouts in the current folder
+            else:
+                for option in declared:
+                    name = option.parameter
+                    places[name] = {"": place} if (place := place_of(ctx, name)) else {}
+                    if option.kind == "pairs" and (pairs := _joined(ctx, option, given[name])):
+                        given[name], places[name] = list(pairs), pairs
+            request = make_request(
+                folder=folder,
+                **{option.name: given.pop(option.name) for option in offered},
+                target=target,
+                ranks=_ranks(places) if taken is None else {},
+                places=places,
+            )
+            with in_use(request.cache), _told_where(places):
+                verb(request=request, **given)
+
+        own = [one for name, one in _parameters(verb).items() if name != "request"]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
+        ordered = sorted((*own, *offered), key=_place_in_help)
+        everything = [context, *(option.replace(kind=keyword) for option in ordered)]
+        command.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined] # what Typer reads
+        command.__annotations__ = {option.name: option.annotation for option in everything}
+        return command
+
+    return decorate
+
+
+def _take_recorded(
+    context: typer.Context, given: dict[str, Any], declared: Sequence[Option], recorded: Recorded
+) -> str | None:
+    """Set options that the command line does not give to their recorded values.
+
+    Returns:
+        The stage; None if nothing was recorded.
+    """
+    options = {option.parameter: option for option in declared}
+    typed = {name for name in options if source_of(context, name) == COMMAND_LINE}
+    own = {name: value for name, value in given.items() if name not in options}
+    if (original := recorded(own, {name: given[name] for name in {*typed, "cache"}})) is None:
+        return None
+    target, values = original
+    for name in given.keys() - options.keys() - own.keys():
+        del given[name]
+    given.update(own)
+    for name, option in options.items():
+        if option.kind == "pairs" and name in typed:
+            given[name] = [*given[name], *_others(given[name], values.get(name, ()))]
+        elif option.is_input and name not in typed:
+            given[name] = values.get(name, option.given_default)
+    if "base" in typed:
+        given["glibc"] = given["glibc"] if "glibc" in typed else None
+    elif "glibc" in typed:
+        given["base"] = None
+    return target
+
+
+def _joined(context: typer.Context, option: Option, given: list[str] | None) -> dict[str, str]:
+    """Return the NAME=VALUE pairs of all places, each with its place. About a name the strongest place decides."""
+    file = file_of(context)
+    typed = given or () if source_of(context, option.parameter) == COMMAND_LINE else ()
+    # Typer would split a variable at every space, and paths may contain spaces: only one before a known name splits.
+    of_environment = os.environ.get(option.variable, "").strip()
+    names = "|".join(map(re.escape, option.of)) or r"[^\s=]+"
+    weaker = [(option.variable, re.split(rf"\s+(?=(?:{names})=)", of_environment) if of_environment else [])]
+    if file is not None:
+        weaker.append((str(file.path), file.values.get(option.parameter, [])))
+    pairs = dict.fromkeys(typed, option.flag)
+    for place, texts in weaker:
+        pairs |= dict.fromkeys(_others(pairs, texts), place)
+    if typed and len(pairs) > len(typed):
+        others = (f"{text} from {place}" for text, place in pairs.items() if place != option.flag)
+        console.note(f"{option.flag} also has {', '.join(others)}")
+    return pairs
+
+
+def _others(strong: Iterable[str], weak: Iterable[str]) -> list[str]:
+    """Return the NAME=VALUE pairs whose name no stronger pair has."""
+    named = {text.partition("=")[0] for text in strong}
+    return [text for text in weak if text.partition("=")[0] not in named]
+
+
+def _place_in_help(option: inspect.Parameter) -> int:
+    """The sort key of an option: its panel's position; options without a panel come first."""
+    panels = [getattr(about, "rich_help_panel", None) for about in getattr(option.annotation, "__metadata__", ())]
+    return next((PANELS.index(panel) for panel in panels if panel in PANELS), -1)
+
+
+def _ranks(places: Places) -> dict[str, int]:
+    """Return the precedence of the options that name a Triton, for `triton_choice`."""
+
+    def rank(name: str, prefix: str = "") -> int:
+        place = next((place for text, place in places.get(name, {}).items() if text.startswith(prefix)), "")
+        if not place:
+            return triton_choice.NOWHERE
+        if place.startswith("--"):
+            return triton_choice.COMMAND_LINE
+        return triton_choice.ENVIRONMENT if place.startswith("TOOLCHAIN_") else triton_choice.FILE
+
+    return {
+        "triton": rank("triton"),
+        "aotriton": rank("aotriton"),
+        "source": rank("source", "triton="),
+        "lock": min(rank("locked"), rank("lock_file")),
+    }
+
+
+def _parameters(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(function, eval_str=True).parameters)
+
+
+_CONTROL = {*map(chr, range(32)), "\x7f"}
+
+
+def _one_line(flag: str, value: Any) -> None:
+    """Refuse control characters: option values end up in labels, records, file names and build arguments.
+
+    Raises:
+        ConfigError: it contains a control character.
+    """
+    for text in value if isinstance(value, list) else [value]:
+        # A path may contain any of them except NUL.
+        barred = _CONTROL if isinstance(text, str) else {"\0"} if isinstance(text, Path) else set()
+        if barred & set(str(text)):
+            raise ConfigError(
+                f"{flag} {str(text)[:200]!r} contains a control character",
+                fix="remove line breaks, tabs and the like",
+            )
+
+
+def _floor(base: str | None, glibc: str | None) -> str:
+    """The glibc that a portable LLVM is built for; empty if a base is named, since LLVM is then built for that base.
+
+    Raises:
+        ConfigError: both are named.
+        UnsupportedError: unknown glibc version.
+    """
+    if base and glibc:
+        raise ConfigError(
+            f"--base {base} and --glibc {glibc} exclude each other",
+            why="--base builds LLVM for that base only, --glibc for every system with that glibc or newer",
+            fix="leave one of them out; --base '' overrides a base from a file or the environment",
+        )
+    if not glibc:
+        return "" if base else DEFAULT_GLIBC
+    from toolchain.catalog.floors import floor_of  # noqa: PLC0415 - the default is known
+
+    return floor_of(glibc).glibc
+
+
+@contextlib.contextmanager
+def _told_where(places: Places) -> Iterator[None]:
+    """Add to an error where the values of the options that it names come from."""
+    try:
+        yield
+    except ToolchainError as error:
+        _tell_places(error, places)
+        raise
+
+
+def _tell_places(error: ToolchainError, places: Places, name: str = "") -> None:
+    """Add to an error where the value comes from that it is about, unless the command line gives it.
+
+    Args:
+        name: the parameter; if empty, every parameter whose option the error names.
+    """
+    told = []
+    for parameter_name in [name] if name else places:
+        flag = f"--{parameter_name.replace('_', '-')}"
+        if name or re.search(rf"{flag}\b(?!-)", f"{error.what} {error.fix}"):
+            by_text = places.get(parameter_name, {})
+            meant = {place for text, place in by_text.items() if text.partition("=")[2] in error.what}
+            found = meant if len(meant) == 1 else set(by_text.values())
+            told += [f"{flag} is from {place}" for place in found if len(found) == 1 and not place.startswith("--")]
+    if told:
+        error.what += f" ({', '.join(told)})"
+
+
+def _settled(choice: Choice, lock: Lock | None, request: Request, folder: Path) -> Choice:
+    """Decide which Triton is meant, and print what was decided for the user."""
+    if not choice.target and choice.triton is None:
+        return choice
+    choice = settle(choice, lock=lock, folder=folder, cache=request.cache)
+    hint = wheel_hint(choice, request.allow_binary)
+    for line in (*choice.notes, *([hint] if hint else [])):
+        console.note(line)
+    for line in doubts(choice):
+        console.warn(line)
+    return choice
+
+
+def make_request(
+    *,
+    target: str = "",
+    ranks: Mapping[str, int] | None = None,
+    places: Places | None = None,
+    folder: Path | None = None,
+    **given: Any,
+) -> Request:
+    """Check and combine option values.
+
+    Args:
+        target: the requested stage; if empty, the folder is not searched.
+        ranks: see `toolchain.pipeline.triton_choice.Choice`.
+        places: the places that values come from, for messages.
+        folder: where to look for pins and checkouts; by default the current folder.
+        given: by parameter, as on the command line; missing values and None mean the default.
+
+    Raises:
+        ConfigError, UnsupportedError: a value that cannot be used.
+    """
+    options = {option.parameter: option for option in request_module.options()}
+    places = places or {}
+    values, name = {}, ""
+    try:
+        for name, option in options.items():
+            _one_line(option.flag, given.get(name))
+        given["cache"] = given.get("cache") or default_cache()
+        given["base"] = given.get("base") or None  # an empty value overrides a file or the environment
+        for name, value in given.items():
+            values[options[name].field] = options[name].value(value)
+        name = "" if given.get("base") else "glibc"
+        values["glibc"] = _floor(given.get("base"), given.get("glibc"))
+    except ToolchainError as error:
+        _tell_places(error, places, name)
+        raise
+    request = request_module.Request(**values)
+    if both := sorted({*request.allow_binary} & {*request.drop_binary}):
+        with _told_where(places):
+            what = f"--allow-binary {both[0]} and --drop-binary {both[0]} exclude each other"
+            raise ConfigError(what, fix="leave one of them out")
+    _note_used(request.cache, request)
+    lock: Lock | None = None
+    if request.locked or request.lock_file is not None:
+        from toolchain.lock.file import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
+
+        lock = read(request.lock_file or Path(DEFAULT))
+    choice = Choice(
+        target=target,
+        triton=request.triton,
+        aotriton=request.aotriton,
+        sources=request.sources,
+        ranks=dict(ranks or {}),
+    )
+    with _told_where(places):
+        choice = _settled(choice, lock, request, folder or Path.cwd())
+    request = replace(request, triton=choice.triton, aotriton=choice.aotriton, sources=dict(choice.sources), lock=lock)
+    if "llvm" not in request.sources:
+        return request
+    from toolchain.stages.triton_edits import with_edits  # noqa: PLC0415 - only where an LLVM is named
+
+    return replace(request, patches=with_edits(request, target))
+
+
+def _note_used(cache: Cache, request: Request) -> None:
+    for path in (path for paths in request.patches.values() for path in paths):
+        if path.is_relative_to(cache.store):  # imported from a bundle
+            from toolchain.sources.store import mark_used  # noqa: PLC0415 - the user's own patches are elsewhere
+
+            mark_used(path.parent)

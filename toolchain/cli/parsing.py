@@ -1,0 +1,147 @@
+"""How a verb gets its values: from the command line, the environment, the file, or the default, in this order."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+
+import typer
+from typer.core import TyperCommand
+
+from toolchain.core import console
+from toolchain.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from toolchain.cli.config_file import ConfigFile
+
+COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE = "COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP", "DEFAULT"
+"""Where a value comes from, as Typer names it."""
+
+
+class Command(TyperCommand):
+    """A verb. Options that are declared take the values of the file."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Like Typer's, with the file's values. A repeated option that would lose a value is refused."""
+        from toolchain.cli.options import declaration_of  # noqa: PLC0415 - for a verb that runs
+
+        read_lightly(self, ctx)
+        self._check_words(ctx, args)
+        declared = {one.name: option for one in self.get_params(ctx) if (option := declaration_of(one)) is not None}
+        if (file := file_of(ctx)) is not None:
+            keys = {name: option.parameter for name, option in declared.items()}
+            ctx.default_map = {name: file.values[key] for name, key in keys.items() if key in file.values}
+        rest = super().parse_args(ctx, args)
+        for name, option in declared.items():
+            empty = option.never_empty and not os.environ.get(option.variable, "-").strip()
+            if empty and source_of(ctx, name) != COMMAND_LINE:
+                error = ConfigError(
+                    f"{option.variable} is set and empty",
+                    why="it decides which signatures are accepted or made; an empty value would skip that check",
+                    fix=f"give it a value (in CI: is the secret there?), or unset {option.variable}",
+                )
+                console.failure(error, as_json=any(ctx.params.get(one) for one in ("json", "json_")))
+                raise typer.Exit(error.code)
+        return rest
+
+    def _check_words(self, ctx: Any, args: list[str]) -> None:
+        try:
+            given = self.make_parser(ctx).parse_args(list(args))[2]
+        except typer.TyperException as error:
+            from toolchain.request.model import options  # noqa: PLC0415 - for a misspelt option
+
+            name = getattr(error, "option_name", "")
+            if any(option.campaign and option.flag == name for option in options()):
+                ctx.fail(f"{name} is an option of kernel campaigns; use `toolchain kernels run`")
+            raise
+        for one in given:
+            once = one.param_type_name == "option" and not (one.multiple or getattr(one, "is_flag", False))
+            if once and (times := given.count(one)) > 1:
+                ctx.fail(f"{max(one.opts, key=len)} is given {times} times; use it once")
+
+
+def read_lightly(command: Any, ctx: Any) -> None:
+    """Let values that need no conversion pass a command's parameters without pydantic.
+
+    Typer asks pydantic to convert each value, also None. Loading it takes a quarter of the time of a plan. Every other
+    value goes to Typer.
+    """
+    kinds = {
+        name: _kind(one.annotation)
+        for name, one in inspect.signature(command.callback, eval_str=True).parameters.items()
+    }
+    for one in command.get_params(ctx):
+        one.process_value = _reader(one, kinds.get(one.name))
+
+
+def _reader(parameter: Any, kind: Any) -> Any:
+    process = parameter.process_value
+
+    def read(ctx: Any, value: Any) -> Any:
+        if value == "" and (kind is Path or parameter.param_type_name == "argument"):
+            # `Path("")` is the current folder, which an unset variable of a script does not mean.
+            raise typer.BadParameter("it is empty", ctx=ctx, param=parameter)
+        texts = kind == list[str] and isinstance(value, list | tuple) and all(type(text) is str for text in value)
+        if parameter.callback is not None or (not value and parameter.required):
+            # `--help` that is not given is None, which Typer would convert.
+            return process(ctx, value or False if getattr(parameter, "is_flag", False) else value)
+        if value is None or texts or (kind in {str, int, bool, float} and type(value) is kind):
+            return value
+        return Path(value) if kind is Path and type(value) is str else process(ctx, value)
+
+    return read
+
+
+def _kind(annotation: Any) -> Any:
+    """Return the type in an annotation, without what Typer is told and without None."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if isinstance(annotation, UnionType):
+        kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
+        return kinds[0] if len(kinds) == 1 else None
+    return annotation
+
+
+def file_of(context: Any) -> ConfigFile | None:
+    """Return the file of option values, if there is one."""
+    file: ConfigFile | None = context.find_root().obj
+    return file
+
+
+def source_of(context: Any, name: str) -> str:
+    """Return where a parameter's value comes from: one of the four constants; empty if the verb does not have it."""
+    source = context.get_parameter_source(name)
+    return source.name if source is not None else ""
+
+
+def place_of(context: Any, name: str) -> str:
+    """Return the origin of a parameter's value: its option, a variable or a file; empty for the default."""
+    file = file_of(context)
+    places = {
+        COMMAND_LINE: f"--{name.replace('_', '-')}",
+        ENVIRONMENT: f"TOOLCHAIN_{name.upper()}",
+        FILE: str(file.path) if file is not None else "",
+    }
+    return places.get(source_of(context, name), "")
+
+
+@contextlib.contextmanager
+def errors_as_data() -> Iterator[None]:
+    """With `--json`, print usage errors as JSON too; Typer prints them as text."""
+    try:
+        yield
+    except typer.TyperException as error:
+        if "--json" in sys.argv:
+            context = getattr(error, "ctx", None)
+            named = context.command_path if context is not None else "toolchain"
+            console.error_data(
+                {"error": "Usage", "exit_code": error.exit_code, "what": error.format_message(), "why": "",
+                 "fix": f"{named} --help"}
+            )  # fmt: skip
+        raise
