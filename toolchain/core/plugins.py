@@ -59,7 +59,7 @@ def plugins() -> tuple[Plugin, ...]:
     """Return the installed plugins.
 
     Raises:
-        ConfigError: one cannot be imported, or is no plugin.
+        ConfigError: a plugin cannot be imported, or its entry point names something else.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415 - see above
 

@@ -17,7 +17,7 @@ from toolchain.trust import attest, dsse
 from toolchain.trust.keys import Signer
 from toolchain_lab.examine.places import images_of, opened
 
-# A name of this project's own, not an address; explained in docs/audit.md.
+# A name of this project's own, not an address; explained in docs/lab/audit.md.
 PREDICATE = "urn:toolchain:audit:v1"
 
 
