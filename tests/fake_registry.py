@@ -22,13 +22,15 @@ class FakeRegistry(ThreadingHTTPServer):
         api: whether it knows `/referrers/`.
         page: referrers a page.
         blind: it says OCI-Subject but never lists anything.
+        digest_tags: it takes the tag `sha256-HEX` for the digest `sha256:HEX`, as GitLab's registry does.
     """
 
     daemon_threads = True
 
-    def __init__(self, *, api: bool = True, page: int = 1000, blind: bool = False) -> None:
+    def __init__(self, *, api: bool = True, page: int = 1000, blind: bool = False, digest_tags: bool = False) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.api, self.page, self.blind = api, page, blind
+        self.digest_tags = digest_tags
         self.blobs: dict[str, bytes] = {}
         self.manifests: dict[str, tuple[str, bytes]] = {}  # by tag and by digest
         self.seen: list[str] = []
@@ -85,6 +87,9 @@ class _Handler(BaseHTTPRequestHandler):
         query = parse_qs(urlsplit(self.path).query)
         if found := re.search(r"/referrers/(.*)$", path):
             self._referrers(found[1], int(query.get("after", ["0"])[0]))
+        elif path.endswith("/tags/list"):
+            tags = sorted(name for name in registry.manifests if ":" not in name)
+            self._answer(200, json.dumps({"name": path.split("/")[2], "tags": tags}).encode())
         elif "/blobs/uploads/" in path:
             self._upload(path, query, body)
         elif found := re.search(r"/blobs/(.*)$", path):
@@ -121,6 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _manifest(self, name: str, body: bytes) -> None:
         registry = self.server
+        if registry.digest_tags and self.command != "PUT" and re.fullmatch(r"sha256-[0-9a-f]{64}", name):
+            name = name.replace("-", ":", 1)
         if self.command != "PUT":
             with registry.lock:
                 kind, content = registry.manifests.get(name, ("", b""))

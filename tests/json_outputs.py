@@ -148,6 +148,7 @@ def main(folder: Path) -> None:
     call("keygen", "", "key", data=False)
     call("publish", "signed, with files", "oci:out", "report", "--key", "key", "--files")
     call("publish", "unsigned", "oci:plain", "toolchain-base")
+    call("publish", "copied", "oci:copy", "oci:plain")
     call("images", "")
     call("inspect", "a finished image", "report")
     call("verify", "signed", "oci:out", "--public-key", "key.pub", "--policy", "source-only")

@@ -156,11 +156,21 @@ def test_what_others_listed_stays(without_api: FakeRegistry, layout: Layout, sub
 def test_an_image_under_that_tag_is_not_written_over(
     without_api: FakeRegistry, layout: Layout, subject: Descriptor
 ) -> None:
-    image = (media.MANIFEST, layout.read(subject))
+    image = (media.MANIFEST, layout.read(about(layout, subject, "another image")))
     without_api.manifests[fallback_tag(subject.digest)] = image
     with connection(without_api) as registry, pytest.raises(RegistryError, match="not an index"):
         attach(layout, [about(layout, subject, "a")], RegistryRef(without_api.host, "x"), registry=registry)
     assert without_api.manifests[fallback_tag(subject.digest)] == image
+
+
+def test_a_registry_that_answers_with_the_subject(layout: Layout, subject: Descriptor) -> None:
+    """GitLab's registry takes the fallback tag for a digest: there is no list, and none can be written."""
+    with fake_registry(api=False, digest_tags=True) as server, connection(server) as registry:
+        server.manifests[subject.digest] = (media.MANIFEST, layout.read(subject))
+        ref = RegistryRef(server.host, "x")
+        assert referrers(ref, subject.digest, registry=registry) == ()
+        with pytest.raises(RegistryError, match="for a digest"):
+            attach(layout, [about(layout, subject, "a")], ref, registry=registry)
 
 
 def test_a_list_that_another_replaced(without_api: FakeRegistry, layout: Layout, subject: Descriptor) -> None:

@@ -13,10 +13,10 @@ from toolchain.cli import options as o
 from toolchain.cli.amounts import amounts_told
 from toolchain.cli.images_cmd import is_image_name
 from toolchain.core import console
-from toolchain.core.cache import cache_of
+from toolchain.core.cache import Cache, cache_of
 from toolchain.core.errors import ConfigError
 from toolchain.core.locks import in_use
-from toolchain.oci.reference import parse_place
+from toolchain.oci.reference import Target, parse, parse_place
 
 if TYPE_CHECKING:
     from toolchain.publish.images import Delivered
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 WordsArg = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="DEST IMAGE", help="oci:DIR or REGISTRY/NS, then the images to publish.", show_default=False
+        metavar="DEST IMAGE|REF",
+        help="oci:DIR or REGISTRY/NS, then the images to publish, or references to copy.",
+        show_default=False,
     ),
 ]
 CompressionOpt = Annotated[str, o.typed(o.COMPRESSION)]
@@ -48,7 +50,8 @@ def publish(
 ) -> None:
     """Push finished images, verify each, then attach SBOM and provenance. Images with the same name form one index.
 
-    IMAGE is a name that `toolchain images` lists, an input digest, or a unique prefix of either.
+    IMAGE is a name that `toolchain images` lists, an input digest, or a unique prefix of either. REF is a published
+    image: it is copied with all platforms and everything that is attached to it, and verified before and after.
     """
     from toolchain.pipeline.images import named_images  # noqa: PLC0415 - brings cryptography in
     from toolchain.publish.images import deliver  # noqa: PLC0415 - brings the registry client in
@@ -66,6 +69,15 @@ def publish(
         )
     signer = replace(load_signer(key), bundles=bundles) if key is not None else Keyless(sigstore) if keyless else None
     home = cache_of(cache)
+    if refs := [name for name in names if not is_image_name(name)]:
+        if len(refs) < len(names) or signer is not None or files or compression != "gzip":
+            raise ConfigError(
+                "a reference is copied as it is",
+                why="a copy keeps bytes and signatures, so it is neither signed, packed again, nor mixed with builds",
+                fix=f"toolchain publish {where} {' '.join(refs)}",
+            )
+        _copy(home, refs, target, json_=json_)
+        return
     with in_use(home), amounts_told():
         done = deliver(home, named_images(home, names), target, compression=how, signer=signer, files=files)
     if signer is None:
@@ -74,6 +86,20 @@ def publish(
         console.data({"published": [delivered.as_json() for delivered in done]})
         return
     _tell(done)
+
+
+def _copy(cache: Cache, refs: Sequence[str], dest: Target, *, json_: bool) -> None:
+    from toolchain.publish.copying import copy_images  # noqa: PLC0415 - brings the registry client in
+
+    with in_use(cache, make=True), amounts_told():
+        copied = [row for ref in refs for row in copy_images(parse(ref), dest, cache.work)]
+    if json_:
+        console.data({"copied": [row.as_json() for row in copied]})
+        return
+    for row in copied:
+        platforms = f"{row.platforms} platform{'' if row.platforms == 1 else 's'}"
+        sent = f"{console.size(row.pushed_bytes)} sent, {console.size(row.skipped_bytes)} already there"
+        console.text(row.refs[0], row.digest, f"{platforms}, {row.attached} attached; {sent}")
 
 
 def _places(words: list[str], dest: str | None) -> tuple[str, list[str]]:

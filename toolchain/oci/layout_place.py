@@ -78,6 +78,11 @@ class LayoutPlace(Place):
         ref, skipped = str(self.ref.at(digest=descriptor.digest)), sum(item.size for item in items) - pushed
         return Published(ref, descriptor.digest, tuple(tags), pushed, skipped)
 
+    def tag(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> None:  # noqa: ARG002
+        for tag in tags:
+            check_name(tag)
+            self._layout.tag(descriptor, tag)
+
     def referrers(self, subject: str) -> tuple[Descriptor, ...]:
         artifacts = []
         for entry in self._layout.roots():

@@ -122,6 +122,17 @@ class Place(ABC):
         """
 
     @abstractmethod
+    def tag(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> None:
+        """Let tags name an image or artifact that `put` brought here; `layout` holds it.
+
+        `put` the image without tags first and `attach` its evidence, so that a tag never names an image without it.
+
+        Raises:
+            ConfigError: the place cannot have such a tag.
+            DigestError: what is read back has another digest.
+        """
+
+    @abstractmethod
     def referrers(self, subject: str) -> tuple[Descriptor, ...]:
         """The artifacts about a digest, as the place lists them. The list is untrusted: check each manifest's subject.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +74,12 @@ class RepositoryPlace(Place):
         ref, pushed = str(self.ref.at(digest=descriptor.digest)), registry.traffic.sent - before
         return Published(ref, descriptor.digest, tuple(tags), pushed, skipped)
 
+    def tag(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> None:
+        for tag in tags:
+            check_tag(tag)
+        for tag in tags:
+            self._put_manifest(layout, descriptor, tag)
+
     def _put_manifest(self, layout: Layout, manifest: Descriptor, reference: str) -> bool:
         """Bring a manifest there under a digest or a tag, and read it back; whether it was sent."""
         content, repository = layout.read(manifest), self.ref.repository
@@ -140,8 +145,12 @@ class RepositoryPlace(Place):
         return [entry for entries in lists for entry in entries] if lists else None
 
     def _read_tag(self, subject: str) -> dict[str, Any] | None:
+        """Return the index of referrers under the fallback tag; None if there is none.
+
+        GitLab's registry takes `sha256-HEX` for a digest and answers with the subject itself, which is no list.
+        """
         tag, repository = fallback_tag(subject), self.ref.repository
-        if self._registry.manifest_digest(repository, tag) is None:
+        if self._registry.manifest_digest(repository, tag) in {None, subject}:
             return None
         index = parse_object(self._registry.get_manifest(repository, tag)[1], f"{repository}:{tag}")
         _entries(index, f"{repository}:{tag}")  # else an unrelated image has this name, and must not be overwritten
@@ -150,15 +159,27 @@ class RepositoryPlace(Place):
     def _add_to_tag(self, subject: str, artifacts: Sequence[Descriptor]) -> None:
         """List artifacts in the index under the fallback tag."""
 
+        tag, written = fallback_tag(subject), False
+
+        def read() -> dict[str, Any] | None:
+            if written and self._registry.manifest_digest(self.ref.repository, tag) == subject:
+                raise RegistryError(
+                    f"{self._registry.host} takes the tag {tag} for a digest, so nothing can be attached to an image",
+                    why="it has no referrers API, and answers with the image where the list of referrers was written",
+                    fix="publish to a registry that lists referrers, or to a folder: oci:DIR",
+                )
+            return self._read_tag(subject)
+
         def with_them(index: dict[str, Any] | None) -> dict[str, Any] | None:
+            nonlocal written
             entries = list((index or {}).get("manifests", ()))
             known = _digests(entries)
             missing = [artifact.as_json() for artifact in artifacts if artifact.digest not in known]
             if not missing:
                 return None
+            written = True
             return {**(index or {}), "schemaVersion": 2, "mediaType": media.INDEX, "manifests": entries + missing}
 
-        tag, read = fallback_tag(subject), partial(self._read_tag, subject)
         add_to_all([SharedTag(self._registry, self.ref.repository, tag, media.INDEX, read, with_them)])
 
     def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:

@@ -86,12 +86,13 @@ def deliver_files(
         names = [[path.name for path in of_one] for of_one in paths]
         manifest = write_files(layout, index, [path for of_one in paths for path in of_one], title=f"{image}: files")
         files = read_files(layout.read_json(manifest), manifest)
-        done = place.put(layout, manifest, [str(ref.tag) for ref in refs])
+        done = place.put(layout, manifest, ())
         listed = place.attach(layout, index.digest, [manifest])
         by_build = [
             (facts, [file for file in files if file.name in of_one]) for facts, of_one in zip(made, names, strict=True)
         ]
         evidence = attach_to_files(by_build, manifest, place, signer=signer, scratch=cache.work)
+        place.tag(layout, manifest, [str(ref.tag) for ref in refs])
     pushed = done.pushed_bytes + listed.pushed_bytes
     return DeliveredFiles(tuple(str(ref) for ref in refs), manifest.digest, pushed, done.skipped_bytes, files, evidence)
 

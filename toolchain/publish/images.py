@@ -133,13 +133,15 @@ def _deliver(
     refs = tuple(dest.image(name, tag) for tag in tags)
     made = [replace(image, compressors=sent.compressors) for image, sent in zip(images, packed, strict=True)]
     with open_place(refs[0]) as place:
-        done = place.put(layout, index, [str(ref.tag) for ref in refs])
+        done = place.put(layout, index, ())
         attached = [
             attach_evidence(facts, layout, sent.manifest, index, place, signer=signer, scratch=cache.work)
             for facts, sent in zip(made, packed, strict=True)
         ]
         beside = [dest.image(name, tag_of(tag)) for tag in tags]
         plain = deliver_files(cache, made, index, place, beside, signer=signer) if files else None
+        # The tags move last, so that none of them ever names an image without its evidence.
+        place.tag(layout, index, [str(ref.tag) for ref in refs])
     names = tuple(str(ref) for ref in refs)
     for record in records:
         note_publication(cache, record, Publication(names[0], done.digest, round(time.time())))

@@ -117,7 +117,8 @@ def signed_by(
         raise UntrustedError(
             f"signature: nothing signed is attached to {digest}",
             why=broken,
-            fix="publish it with --key or --keyless, or ask who published it",
+            fix="if this is a mirror, copy it again by `toolchain publish DEST REF`, because skopeo leaves signatures"
+            " behind (docs/tasks/mirror.md); if you publish it, sign it: publish --key FILE",
         )
     statements = []
     for envelope in (opened for opened in good if opened.payload_type == dsse.IN_TOTO):

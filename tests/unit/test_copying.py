@@ -1,0 +1,149 @@
+"""`publish DEST REF`: an image is copied with everything that is attached to it, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.evidence_fixtures import finished_base, finished_llvm
+from tests.fake_registry import FakeRegistry, fake_registry
+from tests.places import verify
+from tests.request_fixtures import specs
+from toolchain.core.cache import Cache
+from toolchain.core.errors import ConfigError, DigestError, RegistryError
+from toolchain.oci.layout import Layout
+from toolchain.oci.places import open_place
+from toolchain.oci.reference import LayoutRef, RegistryRef, Target, parse
+from toolchain.oci.tagged import about_tag
+from toolchain.pipeline.records import read_record
+from toolchain.publish.copying import Copied, copy_images
+from toolchain.publish.images import Delivered, deliver
+from toolchain.request.model import Request
+from toolchain.trust.keys import Signer, load_signer, new_key
+
+
+@dataclass
+class Published:
+    """A signed image with its files in a folder, and its key."""
+
+    delivered: Delivered
+    signer: Signer
+    folder: Path
+    name: str
+    cache: Cache
+    input_digest: str
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolchain.oci.shared_tag.time.sleep", lambda seconds: None)
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Published:
+    cache = Cache(tmp_path / "cache")
+    finished_base(cache, tmp_path / "base")
+    request = Request(cache=cache, sources=specs({"llvm": f"https://github.com/llvm/llvm-project@{'1' * 40}"}))
+    built = finished_llvm(
+        request, tmp_path / "llvm", {"usr/lib64/x/lib/libx.a": b"x" * 1000}, {"prefix": "/usr/lib64/x"}
+    )
+    new_key(tmp_path / "key")
+    signer = load_signer(tmp_path / "key")
+    folder = tmp_path / "source"
+    (done,) = deliver(cache, [read_record(cache, built.input_digest)], LayoutRef(folder), signer=signer, files=True)
+    return Published(done, signer, folder, done.image, cache, built.input_digest)
+
+
+def copy(source: Target, dest: Target, tmp_path: Path) -> Copied:
+    (copied,) = copy_images(source, dest, tmp_path / "scratch")
+    assert not list((tmp_path / "scratch").iterdir())
+    return copied
+
+
+def tags_of(registry: FakeRegistry) -> list[str]:
+    """Return the tags that people see."""
+    return [name for name in registry.manifests if ":" not in name and not name.startswith("sha256-")]
+
+
+def trusted(ref: str, published: Published, tmp_path: Path) -> bool:
+    layout = Layout(tmp_path / "looked at").ensure()
+    with open_place(parse(ref)) as place:
+        top = place.fetch(layout)
+    return verify(parse(ref), layout, top, key=published.signer.public).verdict == "trusted"
+
+
+@pytest.fixture(params=["api", "tag"])
+def registries(request: pytest.FixtureRequest) -> Iterator[tuple[FakeRegistry, FakeRegistry]]:
+    with fake_registry(api=request.param == "api") as first, fake_registry(api=True) as second:
+        yield first, second
+
+
+def test_from_a_folder_over_registries_to_a_folder(
+    published: Published, registries: tuple[FakeRegistry, FakeRegistry], tmp_path: Path
+) -> None:
+    first, second = (RegistryRef(registry.host, "ns") for registry in registries)
+    up = copy(LayoutRef(published.folder), first, tmp_path)
+    assert (up.image, up.digest, up.platforms) == (published.name, published.delivered.digest, 1)
+    assert trusted(str(first.image(published.name)), published, tmp_path)
+    across = copy(first.image(published.name), second, tmp_path)
+    down = copy(second.image(published.name), LayoutRef(tmp_path / "down"), tmp_path)
+    assert up.attached == across.attached == down.attached > 4
+    assert set(up.refs) >= {str(first.image(published.name))}
+    there, here = Layout(tmp_path / "down"), Layout(published.folder)
+    assert {name: ref.digest for name, ref in there.refs().items()} == {
+        name: ref.digest for name, ref in here.refs().items()
+    }
+    assert {root.digest for root in there.roots()} == {root.digest for root in here.roots()}
+    assert trusted(f"oci:{tmp_path}/down:{published.name}", published, tmp_path)
+    again = copy(LayoutRef(published.folder), first, tmp_path)
+    assert again.pushed_bytes == 0
+
+
+def test_a_registry_that_cannot_hold_attachments_gets_no_tag(published: Published, tmp_path: Path) -> None:
+    with fake_registry(api=False, digest_tags=True) as registry:
+        with pytest.raises(RegistryError, match="for a digest"):
+            copy(LayoutRef(published.folder), RegistryRef(registry.host, "ns"), tmp_path)
+        assert tags_of(registry) == []
+
+
+def test_what_was_lost_in_the_source_is_not_copied_as_whole(published: Published, tmp_path: Path) -> None:
+    """A damaged blob of an attached artifact ends the copy before a tag moves."""
+    layout = Layout(published.folder)
+    att = layout.resolve(about_tag(published.delivered.digest, "att"))
+    layout.blob(layout.children(att)[1].digest).write_bytes(b"{}")
+    with fake_registry() as registry:
+        with pytest.raises(DigestError):
+            copy(LayoutRef(published.folder), RegistryRef(registry.host, "ns"), tmp_path)
+        assert tags_of(registry) == []
+
+
+def test_changed_bytes_are_refused_before_anything_is_sent(published: Published, tmp_path: Path) -> None:
+    layout = Layout(published.folder)
+    index = layout.read_json(layout.resolve(published.name))
+    manifest = layout.read_json(layout.resolve(index["manifests"][0]["digest"]))
+    blob = layout.blob(manifest["layers"][-1]["digest"])
+    blob.write_bytes(bytes(blob.stat().st_size))
+    with fake_registry() as registry:
+        with pytest.raises(DigestError):
+            copy(LayoutRef(published.folder), RegistryRef(registry.host, "ns"), tmp_path)
+        assert not registry.manifests
+
+
+def test_an_image_without_a_tag_has_no_name(published: Published, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    layout = Layout(bare).ensure()
+    layout.add(layout.put_json({"schemaVersion": 2, "manifests": []}, "application/vnd.oci.image.index.v1+json"))
+    with pytest.raises(ConfigError, match="no image with a tag"):
+        copy_images(LayoutRef(bare), LayoutRef(tmp_path / "to"), tmp_path / "scratch")
+
+
+def test_no_tag_moves_before_the_evidence_is_attached(published: Published) -> None:
+    """`latest` and the digest's tag never name an image without its SBOM and signature."""
+    record = read_record(published.cache, published.input_digest)
+    with fake_registry(api=False, digest_tags=True) as registry:
+        with pytest.raises(RegistryError, match="for a digest"):
+            deliver(published.cache, [record], RegistryRef(registry.host, "ns"), signer=published.signer)
+        assert tags_of(registry) == []

@@ -1,0 +1,246 @@
+"""Copies of published images with everything that is attached to them: SBOM, provenance, signatures, files."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from toolchain.core.errors import ConfigError, RegistryError, UntrustedError
+from toolchain.oci import descriptor as media
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.files import TYPE as FILES
+from toolchain.oci.files import tag_of
+from toolchain.oci.image import labels_of
+from toolchain.oci.labels import INPUT_DIGEST, TITLE
+from toolchain.oci.layout import Layout
+from toolchain.oci.manifest import parse_object
+from toolchain.oci.place import Place
+from toolchain.oci.places import open_place
+from toolchain.oci.reference import Target
+from toolchain.oci.referrers import subject_of
+from toolchain.oci.tagged import Kind, Tagged, about_tag, read_layers_under
+from toolchain.pipeline.reuse import input_tag
+from toolchain.trust.verify import verify
+
+_MOST_ARTIFACTS = 1000  # anyone who may push can attach more
+_KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Copied:
+    """An image where it was copied to.
+
+    Args:
+        image: its name in the destination.
+        refs: its references there, by tag.
+        digest: of the index or manifest.
+        platforms: the number of images in it.
+        attached: the number of artifacts that were copied with it, and of cosign's signature and attestation layers.
+    """
+
+    image: str
+    refs: tuple[str, ...]
+    digest: str
+    platforms: int
+    attached: int
+    pushed_bytes: int
+    skipped_bytes: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a row of `publish --json`."""
+        return vars(self) | {"refs": list(self.refs)}
+
+
+@dataclass
+class _Everything:
+    """An image and all that is attached to it, in a layout.
+
+    Args:
+        images: the images of the index.
+        name: the image's name in the destination.
+        tags: what each tag of the destination names: the image, or its files; the empty tag is `latest`.
+        artifacts: what is attached, by the digest that it is attached to.
+        tagged: cosign's layers, as they lie under tags of their own.
+    """
+
+    layout: Layout
+    top: Descriptor
+    images: list[Descriptor]
+    name: str = ""
+    tags: dict[str, Descriptor] = field(default_factory=dict)
+    artifacts: dict[str, list[Descriptor]] = field(default_factory=dict)
+    tagged: list[Tagged] = field(default_factory=list)
+
+    @property
+    def attached(self) -> int:
+        """Return the number of artifacts and of cosign's layers."""
+        return sum(map(len, self.artifacts.values())) + sum(len(entry.layers) for entry in self.tagged)
+
+
+def copy_images(source: Target, dest: Target, scratch: Path) -> list[Copied]:
+    """Copy the image that `source` names, or all images of a folder, to a namespace or folder.
+
+    Platforms, SBOM, provenance, signatures and files go along, and the tags move last.
+
+    Args:
+        scratch: a folder for temporary files, which hold the whole image.
+
+    Raises:
+        UntrustedError: the bytes or the attached SBOM contradict the digests, before or after the copy.
+        ConfigError: the image has no name that the destination can have.
+        RegistryError: something would be lost, or is refused.
+        UnreachableError: no answer.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    copied = []
+    with open_place(source) as place, tempfile.TemporaryDirectory(dir=scratch, prefix="copy-") as folder:
+        known = frozenset(place.tags())
+        for at, ref in enumerate(_named(source)):
+            with open_place(ref) as one:
+                found = _gather(one, Layout(Path(folder) / f"image-{at}").ensure(), known)
+                _name(one, found, known)
+                copied.append(_bring(found, dest))
+    return copied
+
+
+def _named(source: Target) -> list[Target]:
+    """Return a reference for each image that `source` names: of a whole folder one for each digest."""
+    if source.path is None or source.tag or source.digest:
+        return [source]
+    images = Layout(source.path).images()
+    refs = {image.digest: source.at(tag=tag) for tag, image in reversed(images.items()) if image.artifact_type != FILES}
+    if not refs:
+        raise ConfigError(f"{source} holds no image with a tag", fix="name one by its digest, or publish one there")
+    return list(refs.values())
+
+
+def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
+    """Bring an image with all that is attached to it into a layout, and verify it."""
+    top = place.fetch(layout)
+    _require_intact(place, layout, top, "before the copy")
+    found = _Everything(layout, top, layout.images_below(top) if top.media_type in media.MANIFESTS else [])
+    waiting = list(dict.fromkeys([top.digest, *(image.digest for image in found.images)]))
+    seen = set(waiting)
+    while waiting:
+        subject = waiting.pop(0)
+        for artifact in place.referrers(subject):
+            content = place.manifest(artifact.digest)[1]
+            if subject_of(parse_object(content, artifact.digest)) != subject:
+                continue
+            place.fetch_below(artifact, content, layout)
+            found.artifacts.setdefault(subject, []).append(artifact)
+            if artifact.digest not in seen:
+                seen.add(artifact.digest)
+                waiting.append(artifact.digest)
+        if found.attached > _MOST_ARTIFACTS:
+            raise RegistryError(
+                f"more than {_MOST_ARTIFACTS} artifacts are attached to {place.ref}",
+                why="a copy would have to leave some of them out",
+                fix="delete what does not belong there, and copy again",
+            )
+        found.tagged += _cosign_layers(place, subject, layout, known)
+    return found
+
+
+def _cosign_layers(place: Place, subject: str, layout: Layout, known: frozenset[str]) -> list[Tagged]:
+    """Bring the layers that cosign keeps about a digest under tags of its own."""
+    tagged = []
+    for kind in _KINDS:
+        if (tag := about_tag(subject, kind)) in known:
+            manifest, content = place.manifest(tag)
+            layers = [Descriptor.from_json(layer) for layer in read_layers_under(content, tag)["layers"]]
+            place.fetch_below(manifest, content, layout)
+            tagged.append(Tagged(subject, kind, tuple(layers)))
+    return tagged
+
+
+def _name(place: Place, found: _Everything, known: frozenset[str]) -> None:
+    """Decide the image's name in the destination and its tags there, and those of its files."""
+    ref, top, layout = place.ref, found.top, found.layout
+    files = {artifact.digest: artifact for artifact in found.artifacts.get(top.digest, ())}
+    if ref.path is None:
+        found.name = str(ref.at()).rpartition("/")[2]
+        works = (labels_of(layout.read_json(layout.children(image)[0])).get(INPUT_DIGEST) for image in found.images)
+        named = {ref.tag or ("" if ref.digest else "latest"), *(input_tag(work) for work in works if work)} & known
+        named |= {tag_of("" if tag == "latest" else tag) for tag in named} & known
+        by_tag = {tag: place.manifest(tag)[0] for tag in sorted(named)}
+    else:
+        title = str(dict(layout.read_json(top).get("annotations") or {}).get(TITLE) or "")
+        found.name = title or (ref.tag or "").partition(".")[0]
+        refs = {tag: there for tag, there in Layout(ref.path).refs().items() if tag.startswith(found.name)}
+        tags = {tag.removeprefix(found.name): there for tag, there in refs.items()}
+        by_tag = {tag.removeprefix("."): there for tag, there in tags.items() if not tag or tag.startswith(".")}
+    found.tags = {
+        "" if tag == "latest" else tag: top if there.digest == top.digest else files[there.digest]
+        for tag, there in by_tag.items()
+        if there.digest in {top.digest, *files}
+    }
+    if not found.name or top not in found.tags.values():
+        raise ConfigError(
+            f"{ref} has no tag that can be copied",
+            why="an image without a tag is not found in the destination, and registries delete it",
+            fix="name it by a tag: REGISTRY/NS/NAME:TAG or oci:DIR:NAME",
+        )
+
+
+def _bring(found: _Everything, dest: Target) -> Copied:
+    """Put an image and all that is attached to it into the destination, compare, and let the tags name it."""
+    layout, top = found.layout, found.top
+    refs = {dest.image(found.name, tag): there for tag, there in found.tags.items()}
+    with open_place(next(iter(refs))) as there:
+        done = there.put(layout, top, ())
+        pushed = done.pushed_bytes
+        for subject, artifacts in found.artifacts.items():
+            for artifact in artifacts:
+                there.put(layout, artifact, ())
+            pushed += there.attach(layout, subject, artifacts).pushed_bytes
+        pushed += there.attach_layers(layout, found.tagged)
+        _require_complete(there, found)
+        with tempfile.TemporaryDirectory(dir=layout.root.parent, prefix="read-back-") as folder:
+            back = Layout(Path(folder)).ensure()
+            there.fetch_below(top, there.manifest(top.digest)[1], back)
+            _require_intact(there, back, top, "after the copy")
+        # The files before the image: a tag of the image is the sign that all is there.
+        for ref, what in sorted(refs.items(), key=lambda item: item[1].digest == top.digest):
+            there.tag(layout, what, [str(ref.tag)])
+    return Copied(
+        image=found.name,
+        refs=tuple(str(ref) for ref, what in refs.items() if what.digest == top.digest),
+        digest=top.digest,
+        platforms=len(found.images),
+        attached=found.attached,
+        pushed_bytes=pushed,
+        skipped_bytes=done.skipped_bytes,
+    )
+
+
+def _require_complete(there: Place, found: _Everything) -> None:
+    """Check that the destination lists everything that the source has attached."""
+    for subject, artifacts in found.artifacts.items():
+        listed = {artifact.digest for artifact in there.referrers(subject)}
+        if missing := [artifact.digest for artifact in artifacts if artifact.digest not in listed]:
+            raise _lost(there, missing[0], subject)
+    for entry in found.tagged:
+        if missing_layers := entry.missing(read_layers_under(there.manifest(entry.tag)[1], entry.tag)):
+            raise _lost(there, missing_layers[0].digest, entry.subject)
+
+
+def _lost(there: Place, digest: str, subject: str) -> RegistryError:
+    return RegistryError(
+        f"{there.ref} does not list {digest}, which is attached to {subject} in the source",
+        why="the copy would have lost it, so no tag was moved",
+        fix="copy again; if it happens again, this registry cannot hold attached artifacts",
+    )
+
+
+def _require_intact(place: Place, layout: Layout, top: Descriptor, when: str) -> None:
+    """Check digests and the attached SBOM; signatures stay for `verify` with a key."""
+    verdict = verify(place, layout, top)
+    if verdict.problems:
+        raise UntrustedError(
+            f"{place.ref}: {verdict.problems[0]}",
+            why=f"this was found {when}",
+            fix="do not use it; build or publish the image again",
+        )
