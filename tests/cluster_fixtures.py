@@ -21,8 +21,9 @@ from toolchain.kernels.bounds import Limits
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.cluster import ClusterExecutor, requirements
 from toolchain.kernels.cluster_worker import Compiler, serve
+from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger, of_worker
-from toolchain.kernels.pool import CompileSetup, LocalExecutor, Outcome
+from toolchain.kernels.pool import CompileSetup, Outcome
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.shared import SharedResults
@@ -90,7 +91,7 @@ class Machine:
     @property
     def setup(self) -> CompileSetup:
         naming = Naming(self.tree, triton=[self.layer], recipe={"worker.py": "1"}, environment={})
-        return CompileSetup(start=self.workers, naming=naming, out=self.out, seen=("/src", str(self.out)))
+        return CompileSetup(start=self.workers, naming=naming, out=self.out, source="/src")
 
     @property
     def needs(self) -> dict[str, str]:

@@ -161,7 +161,7 @@ class FakeWorkers:
             (self.folder / f"{rule.target}{rule.kernel}").write_bytes(make_object(rule.target, rule.kernel))
 
     @contextlib.contextmanager
-    def __call__(self) -> Iterator[subprocess.Popen[str]]:
+    def __call__(self, _files: str, _out: Path) -> Iterator[subprocess.Popen[str]]:
         child = subprocess.Popen(
             [sys.executable, "-u", str(self.folder / "worker.py"), str(self.folder)],
             stdin=subprocess.PIPE,

@@ -23,7 +23,7 @@ from toolchain.core.recipe import Mount
 from toolchain.engine.docker import DockerRunner
 from toolchain.engine.docker_probe import describe, proved
 from toolchain.engine.isolation import SCRIPT
-from toolchain.kernels.pool import LocalExecutor
+from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.rules import Rule
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
@@ -138,7 +138,9 @@ def test_workers_live_die_and_hang_as_elsewhere(runner: DockerRunner, image: str
     def executor(timeout: float | None) -> LocalExecutor:
         mounts = [Mount(out, "/out", read_only=False)]
         return LocalExecutor(
-            lambda: runner.worker(image, ["/bin/sh", "-c", WORKER], mounts=mounts), workers=2, timeout=timeout
+            lambda _files, _out: runner.worker(image, ["/bin/sh", "-c", WORKER], mounts=mounts),
+            workers=2,
+            timeout=timeout,
         )
 
     outcomes = {

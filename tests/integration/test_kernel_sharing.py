@@ -26,8 +26,9 @@ from toolchain.core.errors import KernelError
 from toolchain.kernels.bounds import Limits
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.cluster_worker import Compiler
+from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger, reproducible
-from toolchain.kernels.pool import CompileSetup, LocalExecutor
+from toolchain.kernels.pool import CompileSetup
 from toolchain.kernels.reached import Reach
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.rules import RuleSet
@@ -45,9 +46,9 @@ class Machine(Source):
     started = 0
 
     @contextlib.contextmanager
-    def worker(self) -> Iterator[subprocess.Popen[str]]:
+    def worker(self, _files: str = "", _out: Path = Path()) -> Iterator[subprocess.Popen[str]]:
         self.started += 1
-        with super().worker() as child:
+        with super().worker(_files, _out) as child:
             yield child
 
     def naming(self) -> Naming:
@@ -116,7 +117,7 @@ def test_a_dask_worker_makes_what_one_machine_makes_also_when_a_process_is_kille
     machine, desk = Machine(tmp_path / "machine", python), Machine(tmp_path / "desk", python)
     out = machine.root / "out"
     out.mkdir()
-    setup = CompileSetup(start=machine.worker, naming=machine.naming(), out=out, seen=(str(machine.root), str(out)))
+    setup = CompileSetup(start=machine.worker, naming=machine.naming(), out=out, source=str(machine.root))
     with Standin(Compiler(setup, slots=1, limits=Limits(timeout=300))) as compiler:
         killer = threading.Thread(target=kill_once, args=(compiler,), daemon=True)
         killer.start()

@@ -19,8 +19,8 @@ import pytest
 
 from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.codeobject import check_object
+from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger, counts, look
-from toolchain.kernels.pool import LocalExecutor
 from toolchain.kernels.rules import Rule, load_rules
 
 TOP = Path(__file__).parents[2]
@@ -153,9 +153,9 @@ class Source:
         return load_rules(self.root / "data.toml", self.root, ("gfx942", "gfx1100")).rules
 
     @contextlib.contextmanager
-    def worker(self) -> Iterator[subprocess.Popen[str]]:
+    def worker(self, _files: str = "", _out: Path = Path()) -> Iterator[subprocess.Popen[str]]:
         with subprocess.Popen(
-            [self.python, str(WORKER)],
+            [self.python, str(WORKER.with_name("start.py")), str(WORKER.with_name("standin")), ""],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

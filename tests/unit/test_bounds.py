@@ -15,8 +15,8 @@ from tests.kernel_fixtures import FakeWorkers, make_rule
 from toolchain.kernels import bounds, pool
 from toolchain.kernels.bounds import MemoryBounds, Turns, patience, processes, proportional, resident
 from toolchain.kernels.campaign import CampaignResult, run_campaign
+from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import DONE, FAILED, Ledger
-from toolchain.kernels.pool import LocalExecutor
 from toolchain.kernels.rules import Rule
 
 MIB = 1 << 20

@@ -18,8 +18,9 @@ from tests.kernel_fixtures import FakeWorkers, make_rule
 from toolchain.core.errors import KernelError, ResourceError
 from toolchain.kernels import pool, worker_process
 from toolchain.kernels.campaign import CampaignResult, run_campaign
+from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Ledger
-from toolchain.kernels.pool import LocalExecutor, Outcome
+from toolchain.kernels.pool import Outcome
 from toolchain.kernels.rules import Rule, RuleSet
 
 GOOD = ("good", "slow", "fine")
@@ -225,8 +226,8 @@ def test_a_worker_that_is_slow_to_go_ends_nothing(place: Place) -> None:
     place.workers.provide(rules)
 
     @contextlib.contextmanager
-    def make() -> Iterator[subprocess.Popen[str]]:
-        with place.workers() as child:
+    def make(files: str, out: Path) -> Iterator[subprocess.Popen[str]]:
+        with place.workers(files, out) as child:
             yield child
         raise subprocess.TimeoutExpired("worker", 10)
 
@@ -243,10 +244,10 @@ def test_a_worker_that_does_not_start_is_started_again(place: Place) -> None:
     began: list[int] = []
 
     @contextlib.contextmanager
-    def make() -> Iterator[subprocess.Popen[str]]:
+    def make(files: str, out: Path) -> Iterator[subprocess.Popen[str]]:
         began.append(1)
         (place.workers.folder / "broken").touch() if len(began) == 1 else (place.workers.folder / "broken").unlink()
-        with place.workers() as child:
+        with place.workers(files, out) as child:
             yield child
 
     with Ledger(place.root / "ledger.sqlite") as ledger:

@@ -168,7 +168,7 @@ def test_the_cache_of_a_worker_is_in_use(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(cluster_member, "build", lambda *_, **__: [triton])
     monkeypatch.setattr(cluster_member, "plan", lambda *_: [PlanRow(planned, None)])
-    monkeypatch.setattr(kernels, "compile_setup", lambda *_: Machine(tmp_path / "machine").setup)
+    monkeypatch.setattr(kernels, "compile_setup", lambda *_, **__: Machine(tmp_path / "machine").setup)
     monkeypatch.setattr(cluster_member, "serve", serve)
     cluster_member.serve_kernels(request, "kernels", "tcp://127.0.0.1:1")
     assert len(served[0]) == 1

@@ -17,8 +17,8 @@ from tests.unit.test_kernel_store import Machine, PlainKey
 from toolchain.cli.app import app
 from toolchain.core.errors import ConfigError, KernelError, ToolchainError
 from toolchain.kernels.campaign import CampaignResult, run_campaign
+from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
-from toolchain.kernels.pool import LocalExecutor
 from toolchain.kernels.result_name import name_of
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shards import cut, shard_of

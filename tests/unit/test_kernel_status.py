@@ -26,8 +26,8 @@ from toolchain.core.cache import LEDGER
 from toolchain.core.errors import ConfigError, KernelError
 from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.campaign import CampaignResult, run_campaign
+from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, counts, look
-from toolchain.kernels.pool import LocalExecutor
 from toolchain.kernels.status import STATUS, Board, read
 from toolchain.kernels.summary import summary
 

@@ -16,8 +16,8 @@ import pytest
 from tests.kernel_fixtures import FakeWorkers, make_object, make_rule
 from toolchain.core.errors import ConfigError, ResourceError
 from toolchain.kernels.campaign import CampaignResult, run_campaign
+from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
-from toolchain.kernels.pool import LocalExecutor
 from toolchain.kernels.result_name import Naming, name_of
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.shared import SharedResults

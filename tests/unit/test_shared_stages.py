@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from toolchain.kernels.worker_process import groups
+from toolchain.kernels.worker_process import Job, groups
 
 AOTRITON = Path(__file__).parents[2] / "aotriton"
 # Three stages: the first reads nothing, the others one launch option each; what each does is a line in a file.
@@ -118,6 +118,7 @@ def test_a_rule_that_fails_keeps_no_other_from_its_values(tmp_path: Path) -> Non
 
 def test_tasks_of_one_group_stay_together_in_shares() -> None:
     tasks = [{"id": str(n), "kernel": "ab"[n > 4], "num_warps": n, "out": str(n)} for n in range(7)]
+    jobs = [Job(task, "ab"[task["id"] == "6"], Path()) for task in tasks]
 
-    found = [[task["id"] for task in group] for group in groups(tasks, most=3)]
-    assert found == [["0", "1", "2"], ["3", "4"], ["5", "6"]]
+    found = [[job.task["id"] for job in group] for group in groups(jobs, most=3)]
+    assert found == [["0", "1", "2"], ["3", "4"], ["5"], ["6"]], "the last one sees other files"

@@ -14,6 +14,7 @@ HELD = {
            "tests/integration/test_isolation.py::test_nothing_gets_out_and_that_is_remembered"),
     "T2": (
         "tests/integration/test_hostile_cache.py::test_a_build_of_another_tree_has_the_bytes_that_an_empty_cache_gives",
+        "tests/integration/test_hostile_kernels.py::test_an_honest_tree_gets_no_byte_of_a_hostile_one",
     ),
     "T3": ("tests/unit/test_unpack.py::test_hostile", "tests/unit/test_unpack.py::test_bomb",
            "lab/tests/unit/test_wheel_llvm.py::test_a_hostile_wheel_is_refused",
@@ -42,7 +43,9 @@ HELD = {
     "T14": ("tests/unit/test_kernel_store.py::test_with_a_key_only_what_it_signed_counts",
             "tests/unit/test_kernel_store_options.py::test_a_store_without_a_key_is_told"),
     "T15": ("tests/integration/test_isolation.py::test_the_machine_s_network",
-            "tests/integration/test_isolation.py::test_a_hostile_source_gets_nothing"),
+            "tests/integration/test_isolation.py::test_a_hostile_source_gets_nothing",
+            "tests/unit/test_file_sets.py::test_a_compile_process_inherits_what_is_named_and_nothing_else",
+            "tests/unit/test_file_sets.py::test_a_process_serves_one_set_and_has_a_folder_of_its_own"),
     "T16": ("tests/unit/test_cluster.py::test_a_scheduler_that_is_open_to_everyone_is_refused",
             "tests/integration/test_cluster.py::test_tls_takes_only_certificates_of_its_authority"),
     "T17": ("tests/unit/test_verify.py::test_prebuilt_things_need_a_name",

@@ -35,8 +35,8 @@ from toolchain.core.recipe import root
 from toolchain.kernels.cache_image import TritonCache, read_cache, require_call, require_hit
 from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, rule_of
 from toolchain.kernels.campaign import run_campaign
+from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
-from toolchain.kernels.pool import LocalExecutor
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
@@ -82,7 +82,7 @@ def environment(cache: Path, **more: str) -> dict[str, str]:
 def starting(folder: Path) -> MakeWorker:
     """Starts a worker as the stage does, whose Triton fills `folder/made`."""
 
-    def start() -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    def start(_files: str, _out: Path) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
         launches = folder / "made" / LAUNCHES
         launches.mkdir(parents=True, exist_ok=True)
         more = {"TRITON_STORE_BINARY_ONLY": "1", "CALLS_LAUNCHES": os.fspath(launches)}

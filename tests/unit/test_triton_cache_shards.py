@@ -80,13 +80,13 @@ def test_shards_are_joined_to_what_one_machine_makes(
 
 def test_a_dask_worker_makes_the_calls(alone: dict[str, bytes], tmp_path: Path) -> None:
     calls, there, here = [*FOUR, REFUSED], tmp_path / "there", tmp_path / "here"
-    seen = (os.fspath(TESTS / "standin_wheel"), os.fspath(there))
-    setup = CompileSetup(start=starting(there), naming=NAMING, out=there, seen=seen)
+    source = os.fspath(TESTS / "standin_wheel")
+    setup = CompileSetup(start=starting(there), naming=NAMING, out=there, source=source)
     with (
         Standin(Compiler(setup, slots=1, limits=Limits(timeout=300))) as compiler,
         Ledger(tmp_path / "ledger.sqlite") as ledger,
     ):
-        result = run_campaign(rules(calls), Direct(compiler), ledger, here, worker_tree=seen[0], keep_going=True)
+        result = run_campaign(rules(calls), Direct(compiler), ledger, here, worker_tree=source, keep_going=True)
     outcomes, _ = outcomes_of(result, calls, here)
     assert [outcome.done for outcome in outcomes] == [True] * 4 + [False]
     assert {outcome.entry.origin for outcome in outcomes} == {"worker there"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shlex
 import statistics
@@ -18,6 +19,7 @@ from toolchain.core.errors import KernelError, ResourceError
 from toolchain.core.filesystem import is_inside, read_regular
 from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.codeobject import metadata_fault
+from toolchain.kernels.executors import Executor
 from toolchain.kernels.ledger import (
     DONE,
     FAILED,
@@ -29,7 +31,7 @@ from toolchain.kernels.ledger import (
     counts,
     reproducible,
 )
-from toolchain.kernels.pool import Executor, Outcome
+from toolchain.kernels.pool import Outcome
 from toolchain.kernels.rules import Rule, RuleSet, in_order
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.status import STATUS, Board
@@ -111,7 +113,6 @@ def run_campaign(
     out: Path,
     *,
     worker_tree: str,
-    worker_out: str | None = None,
     keep_going: bool = False,
     on_count: Callable[[int, int, str], None] | None = None,
     on_end: Callable[[Sequence[str]], None] | None = None,
@@ -127,7 +128,6 @@ def run_campaign(
     Args:
         out: folder of the objects, `Rule.out` below it; also gets `report.json`.
         worker_tree: the source tree as the workers see it.
-        worker_out: `out` as the workers see it, if that is a different path.
         keep_going: mark failed rules as known bad, an empty object and a JSON that says so, instead of raising.
         on_count: called with rules finished, all rules, and the name of the last one.
         on_end: called with the lines of a summary, also before failures are raised.
@@ -148,7 +148,7 @@ def run_campaign(
     place, began = ledger.path.with_name(STATUS), time.monotonic()
     with Board(place, wanted, workers=executor.workers, bounds=bounds, command=command) as board:
         todo = {rule.id: rule for rule in wanted}
-        run = _Run(wanted, todo, executor, ledger, out, (worker_tree, worker_out or str(out)), on_count, board, shared)
+        run = _Run(wanted, todo, executor, ledger, out, worker_tree, on_count, board, shared)
         earlier = run.earlier()
         run.to_the_end(earlier)
         compiled_here = executor.about() or (shared.about if shared is not None else {})
@@ -190,7 +190,7 @@ class _Run:
 
     Args:
         todo: rules by id that have no entry yet; becomes empty.
-        seen: source tree and folder of the objects as the workers see them.
+        tree: the source tree as the workers see it.
     """
 
     wanted: Sequence[Rule]
@@ -198,7 +198,7 @@ class _Run:
     executor: Executor
     ledger: Ledger
     out: Path
-    seen: tuple[str, str]
+    tree: str
     on_count: Callable[[int, int, str], None] | None
     board: Board
     shared: SharedResults | None
@@ -246,7 +246,7 @@ class _Run:
         self.tell(f"{entry.kernel} {entry.target}{label}")
 
     def compile_rest(self) -> None:
-        with contextlib.closing(self.executor.run(in_order(self.todo.values()), *self.seen)) as outcomes:
+        with contextlib.closing(self.executor.run(in_order(self.todo.values()), self.tree, str(self.out))) as outcomes:
             for outcome in outcomes:
                 rule = self.todo[outcome["id"]]
                 if "code" in outcome:
@@ -296,8 +296,11 @@ def _finished(entry: Entry, rule: Rule, out: Path) -> bool:
         return False
     path, beside = _objects(out, rule)
     try:
-        return sha256_file(path) == f"sha256:{entry.sha256}" and not metadata_fault(
-            strict_json.read(read_regular(beside, LARGEST_METADATA)), rule.target
+        metadata = read_regular(beside, LARGEST_METADATA)
+        return (
+            sha256_file(path) == f"sha256:{entry.sha256}"
+            and hashlib.sha256(metadata).hexdigest() == entry.metadata_sha256
+            and not metadata_fault(strict_json.read(metadata), rule.target)
         )
     except (OSError, ValueError):
         return False
@@ -338,14 +341,15 @@ def _lay(outcome: Outcome, rule: Rule, out: Path) -> None:
 def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
     """The entry for an outcome; "done" only when the object on this side is whole and for the right GPU."""
     status, reason = str(outcome["status"]), str(outcome.get("reason", ""))
-    digest, size = "", 0
+    digest, metadata_digest, size = "", "", 0
     if status == DONE:
         path, beside = _objects(out, rule)
         try:
             check_made(path, rule.target, rule.kernel)
             digest, size = sha256_file(path).removeprefix("sha256:"), path.stat().st_size
-            metadata = strict_json.read(read_regular(beside, LARGEST_METADATA))
-            reason = metadata_fault(metadata, rule.target)
+            metadata = read_regular(beside, LARGEST_METADATA)
+            metadata_digest = hashlib.sha256(metadata).hexdigest()
+            reason = metadata_fault(strict_json.read(metadata), rule.target)
             if digest != outcome.get("sha256"):
                 reason = f"the object's SHA-256 is {digest}, the worker reported {outcome.get('sha256')}"
         except KernelError as error:
@@ -353,7 +357,7 @@ def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
         except (OSError, ValueError) as error:
             reason = f"no usable JSON beside the object: {error}"
         if reason:
-            status, digest, size = FAILED, "", 0
+            status, digest, metadata_digest, size = FAILED, "", "", 0
     done = status == DONE
     return Entry.of(
         rule,
@@ -365,6 +369,7 @@ def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
         seconds=float(outcome.get("seconds", 0.0)),
         attempt=int(outcome.get("attempt", 1)),
         sha256=digest,
+        metadata_sha256=metadata_digest,
         size=size,
         bitcode=tuple(outcome.get("bitcode", ())) if done else (),
         origin=str(outcome.get("origin", "")),

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Self
 
 import distributed
@@ -20,7 +21,7 @@ from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, of_worker
 from toolchain.kernels.pool import CompileSetup, Outcome, is_answer
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.scheduler import PATIENCE, check_version, security
-from toolchain.kernels.worker_process import groups
+from toolchain.kernels.worker_process import Job, groups
 
 LOG = logging.getLogger(__name__)
 LARGEST = 4  # kernels in one task; tasks are short, because a lost worker loses those that it had
@@ -70,8 +71,8 @@ class ClusterExecutor:
     def run(self, rules: Sequence[Rule], _tree: str, _out: str, /) -> Generator[Outcome, None, None]:
         """See `Executor.run`; an outcome that is done also has the object as `code` and its JSON as `json`."""
         by_id = {rule.id: rule for rule in rules}
-        shares = groups((rule.task("/", "/") for rule in rules), LARGEST)
-        waiting = deque([by_id[task["id"]] for task in share] for share in shares)
+        shares = groups((Job(rule.task("/", "/"), "", Path(rule.out)) for rule in rules), LARGEST)
+        waiting = deque([by_id[job.task["id"]] for job in share] for share in shares)
         pending: dict[distributed.Future, list[Rule]] = {}
         finished = distributed.as_completed(loop=self._client.loop, with_results=True, raise_errors=False)
         resources = dict.fromkeys(self._needs.values(), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from toolchain.kernels.pool import CompileSetup, Outcome, WorkerPool
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.scheduler import PATIENCE, check_version, security
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
-from toolchain.kernels.worker_process import machine_fault
+from toolchain.kernels.worker_process import Job, machine_fault
 
 LOG = logging.getLogger(__name__)
 
@@ -52,13 +53,18 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
     def setup(self, worker: Any) -> None:
         """Prepare for tasks. Dask calls this when the worker starts."""
         self._worker, self._closed = worker, threading.Event()
-        self._pool = WorkerPool(self._setup.start, iter(()), timeout=self._limits.timeout, bounds=self._bounds)
+        self._folder = Path(tempfile.mkdtemp(dir=self._setup.scratch, prefix="kernels-"))
+        self._pool = WorkerPool(
+            self._setup.start, lambda _: [], folder=self._folder, seen=self._setup.seen,
+            timeout=self._limits.timeout, bounds=self._bounds,
+        )  # fmt: skip
         self._pool.start(0)
 
     def teardown(self, worker: Any) -> None:  # noqa: ARG002 - Dask's signature
         """End the processes. Dask calls this when the worker closes, and takes no results from here on."""
         self._closed.set()
         self._pool.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def compile(self, rules: Sequence[Rule]) -> dict[str, Any]:
         """Compile rules one after the other; return this worker's name, `Executor.about`, and the rules' outcomes.
@@ -67,7 +73,7 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
         """
         folder = f"task-{next(self._serial)}"
         try:
-            with self._pool.slot() as slot:
+            with self._pool.slot(self._setup.naming.files(rules[0])) as slot:
                 answers = [self._compiled(replace(rule, out=f"{folder}/{rule.out}"), slot) for rule in rules]
             return {"worker": str(self._worker.name), "about": dict(self._pool.about), "answers": answers}
         except ToolchainError as error:
@@ -80,8 +86,9 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
 
     def _compiled(self, rule: Rule, slot: Any) -> Outcome:
         """Return the outcome of a rule with the files that it is about; ResourceError if the machine is at fault."""
-        out = self._setup.out
-        outcome, files = self._pool.settle(slot, rule.task(*self._setup.seen)), dict[str, bytes]()
+        out, setup = self._setup.out, self._setup
+        job = Job(rule.task(setup.source, ""), setup.naming.files(rule), out / rule.out)
+        outcome, files = self._pool.settle(slot, job), dict[str, bytes]()
         if outcome["status"] == DONE:
             path = out / rule.out
             try:

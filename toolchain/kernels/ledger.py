@@ -22,7 +22,7 @@ _WORKER = "worker "
 DONE = "done"
 FAILED = "failed"
 TIMEOUT = "timeout"
-FORMAT = "1"
+FORMAT = "2"
 _PROGRESS = "progress"
 _PATIENCE = 30.0  # seconds that another process may hold it: a flush to a busy disk takes long
 _STATES = (("done", DONE), ("failed", FAILED), ("timed_out", TIMEOUT))
@@ -60,10 +60,12 @@ class Entry:
         exit_code: of the worker, where that ended; negative for a signal.
         seconds: wall time of the last attempt.
         sha256: 64 hex digits of the object, empty unless done.
+        metadata_sha256: 64 hex digits of the JSON beside it, empty unless done.
         size: bytes of the object.
         attempt: 1, or 2 when the worker died under the rule the first time.
         bitcode: names of the bitcode libraries whose code is in the object.
         origin: the store that the object was taken from, or `of_worker`; empty if it was compiled here.
+        signer: id of the key whose signature over the stored result was verified; empty without one.
     """
 
     id: str
@@ -78,10 +80,12 @@ class Entry:
     exit_code: int | None = None
     seconds: float = 0.0
     sha256: str = ""
+    metadata_sha256: str = ""
     size: int = 0
     attempt: int = 1
     bitcode: tuple[str, ...] = field(default=())
     origin: str = ""
+    signer: str = ""
 
     @property
     def maker(self) -> Maker:
@@ -287,10 +291,13 @@ def _unusable(path: Path, error: sqlite3.DatabaseError) -> ConfigError:
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     """Entries by output path, without seconds, attempts, and how and where they were compiled."""
+    left_out = (
+        "seconds", "attempt", "origin", "signer", "over_memory", "refused", "exit_code", "metadata_sha256",
+    )  # fmt: skip
     rows = []
     for entry in sorted(entries, key=lambda entry: (entry.out, entry.id)):
         row = asdict(entry)
-        for name in ("seconds", "attempt", "origin", "over_memory", "refused", "exit_code"):
+        for name in left_out:
             del row[name]
         row["bitcode"] = list(entry.bitcode)
         rows.append(row)

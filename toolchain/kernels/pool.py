@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from toolchain.core.errors import KernelError
 from toolchain.kernels.bounds import MemoryBounds, Turns, enforce, over_share
 from toolchain.kernels.ledger import DONE, FAILED
 from toolchain.kernels.result_name import Naming
-from toolchain.kernels.rules import Rule
 from toolchain.kernels.worker_process import (
     DiedError,
+    Job,
     MakeWorker,
     OverMemoryError,
     StoppedError,
     Task,
     TimedOutError,
     Worker,
-    groups,
 )
 
 LOG = logging.getLogger(__name__)
@@ -35,8 +35,6 @@ LOG = logging.getLogger(__name__)
 Outcome = dict[str, Any]
 START_SECONDS = 180.0
 ATTEMPTS = 2
-SHARES = 4
-"""The least number of parts for the tasks of each worker, so that the last one does not work alone for long."""
 EVERY = 1.0  # seconds between two looks at the workers' memory
 RECYCLE = 500
 """Rules after which a worker is replaced, so that no leak in the compiler adds up."""
@@ -52,135 +50,64 @@ class CompileSetup:
     """How the kernels of a project are compiled.
 
     Args:
-        start: starts one compile process.
+        start: starts one compile process, which sees one set of source files.
         naming: names the results.
-        out: folder of the objects, on this machine.
-        seen: source tree and `out` as the processes see them.
+        out: folder of the objects, on this machine. No process sees it.
+        source: where a process sees the source files.
+        seen: where a process sees the folder that it writes to; empty for the same path as on this machine.
+        scratch: the folder for the folders that processes write to; the system's by default.
     """
 
     start: MakeWorker
     naming: Naming
     out: Path
-    seen: tuple[str, str]
-
-
-class Executor(Protocol):
-    """Compiles rules somewhere."""
-
-    def run(self, rules: Sequence[Rule], tree: str, out: str, /) -> Generator[Outcome, None, None]:
-        """Compile all rules.
-
-        Args:
-            tree, out: see `Rule.task`.
-
-        Yields:
-            for each rule one outcome, `{"id", "status": "done"|"failed"|"timeout", "reason", "seconds", "attempt"}`,
-            and when done also the worker's `"sha256"`, `"size"` and `"bitcode"`; when failed perhaps `"log"`, the last
-            lines that the worker wrote. `"origin"` names the machine that compiled it, if not this one. JSON-able.
-            Closing it ends all workers.
-
-        Raises:
-            KernelError: no worker comes up at all.
-        """
-        ...
-
-    def about(self) -> dict[str, Any]:
-        """Facts that the workers reported at their start: Triton's version, bitcode digests."""
-        ...
-
-    def workers(self) -> list[dict[str, Any]]:
-        """The live workers: `{"pid", "memory", "compiled", "kernel", "gpu", "out", "seconds"}`.
-
-        Memory is in bytes, and `compiled` counts kernels; the last four are empty and 0 for one that waits.
-        """
-        ...
-
-
-class LocalExecutor:
-    """Long-lived workers on this machine.
-
-    A worker that dies under a rule gets one successor to try that rule again; a rule that outlasts the timeout ends its
-    worker and is not tried again. So does one that takes more memory than a kernel may have. Where it is only that all
-    workers together have too much, the largest is ended, and tries its rule again while the others wait.
-
-    Args:
-        make_worker: starts one; a context manager that gives its Popen, with text pipes for input and output (and
-            best also for errors), as the leader of its own session.
-        workers: how many at once; the caller knows cores and memory.
-        timeout: seconds for one rule, None for no end.
-        bounds: of the workers' memory, None for no bounds.
-    """
-
-    def __init__(
-        self,
-        make_worker: MakeWorker,
-        *,
-        workers: int,
-        timeout: float | None = None,
-        bounds: MemoryBounds | None = None,
-    ) -> None:
-        self._make = make_worker
-        self._workers = workers
-        self._timeout = timeout
-        self.bounds = bounds
-        self._about: dict[str, Any] = {}
-        self._pool: WorkerPool | None = None
-
-    def workers(self) -> list[dict[str, Any]]:
-        """See `Executor.workers`."""
-        return self._pool.rows() if self._pool is not None else []
-
-    def about(self) -> dict[str, Any]:
-        """See `Executor.about`; empty before the first worker is up."""
-        return dict(self._about)
-
-    def run(self, rules: Sequence[Rule], tree: str, out: str, /) -> Generator[Outcome, None, None]:
-        """See `Executor.run`."""
-        if not rules:
-            return
-        workers = min(self._workers, len(rules))
-        # Made as they are wanted: a task has some kilobytes, and there may be hundreds of thousands.
-        tasks = (rule.task(tree, out) for rule in rules)
-        shares = groups(tasks, most=-(-len(rules) // (workers * SHARES)))
-        pool = self._pool = WorkerPool(self._make, shares, timeout=self._timeout, bounds=self.bounds)
-        pool.start(workers)
-        try:
-            for _ in rules:
-                outcome = pool.outcomes.get()
-                self._about = pool.about
-                if isinstance(outcome, BaseException):
-                    raise outcome
-                yield outcome
-        finally:
-            pool.stop()
+    source: str
+    seen: str = ""
+    scratch: Path | None = None
 
 
 @dataclass(eq=False)
 class Slot:
-    """The worker that one thread of a pool has now, and the tasks that are next for it."""
+    """The worker that one thread of a pool has now, and the jobs that are next for it.
+
+    Args:
+        files: the set of files of its latest job; None before the first.
+    """
 
     worker: Worker | None = None
-    tasks: deque[Task] = field(default_factory=deque)
+    jobs: deque[Job] = field(default_factory=deque)
+    files: str | None = None
 
 
 class WorkerPool:
     """The threads of one run, each with a worker of its own.
 
     Args:
-        shares: tasks that one worker does in their order; taken by one thread at a time, and may block until there is
-            another one.
-        timeout, bounds: see `LocalExecutor`.
+        take: the next jobs for a worker that sees a set of files, in their order; none at the end. It is called by one
+            thread at a time.
+        folder: for the folders that workers write to.
+        timeout, bounds, seen: see `LocalExecutor`.
     """
 
     def __init__(
-        self, make: MakeWorker, shares: Iterator[list[Task]], *, timeout: float | None, bounds: MemoryBounds | None
+        self,
+        make: MakeWorker,
+        take: Callable[[str | None], list[Job]],
+        *,
+        folder: Path,
+        seen: str = "",
+        timeout: float | None,
+        bounds: MemoryBounds | None,
     ) -> None:
         self.outcomes: queue.Queue[Outcome | BaseException] = queue.Queue()
         self.about: dict[str, Any] = {}
         self._make = make
         self._timeout = timeout
         self._bounds = bounds
-        self._shares = shares
+        self._take = take
+        self._folder = folder
+        self._seen = seen
+        self._serial = itertools.count(1)
         self._taking = threading.Lock()
         self._stopping = threading.Event()
         self._turns = Turns(self._stopping)
@@ -199,9 +126,14 @@ class WorkerPool:
             thread.start()
 
     @contextlib.contextmanager
-    def slot(self) -> Iterator[Slot]:
-        """Lend a slot to a thread that calls `settle` itself. The thread must live as long as the pool."""
+    def slot(self, files: str) -> Iterator[Slot]:
+        """Lend a slot to a thread that calls `settle` itself. The thread must live as long as the pool.
+
+        Args:
+            files: the set of files of the jobs; a slot whose worker sees it is preferred.
+        """
         with self._lock:
+            self._idle.sort(key=lambda slot: slot.worker is not None and slot.worker.files == files)
             slot = self._idle.pop() if self._idle else Slot()
         try:
             yield slot
@@ -234,18 +166,21 @@ class WorkerPool:
         while not self._stopping.wait(EVERY):
             enforce(self._bounds, self.live())
 
-    def _next(self, slot: Slot) -> Task | None:
+    def _next(self, slot: Slot) -> Job | None:
         with self._lock:
-            if slot.tasks:
-                return slot.tasks.popleft()
+            if slot.jobs:
+                return slot.jobs.popleft()
             self._idle.append(slot)
         try:
             with self._taking:
-                slot.tasks.extend(next(self._shares, ()))
+                slot.jobs.extend(self._take(slot.files))
         finally:
             with self._lock:
                 self._idle.remove(slot)
-        return slot.tasks.popleft() if slot.tasks else None
+        if not slot.jobs:
+            return None
+        slot.files = slot.jobs[0].files
+        return slot.jobs.popleft()
 
     def _drop_idle(self) -> None:
         """End the workers that wait for a task: another worker needs their memory."""
@@ -259,8 +194,8 @@ class WorkerPool:
     def _work(self) -> None:
         slot = Slot()
         try:
-            while not self._stopping.is_set() and (task := self._next(slot)) is not None:
-                self.outcomes.put(self.settle(slot, task))
+            while not self._stopping.is_set() and (job := self._next(slot)) is not None:
+                self.outcomes.put(self.settle(slot, job))
         except StoppedError:
             pass
         except BaseException as error:  # noqa: BLE001 - raised again where the outcomes are read
@@ -268,7 +203,7 @@ class WorkerPool:
         finally:
             self._drop(slot, patience=0.0 if self._stopping.is_set() else 5.0)
 
-    def settle(self, slot: Slot, task: Task) -> Outcome:
+    def settle(self, slot: Slot, job: Job) -> Outcome:
         """Try a rule until there is an outcome.
 
         Raises:
@@ -277,21 +212,22 @@ class WorkerPool:
         """
         attempt, alone = 1, False
         while True:
-            if slot.worker is not None and slot.worker.served >= RECYCLE:
+            if slot.worker is not None and (slot.worker.files != job.files or slot.worker.served >= RECYCLE):
                 self._drop(slot, patience=5.0)
             with self._turns.alone() if alone else self._turns.beside(before_waiting=lambda: self._drop(slot)):
                 if self._stopping.is_set():
                     raise StoppedError
                 if alone:
                     self._drop_idle()
-                worker = slot.worker = slot.worker or self._begin()
+                worker = slot.worker = slot.worker or self._begin(job.files)
                 started = time.monotonic()
                 try:
-                    outcome, alive = self._try(worker, task, attempt, last=alone or attempt >= ATTEMPTS)
+                    outcome, alive = self._try(worker, job, attempt, last=alone or attempt >= ATTEMPTS)
                 except OverMemoryError as error:
                     # The others held memory that it could have had: what it takes shows when it has all of it.
-                    last = alone or error.final
-                    outcome = _ended(task, "failed", str(error), started, attempt, over_memory=True) if last else None
+                    outcome = None
+                    if alone or error.final:
+                        outcome = _ended(job.task, "failed", str(error), started, attempt, over_memory=True)
                     alone, alive = True, False
                 if not alive or worker.over is not None or self._turns.wanted:
                     self._drop(slot)
@@ -310,7 +246,7 @@ class WorkerPool:
         if worker is not None:
             self._end(worker, patience=patience)
 
-    def _begin(self) -> Worker:
+    def _begin(self, files: str) -> Worker:
         """Start a worker; once more where it ends at once: on a busy machine buildah now and then does not start.
 
         Raises:
@@ -318,19 +254,19 @@ class WorkerPool:
         """
         try:
             try:
-                return self._ready()
+                return self._ready(files)
             except DiedError as error:
                 LOG.info("a kernel worker is started again: %s", error)
-                return self._ready()
+                return self._ready(files)
         except (DiedError, TimedOutError) as error:
             why = str(error) or f"no answer for {START_SECONDS:.0f} s"
             raise KernelError(
                 "a kernel worker does not start", why=why, fix="check that `import triton` works there"
             ) from error
 
-    def _ready(self) -> Worker:
+    def _ready(self, files: str) -> Worker:
         """A new worker that has said that it is ready."""
-        worker = Worker(self._make)
+        worker = Worker(self._make, files, self._folder / f"worker-{next(self._serial)}", self._seen)
         with self._lock:
             self._live.add(worker)
         if self._stopping.is_set():
@@ -348,14 +284,14 @@ class WorkerPool:
             self._live.discard(worker)
         worker.stop(patience=patience)
 
-    def _try(self, worker: Worker, task: Task, attempt: int, *, last: bool) -> tuple[Outcome | None, bool]:
+    def _try(self, worker: Worker, job: Job, attempt: int, *, last: bool) -> tuple[Outcome | None, bool]:
         """One attempt: an outcome, or None for another attempt; and whether the worker still lives."""
-        started = time.monotonic()
+        started, task = time.monotonic(), job.task
         slow = threading.Timer(SLOW_SECONDS, _tell_slow, [task, self._timeout])
         slow.daemon = True
         slow.start()
         try:
-            answer = worker.ask(task, self._timeout)
+            answer = worker.ask(job, self._timeout)
         except TimedOutError:
             return _ended(task, "timeout", f"no result after {self._timeout:g} s", started, attempt), False
         except DiedError as error:
@@ -368,6 +304,11 @@ class WorkerPool:
         if not is_answer(answer, task["id"], (DONE, FAILED)):
             why = f"the worker's answer is invalid: {json.dumps(answer)[:500]}"
             return _ended(task, "failed", why, started, attempt), False
+        try:
+            if answer["status"] == DONE:
+                worker.collect(job)
+        except OSError as error:
+            return _ended(task, FAILED, f"what it made cannot be taken: {error}", started, attempt), False
         outcome = {name: answer[name] for name in ("id", *_ANSWER) if name in answer}
         if answer["status"] == "failed":
             outcome["log"] = list(worker.tail)

@@ -1,4 +1,4 @@
-"""Which source files a kernel's module reaches: its imports, followed without running anything."""
+"""The source files that a kernel's module reaches: its imports, followed without running anything."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from toolchain.core.digest import sha256_bytes, sha256_file
+from toolchain.core.errors import SourceError
+from toolchain.core.filesystem import is_inside
 
 # A module with one of these names may read files that no import names. Then the whole tree is used.
 _OPAQUE_NAMES = frozenset({"__import__", "__file__", "__path__", "__loader__", "__spec__", "exec", "eval", "open"})
@@ -55,9 +57,11 @@ class _Scanned:
 class Reach:
     """The files of one source tree, as kernels reach them.
 
-    The scan finds more than what runs: an import inside a function or behind a condition is included. What Python finds
-    outside of the tree is in the Triton image, and not a part of it. If a module may read files that no import names,
-    the whole tree is used.
+    The scan finds more than what runs: an import inside a function or behind a condition is included. A compile process
+    sees the files that were found and no others, so a file that the scan misses fails a kernel and never changes one.
+    What Python finds outside of the tree is in the Triton image, and not a part of it. If a module may read files that
+    no import names, the whole tree is used, except `.git` and `__pycache__`. A link that leads out of the tree is not
+    followed.
 
     Args:
         tree: the source tree on this machine.
@@ -80,9 +84,16 @@ class Reach:
 
         Raises:
             OSError: a file cannot be read.
+            SourceError: there is no such module in the tree.
         """
         key = (root, source)
         if key not in self._found:
+            if not self._is_file(source):
+                raise SourceError(
+                    f"the tree has no kernel source {source}",
+                    why="it is missing, or a link that leads out of the tree",
+                    fix="check the kernel source",
+                )
             files = self._files(root, source)
             self._found[key] = self.whole if files is None else {file: self._digest(file) for file in sorted(files)}
         return self._found[key]
@@ -134,7 +145,7 @@ class Reach:
             if any(folder == PurePosixPath(root) for root in roots):
                 return
             inside = str(folder / "__init__.py")
-            if (self._tree / inside).is_file():
+            if self._is_file(inside):
                 yield inside
 
     def _resolve(self, import_: _Import, file: str, roots: Sequence[str]) -> Iterator[str]:
@@ -162,12 +173,15 @@ class Reach:
             yield from self._module(folder / "__init__")
 
     def _module(self, stem: PurePosixPath) -> Iterator[str]:
-        here = self._tree / stem
-        if here.with_name(f"{here.name}.py").is_file():
+        if self._is_file(f"{stem}.py"):
             yield f"{stem}.py"
         for name in self._extensions(str(stem.parent)):
-            if name.startswith(f"{stem.name}."):
+            if name.startswith(f"{stem.name}.") and self._is_file(str(stem.parent / name)):
                 yield str(stem.parent / name)
+
+    def _is_file(self, file: str) -> bool:
+        path = self._tree / file
+        return path.is_file() and is_inside(path, self._tree) and is_inside(path.resolve(), self._tree)
 
     def _extensions(self, folder: str) -> tuple[str, ...]:
         here = self._tree / folder

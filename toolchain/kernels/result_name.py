@@ -1,4 +1,4 @@
-"""The name of a kernel's result: a digest of all that the result depends on."""
+"""The name of a kernel's result: a digest of all that its compile process can read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Naming:
         triton: diff_ids of the Triton image, lowest first. By content: its labels say when and from what it was
             built, which no kernel sees.
         recipe: digests of the files of ours that run beside Triton: the worker, and modules that replace upstream's.
-        environment: variables of the workers that are part of the name.
+        environment: all variables of the compile processes.
+        command: their command line.
         search: see `Reach`.
     """
 
@@ -34,15 +35,20 @@ class Naming:
         triton: Sequence[str],
         recipe: Mapping[str, str],
         environment: Mapping[str, str],
+        command: Sequence[str] = (),
         search: Sequence[str] = (),
     ) -> None:
+        self.folder = tree
         self._reach = Reach(tree, search)
+        self._sets: dict[str, Mapping[str, str]] = {}
+        self._set_of: dict[tuple[str, str], tuple[str, str]] = {}
         # The inputs of all results of the campaign.
         self.shared: Mapping[str, Any] = {
             "format": FORMAT,
             "triton": list(triton),
             "recipe": dict(recipe),
             "environment": dict(environment),
+            "command": list(command),
         }
 
     @property
@@ -59,15 +65,45 @@ class Naming:
         """The inputs of a rule's result as JSON, without the path of the result.
 
         Raises:
-            OSError: a source cannot be read.
+            OSError, SourceError: a source cannot be read.
         """
         task = rule.task("/", "/")
         decides = {name: value for name, value in task.items() if name not in {"id", "out"}}
         return {
             **self.shared,
             "rule": {**decides, "root": rule.root, "source": rule.source},
-            "sources": sha256_json(self._reach.digests(rule.root, rule.source)),
+            "sources": self._sources(rule)[1],
         }
+
+    def files(self, rule: Rule) -> str:
+        """The name of the set of source files that a rule's compile process sees; `content` lists them.
+
+        Rules of one set have the same root. A process serves one set, because a module of another set could have
+        changed the compiler in the memory of the process.
+
+        Raises:
+            OSError, SourceError: a source cannot be read.
+        """
+        return self._sources(rule)[0]
+
+    def content(self, files: str) -> Mapping[str, str]:
+        """The files of a set, see `Reach.digests`.
+
+        Args:
+            files: as `files` returned it.
+        """
+        return self._sets[files]
+
+    def _sources(self, rule: Rule) -> tuple[str, str]:
+        """The set of a rule's source files, and their digest."""
+        key = (rule.root, rule.source)
+        if key not in self._set_of:
+            digests = self._reach.digests(*key)
+            digest = sha256_json(digests)
+            files = sha256_json([rule.root, digest]).removeprefix("sha256:")[:16]
+            self._sets[files] = digests
+            self._set_of[key] = files, digest
+        return self._set_of[key]
 
 
 def name_of(inputs: Mapping[str, Any]) -> str:

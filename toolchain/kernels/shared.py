@@ -176,9 +176,11 @@ class SharedResults:
             DONE,
             seconds=result.seconds,
             sha256=hashlib.sha256(result.code).hexdigest(),
+            metadata_sha256=hashlib.sha256(result.metadata).hexdigest(),
             size=len(result.code),
             bitcode=result.bitcode,
             origin=origin,
+            signer=self.key.id if self.key is not None else "",
         )
 
     def compiled_by(self, about: Mapping[str, Any]) -> None:
@@ -186,15 +188,28 @@ class SharedResults:
         self._about_here = about or self._about_here
 
     def add(self, rule: Rule, entry: Entry, out: Path) -> None:
-        """Store a result that was compiled here. A failure to store it is logged once, and stops nothing."""
+        """Store a result that was compiled here. A failure to store it is logged once, and stops nothing.
+
+        Raises:
+            KernelError: its files are not those that were compiled.
+        """
         store, name = self._writes, self.name(rule)
         if store is None or not self._about_here or entry.maker is Maker.STORE:
             return
         path = out / entry.out
+        code = read_regular(path, LARGEST_OBJECT, within=out)
+        metadata = read_regular(path.with_suffix(".json"), LARGEST_METADATA, within=out)
+        digests = tuple(hashlib.sha256(content).hexdigest() for content in (code, metadata))
+        if digests != (entry.sha256, entry.metadata_sha256):
+            raise KernelError(
+                f"{path} has changed since it was compiled",
+                why="a kernel store gets what compile processes made, and nothing else",
+                fix="run it again: it compiles this kernel again",
+            )
         result = Result(
             inputs=self._inputs_of(rule),
-            code=read_regular(path, LARGEST_OBJECT, within=out),
-            metadata=read_regular(path.with_suffix(".json"), LARGEST_METADATA, within=out),
+            code=code,
+            metadata=metadata,
             bitcode=entry.bitcode,
             seconds=entry.seconds,
             about=self._about_here,

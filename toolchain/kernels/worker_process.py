@@ -1,4 +1,4 @@
-"""One worker process: tasks, answers, and how it ends."""
+"""One compile process: tasks, answers, what it leaves, and how it ends."""
 
 from __future__ import annotations
 
@@ -17,16 +17,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toolchain.core import strict_json
+from toolchain.core.filesystem import NewFile, emptied, read_regular
+from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
 
 LOG = logging.getLogger(__name__)
 
 Task = dict[str, Any]
-MakeWorker = Callable[[], AbstractContextManager["subprocess.Popen[str]"]]
+# Starts a process that sees a set of source files, see `Naming.files`, and may write to a folder of this machine.
+MakeWorker = Callable[[str, Path], AbstractContextManager["subprocess.Popen[str]"]]
 TAIL_LINES = 25
+_OBJECT = "object"  # its name in the folder of the process, without the suffix
 
 # What a worker prints, or how it ends, when the machine is at fault and not the kernel.
 _MACHINE_FAULT = re.compile(
@@ -41,16 +46,34 @@ LEAST_FREE = 32_000_000
 _OWN = frozenset({"id", "out", "num_warps", "num_stages", "waves_per_eu"})
 
 
-def groups(tasks: Iterable[Task], most: int) -> Iterator[list[Task]]:
-    """The tasks in their order, those together that one worker should do one after the other.
+@dataclass(frozen=True)
+class Job:
+    """A task for a compile process.
 
     Args:
-        most: how many at most, so that no worker waits for the group of another.
+        task: as the process reads it; its `out` is for display, and the process gets another.
+        files: the set of source files that the process must see, and no other.
+        out: where the object goes on this machine; the process does not see it.
     """
-    alike = itertools.groupby(tasks, key=lambda task: {name: task[name] for name in task if name not in _OWN})
-    for _, group in alike:
+
+    task: Task
+    files: str
+    out: Path
+
+
+def groups(jobs: Iterable[Job], most: int) -> Iterator[list[Job]]:
+    """The jobs in their order, those together that one process should do one after the other.
+
+    Args:
+        most: how many at most, so that no process waits for the group of another.
+    """
+    for _, group in itertools.groupby(jobs, key=_shared_part):
         while part := list(itertools.islice(group, most)):
             yield part
+
+
+def _shared_part(job: Job) -> tuple[str, Task]:
+    return job.files, {name: job.task[name] for name in job.task if name not in _OWN}
 
 
 def machine_fault(reason: str, folder: Path) -> str:
@@ -93,9 +116,20 @@ class OverMemoryError(Exception):
 
 
 class Worker:
-    """One long-lived worker process and the thread that reads its answers."""
+    """One long-lived compile process and the thread that reads its answers.
 
-    def __init__(self, make: MakeWorker) -> None:
+    The process may only write to a folder of its own, so it neither reads nor changes what others compiled.
+
+    Args:
+        files: the set of source files that it sees.
+        folder: of this process; made, and removed by `stop`.
+        seen: where the process sees `folder`; empty for the same path.
+    """
+
+    def __init__(self, make: MakeWorker, files: str, folder: Path, seen: str = "") -> None:
+        self.files = files
+        self._folder = emptied(folder)
+        self._seen = seen or str(folder)
         self.memory = 0
         self.served = 0
         self.task: Task | None = None  # None between two
@@ -106,7 +140,8 @@ class Worker:
         self._answers: queue.Queue[str | StoppedError | None] = queue.Queue()
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)  # the last lines that it wrote beside its answers
         self._readers: list[threading.Thread] = []
-        self._process = self._stack.enter_context(make())
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        self._process = self._stack.enter_context(make(files, folder))
         self.pid = self._process.pid  # the topmost process of it
         self._read(self._process.stdout, self._answers.put, at_end=lambda: self._answers.put(None))
         self._read(self._process.stderr, self._note, at_end=lambda: None)
@@ -148,12 +183,14 @@ class Worker:
                     return value
             self._note(line)
 
-    def ask(self, task: Task, timeout: float | None) -> dict[str, Any]:
+    def ask(self, job: Job, timeout: float | None) -> dict[str, Any]:
+        """Have a job done; its answer. What the process leaves is collected by `collect`."""
         assert self._process.stdin is not None  # noqa: S101
         with self._lock:
-            self.task, self._since = task, time.monotonic()
+            self.task, self._since = job.task, time.monotonic()
         try:
             try:
+                task = {**job.task, "out": f"{self._seen}/{_OBJECT}{job.out.suffix}"}
                 self._process.stdin.write(json.dumps(task) + "\n")
                 self._process.stdin.flush()
             except (OSError, ValueError):
@@ -163,6 +200,26 @@ class Worker:
             with self._lock:
                 self.task = None
                 self.served += 1
+
+    def collect(self, job: Job) -> None:
+        """Copy the object of a job, and the JSON beside it, to their place. A missing one is left out.
+
+        It is not flushed to the disk: a campaign reads what is there, and a crash costs a kernel.
+
+        Raises:
+            OSError: one is no regular file or too large, or cannot be written.
+        """
+        for suffix, limit in ((".json", LARGEST_METADATA), (job.out.suffix, LARGEST_OBJECT)):
+            made = self._folder / f"{_OBJECT}{suffix}"
+            try:
+                content = read_regular(made, limit)
+            except FileNotFoundError:
+                continue
+            made.unlink()
+            job.out.parent.mkdir(parents=True, exist_ok=True)
+            with NewFile(job.out.with_suffix(suffix)) as new:
+                new.stream.write(content)
+                new.finish(flush=False)
 
     def end_for(self, task: Task, reason: str, *, final: bool) -> None:
         """Kill it while it compiles `task`, from another thread.

@@ -21,7 +21,7 @@ from toolchain.pipeline.run import build
 from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.request.model import Request
 from toolchain.stages import aotriton_images, kernels, triton_cache
-from toolchain.stages.kernel_workers import kernel_limits
+from toolchain.stages.kernel_workers import SCRATCH, kernel_limits
 
 if TYPE_CHECKING:
     from toolchain.pipeline.reuse import Reuse
@@ -54,7 +54,7 @@ def serve_kernels(request: Request, stage: str, address: str, *, name: str = "",
         if stage == "triton-cache":
             setup = triton_cache.compile_setup(image, out, workspace)
         elif stage == "kernels":
-            setup = kernels.compile_setup(source, image, out, workspace)
+            setup = kernels.compile_setup(source, image, out, workspace, scratch=out.with_name(SCRATCH))
         else:
             setup = aotriton_images.compile_setup(source, image, out, workspace)
         slots, limits = workspace.jobs("kernel"), kernel_limits(request)

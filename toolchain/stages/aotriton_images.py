@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +32,14 @@ from toolchain.kernels.rules import Rule, RuleSet, cut
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
+from toolchain.stages import kernel_workers
 from toolchain.stages.aotriton_inside import OBJECTS, lay_copies, lay_objects
 from toolchain.stages.kernel_check import check_numbers
 from toolchain.stages.kernel_workers import (
-    COMMAND,
     RECIPE,
+    SCRATCH,
     WORKER_FILES,
     KernelProject,
-    allocator,
     compiling,
     layer_digests,
 )
@@ -52,7 +51,7 @@ PLAN, SOURCE = "/build/plan", "/build/src"
 IMAGES = "aotriton.images"
 # Settings of upstream's own kernel command lines.
 ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee"}
-PROJECT = KernelProject(source=SOURCE, environment={"PYTHONPATH": SITE, **ENVIRONMENT}, recipe=WORKER_FILES)
+PROJECT = KernelProject(source=SOURCE, path=(SITE,), environment=ENVIRONMENT, recipe=WORKER_FILES)
 # Results that are compiled a second time by upstream's own script.
 SAMPLE = 20
 
@@ -197,18 +196,18 @@ class KernelImages:
 
     def compile_setup(self) -> CompileSetup:
         """The environment in which the kernels are compiled: `build` holds the objects."""
-        mounts = [
-            Mount(self.source, SOURCE),
-            Mount(recipe.root() / "aotriton", f"{RECIPE}/aotriton"),
-            Mount(self.build, PLAN, read_only=False),
-        ]
-        env = {**PROJECT.variables, **allocator(self.workspace.request)}
-        start = partial(self.workspace.worker, self.image, COMMAND, mounts=mounts, env=env)
-        return CompileSetup(start=start, naming=self.naming(), out=self.build, seen=(SOURCE, PLAN))
+        return kernel_workers.compile_setup(
+            PROJECT,
+            self.naming(),
+            self.image,
+            self.workspace,
+            out=self.build,
+            scratch=self.build.with_name(SCRATCH),
+        )
 
     def naming(self) -> Naming:
         """The inputs of the results' names, without GPUs and the library's build."""
-        return PROJECT.naming(self.source, self.layers)
+        return PROJECT.naming(self.source, self.layers, self.workspace.request)
 
     def pack(
         self, plan: BarePlan, clusters: Sequence[Cluster], *, python: Path, sha1: str, gpus: Sequence[str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,54 +12,81 @@ from typing import TYPE_CHECKING, Any
 from toolchain.catalog.bases import base_recipe
 from toolchain.core import console
 from toolchain.core.cache import Cache
-from toolchain.core.recipe import digests
+from toolchain.core.filesystem import emptied
+from toolchain.core.recipe import Mount, digests
 from toolchain.oci.image import read_layers
 from toolchain.oci.layout import Layout
 from toolchain.request.model import Request
 from toolchain.stages.stage import Built, Workspace
 
 if TYPE_CHECKING:
+    import subprocess
+
     from toolchain.kernels.bounds import Limits, MemoryBounds
     from toolchain.kernels.campaign import CampaignResult
+    from toolchain.kernels.executors import Executor
     from toolchain.kernels.ledger import Ledger
-    from toolchain.kernels.pool import CompileSetup, Executor
+    from toolchain.kernels.pool import CompileSetup
     from toolchain.kernels.result_name import Naming
     from toolchain.kernels.rules import RuleSet
     from toolchain.kernels.shared import SharedResults
+    from toolchain.kernels.worker_process import MakeWorker
 
 # What runs beside Triton in a worker, below the recipe root: a kernel's result depends on it.
 WORKER_FILES = ("aotriton/worker.py", "aotriton/shared_stages.py")
-# Where compile processes see the files of ours, `aotriton/` and all.
-RECIPE = "/recipe"
-COMMAND = ("python3", f"{RECIPE}/aotriton/worker.py")
+# Starts them. It decides no byte of an object, and so is part of the results' names and no input of an image.
+_START = "aotriton/start.py"
+# Where compile processes see the files of ours that are part of the results' names, and the folder that they write to.
+RECIPE, OUT = "/recipe", "/out"
+# The folder for what compile processes see, in a stage's unfinished work.
+SCRATCH = "compiling"
+# All variables of a compile process besides those of its project. The image's own are not passed on.
+VARIABLES = {
+    "HOME": "/tmp",  # noqa: S108 - in the container
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    # Triton 3.0 iterates over sets, whose order differs in each process of Python: without a seed its objects differ
+    # from one run to the next, by upstream's own script too. It is why the process does not run with `python3 -I`.
+    "PYTHONHASHSEED": "0",
+    "PYTHONNOUSERSITE": "1",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelProject:
-    """The environment of a project's kernels besides Triton, a part of their results' names and the same everywhere.
+    """What a project's compile processes see besides Triton and the kernels' sources.
 
     Args:
-        source: where compile processes see the project's tree.
-        environment: their variables that are part of a result's name.
+        source: where they see the kernels' sources.
+        path: folders of the image and of the recipe that are first on their module path.
+        environment: variables that only this project has.
         recipe: what of ours runs beside Triton, files and folders below the recipe root.
         search: see `kernels.reached.Reach`.
     """
 
     source: str
+    path: tuple[str, ...]
     environment: Mapping[str, str]
     recipe: tuple[str, ...]
     search: tuple[str, ...] = ()
 
+    def variables(self, request: Request) -> dict[str, str]:
+        """All variables of the compile processes."""
+        return {**VARIABLES, **self.environment, **allocator(request)}
+
     @property
-    def variables(self) -> dict[str, str]:
-        """All variables of the compile processes.
+    def command(self) -> tuple[str, ...]:
+        """The command line of a compile process, without its variables."""
+        last = (f"{self.source}/{folder}".rstrip("/") for folder in self.search)
+        return ("python3", f"{RECIPE}/{_START}", ":".join(self.path), ":".join(last))
 
-        Triton 3.0 iterates over sets, whose order differs in each process of Python: without a seed its objects
-        differ from one run to the next, by upstream's own script too.
-        """
-        return {**self.environment, "HOME": "/tmp", "PYTHONHASHSEED": "0"}  # noqa: S108 - in the container
+    @property
+    def named_recipe(self) -> dict[str, str]:
+        """Digests of all files of ours that a compile process sees."""
+        return digests(_START, *self.recipe)
 
-    def naming(self, tree: Path, triton: Sequence[str]) -> Naming:
+    def naming(self, tree: Path, triton: Sequence[str], request: Request) -> Naming:
         """The inputs of the results' names of a tree on this machine.
 
         Args:
@@ -66,8 +94,68 @@ class KernelProject:
         """
         from toolchain.kernels.result_name import Naming  # noqa: PLC0415 - a plan compiles nothing
 
-        recipe = digests(*self.recipe)
-        return Naming(tree, triton=triton, recipe=recipe, environment=self.environment, search=self.search)
+        return Naming(
+            tree,
+            triton=triton,
+            recipe=self.named_recipe,
+            environment=self.variables(request),
+            command=self.command,
+            search=self.search,
+        )
+
+
+def compile_setup(
+    project: KernelProject,
+    naming: Naming,
+    image: str,
+    workspace: Workspace,
+    *,
+    out: Path,
+    scratch: Path,
+) -> CompileSetup:
+    """The environment in which the kernels of a project are compiled.
+
+    Args:
+        naming: from `project`.
+        image: the Triton image, as the runner knows it.
+        out: folder of the objects.
+        scratch: folder for what compile processes see; emptied.
+    """
+    from toolchain.kernels.pool import CompileSetup  # noqa: PLC0415 - a plan compiles nothing
+
+    emptied(scratch)
+    start = starting(naming, image, workspace, scratch=scratch, source=project.source)
+    return CompileSetup(start=start, naming=naming, out=out, source=project.source, seen=OUT, scratch=scratch)
+
+
+def starting(
+    naming: Naming, image: str, workspace: Workspace, *, scratch: Path, source: str, mounts: Sequence[Mount] = ()
+) -> MakeWorker:
+    """The function that starts a compile process: it sees the files that its results are named by, and its variables.
+
+    Args:
+        image: the Triton image, as the runner knows it.
+        scratch: folder for the files that processes see.
+        source: where they see the kernels' sources.
+        mounts: further ones.
+    """
+    from toolchain.kernels.file_sets import FileSets  # noqa: PLC0415 - a plan compiles nothing
+
+    sets = FileSets(naming, scratch / "seen")
+    variables = [f"{name}={value}" for name, value in sorted(naming.shared["environment"].items())]
+    # Neither the image's configuration nor the engine adds a variable to these.
+    command = ["env", "-i", *variables, *naming.shared["command"]]
+
+    def start(files: str, out: Path) -> AbstractContextManager[subprocess.Popen[str]]:
+        shown = [
+            Mount(sets.recipe, RECIPE),
+            Mount(sets.sources(files), source),
+            Mount(out, OUT, read_only=False),
+            *mounts,
+        ]
+        return workspace.worker(image, command, mounts=shown, env={})
+
+    return start
 
 
 def layer_digests(triton: Built, cache: Cache) -> list[str]:
@@ -112,8 +200,7 @@ class Workers:
             self.executor,
             ledger,
             self.setup.out,
-            worker_tree=self.setup.seen[0],
-            worker_out=self.setup.seen[1],
+            worker_tree=self.setup.source,
             keep_going=calls or self.workspace.request.keep_going,
             on_count=on_count or self.workspace.count,
             on_end=None if calls else _tell,
@@ -139,11 +226,19 @@ def compiling(setup: CompileSetup, workspace: Workspace, shared: SharedResults |
 def workers_here(setup: CompileSetup, workspace: Workspace, shared: SharedResults | None) -> Workers:
     """Workers on this machine, whatever scheduler the request names."""
     from toolchain.kernels.bounds import MemoryBounds  # noqa: PLC0415 - a plan compiles nothing
-    from toolchain.kernels.pool import LocalExecutor  # noqa: PLC0415
+    from toolchain.kernels.executors import LocalExecutor  # noqa: PLC0415
 
     limit, count = kernel_limits(workspace.request), workspace.jobs("kernel")
     bounds = MemoryBounds.of(workspace.memory(), count, limit.memory)
-    here = LocalExecutor(setup.start, workers=count, timeout=limit.timeout, bounds=bounds)
+    here = LocalExecutor(
+        setup.start,
+        workers=count,
+        timeout=limit.timeout,
+        bounds=bounds,
+        files=setup.naming.files,
+        seen=setup.seen,
+        scratch=setup.scratch,
+    )
     return Workers(setup=setup, workspace=workspace, shared=shared, executor=here, bounds=bounds)
 
 

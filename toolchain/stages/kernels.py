@@ -5,25 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolchain.core import recipe
 from toolchain.core.digest import write_atomically
-from toolchain.core.recipe import Mount, digests
+from toolchain.core.recipe import digests
 from toolchain.oci import labels
 from toolchain.request.model import Request
 from toolchain.sources.scan import Finding
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
+from toolchain.stages import kernel_workers
 from toolchain.stages.kernel_check import check_numbers
 from toolchain.stages.kernel_workers import (
-    COMMAND,
     RECIPE,
+    SCRATCH,
     WORKER_FILES,
     KernelProject,
-    allocator,
     campaign_facts,
     campaign_inputs,
     compiling,
@@ -53,9 +52,10 @@ PREFIX = "/usr/lib64/flash-attn-kernels"
 _RULES = "aotriton/flash-attn.toml"
 PROJECT = KernelProject(
     source="/src/kernels",
-    environment={"PYTHONPATH": f"{SITE}:{RECIPE}/aotriton/standin:/src/kernels"},
+    path=(SITE, f"{RECIPE}/aotriton/standin"),
+    environment={},
     recipe=(*WORKER_FILES, "aotriton/standin"),
-    search=("",),  # as in PYTHONPATH
+    search=("",),
 )
 
 
@@ -140,26 +140,21 @@ class KernelsStage:
 
 
 def compile_setup(
-    source: Path,
-    triton: Built,
-    out: Path,
-    workspace: Workspace,
+    source: Path, triton: Built, out: Path, workspace: Workspace, *, scratch: Path | None = None
 ) -> CompileSetup:
-    """The environment in which the kernels are compiled."""
-    from toolchain.kernels.pool import CompileSetup  # noqa: PLC0415 - a plan compiles nothing
+    """The environment in which the kernels are compiled.
 
-    image = workspace.image_to_run(triton)
-    mounts = [
-        Mount(source, PROJECT.source),
-        Mount(recipe.root() / "aotriton", f"{RECIPE}/aotriton"),
-        Mount(out, "/out", read_only=False),
-    ]
-    env = {**PROJECT.variables, **allocator(workspace.request)}
-    return CompileSetup(
-        start=partial(workspace.worker, image, COMMAND, mounts=mounts, env=env),
-        naming=PROJECT.naming(source, layer_digests(triton, workspace.cache)),
+    Args:
+        scratch: folder for what compile processes see; by default in the stage's unfinished work.
+    """
+    naming = PROJECT.naming(source, layer_digests(triton, workspace.cache), workspace.request)
+    return kernel_workers.compile_setup(
+        PROJECT,
+        naming,
+        workspace.image_to_run(triton),
+        workspace,
         out=out,
-        seen=(PROJECT.source, "/out"),
+        scratch=scratch or workspace.work() / SCRATCH,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,17 @@ from toolchain.kernels.shards import shard_of
 from toolchain.oci import labels
 from toolchain.request.model import Request
 from toolchain.stages.kernel_check import STEP, check_files
-from toolchain.stages.kernel_workers import compiling, layer_digests, limits, part_of_kernels, workers_here
+from toolchain.stages.kernel_workers import (
+    OUT,
+    SCRATCH,
+    VARIABLES,
+    compiling,
+    layer_digests,
+    limits,
+    part_of_kernels,
+    starting,
+    workers_here,
+)
 from toolchain.stages.stage import (
     Built,
     ContractCheck,
@@ -55,7 +64,9 @@ from toolchain.stages.stage import (
 from toolchain.stages.wheel import environment
 
 RECIPE = "containerfiles/triton-cache"
-_SEEN, _CHECKED = "/recipe", "/calls"
+# Where compile processes see the files of ours, and the module that makes the calls.
+_SEEN, _MODULES, _CHECKED = f"/recipe/{RECIPE}", "/src/calls", "/calls"
+_NAMED = (f"{RECIPE}/calls.py", f"{RECIPE}/worker.py")
 MADE = "made"  # what Triton writes, below what the campaign makes
 _LISTED = 20
 
@@ -230,22 +241,30 @@ def compile_setup(built: Built, out: Path, workspace: Workspace) -> CompileSetup
     image = workspace.image_to_run(built)
     made = out / MADE
     (made / triton_cache.LAUNCHES).mkdir(parents=True, exist_ok=True)
-    environment_ = variables(built.planned.name) | {"TRITON_STORE_BINARY_ONLY": "1"}
-    # Triton fills the cache in its final place.
-    mounts = [
-        Mount(recipe.root() / RECIPE, _SEEN), Mount(made, mount(), read_only=False), Mount(out, "/out", read_only=False)
-    ]  # fmt: skip
-    env = {**environment_, "CALLS_LAUNCHES": f"{mount()}/{triton_cache.LAUNCHES}"}
+    own = variables(built.planned.name)
+    naming = Naming(
+        recipe.root() / RECIPE,
+        triton=layer_digests(built, workspace.cache),
+        recipe=digests(*_NAMED),
+        environment={
+            **VARIABLES,
+            **own,
+            "PYTHONPATH": f"{own['PYTHONPATH']}:{_MODULES}",
+            "TRITON_STORE_BINARY_ONLY": "1",
+            "CALLS_LAUNCHES": f"{mount()}/{triton_cache.LAUNCHES}",
+        },
+        command=("python3", f"{_SEEN}/worker.py"),
+    )
+    scratch = emptied(out.with_name(SCRATCH))
+    # Triton fills the cache in its final place. All that fills it has the same image, files and variables.
+    cache = Mount(made, mount(), read_only=False)
     return CompileSetup(
-        start=partial(workspace.worker, image, ["python3", f"{_SEEN}/worker.py"], mounts=mounts, env=env),
-        naming=Naming(
-            recipe.root() / RECIPE,
-            triton=layer_digests(built, workspace.cache),
-            recipe=digests(f"{RECIPE}/calls.py", f"{RECIPE}/worker.py"),
-            environment=environment_,
-        ),
+        start=starting(naming, image, workspace, scratch=scratch, source=_MODULES, mounts=[cache]),
+        naming=naming,
         out=out,
-        seen=(_SEEN, "/out"),
+        source=_MODULES,
+        seen=OUT,
+        scratch=scratch,
     )
 
 

@@ -1,0 +1,315 @@
+"""A compile process sees the files that its results are named by: which they are, and that no others are there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.kernel_fixtures import FakeWorkers, make_rule
+from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import KernelError, SourceError
+from toolchain.core.recipe import Mount
+from toolchain.kernels.campaign import run_campaign
+from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.file_sets import FileSets
+from toolchain.kernels.ledger import DONE, FAILED, Entry, Ledger
+from toolchain.kernels.result_name import Naming
+from toolchain.kernels.rules import Rule
+from toolchain.kernels.shared import SharedResults
+from toolchain.kernels.store import FolderStore
+from toolchain.request.model import Request
+from toolchain.stages import aotriton_images, kernel_workers, kernels
+from toolchain.stages.kernel_workers import KernelProject
+from toolchain.stages.stage import Workspace
+
+START = Path(__file__).parents[2] / "aotriton" / "start.py"
+LAYERS = ["sha256:" + "a" * 64]
+
+
+def rule_of(source: str, root: str = "", *, kernel: str = "good") -> Rule:
+    rule = replace(make_rule(kernel), source=source, root=root)
+    return replace(rule, out=f"gfx942/{Path(source).stem}/{kernel}.hsaco")
+
+
+def tree(folder: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def naming_of(folder: Path, search: Sequence[str] = ()) -> Naming:
+    return Naming(
+        folder, triton=LAYERS, recipe={"aotriton/start.py": sha256_file(START)}, environment={}, search=search
+    )
+
+
+def shown(folder: Path) -> dict[str, str]:
+    """The text of every file below a folder, and where every link leads."""
+    return {
+        path.relative_to(folder).as_posix(): os.fspath(path.readlink()) if path.is_symlink() else path.read_text()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    """A tree with everything that Python runs unasked or prefers to a source."""
+    found = tree(
+        tmp_path / "tree",
+        {
+            "pack/k.py": "from . import low\n",
+            "pack/low.py": "",
+            "pack/other.py": "import json\n",
+            "pack/__init__.py": "",
+            "pack/__pycache__/low.cpython-313.pyc": "x",
+            "pack/sitecustomize.py": "",
+            "sitecustomize.py": "",
+            "usercustomize.py": "",
+            "more.pth": "import evil",
+            "triton/__init__.py": "",
+            ".git/hooks/post-checkout": "",
+        },
+    )
+    found.joinpath("pack", "k.py").chmod(0o755)
+    return found
+
+
+def test_only_the_reached_files_are_shown(hostile: Path, tmp_path: Path) -> None:
+    naming = naming_of(hostile, search=("",))
+    sets = FileSets(naming, tmp_path / "seen")
+    rule = rule_of("pack/k.py", "pack")
+    folder = sets.sources(naming.files(rule))
+    assert shown(folder) == {"pack/k.py": "from . import low\n", "pack/low.py": "", "pack/__init__.py": ""}
+    assert {path.stat().st_mode & 0o777 for path in folder.rglob("*.py")} == {0o644}
+    assert {path.stat().st_mtime for path in [folder, *folder.rglob("*")]} == {0}
+    assert list(shown(sets.recipe)) == ["aotriton/start.py"]
+
+
+def test_a_module_that_may_read_anything_sees_the_tree_without_compiled_modules(hostile: Path, tmp_path: Path) -> None:
+    (hostile / "pack" / "low.py").write_text("open('x')\n")
+    (hostile / "link").symlink_to("/etc/hostname")
+    naming = naming_of(hostile)
+    folder = FileSets(naming, tmp_path / "seen").sources(naming.files(rule_of("pack/k.py", "pack")))
+    seen = shown(folder)
+    assert seen.keys() == naming.content(naming.files(rule_of("pack/k.py", "pack"))).keys()
+    assert seen["link"] == "/etc/hostname"
+    assert "sitecustomize.py" in seen, "it is a part of the name"
+    assert not [name for name in seen if "__pycache__" in name or ".git" in name]
+
+
+def test_a_file_that_was_edited_after_it_was_named_is_not_shown(hostile: Path, tmp_path: Path) -> None:
+    naming = naming_of(hostile)
+    files = naming.files(rule_of("pack/k.py", "pack"))
+    (hostile / "pack" / "low.py").write_text("edited\n")
+    with pytest.raises(SourceError, match="was changed"):
+        FileSets(naming, tmp_path / "seen").sources(files)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_no_file_of_this_machine_is_copied_through_a_link(tmp_path: Path, whole: bool) -> None:
+    (tmp_path / "private.py").write_text("SECRET = 1\n")
+    found = tree(tmp_path / "tree", {"k.py": "import private\n" + ("open('x')\n" if whole else "")})
+    (found / "private.py").symlink_to(tmp_path / "private.py")
+    naming = naming_of(found)
+    seen = shown(FileSets(naming, tmp_path / "seen").sources(naming.files(rule_of("k.py"))))
+    assert not [text for text in seen.values() if "SECRET" in text]
+    (found / "k2.py").symlink_to(tmp_path / "private.py")
+    with pytest.raises(SourceError, match="no kernel source"):
+        naming.files(rule_of("k2.py"))
+
+
+def test_the_same_files_below_another_root_are_another_set(tmp_path: Path) -> None:
+    naming = naming_of(tree(tmp_path, {"a/b/k.py": ""}))
+    assert naming.files(rule_of("a/b/k.py", "a")) != naming.files(rule_of("a/b/k.py", "a/b"))
+
+
+class Recording:
+    """Fake workers that note which set each of them sees, and where it writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fake = FakeWorkers(folder)
+        self.started: list[tuple[str, Path]] = []
+
+    @contextlib.contextmanager
+    def __call__(self, files: str, out: Path) -> Iterator[subprocess.Popen[str]]:
+        assert list(out.iterdir()) == [], "it sees nothing that another process made"
+        self.started.append((files, out))
+        with self.fake(files, out) as child:
+            yield child
+
+
+@pytest.mark.parametrize(("workers", "most"), [(1, 3), (2, 5), (5, 15)])
+def test_a_process_serves_one_set_and_has_a_folder_of_its_own(tmp_path: Path, workers: int, most: int) -> None:
+    rules = [rule_of(f"{name}.py", kernel=f"k{number}") for number in range(6) for name in "abc"]
+    start = Recording(tmp_path / "workers")
+    start.fake.provide(rules)
+    executor = LocalExecutor(
+        start, workers=workers, timeout=60, files=lambda rule: Path(rule.source).stem, scratch=tmp_path
+    )
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        result = run_campaign(rules, executor, ledger, tmp_path / "out", worker_tree="/src")
+    assert result.counts()["done"] == len(rules)
+    assert Counter(files for files, _ in start.started).keys() == {"a", "b", "c"}
+    assert len(start.started) <= most, "a worker sees each set once"
+    assert len({out for _, out in start.started}) == len(start.started)
+    assert not any(out.exists() for _, out in start.started)
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*.hsaco")) == sorted(
+        Path(rule.out).name for rule in rules
+    )
+
+
+@pytest.mark.parametrize("what", ["link", "folder", "pipe"])
+def test_what_is_no_file_is_not_taken_from_a_process(tmp_path: Path, what: str) -> None:
+    rule, start = rule_of("a.py"), Recording(tmp_path / "workers")
+    start.fake.provide([rule])
+    script = start.fake.folder / "worker.py"
+    plant = {
+        "link": "import os; os.unlink(out); os.symlink('/etc/hostname', out)",
+        "folder": "import os; os.unlink(out); os.mkdir(out)",
+        "pipe": "import os; os.unlink(out); os.mkfifo(out)",
+    }[what]
+    answers = "    print(json.dumps(answer), flush=True)"
+    script.write_text(script.read_text().replace(answers, f"    {plant}\n{answers}"))
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        executor = LocalExecutor(start, workers=1, timeout=60)
+        (entry,) = run_campaign([rule], executor, ledger, tmp_path / "out", worker_tree="/src", keep_going=True).entries
+    assert entry.status == FAILED
+    assert (tmp_path / "out" / rule.out).read_bytes() == b""
+
+
+@pytest.mark.parametrize("suffix", [".hsaco", ".json"])
+def test_what_was_changed_after_it_was_compiled_is_compiled_again_and_not_stored(tmp_path: Path, suffix: str) -> None:
+    """A packer of the same tree may write where the objects are."""
+    found = tree(tmp_path / "tree", {"a.py": ""})
+    rule, start, out = rule_of("a.py"), Recording(tmp_path / "workers"), tmp_path / "out"
+    start.fake.provide([rule])
+
+    def run(shared: SharedResults | None = None) -> Entry:
+        with Ledger(tmp_path / "ledger.sqlite") as ledger:
+            executor = LocalExecutor(start, workers=1, timeout=60)
+            (entry,) = run_campaign([rule], executor, ledger, out, worker_tree="/src", shared=shared).entries
+        return entry
+
+    made = run()
+    path = (out / rule.out).with_suffix(suffix)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"shared": 0', b'"shared": 1') if suffix == ".json" else whole + b"x")
+    shared = SharedResults([FolderStore(tmp_path / "store")], naming_of(found))
+    shared.compiled_by({"triton": "0"})
+    with pytest.raises(KernelError, match="has changed since"):
+        shared.add(rule, made, out)
+    assert run(shared).status == DONE
+    assert len(start.started) == 2
+    assert path.read_bytes() == whole
+    assert hashlib.sha256((out / rule.out).read_bytes()).hexdigest() == made.sha256
+
+
+class Spy:
+    """A workspace that notes how a compile process would be started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.request = Request(cache=Cache(folder / "cache"))
+        self.calls: list[tuple[list[str], dict[str, Mount], dict[str, str]]] = []
+        self.folder = folder
+
+    def work(self) -> Path:
+        return self.folder / "work"
+
+    def worker(self, _: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]) -> Any:
+        self.calls.append((list(argv), {mount.target: mount for mount in mounts}, dict(env)))
+        return contextlib.nullcontext(SimpleNamespace())
+
+
+@pytest.mark.parametrize("project", [kernels.PROJECT, aotriton_images.PROJECT], ids=["flash-attn", "aotriton"])
+def test_a_compile_process_inherits_what_is_named_and_nothing_else(
+    hostile: Path, tmp_path: Path, project: KernelProject
+) -> None:
+    spy = Spy(tmp_path)
+    workspace = cast("Workspace", spy)
+    naming = project.naming(hostile, LAYERS, spy.request)
+    setup = kernel_workers.compile_setup(
+        project, naming, "image", workspace, out=tmp_path / "objects", scratch=tmp_path / "compiling"
+    )
+    files = naming.files(rule_of("pack/k.py", "pack"))
+    with setup.start(files, tmp_path / "own"):
+        pass
+    ((argv, mounts, env),) = spy.calls
+    named = naming.shared
+    variables = [f"{name}={value}" for name, value in sorted(named["environment"].items())]
+    assert argv == ["env", "-i", *variables, *named["command"]]
+    assert env == {}
+    assert not [name for name in named["environment"] if name.startswith(("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"))]
+    assert mounts.keys() == {"/recipe", project.source, "/out"}
+    assert shown(mounts[project.source].source).keys() == naming.content(files).keys()
+    assert shown(mounts["/recipe"].source).keys() == named["recipe"].keys()
+    assert mounts["/out"].source == tmp_path / "own"
+    assert [mount.target for mount in mounts.values() if not mount.read_only] == ["/out"]
+
+
+@pytest.mark.parametrize("changed", ["recipe", "environment", "command", "triton"])
+def test_each_of_these_is_in_the_name(tmp_path: Path, changed: str) -> None:
+    found = tree(tmp_path, {"k.py": ""})
+    same: dict[str, Any] = {"triton": LAYERS, "recipe": {"a": "1"}, "environment": {"A": "1"}, "command": ("a",)}
+    other = {"triton": ["sha256:" + "b" * 64], "recipe": {"a": "2"}, "environment": {"A": "2"}, "command": ("b",)}
+    rule = rule_of("k.py")
+    assert Naming(found, **same).inputs(rule) != Naming(found, **{**same, changed: other[changed]}).inputs(rule)
+
+
+WORKER = """
+import json, os, sys
+
+class _Modules:
+    _root = ""
+    def load(self, root, source):
+        return sorted(sys.modules), list(sys.path)
+
+def main(arguments):
+    modules = _Modules()
+    loaded, path = modules.load(sys.argv[3], "k.py")
+    import shadowed
+    print(json.dumps({"loaded": loaded, "path": path, "cwd": os.getcwd(), "shadowed": shadowed.__file__}))
+    try:
+        modules.load("/elsewhere", "k.py")
+    except ValueError:
+        return 0
+    return 1
+"""
+
+
+def test_the_sources_are_last_on_the_module_path(tmp_path: Path) -> None:
+    """And no file of theirs runs before it is asked for."""
+    files = {"sitecustomize.py": "raise SystemExit(9)\n", "json.py": "raise SystemExit(9)\n", "shadowed.py": ""}
+    recipe = tree(tmp_path / "recipe", {"worker.py": WORKER, "start.py": START.read_text()})
+    first = tree(tmp_path / "first", {"shadowed.py": ""})
+    sources = tree(tmp_path / "sources", files)
+    program = f"""
+import runpy, sys
+sys.path[0] = {str(recipe)!r}
+module = runpy.run_path({str(recipe / "start.py")!r})
+sys.argv += [{str(sources)!r}]  # the root, which a real worker gets with a task
+sys.exit(module["main"](sys.argv[1:3]))
+"""
+    command = [sys.executable, "-c", program, str(first), str(sources)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=sources, env={"PATH": os.defpath})
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["cwd"] == "/"
+    assert said["path"][0] == str(first)
+    assert said["path"][-2:] == [str(sources), str(sources)]
+    assert str(recipe) not in said["path"]
+    assert said["shadowed"].startswith(str(first))

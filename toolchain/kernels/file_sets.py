@@ -1,0 +1,88 @@
+"""Folders that show a compile process exactly the files by which its results are named."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from toolchain.core import recipe
+from toolchain.core.digest import sha256_bytes
+from toolchain.core.errors import SourceError
+from toolchain.core.filesystem import emptied, read_regular
+from toolchain.kernels.result_name import Naming
+
+_LARGEST_FILE = 1 << 30  # bytes
+# The same for every file and on every machine, because a compile process can see it.
+_TIME = 0
+_LINK = "link "
+
+
+class FileSets:
+    """The files of one campaign's compile processes, copied below one folder.
+
+    A copy has the content by which results are named, even if the tree was edited meanwhile. It has neither the mode,
+    the time nor the compiled modules (`__pycache__`) of the original. Threads may share an object of this class.
+
+    Args:
+        naming: names the results, and so says which files there are.
+        folder: emptied first.
+    """
+
+    def __init__(self, naming: Naming, folder: Path) -> None:
+        self._naming = naming
+        self._folder = emptied(folder)
+        self._lock = threading.Lock()
+        self._made: set[str] = set()
+
+    @property
+    def recipe(self) -> Path:
+        """The folder of the files of ours that run beside Triton, by their paths below the recipe root.
+
+        Raises:
+            SourceError: one was edited since the results were named.
+        """
+        return self._copied("recipe", recipe.root(), self._naming.shared["recipe"])
+
+    def sources(self, files: str) -> Path:
+        """The folder of a set of source files, by their paths below the tree.
+
+        Args:
+            files: see `Naming.files`.
+
+        Raises:
+            SourceError: one was edited since the results were named.
+        """
+        return self._copied(f"sources-{files}", self._naming.folder, self._naming.content(files))
+
+    def _copied(self, name: str, top: Path, digests: Mapping[str, str]) -> Path:
+        folder = self._folder / name
+        with self._lock:
+            if name not in self._made:
+                folder.mkdir()
+                for path, digest in digests.items():
+                    _copy(top, path, folder / path, digest)
+                for place, _, _ in os.walk(folder):
+                    os.utime(place, (_TIME, _TIME))
+                self._made.add(name)
+        return folder
+
+
+def _copy(top: Path, path: str, target: Path, digest: str) -> None:
+    """Copy a file, or a link as the link that it is, if it has a digest as `Reach.digests` gives it."""
+    source = top / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink() and digest == sha256_bytes(_LINK.encode() + os.fsencode(source.readlink())):
+        target.symlink_to(source.readlink())
+        return
+    content = read_regular(source, _LARGEST_FILE, within=top)
+    if sha256_bytes(content) != digest:
+        raise SourceError(
+            f"{source} was changed while its kernels were compiled",
+            why="their results are named by what it was before",
+            fix="run it again",
+        )
+    target.write_bytes(content)
+    target.chmod(0o644)
+    os.utime(target, (_TIME, _TIME))
