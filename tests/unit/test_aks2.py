@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import lzma
 import struct
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,16 +14,17 @@ import pytest
 
 from tests.kernel_fixtures import aks2
 from toolchain.core.digest import sha256_bytes
-from toolchain.core.errors import ContractError, KernelError
-from toolchain.kernels.aks2 import read_aks2, read_archive
+from toolchain.core.errors import ContractError, HostileInputError, KernelError
+from toolchain.kernels.aks2 import open_aks2, read_archive
 from toolchain.kernels.aotriton_plan import Archive, Cluster
 from toolchain.stages.aotriton_images import check_images
 
 
 def test_aks2_is_read() -> None:
-    good, bad = read_aks2(aks2((";;a;;", b"\x7fELF object"), (";;b;;", b"")))
-    assert (good.name, good.shared, good.threads, good.content) == (";;a;;", 1024, 256, b"\x7fELF object")
-    assert bad.content == b""
+    data = aks2((";;a;;", b"\x7fELF object"), (";;b;;", b""))
+    with open_aks2(io.BytesIO(data), len(data)) as (good, bad):
+        assert (good.name, good.shared, good.threads, good.read()) == (";;a;;", 1024, 256, b"\x7fELF object")
+        assert bad.read() == b""
 
 
 @pytest.mark.parametrize(
@@ -36,8 +40,9 @@ def test_aks2_is_read() -> None:
     ],
 )
 def test_damaged_aks2_is_told(damage: Callable[[bytes], bytes], error: str) -> None:
-    with pytest.raises(KernelError, match=error):
-        read_aks2(damage(aks2(("a", b"x" * 100), ("b", b"y" * 50))))
+    data = damage(aks2(("a", b"x" * 100), ("b", b"y" * 50)))
+    with pytest.raises(KernelError, match=error), open_aks2(io.BytesIO(data), len(data)):
+        pass
 
 
 @pytest.fixture
@@ -109,7 +114,7 @@ def test_an_archive_that_the_loader_would_not_read_is_refused(
         check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
     with pytest.warns(UserWarning, match="Duplicate name"):
         write_zip(build, ("F", content), ("F", aks2(("A", b"object x"))))
-    with pytest.raises(KernelError, match="one name twice"):
+    with pytest.raises(HostileInputError, match="holds the name 'F'"):
         check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256})
 
 
@@ -119,3 +124,45 @@ def test_an_empty_object_that_counts_as_compiled_is_refused(
     build, clusters, archives = images
     with pytest.raises(ContractError, match="B is not what was compiled"):
         check_images(build, clusters, archives, {"flash/a.hsaco": A_SHA256, "flash/b.hsaco": "sha"})
+
+
+def _pack(*entries: tuple[int, int, bytes], content: bytes) -> bytes:
+    """An .aks2 file of (offset, size, name)."""
+    directory = b"".join(struct.pack("<IIIII", 0, 64, offset, size, len(raw)) + raw for offset, size, raw in entries)
+    head = struct.pack("<III", len(directory) + len(content), len(entries), len(directory))
+    return b"AKS2" + head + lzma.compress(directory + content)
+
+
+HOSTILE = {
+    "overlapping": _pack((0, 8, b"a\0"), (4, 8, b"b\0"), content=bytes(16)),
+    "not UTF-8": _pack((0, 8, b"\xff\0"), content=bytes(8)),
+    "one name twice": _pack((0, 8, b"a\0"), (8, 8, b"a\0"), content=bytes(16)),
+    "not printable": _pack((0, 8, b"\x1b[2J\0"), content=bytes(8)),
+    "bomb": b"AKS2" + struct.pack("<III", (1 << 32) - 1, 1, 22) + lzma.compress(bytes(1000)),
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_an_archive_that_would_harm_is_refused(data: bytes) -> None:
+    with pytest.raises((HostileInputError, KernelError)), open_aks2(io.BytesIO(data), len(data)):
+        pass
+
+
+def test_memory_is_taken_for_the_kernel_that_is_read() -> None:
+    size, count = 8 << 20, 10
+    data = _pack(*((at * size, size, b"%d\0" % at) for at in range(count)), content=bytes(count * size))
+    tracemalloc.start()
+    with open_aks2(io.BytesIO(data), len(data)) as kernels:
+        assert sum(len(kernel.read()) for kernel in kernels) == count * size
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < size + (64 << 20)
+
+
+def test_kernels_over_the_same_bytes_are_refused(tmp_path: Path) -> None:
+    """400 of them over 32 MiB in 5 KB were once 12.8 GB in memory."""
+    data = _pack(*((0, 32 << 20, b"%d\0" % at) for at in range(400)), content=bytes(32 << 20))
+    assert len(data) < 8192
+    (tmp_path / "a.aks2").write_bytes(data)
+    with pytest.raises(HostileInputError):
+        list(read_archive(tmp_path / "a.aks2"))

@@ -187,3 +187,39 @@ def test_a_write_that_was_killed_halfway_is_undone_by_who_looks(tmp_path: Path) 
     assert counts(look(killed).entries)["done"] == 1
     with contextlib.closing(sqlite3.connect(killed)) as db:
         assert db.execute("SELECT count(*) FROM about WHERE name LIKE 'n%'").fetchone() == (0,)
+
+
+def _changed(path: Path, *statements: str) -> Path:
+    with Ledger(path) as ledger:
+        ledger.record(Entry.of(make_rule("k"), DONE, sha256="ab"))
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        for statement in statements:
+            db.execute(statement)
+    return path
+
+
+HOSTILE = {
+    "a value of another type": ["""UPDATE entry SET content = json_set(content, '$.seconds', 'long')"""],
+    "a key too many": ["""UPDATE entry SET content = json_set(content, '$.more', 1)"""],
+    "a key too few": ["""UPDATE entry SET content = json_remove(content, '$.kernel')"""],
+    "names that are numbers": ["""UPDATE entry SET content = json_set(content, '$.bitcode', json('[1]'))"""],
+    "no JSON": ["UPDATE entry SET content = 'x'"], "a list": ["UPDATE entry SET content = '[]'"],
+    "no text": ["UPDATE entry SET content = x'00ff'"],
+    "numbers that are a list": ["INSERT INTO numbers VALUES ('k', '[]')"],
+    "a view": [
+        "DROP TABLE entry",
+        """CREATE VIEW entry AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n)
+        SELECT x AS id, '{}' AS content FROM n""",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("statements", HOSTILE.values(), ids=HOSTILE)
+def test_a_ledger_that_was_changed_by_others_is_refused(tmp_path: Path, statements: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        look(_changed(tmp_path / "l", *statements))
+
+
+def test_progress_that_is_no_number_is_none(tmp_path: Path) -> None:
+    assert look(_changed(tmp_path / "l", "INSERT INTO about VALUES ('progress', 'x/y')")).total == 0

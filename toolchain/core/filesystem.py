@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self, cast
@@ -59,19 +60,29 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 
 
 def read_regular(path: Path, limit: int, *, within: Path | None = None) -> bytes:
-    """The content of a small file, see `open_regular`.
+    """Return the content of a file, see `open_regular`.
 
     Args:
-        limit: bytes that it may have.
+        limit: bytes that it may have. Memory is taken for the file's size, not for the limit.
 
     Raises:
         OSError: as `open_regular`, or it is larger.
     """
     with open_regular(path, within=within) as stream:
-        content = stream.read(limit + 1)
+        size = os.fstat(stream.fileno()).st_size
+        # One byte more shows whether the file has grown.
+        content = stream.read(min(size, limit) + 1)
+        if len(content) > size and size <= limit:  # such as a file of /proc, which has no size
+            content = b"".join([content, *_rest(stream, limit + 1 - len(content))])
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
     return content
+
+
+def _rest(stream: BinaryIO, most: int) -> Iterator[bytes]:
+    while most > 0 and (piece := stream.read(min(most, _CHUNK))):
+        most -= len(piece)
+        yield piece
 
 
 def read_built(tree: Path, name: str) -> str:

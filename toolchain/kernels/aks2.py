@@ -4,73 +4,150 @@ from __future__ import annotations
 
 import lzma
 import struct
-import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO, cast
 
-from toolchain.core.errors import KernelError
+from toolchain.core.errors import HostileInputError, KernelError
+from toolchain.core.stored_file import StoredFile, on_disk, too_large
+from toolchain.core.zips import entry, open_zip
+from toolchain.kernels.store import LARGEST_OBJECT
 
 MAGIC = b"AKS2"
-_HEADER = struct.Struct("<III")  # unpacked bytes, kernels, bytes of the directory
+_HEADER = struct.Struct("<4sIII")  # unpacked bytes, kernels, bytes of the directory
 _ENTRY = struct.Struct("<IIIII")  # shared memory, threads of a block, offset, size, bytes of the name with its NUL
-_LIMIT = 4 << 30
-_AGAIN = "build again; report it if it stays"
+_LARGEST = 4 << 30
+_LARGEST_DIRECTORY = 64 << 20
+_LONGEST_NAME = 4096
+# Code objects pack to a tenth of their size. A file that unpacks to far more is a bomb.
+_RATIO, _FREE = 200, 256 << 20
+_DICTIONARY = 80 << 20  # bytes of memory that LZMA may take; its highest preset asks for 65 MiB
+_IN_MEMORY = 16 << 20
+_CHUNK = 1 << 20
+_AGAIN = "get the file again, or build it again"
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One entry: a code object, or an empty one, which the loader treats as known bad.
+    """An entry: a code object, or an empty one, which the loader treats as known bad.
 
     Args:
         shared: bytes of shared memory.
         threads: threads of a block.
+        size: bytes of the code object.
     """
 
     name: str
     shared: int
     threads: int
-    content: bytes
+    size: int
+    _start: int = field(repr=False)
+    _unpacked: BinaryIO = field(repr=False, compare=False)
+
+    def read(self) -> bytes:
+        """Return the code object, while the archive is open."""
+        if self.size > LARGEST_OBJECT:
+            raise too_large(self.name, self.size, LARGEST_OBJECT)
+        self._unpacked.seek(self._start)
+        return self._unpacked.read(self.size)
 
 
-def read_aks2(data: bytes) -> tuple[Kernel, ...]:
-    """The entries of an .aks2 file, in its order.
+@contextmanager
+def open_aks2(stream: BinaryIO, size: int) -> Iterator[tuple[Kernel, ...]]:
+    """Open an .aks2 file, and return its entries in its order. They are read on demand, from a temporary file.
+
+    Args:
+        size: bytes of the file.
 
     Raises:
         KernelError: it is damaged.
+        HostileInputError: it unpacks to more than any archive of kernels, or two of its entries overlap.
     """
-    if data[:4] != MAGIC or len(data) < 16:
-        raise KernelError("not an AKS2 file", why=f"it begins with {data[:4]!r}", fix=_AGAIN)
-    total, count, directory = _HEADER.unpack_from(data, 4)
-    if total > _LIMIT or directory > total:
-        raise _damaged("with impossible sizes", f"{total} bytes, directory {directory}")
-    unpack = lzma.LZMADecompressor()
+    head = stream.read(_HEADER.size)
+    if head[:4] != MAGIC or len(head) < _HEADER.size:
+        raise KernelError("not an AKS2 file", why=f"it begins with {head[:4]!r}", fix=_AGAIN)
+    _, total, count, directory = _HEADER.unpack(head)
+    if directory > total or count * _ENTRY.size > directory:
+        raise _damaged("with impossible sizes", f"{total} bytes, directory {directory}, {count} kernels")
+    if total > min(_LARGEST, _FREE + _RATIO * size) or directory > _LARGEST_DIRECTORY:
+        raise HostileInputError(
+            f"an AKS2 file of {size} bytes unpacks to {total}", why=f"its directory has {directory}", fix=_AGAIN
+        )
+    with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spooled:
+        unpacked = cast("BinaryIO", spooled)
+        _unpack(stream, unpacked, total)
+        yield _entries(unpacked, total, count, directory)
+
+
+def _unpack(stream: BinaryIO, into: BinaryIO, total: int) -> None:
+    unpack = lzma.LZMADecompressor(memlimit=_DICTIONARY)
+    left = total + 1
     try:
-        content = unpack.decompress(data[16:], max_length=total + 1)
+        while left and not unpack.eof:
+            packed = stream.read(_CHUNK) if unpack.needs_input else b""
+            piece = unpack.decompress(packed, max_length=min(left, _CHUNK))
+            if not piece and not packed and unpack.needs_input:
+                break
+            into.write(piece)
+            left -= len(piece)
     except lzma.LZMAError as error:
         raise _damaged("that does not unpack", str(error)) from error
-    if not unpack.eof or unpack.unused_data:
+    if left == 0:
+        raise _damaged("whose size does not match its header", f"more than {total} bytes")
+    if not unpack.eof or unpack.unused_data or stream.read(1):
         # Without the end there is no checksum; the loader would take such a file all the same.
-        raise _damaged("that ends early, or has data after its end", f"{len(data)} bytes")
-    if len(content) != total:
-        raise _damaged("whose size does not match its header", f"{len(content)} bytes instead of {total}")
-    kernels = []
+        raise _damaged("that ends early, or has data after its end", f"{total + 1 - left} bytes")
+    if left > 1:
+        raise _damaged("whose size does not match its header", f"{total + 1 - left} bytes instead of {total}")
+
+
+def _entries(unpacked: BinaryIO, total: int, count: int, directory: int) -> tuple[Kernel, ...]:
+    unpacked.seek(0)
+    listed = unpacked.read(directory)
+    kernels: list[Kernel] = []
+    names = set[str]()
     place = 0
     for _ in range(count):
         try:
-            shared, threads, offset, size, length = _ENTRY.unpack_from(content, place)
+            shared, threads, offset, size, length = _ENTRY.unpack_from(listed, place)
         except struct.error as error:
-            raise _damaged("whose directory ends early", str(error)) from error
+            raise _damaged("whose directory ends early", f"{count} kernels") from error
         place += _ENTRY.size
-        name = content[place : place + length].rstrip(b"\0").decode("utf-8")
+        name = _name(listed[place : place + length])
         place += length
+        if name in names:
+            raise _damaged("that holds a name twice", name)
+        names.add(name)
         start = directory + offset
         if start + size > total:
             raise _damaged("whose entry is outside", name)
-        kernels.append(Kernel(name, shared, threads, content[start : start + size]))
+        kernels.append(Kernel(name, shared, threads, size, start, unpacked))
     if place != directory:
         raise _damaged("whose directory's size does not match its header", f"{place}, {directory}")
+    _require_apart(kernels)
     return tuple(kernels)
+
+
+def _name(raw: bytes) -> str:
+    try:
+        name = raw.rstrip(b"\0").decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _damaged("that holds a name which is not UTF-8", repr(raw[:80])) from error
+    if len(raw) > _LONGEST_NAME or not name.isprintable():
+        raise _damaged("that holds a name which is too long or not printable", repr(name[:80]))
+    return name
+
+
+def _require_apart(kernels: Sequence[Kernel]) -> None:
+    """Refuse entries that overlap: a small file would be read many times over."""
+    end = 0
+    for kernel in sorted((kernel for kernel in kernels if kernel.size), key=lambda kernel: kernel._start):
+        if kernel._start < end:
+            raise HostileInputError(f"an AKS2 file holds {kernel.name}, which overlaps another kernel", fix=_AGAIN)
+        end = kernel._start + kernel.size
 
 
 def _damaged(how: str, why: str) -> KernelError:
@@ -78,24 +155,24 @@ def _damaged(how: str, why: str) -> KernelError:
 
 
 def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
-    """Each .aks2 of a .zip with its entries, held to what AOTriton's loader takes: stored, and no name twice; of a
-    loose .aks2 itself, under its own name.
+    """Return each .aks2 of a .zip with its entries, and a loose .aks2 under its own name.
+
+    An archive must be as AOTriton's loader takes it, without compression. Entries are read before the next .aks2 is.
 
     Raises:
         KernelError: the archive or one of its files is damaged, or the loader would not find what it holds.
+        SourceError, HostileInputError: see `open_zip`.
     """
     if path.suffix == ".aks2":
-        yield path.name, read_aks2(path.read_bytes())
+        yield from _opened(on_disk(path, path.name, path.parent))
         return
-    try:
-        with zipfile.ZipFile(path) as archive:
-            seen: set[str] = set()
-            for member in archive.infolist():
-                if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
-                    raise KernelError(f"{path.name} is compressed or encrypted", why=member.filename, fix=_AGAIN)
-                if member.filename in seen:
-                    raise KernelError(f"{path.name} holds one name twice", why=member.filename, fix=_AGAIN)
-                seen.add(member.filename)
-                yield member.filename, read_aks2(archive.read(member))
-    except zipfile.BadZipFile as error:
-        raise KernelError(f"{path.name} is not a complete .zip", why=str(error), fix=_AGAIN) from error
+    with open_zip(path, path.name) as archive:
+        for member in archive.infolist():
+            if member.compress_type != 0:
+                raise KernelError(f"{path.name} is compressed", why=member.filename, fix=_AGAIN)
+            yield from _opened(entry(archive, member))
+
+
+def _opened(file: StoredFile) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
+    with file.start() as stream, open_aks2(stream, file.size) as kernels:
+        yield file.path, kernels

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from urllib.parse import quote
 
 from toolchain.core import strict_json
 from toolchain.core.digest import canonical
-from toolchain.core.errors import ConfigError, ResourceError
+from toolchain.core.errors import ConfigError, DocumentError, ResourceError
 from toolchain.core.strict_json import Keys
 from toolchain.kernels.rules import Rule
 
@@ -24,6 +25,8 @@ FAILED = "failed"
 TIMEOUT = "timeout"
 FORMAT = "2"
 _PROGRESS = "progress"
+_LARGEST = 512 << 20  # bytes; a ledger of 19,001 kernels has some 20 million
+_LARGEST_VALUE = 16 << 20
 _PATIENCE = 30.0  # seconds that another process may hold it: a flush to a busy disk takes long
 _STATES = (("done", DONE), ("failed", FAILED), ("timed_out", TIMEOUT))
 # In the canonical form; inside of any other text the quotes would have a backslash.
@@ -109,6 +112,13 @@ class Entry:
 
 
 _KEYS: Keys = dict.fromkeys(part.name for part in fields(Entry))
+_REQUIRED = {part.name for part in fields(Entry) if part.default is MISSING}
+# The types of a field's values in JSON.
+_KINDS: Mapping[str, Collection[type]] = {
+    **{part.name: {str} for part in fields(Entry)},
+    "over_memory": {bool}, "refused": {bool}, "exit_code": {int, type(None)}, "seconds": {int, float},
+    "size": {int}, "attempt": {int}, "bitcode": {list},
+}  # fmt: skip
 
 
 def counts(entries: Iterable[Entry]) -> dict[str, int]:
@@ -140,10 +150,14 @@ class Ledger:
         except sqlite3.DatabaseError as error:
             raise _unusable(path, error) from error
         try:
+            _restrict(self._db, path)
             # A committed entry is on disk, whatever is killed next.
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
             known = dict(self._db.execute("SELECT name, value FROM about"))
+        except ConfigError:
+            self._db.close()
+            raise
         except sqlite3.DatabaseError as error:
             self._db.close()
             raise _unusable(path, error) from error
@@ -197,7 +211,7 @@ class Ledger:
             row = self._db.execute("SELECT content FROM entry WHERE id = ?", (rule_id,)).fetchone()
         except sqlite3.DatabaseError as error:
             raise _unusable(self.path, error) from error
-        return None if row is None else _entry(row[0])
+        return None if row is None else _entry(self.path, row[0])
 
     def note_check(self, rule_id: str, row: Mapping[str, Any]) -> None:
         """Note the result of a check of a rule's object.
@@ -208,9 +222,16 @@ class Ledger:
         self._write(("numbers", rule_id, canonical(dict(row)).decode()))
 
     def checks(self) -> dict[str, dict[str, Any]]:
-        """The results of such checks, by rule."""
-        rows = self._db.execute("SELECT id, content FROM numbers ORDER BY id")
-        return {rule_id: strict_json.read(content, "the ledger") for rule_id, content in rows}
+        """Return the results of such checks, by rule.
+
+        Raises:
+            ConfigError: they cannot be read.
+        """
+        try:
+            rows = self._db.execute("SELECT id, content FROM numbers ORDER BY id").fetchall()
+        except sqlite3.DatabaseError as error:
+            raise _unusable(self.path, error) from error
+        return {str(rule_id): _object(self.path, content) for rule_id, content in rows}
 
     def entries(self, rules: Iterable[Rule]) -> tuple[Entry, ...]:
         """The entries of some rules, in the rules' order, for those that have one."""
@@ -258,7 +279,7 @@ def look(path: Path, *, entries: bool = True) -> Standing:
     try:
         # mode=ro could not undo what a killed campaign left half-written. A file without write access is only read.
         with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=_PATIENCE)) as db:
-            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            tables = _restrict(db, path)
             known = dict(db.execute("SELECT name, value FROM about")) if "about" in tables else {}
             if known.get("format") != FORMAT:
                 return Standing()
@@ -268,14 +289,32 @@ def look(path: Path, *, entries: bool = True) -> Standing:
             checked = db.execute("SELECT content FROM numbers").fetchall() if "numbers" in tables else []
     except sqlite3.DatabaseError as error:
         raise _unusable(path, error) from error
-    count, _, total = known.get(_PROGRESS, "").partition("/")
+    progress = re.fullmatch(r"(\d{1,9})/(\d{1,9})", str(known.get(_PROGRESS, "")))
     return Standing(
-        count=int(count or 0),
-        total=int(total or 0),
+        count=int(progress[1]) if progress else 0,
+        total=int(progress[2]) if progress else 0,
         counted=by_status,
-        entries=tuple(_entry(content) for (content,) in rows),
-        numbers=Counter(str(strict_json.read(content, "the ledger")["status"]) for (content,) in checked),
+        entries=tuple(_entry(path, content) for (content,) in rows),
+        numbers=Counter(str(_object(path, content).get("status")) for (content,) in checked),
     )
+
+
+def _restrict(db: sqlite3.Connection, path: Path) -> set[str]:
+    """Bound what a ledger of unknown origin can do while it is read, and return the names of its tables.
+
+    Raises:
+        ConfigError: it is too large, or defines more than tables: a view could compute for ever.
+    """
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
+    db.execute("PRAGMA trusted_schema=OFF")
+    db.execute("PRAGMA cell_size_check=ON")
+    (pages,), (size,) = (db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
+    if pages * size > _LARGEST:
+        raise _not_ours(path, f"it has {pages * size} bytes; at most {_LARGEST} are read")
+    rows = db.execute("SELECT type, name FROM sqlite_master").fetchall()
+    if odd := [str(name)[:80] for kind, name in rows if kind not in {"table", "index"}]:
+        raise _not_ours(path, f"it defines {odd[0]!r}, and a ledger has tables only")
+    return {str(name) for kind, name in rows if kind == "table"}
 
 
 def _progress_row(count: int, total: int) -> tuple[str, str, str]:
@@ -287,6 +326,10 @@ def _unusable(path: Path, error: sqlite3.DatabaseError) -> ConfigError:
     whole = isinstance(error, sqlite3.OperationalError)
     fix = "see what else uses it, check its permissions and the disk, and run it again" if whole else f"remove {path}"
     return ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=fix)
+
+
+def _not_ours(path: Path, why: str) -> ConfigError:
+    return ConfigError(f"the ledger {path} cannot be used", why=why, fix=f"remove {path}")
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
@@ -304,6 +347,26 @@ def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     return rows
 
 
-def _entry(content: str) -> Entry:
-    entry = Entry(**strict_json.read(content, "the ledger", keys=_KEYS))
+def _object(path: Path, content: object) -> dict[str, Any]:
+    """The JSON object of a row."""
+    try:
+        value = strict_json.read(content, "the ledger", keys=_KEYS) if isinstance(content, str) else None
+    except ValueError as error:
+        why = error.what if isinstance(error, DocumentError) else "a row of it is not JSON"
+        raise _not_ours(path, why) from error
+    if not isinstance(value, dict):
+        raise _not_ours(path, "a row of it is not a JSON object")
+    return value
+
+
+def _entry(path: Path, content: object) -> Entry:
+    row = _object(path, content)
+    if missing := _REQUIRED - row.keys():
+        raise _not_ours(path, f"an entry lacks {', '.join(sorted(missing))}")
+    for name, value in row.items():
+        if name not in _KINDS or type(value) not in _KINDS[name]:
+            raise _not_ours(path, f"an entry has an unexpected value of {name[:80]!r}")
+    if not all(isinstance(name, str) for name in row.get("bitcode", ())):
+        raise _not_ours(path, "an entry has an unexpected value of 'bitcode'")
+    entry = Entry(**row)
     return replace(entry, bitcode=tuple(entry.bitcode))

@@ -15,7 +15,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from toolchain.core import strict_json
 from toolchain.core.digest import canonical
@@ -147,7 +147,17 @@ def stored_record(record: bytes, key: Key | None = None) -> Result:
         DamagedError, UnsignedError: see `read_record`.
     """
     line, _, code = record.partition(b"\n")
-    statement = opened(line[:_LARGEST_LINE], key)
+    return _result(line[:_LARGEST_LINE], code, key)
+
+
+def read_stored(stream: BinaryIO) -> Result:
+    """Read a record from a file, see `stored_record`: its object is in memory once."""
+    line = stream.readline(_LARGEST_LINE)
+    return _result(line.removesuffix(b"\n"), stream.read(LARGEST_OBJECT), None)
+
+
+def _result(line: bytes, code: bytes, key: Key | None) -> Result:
+    statement = opened(line, key)
     try:
         content = strict_json.read(statement, "the statement", keys=_STATEMENT)
         result = Result(

@@ -408,7 +408,7 @@ def check_images(
             for kernel in kernels:
                 path = wanted[kernel.name]
                 content = read_regular(build / path, LARGEST_OBJECT, within=build)
-                if kernel.content != content or bool(content) != (path in good):
+                if kernel.read() != content or bool(content) != (path in good):
                     raise _differs(f"{archive.path}: {kernel.name} is not what was compiled")
                 if content and f"sha256:{good[path]}" != sha256_bytes(content):
                     raise _differs(f"{path} has changed since it was compiled")

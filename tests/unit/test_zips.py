@@ -1,0 +1,130 @@
+"""The names, places and sizes of entries of an untrusted archive, checked before one is read."""
+
+from __future__ import annotations
+
+import io
+import stat
+import struct
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from toolchain.core.entry_names import EntryNames
+from toolchain.core.errors import HostileInputError, SourceError, ToolchainError
+from toolchain.core.filesystem import read_regular
+from toolchain.core.zips import open_zip
+from toolchain.stages.triton_wheel import unzip
+from toolchain.stages.wheel_archive import open_wheel
+
+NAMES = {
+    "dot": ("./a", "a"), "slashes": ("a//b", "a/b"), "case": ("A/x", "a/x"), "case of folders": ("A/", "a/x", "a/"),
+    "file and folder": ("a", "a/b"), "folder and file": ("a/b", "a"), "empty folder and file": ("a/", "a"),
+    "long": ("x" * 300,), "long path": ("/".join(["y" * 200] * 30),), "twice": ("a", "a"),
+}  # fmt: skip
+
+
+def packed(*names: str, content: bytes = b"content", **about: int) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name in names:
+            row = zipfile.ZipInfo(name)
+            for key, value in about.items():
+                setattr(row, key, value)
+            archive.writestr(row, b"" if name.endswith("/") else content)
+    return stream.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+def test_names_that_lead_to_one_place_or_none_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    wheel = tmp_path / "a-1-py3-none-any.whl"
+    wheel.write_bytes(packed(*names))
+    with pytest.raises(HostileInputError):
+        unzip(wheel, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_names_of_a_linux_archive_may_differ_in_case() -> None:
+    names = EntryNames("image")
+    assert [names.add(name) for name in ("terminfo/E/e", "./terminfo/e/e", "xt_MARK.h", "xt_mark.h")][
+        1
+    ] == "terminfo/e/e"
+    with pytest.raises(HostileInputError):
+        names.add("terminfo//e/e")
+
+
+def _links(path: Path) -> None:
+    path.write_bytes(packed("link", external_attr=(stat.S_IFLNK | 0o777) << 16, create_system=3))
+
+
+def _read(path: Path) -> None:
+    with open_wheel(path) as archive:
+        for row in archive.infolist():
+            archive.read(row)
+
+
+def _encrypted(*, listed: bool) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        content = bytearray(packed("a.so"))
+        content[6] |= 1
+        content[content.rindex(b"PK\x01\x02") + 8] |= listed
+        path.write_bytes(content)
+
+    return make
+
+
+def _encoding(path: Path) -> None:
+    content = packed("ä.so")
+    path.write_bytes(content.replace("ä".encode(), b"\xff\xfe"))
+
+
+def _own_encoding(path: Path) -> None:
+    content = packed("ä.so")
+    path.write_bytes(content.replace("ä".encode(), b"\xff\xfe", 1))
+
+
+def _overlapping(path: Path) -> None:
+    """Two rows of the list lead to one entry."""
+    content = packed("a.so", content=bytes(1000))
+    at = content.index(b"PK\x01\x02")
+    row, end = content[at : content.rindex(b"PK\x05\x06")], bytearray(content[content.rindex(b"PK\x05\x06") :])
+    end[8:12], end[12:16] = struct.pack("<HH", 2, 2), struct.pack("<L", 2 * len(row))
+    path.write_bytes(content[:at] + row + row.replace(b"a.so", b"b.so") + end)
+
+
+MALFORMED = {
+    "link": _links, "encrypted": _encrypted(listed=True), "encrypted by its own header": _encrypted(listed=False),
+    "encoding": _encoding, "own encoding": _own_encoding, "overlapping": _overlapping,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_archive_is_an_error_of_its_own(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = tmp_path / "a-1-py3-none-any.whl"
+    make(path)
+    with pytest.raises((HostileInputError, SourceError)):
+        _read(path)
+
+
+def test_an_archive_whose_entries_follow_one_another_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    path.write_bytes(packed("a/", "a/b", "c"))
+    with open_zip(path, "x.zip") as archive:
+        assert [archive.read(row) for row in archive.infolist()] == [b"", b"content", b"content"]
+    with pytest.raises(ToolchainError), open_zip(io.BytesIO(b"PK"), "x"):
+        pass
+
+
+def test_memory_is_taken_for_a_file_and_not_for_its_limit(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"x")
+    tracemalloc.start()
+    assert read_regular(tmp_path / "x", 8 << 30) == b"x"
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20
+    assert read_regular(Path("/proc/self/status"), 1 << 20)  # its size is said to be 0
+    with pytest.raises(OSError, match="more than 10"):
+        read_regular(Path("/proc/self/status"), 10)

@@ -1,0 +1,87 @@
+"""Names of the entries of an untrusted archive, checked before anything is read or unpacked."""
+
+from __future__ import annotations
+
+from toolchain.core.errors import HostileInputError
+
+LONGEST_PART = 255  # bytes of a file's name, as file systems allow
+LONGEST_PATH = 4095
+MOST = 1_000_000
+_AGAIN = "download it again, or ask whoever made it for an archive with plain names"
+
+
+class EntryNames:
+    """The names of one archive. Each must lead to one file of its own, below the folder that it is unpacked to.
+
+    Args:
+        archive: the archive's name, for messages.
+        printable: whether names must be printable and without a backslash, as in archives for every system.
+        ignore_case: whether names that differ in case alone are the same, as they are on some systems.
+    """
+
+    def __init__(self, archive: str, *, printable: bool = True, ignore_case: bool = False) -> None:
+        self._archive = archive
+        self._printable = printable
+        self._ignore_case = ignore_case
+        # Hashes take a fraction of the memory that a million names would.
+        self._files: set[int] = set()
+        self._folders: dict[int, int] = {}  # with the hash of the name as it is written
+        self._last = ""
+
+    def add(self, name: str, *, folder: bool = False) -> str:
+        """Check a name, and return it without `.`, doubled slashes and a slash at the end.
+
+        Raises:
+            HostileInputError: it leads out of the folder, is too long, or another entry has the same place.
+        """
+        parts = [part for part in name.split("/") if part not in {"", "."}]
+        if name.startswith("/") or ".." in parts:
+            raise self._refused(name, "it leads out of the folder that it would be unpacked to")
+        if not parts and not folder:
+            raise self._refused(name, "it names no file")
+        if "\0" in name or (self._printable and ("\\" in name or not name.isprintable())):
+            raise self._refused(name, "systems would read it differently")
+        if _bytes(name) > LONGEST_PATH or any(_bytes(part) > LONGEST_PART for part in parts):
+            why = f"file systems allow {LONGEST_PART} bytes in a name, and {LONGEST_PATH} in a path"
+            raise self._refused(name, why)
+        if parts:
+            self._place(name, parts, folder=folder)
+        return "/".join(parts)
+
+    def _place(self, name: str, parts: list[str], *, folder: bool) -> None:
+        path = "/".join(parts)
+        above = path.rpartition("/")[0]
+        if above != self._last:  # entries of one folder follow one another
+            self._last = above
+            while above:
+                self._note_folder(name, above)
+                above = above.rpartition("/")[0]
+        if folder:
+            self._note_folder(name, path)
+            return
+        key = self._key(path)
+        if key in self._files:
+            raise self._refused(name, "the archive holds this name twice")
+        if key in self._folders:
+            raise self._refused(name, "a folder of the archive has the same name")
+        self._files.add(key)
+        if len(self._files) > MOST:
+            raise HostileInputError(f"{self._archive} holds more than {MOST} files", fix=_AGAIN)
+
+    def _note_folder(self, name: str, folder: str) -> None:
+        key = self._key(folder)
+        if key in self._files:
+            raise self._refused(name, f"{folder[:200]!r} is a file of the archive and a folder")
+        if self._folders.setdefault(key, hash(folder)) != hash(folder):
+            raise self._refused(name, "another folder of the archive differs from it in case alone")
+
+    def _key(self, path: str) -> int:
+        return hash(path.casefold() if self._ignore_case else path)
+
+    def _refused(self, name: str, why: str) -> HostileInputError:
+        shown = name if len(name) <= 200 else f"{name[:200]}…"
+        return HostileInputError(f"{self._archive} holds the name {shown!r}", why=why, fix=_AGAIN)
+
+
+def _bytes(name: str) -> int:
+    return len(name.encode("utf-8", "surrogatepass"))

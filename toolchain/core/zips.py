@@ -1,0 +1,155 @@
+"""Untrusted zip archives: their entries are checked before one is read, and each is read in bounded memory."""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+from toolchain.core.entry_names import EntryNames
+from toolchain.core.errors import HostileInputError, SourceError
+from toolchain.core.stored_file import StoredFile
+
+LIMIT_BYTES = 4_000_000_000
+_MOST_ENTRIES = 100_000
+_LARGEST_LIST = 32 << 20
+_END, _END_BYTES, _LOCATOR_BYTES = b"PK\x05\x06", 22, 20
+# An entry's own header: the mark, flags and method, and bytes of the name and of the extra field.
+_HEADER = struct.Struct("<4s2xHH16xHH")
+_ENCRYPTED = 0x2041  # encrypted, strongly encrypted, or with a hidden header
+_AGAIN = "download it again, or pack it again without encryption, with the method `deflate` or none"
+# Reading an entry may raise these if the archive is damaged; opening an archive may raise more.
+_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error)
+
+
+class _Zip(zipfile.ZipFile):
+    """A zip archive that refuses entries whose own header contradicts the list at the end of the archive."""
+
+    ends: dict[int, int]  # by an entry's offset, where the next one begins
+
+    def open(self, name: Any, mode: Any = "r", pwd: bytes | None = None, *, force_zip64: bool = False) -> IO[bytes]:
+        """See `zipfile.ZipFile`."""
+        row = name if isinstance(name, zipfile.ZipInfo) else self.getinfo(name)
+        self._require_room(row)
+        try:
+            return super().open(row, mode, pwd, force_zip64=force_zip64)
+        except (ValueError, RuntimeError) as error:  # a name in another encoding, a flag of encryption
+            raise zipfile.BadZipFile(f"the header of {row.filename} contradicts the list of entries") from error
+
+    def _require_room(self, row: zipfile.ZipInfo) -> None:
+        stream = cast("BinaryIO", self.fp)
+        stream.seek(row.header_offset)
+        head = stream.read(30)
+        if len(head) < 30:
+            raise zipfile.BadZipFile(f"{row.filename} begins behind the end")
+        mark, flags, method, name, extra = _HEADER.unpack(head)
+        if mark != b"PK\x03\x04":
+            raise zipfile.BadZipFile(f"{row.filename} has no header")
+        if flags & _ENCRYPTED or method != row.compress_type:
+            raise zipfile.BadZipFile(f"the header of {row.filename} contradicts the list of entries")
+        if row.header_offset + 30 + name + extra + row.compress_size > self.ends[row.header_offset]:
+            raise HostileInputError(f"{row.filename} overlaps another entry of its archive", fix=_AGAIN)
+
+
+@contextlib.contextmanager
+def open_zip(
+    source: Path | BinaryIO, name: str, *, kind: str = "zip archive", ignore_case: bool = False
+) -> Iterator[zipfile.ZipFile]:
+    """Open an archive after a check of its list: short, with plain names, no links, and entries that do not overlap.
+
+    Args:
+        source: a path, or a stream that can be read from any offset.
+        name: of the archive, for messages.
+        kind: what the archive should be, for messages.
+        ignore_case: see `EntryNames`.
+
+    Raises:
+        SourceError: it is not a complete archive. An entry may show that only when it is read.
+        HostileInputError: an entry is encrypted, overlaps another one, or has a name or a size that would harm.
+    """
+    try:
+        archive = _opened(source, name, kind)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise SourceError(f"{name} cannot be read", why=why, fix=f"name a {kind} that you may read") from error
+    except (*_BROKEN, ValueError, OverflowError) as error:
+        raise _incomplete(name, kind, error) from error
+    with archive:
+        try:
+            _check_entries(archive, name, kind, ignore_case=ignore_case)
+            yield archive
+        except _BROKEN as error:
+            raise _incomplete(name, kind, error) from error
+
+
+def entry(archive: zipfile.ZipFile, row: zipfile.ZipInfo) -> StoredFile:
+    """A file of an archive, to be read while that is open."""
+    return StoredFile(row.filename, row.file_size, lambda: cast("BinaryIO", archive.open(row)))
+
+
+def _opened(source: Path | BinaryIO, name: str, kind: str) -> _Zip:
+    if isinstance(source, Path):
+        with source.open("rb") as stream:
+            _check_list(stream, name, kind)
+        return _Zip(source)
+    _check_list(source, name, kind)
+    return _Zip(source)
+
+
+def _incomplete(name: str, kind: str, error: Exception) -> SourceError:
+    why = "a name in it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+    return SourceError(f"{name} is not a complete {kind}", why=why, fix=_AGAIN)
+
+
+def _check_list(stream: BinaryIO, name: str, kind: str) -> None:
+    """Refuse a list of entries that would fill the memory: zipfile reads all of it at once."""
+    size = stream.seek(0, 2)
+    stream.seek(max(0, size - _END_BYTES - _LOCATOR_BYTES - (1 << 16)))
+    tail = stream.read()
+    at = tail.rfind(_END)
+    if at < 0 or len(tail) - at < _END_BYTES:
+        raise SourceError(f"{name} is not a complete {kind}", why="it has no list of entries at its end", fix=_AGAIN)
+    entries, listed = struct.unpack_from("<10xHL", tail, at)
+    if tail[max(0, at - _LOCATOR_BYTES) : at].startswith(b"PK\x06\x07") or listed == 0xFFFFFFFF:
+        raise HostileInputError(f"{name} is a zip archive of more than 4 GiB", why=f"no {kind} has so many bytes")
+    if entries > _MOST_ENTRIES or listed > _LARGEST_LIST:
+        raise HostileInputError(f"{name} has a list of entries of {listed} bytes", why=f"no {kind} has so many")
+
+
+def _check_entries(archive: _Zip, name: str, kind: str, *, ignore_case: bool) -> None:
+    names, total = EntryNames(name, ignore_case=ignore_case), 0
+    if len(archive.filelist) > _MOST_ENTRIES:
+        raise HostileInputError(f"{name} has {len(archive.filelist)} entries", why=f"no {kind} has so many")
+    for row in archive.filelist:
+        if row.header_offset < 0:
+            raise zipfile.BadZipFile(f"{row.filename} begins before the archive")
+        names.add(row.filename, folder=row.is_dir())
+        if row.flag_bits & _ENCRYPTED:
+            raise HostileInputError(f"{name} is encrypted", why=row.filename, fix=_AGAIN)
+        # bzip2 and lzma may ask for gigabytes before the first byte comes.
+        if row.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+            why = f"method {row.compress_type}; only `deflate` and none are read"
+            raise HostileInputError(f"{name} packs {row.filename} in an unusual way", why=why, fix=_AGAIN)
+        form = stat.S_IFMT(row.external_attr >> 16)
+        if row.create_system == 3 and form not in {0, stat.S_IFREG, stat.S_IFDIR}:  # Unix
+            raise HostileInputError(f"{name} holds a link or a device: {row.filename}", fix=_AGAIN)
+        total += row.file_size
+        if total > LIMIT_BYTES:
+            raise HostileInputError(f"{name} unpacks to more than {LIMIT_BYTES} bytes", why=f"no {kind} does")
+    _check_places(archive, name)
+
+
+def _check_places(archive: _Zip, name: str) -> None:
+    """Refuse entries that overlap: a few megabytes would be read many times over."""
+    ordered = sorted(archive.filelist, key=lambda row: row.header_offset)
+    starts = [*(row.header_offset for row in ordered), archive.start_dir]
+    archive.ends = {}
+    for row, end in zip(ordered, starts[1:], strict=True):
+        if row.header_offset + 30 + row.compress_size > end:
+            raise HostileInputError(f"{name} holds {row.filename}, which overlaps another entry", fix=_AGAIN)
+        archive.ends[row.header_offset] = end
