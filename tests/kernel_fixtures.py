@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import lzma
 import os
 import struct
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from toolchain.catalog.gpus import machine_flag
 from toolchain.core.process import die_with_parent
+from toolchain.core.stored_file import StoredFile
 from toolchain.kernels.rules import Rule
 
 
@@ -27,6 +29,11 @@ def aks2(*kernels: tuple[str, bytes], launch: tuple[int, int] = (1024, 256)) -> 
         offset += len(content)
     head = struct.pack("<III", len(directory) + len(blobs), len(kernels), len(directory))
     return b"AKS2" + head + lzma.compress(directory + blobs)
+
+
+def stored(name: str, content: bytes) -> StoredFile:
+    """A file of a place, as an archive has it."""
+    return StoredFile(name, len(content), lambda: io.BytesIO(content))
 
 
 def make_object(gpu: str, kernel: str, *, machine: int = 224, osabi: int = 64, descriptor: int = 64) -> bytes:

@@ -10,7 +10,8 @@ from toolchain.core import console
 from toolchain.core.cache import Cache
 from toolchain.core.check_result import Object
 from toolchain.core.plugins import Plugin, Verb
-from toolchain.stages.kernel_check import File, Note, Progress
+from toolchain.core.stored_file import StoredFile
+from toolchain.stages.kernel_check import Note, Progress
 
 PLUGIN = Plugin(
     verbs=(
@@ -53,7 +54,7 @@ def check_objects(
 
 
 def check_files(
-    files: Iterable[File],
+    files: Iterable[StoredFile],
     cache: Cache,
     *,
     count: int,

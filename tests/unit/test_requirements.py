@@ -13,9 +13,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 TOP = Path(__file__).resolve().parents[2]
-# The extras of the tool and of the lab that each list is for.
-EXTRAS: dict[str, tuple[list[str], list[str]]] = {
-    "run": ([], ["emulator"]), "docs": (["docs"], []), "test": (["test"], ["emulator"])
+# The extras of the tool and of the lab that each list is for; None for a list without the lab.
+EXTRAS: dict[str, tuple[list[str], list[str] | None]] = {
+    "run": ([], ["emulator"]), "docs": (["docs"], None), "test": (["test"], ["emulator"])
 }  # fmt: skip
 
 
@@ -31,6 +31,8 @@ def asked(name: str) -> Iterator[Requirement]:
     """What both pyproject.toml ask for, and what builds the packages."""
     words = (TOP / "requirements" / "build.in").read_text().splitlines()
     for folder, chosen in zip((TOP, TOP / "lab"), EXTRAS[name], strict=True):
+        if chosen is None:
+            continue
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         extras = project["optional-dependencies"]
         words += project["dependencies"]

@@ -8,8 +8,9 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache as memoize
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal, Self, cast
+from typing import Any, BinaryIO, Literal, Self, cast
 
 from toolchain.core import tar_headers
 from toolchain.core.digest import CHUNK
@@ -144,6 +145,18 @@ def read_members(
             yield name, _content(tar, member).read()
 
 
+def open_members(path: Path, media_type: str) -> Iterator[tuple[str, int, Callable[[], BinaryIO]]]:
+    """Return path and size of each regular file of a layer, and what opens it before the next one is taken.
+
+    Raises:
+        UntrustedError, EngineError: as `layer_files`.
+    """
+    with _readable(path):
+        for name, member, tar in _walk(path, media_type):
+            if member.isreg():
+                yield name, member.size, partial(_content, tar, member)
+
+
 @memoize(maxsize=8)
 def glance(path: Path, media_type: str, name: str) -> bytes | None:
     """Like `read_member`, for a blob that was made here and never changes: only this file is checked, and only once."""
@@ -210,10 +223,10 @@ def _linked(member: tarfile.TarInfo) -> str:
     return shown(member.linkname.removeprefix("./"))
 
 
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
     content = tar.extractfile(member)
     assert content is not None  # noqa: S101 - a regular file has content
-    return content
+    return cast("BinaryIO", content)
 
 
 def _digested(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> LayerFile:

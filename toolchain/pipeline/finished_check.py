@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from toolchain.core import console
 from toolchain.core.check_result import enough
-from toolchain.oci.layer_files import read_members
+from toolchain.core.stored_file import StoredFile
+from toolchain.oci.layer_files import open_members
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.records import read_record, write_record
 from toolchain.request.model import Request
@@ -16,7 +17,6 @@ from toolchain.stages.kernel_check import check_files
 from toolchain.stages.stage import Built
 
 _SUFFIXES = (".hsaco", ".json", ".zip", ".aks2", "__launch__")
-_LARGEST = 8 << 30
 
 
 class _Files:
@@ -25,11 +25,10 @@ class _Files:
     def __init__(self, path: Path, media_type: str) -> None:
         self._path, self._media_type = path, media_type
 
-    def __iter__(self) -> Iterator[tuple[str, Callable[[], bytes]]]:
-        for name, content in read_members(
-            self._path, self._media_type, lambda name: name.endswith(_SUFFIXES), limit=_LARGEST
-        ):
-            yield name, lambda content=content: content  # type: ignore[misc]
+    def __iter__(self) -> Iterator[StoredFile]:
+        for name, size, start in open_members(self._path, self._media_type):
+            if name.endswith(_SUFFIXES):
+                yield StoredFile(name, size, start)
 
 
 def checked(request: Request, built: Built) -> Built:

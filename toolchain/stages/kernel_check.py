@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from toolchain.core import console, plugins
 from toolchain.core.cache import Cache
 from toolchain.core.check_result import Object, describe, require_right
+from toolchain.core.stored_file import StoredFile
 from toolchain.request.model import Request
 from toolchain.stages.stage import Workspace
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from toolchain.kernels.rules import Rule
 
 STEP = "numbers"
-# A file's path and what reads it.
-File = tuple[str, Callable[[], bytes]]
 Progress = Callable[[int, int, str], None]
 Note = Callable[[str, Mapping[str, Any]], None]
 
@@ -53,7 +52,7 @@ class KernelCheck(Protocol):
 
     def check_files(
         self,
-        files: Iterable[File],
+        files: Iterable[StoredFile],
         cache: Cache,
         *,
         count: int,
@@ -110,7 +109,7 @@ def check_numbers(
 
 
 def check_files(
-    files: Iterable[File], request: Request, *, label: str, jobs: int, progress: Progress | None = None
+    files: Iterable[StoredFile], request: Request, *, label: str, jobs: int, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Check a sample of the code objects among files, as large as the request says; the result for the record.
 

@@ -15,6 +15,7 @@ from toolchain.core.digest import write_atomically
 from toolchain.core.errors import ContractError, KernelError, UnsupportedError
 from toolchain.core.filesystem import emptied
 from toolchain.core.recipe import Mount, digests
+from toolchain.core.stored_file import on_disk
 from toolchain.kernels import triton_cache
 from toolchain.kernels.calls import (
     Call,
@@ -314,7 +315,8 @@ def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:
     """
     if workspace.request.check is None:
         return {}
-    files = [(path.relative_to(tree).as_posix(), path.read_bytes) for path in sorted(tree.rglob("*")) if path.is_file()]
+    paths = [path for path in sorted(tree.rglob("*")) if path.is_file()]
+    files = [on_disk(path, path.relative_to(tree).as_posix(), tree) for path in paths]
     workspace.step(STEP)
     return check_files(
         files, workspace.request, label="the cache", jobs=workspace.jobs("kernel"), progress=workspace.count

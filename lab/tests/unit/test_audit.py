@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import shutil
@@ -16,15 +17,15 @@ from typer.testing import CliRunner
 
 from lab.tests.emulated_objects import KERNELS, compile_all, rule
 from tests.evidence_fixtures import Stand, ed25519_signer, small_image
-from tests.kernel_fixtures import aks2
+from tests.kernel_fixtures import aks2, stored
 from toolchain.cli.app import app
-from toolchain.core.errors import ConfigError, KernelError, RegressionError, SourceError
+from toolchain.core.errors import ConfigError, KernelError, RegressionError, SourceError, ToolchainError, UntrustedError
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.trust import dsse
 from toolchain.trust.keys import load_public, new_key
 from toolchain_lab.examine.kernels import kernels_of
-from toolchain_lab.examine.libraries import amd_targets, nvidia_targets, read_library
+from toolchain_lab.examine.libraries import nvidia_targets, read_library
 
 GPUS = ("gfx942", "gfx1100")
 PACKS = {"gfx942": "amd-gfx942", "gfx1100": "amd-gfx110x"}
@@ -132,8 +133,8 @@ def test_a_damaged_file_hides_no_other_of_its_archive(campaign: Path) -> None:
         archive.writestr("Q='fp16'", aks2(("add-1", code[:100]), ("add-3", code)))
         archive.writestr("Q='bf16'", bytes(cut))
         archive.writestr("Q='fp32'", aks2(("add-4", code)))
-    faults: list[KernelError] = []
-    files = [("aotriton.images/amd-gfx942/flash/add.zip", stream.getvalue)]
+    faults: list[ToolchainError] = []
+    files = [stored("aotriton.images/amd-gfx942/flash/add.zip", stream.getvalue())]
     kernels = list(kernels_of(files, faults.append))
     assert [kernel.key.rpartition("/")[2] for kernel in kernels] == ["add-3", "add-4"]
     assert [name in fault.what for name, fault in zip(("add-1", "bf16"), faults, strict=True)] == [True, True]
@@ -148,6 +149,24 @@ def test_an_image_is_audited_and_the_result_attached(campaign: Path, tmp_path: P
     result = run(f"oci:{layout.root}:aotriton", "--gpu", "gfx942", "--key", tmp_path / "key")
     assert (result["ok"], result["attested"]["kinds"]) == (True, ["audit"])
     assert result["attested"]["pushed_bytes"] > 0
+
+
+def test_a_layer_of_other_bytes_is_neither_reported_nor_signed(campaign: Path, tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "lay").ensure()
+    files = {f"usr/lib64/thing/{path}": content for path, content in prefix(campaign, tmp_path / "p").items()}
+    image = small_image(layout, tmp_path / "work", files=files)
+    layout.tag(write_index(layout, [image]), "aotriton")
+    layer = layout.children(image)[1]
+    path = layout.blob(layer.digest)
+    content = bytearray(gzip.decompress(path.read_bytes()))
+    content[-600] ^= 1  # in the padding of the last file
+    path.chmod(0o644)
+    path.write_bytes(gzip.compress(bytes(content)))
+    new_key(tmp_path / "key")
+    before = sorted(layout.root.rglob("*"))
+    for words in ((), ("--key", tmp_path / "key")):
+        run(f"oci:{layout.root}:aotriton", *words, code=UntrustedError.code)
+    assert sorted(layout.root.rglob("*")) == before
 
 
 def test_a_signed_statement_is_about_the_file(campaign: Path, tmp_path: Path) -> None:
@@ -195,13 +214,16 @@ def test_libraries_tell_their_glibc_and_code(tmp_path: Path) -> None:
     (row,) = run(tmp_path)["libraries"]
     assert (row["soname"], "libc.so.6" in row["needed"], row["targets"]) == ("libz.so.1", True, [])
     assert row["glibc"].startswith("2.")
-    assert read_library("x.so", b"\x7fELF") is None
-    entry = struct.pack("<QQQ", 0, 5, 9) + b"hip-gfx90"
-    assert list(amd_targets(memoryview(b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", 1) + entry))) == ["gfx90"]
-    assert list(amd_targets(memoryview(b"CCOB" + bytes(20)))) == ["packed"]
+    assert read_library(stored("x.so", b"\x7fELF")) is None
     element = struct.pack("<HHIQ", 2, 0, 64, 16) + bytes(12) + struct.pack("<I", 90) + bytes(32 + 16)
-    fatbin = b"\x50\xed\x55\xba" + struct.pack("<HHQ", 1, 16, len(element)) + element
-    assert list(nvidia_targets(memoryview(bytes(8) + fatbin))) == ["sm_90"]
+    fatbin = bytes(8) + b"\x50\xed\x55\xba" + struct.pack("<HHQ", 1, 16, len(element)) + element
+    assert list(nvidia_targets(io.BytesIO(fatbin), 0, len(fatbin))) == ["sm_90"]
+
+
+@pytest.mark.timeout(20)
+def test_a_fat_binary_that_leads_back_to_itself_ends() -> None:
+    header = b"\x50\xed\x55\xba" + struct.pack("<HHQ", 1, 0, 0)
+    assert list(nvidia_targets(io.BytesIO(header * 4), 0, 4 * len(header))) == []
 
 
 def test_what_holds_no_code_is_refused(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernel_fixtures import aks2
+from tests.kernel_fixtures import aks2, stored
 from toolchain.core.check_result import REFUSED, Object, describe, enough
 from toolchain.core.errors import ConfigError, SourceError, UntrustedError
+from toolchain.core.stored_file import StoredFile
 from toolchain.kernels.aotriton_plan import Archive, Cluster
 from toolchain.kernels.launches import launch_files, of_rule
 from toolchain.kernels.rules import Rule
@@ -34,7 +35,7 @@ from toolchain_lab.numbers import flash_attn
 from toolchain_lab.numbers.campaign import results
 from toolchain_lab.numbers.case import Expected
 from toolchain_lab.numbers.check import CASES, check_object
-from toolchain_lab.numbers.collect import Collected, File, collect
+from toolchain_lab.numbers.collect import Collected, collect
 from toolchain_lab.numbers.elements import BF16, FP16, FP32, tensor
 from toolchain_lab.numbers.objects import sample
 from toolchain_lab.numbers.philox import random_words
@@ -200,8 +201,8 @@ def test_a_pack_says_how_its_kernels_are_launched(tmp_path: Path) -> None:
         "lib/aotriton.images/amd-gfx942/__launch__": written["amd-gfx942"],
     }
 
-    def files(names: Iterable[str] = content) -> list[File]:
-        return [(name, lambda name=name: content[name]) for name in names]  # type: ignore[misc]
+    def files(names: Iterable[str] = content) -> list[StoredFile]:
+        return [stored(name, content[name]) for name in names]
 
     (kernel,) = collect(files(), tmp_path / "a").objects
     assert (kernel.gpu, kernel.kernel) == ("gfx942", "fwd_kernel.py:attn_fwd")
@@ -318,10 +319,7 @@ def test_a_damaged_object_is_refused_by_its_name_in_its_place(tmp_path: Path) ->
 
 def test_a_gpu_without_objects_is_told_from_a_place_without_any(tmp_path: Path) -> None:
     about = {"name": "add", "arch": "gfx942", "source": "x.py", "signature": [], "constexprs": {}, "num_warps": 1}
-    files: list[File] = [
-        ("add.hsaco", lambda: b"code"),
-        ("add.json", lambda: json.dumps({**about, "shared": 0}).encode()),
-    ]
+    files = [stored("add.hsaco", b"code"), stored("add.json", json.dumps({**about, "shared": 0}).encode())]
     with pytest.raises(ConfigError, match="holds no code objects for gfx1100") as caught:
         collect(files, tmp_path, gpus=["gfx1100"], label="place")
     assert caught.value.why == "it has gfx942"

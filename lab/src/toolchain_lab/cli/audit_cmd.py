@@ -101,7 +101,7 @@ def audit(
     document: dict[str, Any] = {**result.as_json(), "problems": problems, "ok": not problems}
     if signer is not None:
         try:
-            _sign(what, where, document, signer, statement)
+            _sign(result, where, document, signer, statement)
         except UnicodeEncodeError as error:
             why = "the name of a file in it is not UTF-8"
             raise ConfigError(f"the audit of {what} cannot be signed", why=why, fix="rename the file") from error
@@ -116,16 +116,16 @@ def audit(
         )
 
 
-def _sign(what: str, cache: Any, document: dict[str, Any], signer: Any, to: Path | None) -> None:
+def _sign(result: Audit, cache: Any, document: dict[str, Any], signer: Any, to: Path | None) -> None:
     from toolchain_lab.examine.statement import attach_audit, signed_audit  # noqa: PLC0415 - cryptography
 
     if to is None:
         with tempfile.TemporaryDirectory(prefix="toolchain-audit-") as scratch:
-            document["attested"] = attach_audit(what, cache, document, signer, Path(scratch)).as_json()
+            document["attested"] = attach_audit(result, document, signer, Path(scratch)).as_json()
     else:
         from toolchain.core.digest import write_output  # noqa: PLC0415
 
-        write_output(to, signed_audit(what, cache, document, signer), option="--statement")
+        write_output(to, signed_audit(result, cache, document, signer), option="--statement")
 
 
 def screen(result: Audit) -> Iterator[str]:
@@ -134,15 +134,19 @@ def screen(result: Audit) -> Iterator[str]:
     for gpu, counts in result.gpus().items():
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         yield f"  {gpu:<9}{sum(counts.values()) or '':>7}  {listed or 'inside libraries'}"
-    if not any(gpu.startswith("gfx") or gpu == "packed" for gpu in result.gpus()):
+    if not (result.sealed or any(gpu.startswith("gfx") for gpu in result.gpus())):
         yield "  no code for AMD GPUs"
     if result.planned is not None:
         yield f"  {result.planned - len(result.missing)} of {result.planned} planned kernels are present"
-    for name, keys in (("missing", result.missing), ("empty", result.empty), ("damaged", result.damaged)):
+    rows = (
+        ("missing", [*result.missing, *result.uneven]), ("empty", result.empty), ("damaged", result.damaged),
+    )  # fmt: skip
+    for name, keys in rows:
         for text in keys[:5]:
             yield f"  {name}: {text[:160]}"
         if len(keys) > 5:
             yield f"  {name}: {len(keys) - 5} more"
+    yield from _remarks(result)
     if result.partial:
         yield f"  marked as partial by its maker: {', '.join(result.partial)}"
     if result.prebuilt:
@@ -155,3 +159,14 @@ def screen(result: Audit) -> Iterator[str]:
             yield f"  {library.path}: {', '.join(inside)}"
     for text, equal in result.rebuilt.items():
         yield f"  rebuilt, {'equal' if equal else 'DIFFERENT'}: {text[:160]}"
+
+
+def _remarks(result: Audit) -> Iterator[str]:
+    """What is no fault."""
+    if result.sealed:
+        yield f"  {result.sealed_note()}"
+    for text in result.differing[:5]:
+        yield f"  differs by GPU: {text[:160]}"
+    if len(result.differing) > 5:
+        yield f"  differs by GPU: {len(result.differing) - 5} more"
+    yield from (f"  {note}" for note in result.notes)

@@ -75,6 +75,8 @@ def kernels_check(
         collected = collect(
             files, Path(scratch), gpus=parse_gpus(gpu), count=count, seed=seed, label=where, planned=planned
         )
+        for note in files.notes():
+            console.note(f"{where}: {note}")
         for path in collected.unknown:
             console.note(f"skipped {path}: it does not record how its kernels are launched (--plan)")
         report = campaign.run(

@@ -53,7 +53,7 @@ def kernels_diff(
     conditions = conditions_of(fail_on)
     gpus = parse_gpus(gpu)
     where = cache_of(cache)
-    sides = [kernels_in(place, where) for place in (a, b)]
+    sides = [kernels_in(place, where, note=console.note) for place in (a, b)]
     if gpus:
         sides = [[kernel for kernel in side if kernel.gpu in gpus] for side in sides]
     if not all(sides):

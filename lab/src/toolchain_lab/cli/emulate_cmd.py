@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,6 +45,10 @@ ObjdumpOpt = Annotated[
     typer.Option("--objdump", envvar="TOOLCHAIN_LLVM_OBJDUMP", help="llvm-objdump to decode with.", show_default=False),
 ]
 SeedOpt = Annotated[int, typer.Option("--seed", min=0, help="Seed of random arguments and of uninitialized registers.")]
+GpuOpt = Annotated[
+    str,
+    typer.Option("--gpu", metavar="GPU", help="Of a bundle, the code object for this GPU.", show_default=False),
+]
 ReverseOpt = Annotated[bool, typer.Option("--reverse", help="Run the waves of a workgroup in reverse order.")]
 
 
@@ -56,6 +61,7 @@ def emulate(
     out: OutOpt = None,
     seed: SeedOpt = 0,
     reverse: ReverseOpt = False,
+    gpu: GpuOpt = "",
     objdump: ObjdumpOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
@@ -67,45 +73,75 @@ def emulate(
         what = "--arg, --out, --reverse and --workgroup need --grid"
         raise ConfigError(what, why="without it no kernel runs", fix="add --grid X,Y,Z")
     tool = decoder(objdump)
-    if grid is None:
-        _list(objects, tool, as_json=json_)
-        return
-    if len(objects) != 1:
-        raise ConfigError(f"--grid with {len(objects)} code objects", fix="give one, or leave --grid out")
-    from toolchain_lab.emulator.launch import Launch, run  # noqa: PLC0415 - numpy, for a verb that runs
-    from toolchain_lab.emulator.metadata import check_metadata  # noqa: PLC0415
-    from toolchain_lab.emulator.program import Program  # noqa: PLC0415
+    with tempfile.TemporaryDirectory(prefix="toolchain-emulate-") as scratch:
+        unpacked = [found for path in objects for found in _code_objects(path, gpu, Path(scratch))]
+        if grid is None:
+            _list(unpacked, tool, as_json=json_)
+            return
+        if len(unpacked) != 1:
+            raise ConfigError(
+                f"--grid with {len(unpacked)} code objects",
+                why=", ".join(name for name, _ in unpacked[:9]),
+                fix="give one, with --gpu GPU if it is a bundle; or leave --grid out",
+            )
+        from toolchain_lab.emulator.launch import Launch, run  # noqa: PLC0415 - numpy, for a verb that runs
+        from toolchain_lab.emulator.metadata import check_metadata  # noqa: PLC0415
+        from toolchain_lab.emulator.program import Program  # noqa: PLC0415
 
-    metadata = read_metadata(objects[0])
-    code = load(objects[0], metadata.kernel)
-    check_metadata(code, metadata)
-    program = Program.of(code, tool)
-    launch = Launch(
-        parameters=metadata.parameters,
-        values=_arguments(metadata, arg or [], seed),
-        grid=place(grid, "--grid"),
-        waves=metadata.waves,
-        lds=metadata.lds,
-        only=[place(text, "--workgroup") for text in workgroup] if workgroup else None,
-    )
-    done = run(program, launch, reverse=reverse, seed=seed)
-    changed = {name: int((buffer != launch.values[name]).sum()) for name, buffer in done.buffers.items()}
-    if out is not None:
-        _write(out, done.buffers)
-    document = {
-        "kernel": code.kernel,
-        "gpu": code.gpu,
-        "decoder": tool.label,
-        "instructions": done.instructions,
-        "executed": dict(sorted(program.executed().items())),
-        "changed": changed,
-    }
-    if json_:
-        console.data(document)
-        return
-    console.text(f"{code.kernel} for {code.gpu}: {done.instructions} wave instructions, decoded by {tool.label}")
-    for name, count in changed.items():
-        console.text(f"  {name}: {count} of {done.buffers[name].size} elements changed")
+        metadata = read_metadata(objects[0])
+        code = load(unpacked[0][1], metadata.kernel)
+        check_metadata(code, metadata)
+        program = Program.of(code, tool)
+        launch = Launch(
+            parameters=metadata.parameters,
+            values=_arguments(metadata, arg or [], seed),
+            grid=place(grid, "--grid"),
+            waves=metadata.waves,
+            lds=metadata.lds,
+            only=[place(text, "--workgroup") for text in workgroup] if workgroup else None,
+        )
+        done = run(program, launch, reverse=reverse, seed=seed)
+        changed = {name: int((buffer != launch.values[name]).sum()) for name, buffer in done.buffers.items()}
+        if out is not None:
+            _write(out, done.buffers)
+        document = {
+            "kernel": code.kernel,
+            "gpu": code.gpu,
+            "decoder": tool.label,
+            "instructions": done.instructions,
+            "executed": dict(sorted(program.executed().items())),
+            "changed": changed,
+        }
+        if json_:
+            console.data(document)
+            return
+        console.text(f"{code.kernel} for {code.gpu}: {done.instructions} wave instructions, decoded by {tool.label}")
+        for name, count in changed.items():
+            console.text(f"  {name}: {count} of {done.buffers[name].size} elements changed")
+
+
+def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Path]]:
+    """The code objects of a file, with names for messages: the file itself, or those of a bundle in a folder.
+
+    Raises:
+        ConfigError: the bundle has none for this GPU.
+        KernelError: the bundle is damaged, or cannot be unpacked here.
+    """
+    from toolchain_lab.examine.contents import bundled  # noqa: PLC0415 - for a verb that runs
+
+    names = []
+    for code in bundled(path):
+        names.append(code.gpu)
+        if gpu in {"", code.gpu}:
+            unpacked = Path(tempfile.mkdtemp(dir=scratch), f"{path.stem}-{code.gpu}.hsaco")
+            unpacked.write_bytes(code.read())
+            yield f"{path}#{code.gpu}", unpacked
+    if not names:
+        yield str(path), path
+    elif gpu and gpu not in names:
+        raise ConfigError(
+            f"{path} has no code object for {gpu}", why=f"it has {', '.join(names)}", fix="name one of these"
+        )
 
 
 def decoder(path: Path | None) -> Disassembler:
@@ -167,20 +203,18 @@ def _write(folder: Path, buffers: Mapping[str, Any]) -> None:
         raise ConfigError(f"cannot write to {folder}", why=str(error), fix="name another folder") from error
 
 
-def _list(objects: Sequence[Path], tool: Disassembler, *, as_json: bool) -> None:
+def _list(objects: Sequence[tuple[str, Path]], tool: Disassembler, *, as_json: bool) -> None:
     from toolchain_lab.emulator.program import Program, names  # noqa: PLC0415 - numpy
 
     counts: Counter[str] = Counter()
     rows, refused = [], []
-    for path in objects:
+    for shown, path in objects:
         program = Program.of(load(path), tool)
         unknown = program.unknown()
         refused += unknown
         own = Counter(name for line in program.lines for name in names(line))
         counts += own
-        rows.append(
-            {"object": str(path), "gpu": program.code.gpu, "instructions": own.total(), "unknown": len(unknown)}
-        )
+        rows.append({"object": shown, "gpu": program.code.gpu, "instructions": own.total(), "unknown": len(unknown)})
     if as_json:
         console.data(
             {"decoder": tool.label, "objects": rows, "instructions": dict(counts.most_common()),

@@ -11,13 +11,16 @@ from typing import Any
 
 from toolchain.catalog.gpus import pack
 from toolchain.core.cache import Cache
-from toolchain.core.errors import ConfigError, KernelError
+from toolchain.core.errors import ConfigError, ToolchainError
+from toolchain.core.stored_file import StoredFile
 from toolchain.kernels.aotriton_plan import read_packs
 from toolchain.stages.aotriton import PARTIAL
 from toolchain.stages.prebuilt import known_files
-from toolchain_lab.examine.kernels import Kernel, kernels_of, key_of
+from toolchain_lab.examine.contents import FAULTS, OnFault, SealedError, key_of
+from toolchain_lab.examine.kernels import Kernel, kernels_of
 from toolchain_lab.examine.libraries import Library, newest, read_library
-from toolchain_lab.examine.places import File, opened
+from toolchain_lab.examine.places import opened
+from toolchain_lab.examine.uneven import uneven
 
 _HOST = (".so", ".pyd")
 
@@ -31,10 +34,15 @@ class Audit:
         empty: keys of kernels that AOTriton's loader treats as known bad.
         damaged: what is wrong with files that cannot be read.
         absent: requested GPUs without a kernel.
-        uneven: what a requested GPU lacks and another GPU of the place has.
+        unknown: requested GPUs without a known kernel, where a compressed bundle may hold some.
+        sealed: compressed bundles that cannot be unpacked here.
+        uneven: kernels and functions that another GPU of the place has, where all should have the same.
+        differing: the same where GPUs may differ, see `uneven.uneven`.
+        notes: what was left out, a line for each kind.
         partial: packs of AOTriton that their maker marked as lacking kernels.
         prebuilt: files named as those that sources bring without a source of their own, see data/prebuilt.toml.
         rebuilt: by key, whether a second compilation gave the same bytes.
+        images: digests of the images that were read; none for files and folders.
     """
 
     what: str
@@ -44,11 +52,16 @@ class Audit:
     empty: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    sealed: int = 0
     uneven: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     planned: int | None = None
     partial: list[str] = field(default_factory=list)
     prebuilt: list[str] = field(default_factory=list)
     rebuilt: dict[str, bool] = field(default_factory=dict)
+    images: tuple[str, ...] = ()
 
     def gpus(self) -> dict[str, dict[str, int]]:
         """Kernels by GPU and function, empty ones left out; GPUs of code inside libraries have none by name."""
@@ -74,10 +87,19 @@ class Audit:
             ("kernels are missing", self.missing),
             ("kernels are empty (known bad)", [] if allow_empty else self.empty),
             ("files are damaged", self.damaged),
-            ("functions are missing that another GPU has", self.uneven),
+            ("kernels or functions are missing that another GPU has", self.uneven),
             ("kernels compile to other bytes", wrong),
         ]
-        return [f"{len(keys)} {what}: {_first(keys)}" for what, keys in rows if keys]
+        unknown = [f"{self.sealed_note()}: {_first(self.unknown)} may be in there"] if self.unknown else []
+        return [*(f"{len(keys)} {what}: {_first(keys)}" for what, keys in rows if keys), *unknown]
+
+    def sealed_note(self) -> str:
+        """What is to be said of bundles that cannot be unpacked; empty if there are none."""
+        if not self.sealed:
+            return ""
+        if self.sealed == 1:
+            return "1 bundle is compressed, its GPUs are unknown"
+        return f"{self.sealed} bundles are compressed, their GPUs are unknown"
 
     def as_json(self) -> dict[str, Any]:
         """The form of `audit --json`."""
@@ -90,7 +112,11 @@ class Audit:
             "empty": self.empty,
             "damaged": self.damaged,
             "absent": self.absent,
+            "unknown": self.unknown,
+            "sealed": self.sealed,
             "uneven": self.uneven,
+            "differing": self.differing,
+            "notes": self.notes,
             "glibc": self.glibc,
             "partial": self.partial,
             "prebuilt": self.prebuilt,
@@ -116,48 +142,56 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
     """
     result = Audit(what=what)
 
-    def fault(error: KernelError) -> None:
-        result.damaged.append(f"{error.what} ({error.why})" if error.why else error.what)
+    def fault(error: ToolchainError) -> None:
+        if isinstance(error, SealedError):
+            result.sealed += 1
+        else:
+            result.damaged.append(f"{error.what} ({error.why})" if error.why else error.what)
 
     with opened(what, cache) as files:
-        result.kernels = sorted(kernels_of(_looking(files, result), fault), key=lambda kernel: kernel.key)
-    if not result.kernels and not result.libraries and not result.damaged:
+        result.kernels = sorted(kernels_of(_looking(files, result, fault), fault), key=lambda kernel: kernel.key)
+        result.images, result.notes = files.images, files.notes()
+    if not (result.kernels or result.libraries or result.damaged or result.sealed):
         raise ConfigError(
             f"{what} holds no compiled code",
-            why="neither kernels nor libraries are in it",
+            why="\n".join(["neither kernels nor libraries are in it", *result.notes]),
             fix="name an image, a prefix, an archive, a wheel or a folder that has some",
         )
     result.empty = [kernel.key for kernel in result.kernels if kernel.facts is None]
     there = result.gpus()
-    result.absent = [gpu for gpu in gpus if not there.get(gpu) and gpu not in there]
+    result.sealed += sum(library.sealed for library in result.libraries)
+    without = [gpu for gpu in gpus if gpu not in there]
+    result.unknown, result.absent = (without, []) if result.sealed else ([], without)
     if plan is not None:
         wanted = objects_of(plan, gpus).keys()
         result.planned = len(wanted)
         result.missing = sorted(wanted - {kernel.key for kernel in result.kernels})
     else:
-        everything = {name for counts in there.values() for name in counts}
-        result.uneven = [
-            f"{gpu} lacks {name}" for gpu in gpus if gpu in there for name in sorted(everything - there[gpu].keys())
-        ]
+        found = uneven(result.kernels, [gpu for gpu in gpus if gpu in there])
+        result.uneven, result.differing = found.missing, found.differing
     return result
 
 
-def _looking(files: Iterable[File], result: Audit) -> Iterator[File]:
+def _looking(files: Iterable[StoredFile], result: Audit, on_fault: OnFault) -> Iterator[StoredFile]:
     """The files; libraries among them are read on the way, and files that are known to have no source are noted."""
     prebuilt = {row.path.rpartition("/")[2] for row in known_files()}
-    for path, content in files:
-        folder, _, name = path.rpartition("/")
+    for file in files:
+        folder, _, name = file.path.rpartition("/")
         if name == PARTIAL:
             result.partial.append(folder)
             continue
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in prebuilt):
-            result.prebuilt.append(path)
+            result.prebuilt.append(file.path)
         if name.endswith(_HOST) or ".so." in name:
-            data = content()
-            if (library := read_library(path, data)) is not None:
-                result.libraries.append(library)
+            try:
+                if (library := read_library(file)) is not None:
+                    result.libraries.append(library)
+                    if library.fault:
+                        result.damaged.append(library.fault)
+            except FAULTS as error:
+                on_fault(error)
             continue
-        yield path, content
+        yield file
 
 
 def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:

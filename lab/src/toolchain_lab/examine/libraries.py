@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, BinaryIO
 
+from toolchain.core.errors import HostileInputError, KernelError
+from toolchain.core.stored_file import StoredFile
 from toolchain.kernels.codeobject import EM_AMDGPU
+from toolchain_lab.examine.offload import Sealed, parts, skip_zeros
 from toolchain_lab.examine.revisions import INSIDE, revisions
 
-_BUNDLE, _PACKED, _FATBIN = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB", b"\x50\xed\x55\xba"
-_MOST = 100_000
-_FORWARD = re.compile(r"GLIBC_(\d+(?:\.\d+)+)")
+_FATBIN = b"\x50\xed\x55\xba"
+_ELF = b"\x7fELF"
+_MOST = 100_000  # sections, dynamic tags and versions that are looked at
+_CHUNK = 1 << 20
+_FORWARD = re.compile(r"GLIBC_(\d{1,6}(?:\.\d{1,6}){1,3})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +28,10 @@ class Library:
 
     Args:
         glibc: the oldest that it runs on, as it asks for symbol versions; empty if it asks for none.
-        targets: GPUs of the code inside, as `gfx942` or `sm_90`; `packed` for AMD code whose bundle is compressed.
+        targets: GPUs of the code inside, as `gfx942` or `sm_90`.
         llvms: revisions of LLVMs inside, by their own text.
+        sealed: compressed bundles of AMD code whose GPUs are unknown, because they cannot be unpacked here.
+        fault: what is wrong with a bundle inside; empty if they are whole.
     """
 
     path: str
@@ -33,47 +40,89 @@ class Library:
     glibc: str
     targets: tuple[str, ...]
     llvms: tuple[str, ...]
+    sealed: int = 0
+    fault: str = ""
 
 
-def read_library(path: str, content: bytes) -> Library | None:
-    """A library or program of a host; None for other and for damaged files.
+def read_library(file: StoredFile) -> Library | None:
+    """Read a library or program of a host; None for other and for damaged ELF files.
 
-    Args:
-        path: for messages.
+    Raises:
+        HostileInputError: it names more LLVMs than any library.
     """
     from elftools.common.exceptions import ELFError  # noqa: PLC0415 - most verbs read no library
-    from elftools.elf.dynamic import DynamicSection  # noqa: PLC0415
-    from elftools.elf.elffile import ELFFile  # noqa: PLC0415
-    from elftools.elf.gnuversions import GNUVerNeedSection  # noqa: PLC0415
+    from elftools.construct import ConstructError  # noqa: PLC0415
 
-    try:
-        elf = ELFFile(io.BytesIO(content))
-        if elf["e_machine"] in (EM_AMDGPU, "EM_AMDGPU", "EM_CUDA", 190):
+    if file.size < 64:
+        return None
+    with file.open() as stream:
+        if stream.read(len(_ELF)) != _ELF:
             return None
-        soname, needed, versions, targets = "", [], set(), set()
+        try:
+            found = _Found(file.path, stream)
+        except (
+            *(ELFError, ConstructError, struct.error),
+            *(ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError),
+        ):
+            return None
+        if found.machine in (EM_AMDGPU, "EM_AMDGPU", "EM_CUDA", 190):
+            return None
+        stream.seek(0)
+        told = revisions(iter(lambda: stream.read(_CHUNK), b""), file.path)
+    return Library(
+        path=file.path,
+        soname=found.soname,
+        needed=tuple(found.needed),
+        glibc=newest(found.versions),
+        targets=tuple(sorted(found.targets)),
+        llvms=tuple(sorted({revision.revision for revision in told if revision.kind in INSIDE})),
+        sealed=found.sealed,
+        fault=found.fault,
+    )
+
+
+class _Found:
+    """What the sections of an ELF file say."""
+
+    def __init__(self, path: str, stream: BinaryIO) -> None:
+        from elftools.elf.dynamic import DynamicSection  # noqa: PLC0415 - see `read_library`
+        from elftools.elf.elffile import ELFFile  # noqa: PLC0415
+        from elftools.elf.gnuversions import GNUVerNeedSection  # noqa: PLC0415
+
+        self.soname, self.fault, self.sealed = "", "", 0
+        self.needed: list[str] = []
+        self.versions: set[str] = set()
+        self.targets: set[str] = set()
+        elf = ELFFile(stream)
+        self.machine = elf["e_machine"]
+        if elf.num_sections() > _MOST:
+            raise ValueError("it has too many sections")
         for section in elf.iter_sections():
             if isinstance(section, DynamicSection):
-                for tag in section.iter_tags():
+                for tag in islice(section.iter_tags(), _MOST):
                     about: Any = tag
                     if tag.entry.d_tag == "DT_SONAME":
-                        soname = str(about.soname)
+                        self.soname = str(about.soname)
                     elif tag.entry.d_tag == "DT_NEEDED":
-                        needed.append(str(about.needed))
+                        self.needed.append(str(about.needed))
             elif isinstance(section, GNUVerNeedSection):
-                names = [aux.name for _, rows in section.iter_versions() for aux in rows]
-                versions |= {match[1] for name in names if (match := _FORWARD.fullmatch(name))}
-            elif section.name in {".hip_fatbin", ".nv_fatbin"}:
-                place, size = section["sh_offset"], section["sh_size"]
-                read = amd_targets if section.name == ".hip_fatbin" else nvidia_targets
-                targets |= set(read(memoryview(content)[place : place + size]))
-        glibc = newest(versions)
-    except (ELFError, ValueError, KeyError, AttributeError, struct.error, UnicodeDecodeError):
-        return None
-    llvms = {revision.revision for revision in revisions([content], path) if revision.kind in INSIDE}
-    return Library(
-        path=path, soname=soname, needed=tuple(needed), glibc=glibc, targets=tuple(sorted(targets)),
-        llvms=tuple(sorted(llvms)),
-    )  # fmt: skip
+                rows = (aux.name for _, auxes in islice(section.iter_versions(), _MOST) for aux in auxes)
+                self.versions |= {match[1] for name in islice(rows, _MOST) if (match := _FORWARD.fullmatch(name))}
+            elif section.name == ".hip_fatbin":
+                self._amd(stream, section["sh_offset"], section["sh_size"], path)
+            elif section.name == ".nv_fatbin":
+                self.targets |= set(nvidia_targets(stream, section["sh_offset"], section["sh_size"]))
+
+    def _amd(self, stream: BinaryIO, start: int, size: int, path: str) -> None:
+        size = min(size, stream.seek(0, 2) - start)
+        try:
+            for part in parts(stream, size, path, start=start):
+                if isinstance(part, Sealed):
+                    self.sealed += 1
+                elif part.size and part.gpu:
+                    self.targets.add(part.gpu)
+        except (KernelError, HostileInputError) as error:
+            self.fault = f"{error.what} ({error.why})" if error.why else error.what
 
 
 def newest(versions: Iterable[str]) -> str:
@@ -81,37 +130,26 @@ def newest(versions: Iterable[str]) -> str:
     return max(versions, key=lambda text: [int(part) for part in text.split(".")], default="")
 
 
-def amd_targets(section: memoryview) -> Iterator[str]:
-    """The GPUs of clang's offload bundles."""
-    data = bytes(section)
-    for match in re.finditer(re.escape(_BUNDLE) + b"|" + _PACKED, data):
-        if match[0] == _PACKED:
-            yield "packed"
+def nvidia_targets(stream: BinaryIO, start: int, size: int) -> Iterator[str]:
+    """Return the architectures of the entries of CUDA's fat binaries in a section; PTX as `compute_90`."""
+    place, last = start, start + size
+    while (place := skip_zeros(stream, place, last)) + 16 <= last:
+        magic, _, head, length = struct.unpack("<4sHHQ", _exactly(stream, place, 16))
+        if magic != _FATBIN or head < 16:
+            place += 8
             continue
-        place = match.end() + 8
-        (count,) = struct.unpack_from("<Q", data, match.end())
-        for _ in range(min(count, _MOST)):
-            _, size, length = struct.unpack_from("<QQQ", data, place)
-            name = data[place + 24 : place + 24 + length].decode("ascii", "replace")
-            place += 24 + length
-            if size and "gfx" in name:
-                yield name[name.index("gfx") :]
-
-
-def nvidia_targets(section: memoryview) -> Iterator[str]:
-    """The architectures of the entries of CUDA's fat binaries; PTX as `compute_90`."""
-    place = 0
-    while place + 16 <= len(section):
-        magic, _, head, size = struct.unpack_from("<4sHHQ", section, place)
-        if magic != _FATBIN:
-            place += 8  # padding between two
-            continue
-        entry, end = place + head, place + head + size
-        while entry + 64 <= min(end, len(section)):
-            kind, _, header, payload = struct.unpack_from("<HHIQ", section, entry)
-            (arch,) = struct.unpack_from("<I", section, entry + 28)
-            if not header:
+        entry, end = place + head, min(place + head + length, last)
+        while entry + 64 <= end:
+            row = _exactly(stream, entry, 64)
+            kind, _, header, payload = struct.unpack_from("<HHIQ", row)
+            (arch,) = struct.unpack_from("<I", row, 28)
+            if header < 32:
                 break
             yield f"{'compute' if kind == 1 else 'sm'}_{arch}"
             entry += header + payload
         place = end
+
+
+def _exactly(stream: BinaryIO, place: int, size: int) -> bytes:
+    stream.seek(place)
+    return stream.read(size)

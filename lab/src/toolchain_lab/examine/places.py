@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
-from typing import Any, Self, cast
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Self, cast
 
 from toolchain.core import strict_json
 from toolchain.core.cache import Cache
-from toolchain.core.errors import ConfigError, HostileInputError, SourceError
-from toolchain.core.filesystem import read_regular
+from toolchain.core.entry_names import EntryNames
+from toolchain.core.errors import ConfigError, HostileInputError, SourceError, UntrustedError
+from toolchain.core.filesystem import open_regular, read_regular
+from toolchain.core.process import CommandError
+from toolchain.core.stored_file import StoredFile, on_disk
 from toolchain.core.tar_headers import CheckedHeader, require
+from toolchain.core.zips import entry, open_zip
 from toolchain.kernels import oci_store
+from toolchain.kernels.aks2 import MAGIC
 from toolchain.oci import descriptor as media
-from toolchain.oci.compressed import DAMAGED, unpacked
+from toolchain.oci.check import verify_layout
+from toolchain.oci.compressed import DAMAGED
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import are_files, read_files
+from toolchain.oci.layer_files import open_members
 from toolchain.oci.layout import Layout
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
 from toolchain.sources.unpack import decompressed
 from toolchain.stages.wheel_archive import open_wheel
 
-# The path of a file in its place, and its content when it is requested: files of a tar come in its order, once.
-File = tuple[str, Callable[[], bytes]]
-LARGEST = 8 << 30  # bytes of a file that is read
 _FILE = re.compile(r".+\.(?:hsaco|co|aks2|zip|ptx|whl|so)")
 _TAR = re.compile(r".+\.(?:tar(?:\.\w+)?|tgz|txz)")
+# Triton writes the files of a kernel to such a folder, and renames it at the end.
+_UNFINISHED = re.compile(r"(?:^|/)tmp\.pid_\d+_[^/]*/")
 _AGAIN = "get it again from whoever made it"
 
 
@@ -49,37 +57,87 @@ class _Member(CheckedHeader):
             raise
 
 
-class _Files:
-    """Files that can be read more than once."""
+class Files:
+    """The files of a place, which can be read more than once.
 
-    def __init__(self, start: Callable[[], Iterator[File]]) -> None:
+    Args:
+        images: digests of the images that hold them; none for files and folders.
+    """
+
+    def __init__(self, start: Callable[[Notes], Iterator[StoredFile]], images: Sequence[str] = ()) -> None:
         self._start = start
+        self._notes = Notes()
+        self.images = tuple(images)
 
-    def __iter__(self) -> Iterator[File]:
-        return self._start()
+    def __iter__(self) -> Iterator[StoredFile]:
+        self._notes = Notes()
+        return self._start(self._notes)
+
+    def notes(self) -> list[str]:
+        """What was left out when the files were last gone through, a line for each kind."""
+        return self._notes.lines()
+
+
+class Notes:
+    """Files that are left out of a place."""
+
+    def __init__(self) -> None:
+        self._unfinished: set[str] = set()
+        self._links: set[str] = set()
+
+    def is_unfinished(self, path: str) -> bool:
+        """Whether Triton was still writing a file when its process ended: it is not part of Triton's cache."""
+        found = _UNFINISHED.search(path)
+        if found is not None:
+            self._unfinished.add(path[: found.end()].rstrip("/"))
+        return found is not None
+
+    def link(self, path: str) -> None:
+        """Note a link that was not followed."""
+        self._links.add(path)
+
+    def lines(self) -> list[str]:
+        """The notes as text."""
+        kinds = (
+            ("unfinished folder of Triton's cache was left out", "unfinished folders of Triton's cache were left out",
+             self._unfinished),
+            ("link out of the folder was not followed", "links out of the folder were not followed", self._links),
+        )  # fmt: skip
+        return [
+            f"{len(paths)} {one if len(paths) == 1 else several}: {', '.join(sorted(paths)[:3])}"
+            + (" …" if len(paths) > 3 else "")
+            for one, several, paths in kinds
+            if paths
+        ]
 
 
 @contextlib.contextmanager
-def opened(what: str, cache: Cache) -> Iterator[Iterable[File]]:
-    """The files of a place, which can be read more than once.
+def opened(what: str, cache: Cache) -> Iterator[Files]:
+    """Open a place. Images are compared with their digests first, layer by layer, as `verify` does.
 
     Args:
         what: a folder, a file, the name of an image in the cache, or a reference.
 
     Raises:
         ConfigError: there is nothing of that name.
-        SourceError, UntrustedError, HostileInputError: it cannot be read.
+        UntrustedError: an image has other bytes than its digests say.
+        SourceError, HostileInputError: it cannot be read.
     """
     path = Path(what)
     if os.path.lexists(path):
+        real = Path(os.path.realpath(path))
         with reading(what):
-            yield _Files(lambda: local_files(path, path.name))
+            yield Files(lambda notes: local_files(real, path.name, notes))
         return
     if what.startswith((".", "/", "~")) or _FILE.fullmatch(what) or _TAR.fullmatch(what):
         raise ConfigError(f"there is no {what}", fix="check the path")
     with tempfile.TemporaryDirectory(prefix="toolchain-kernels-") as scratch, reading(what):
         layout, images = images_of(what, cache, Path(scratch))
-        yield _Files(lambda: (file for image in images for file in _image_files(layout, image)))
+        for image in images:
+            if problems := verify_layout(layout, image):
+                raise UntrustedError(f"{what} has other bytes than its digests say", why="\n".join(problems[:5]))
+        digests = [image.digest for image in images]
+        yield Files(lambda notes: (file for image in images for file in _image_files(layout, image, notes)), digests)
 
 
 @contextlib.contextmanager
@@ -87,59 +145,81 @@ def reading(what: str) -> Iterator[None]:
     """Turn errors of reading a damaged file into a SourceError."""
     try:
         yield
-    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, *DAMAGED) as error:
-        why = (error.strerror if isinstance(error, OSError) else "") or str(error)
+    except (OSError, EOFError, tarfile.TarError, UnicodeDecodeError, *DAMAGED) as error:
+        why = "it is damaged"
+        if isinstance(error, OSError) and error.strerror:
+            why = error.strerror
+        elif isinstance(error, tarfile.TarError | EOFError | CommandError):
+            why = str(error)
         raise SourceError(f"{what} cannot be read", why=why, fix=_AGAIN) from error
 
 
-def local_files(path: Path, name: str) -> Iterator[File]:
-    """The files of a folder, an archive or a wheel; any other file is the only one.
+def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[StoredFile]:
+    """Return the files of a folder, an archive or a wheel; any other file is the only one.
 
     Args:
         name: by which its kind is known.
+        notes: gets what is left out.
     """
+    notes = notes or Notes()
     if path.is_dir():
-        yield from _folder_files(path)
+        yield from _folder_files(path, notes)
     elif name.endswith(".whl"):
         with open_wheel(path) as archive:
-            for row in archive.infolist():
-                if not row.is_dir():
-                    yield row.filename, _member(archive, row)
+            yield from _zip_files(archive, notes)
+    elif name.endswith(".zip") and not _is_pack(path, name):
+        with open_zip(path, name) as archive:
+            yield from _zip_files(archive, notes)
     elif _TAR.fullmatch(name):
-        with path.open("rb", buffering=0) as packed, decompressed(path, packed) as stream:
-            yield from _tar_files(stream, name)
+        # Without a buffer, because another program may read on where this one stopped.
+        with open_regular(path) as regular, decompressed(path, cast("Any", regular).raw) as stream:
+            yield from _tar_files(stream, name, notes)
     else:
-        yield name, _regular(path, path.parent)
+        yield on_disk(path, name, path.parent)
 
 
-def _member(archive: zipfile.ZipFile, row: zipfile.ZipInfo) -> Callable[[], bytes]:
-    return lambda: archive.read(row)
+def _is_pack(path: Path, name: str) -> bool:
+    """Whether a .zip holds .aks2 files, under whatever names."""
+    with open_zip(path, name) as archive:
+        rows = [row for row in archive.infolist() if not row.is_dir()]
+        return not rows or any(
+            row.filename.endswith(".aks2") or entry(archive, row).head(len(MAGIC)) == MAGIC for row in rows
+        )
 
 
-def _regular(path: Path, within: Path) -> Callable[[], bytes]:
-    return lambda: read_regular(path, LARGEST, within=within)
+def _zip_files(archive: zipfile.ZipFile, notes: Notes) -> Iterator[StoredFile]:
+    for row in archive.infolist():
+        if not row.is_dir() and not notes.is_unfinished(row.filename):
+            yield entry(archive, row)
 
 
-def _folder_files(root: Path) -> Iterator[File]:
+def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
+    """The files of a folder. Links to files in it are followed; the files behind links to its folders come anyway."""
     real = root.resolve()
     for folder, folders, names in os.walk(root):
         folders.sort()
-        for name in sorted(names):
+        for name in sorted((*folders, *names)):
             path = Path(folder, name)
-            # Links out of the folder and pipes are skipped.
-            if path.is_file() and path.resolve().is_relative_to(real):
-                yield str(path.relative_to(root)), _regular(path, root)
+            within = str(path.relative_to(root))
+            if path.is_symlink() and not (path.exists() and path.resolve().is_relative_to(real)):
+                notes.link(within)
+            elif path.is_file() and not notes.is_unfinished(within):  # pipes and devices are left out
+                yield on_disk(path, within, root)
 
 
-def _tar_files(stream: Any, where: str) -> Iterator[File]:
+def _tar_files(stream: Any, where: str, notes: Notes) -> Iterator[StoredFile]:
     require()
+    names = EntryNames(where, printable=False)
     with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as tar:
         for member in tar:
             cast("Any", tar).members = []  # tarfile keeps every member for a look-up that a stream never makes
-            if ".." in PurePosixPath(member.name).parts:
-                raise HostileInputError(f"{where} holds the name {member.name!r}", fix=_AGAIN)
-            if member.isreg() and (content := tar.extractfile(member)) is not None:
-                yield member.name.removeprefix("./"), content.read
+            name = names.add(member.name, folder=member.isdir())
+            if member.isreg() and not notes.is_unfinished(name):
+                yield StoredFile(name, member.size, partial(_content, tar, member))
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
+    return cast("BinaryIO", tar.extractfile(member))
 
 
 def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[Descriptor]]:
@@ -160,26 +240,39 @@ def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[
     return layout, list({image.digest: image for image in images}.values())
 
 
-def _image_files(layout: Layout, image: Descriptor) -> Iterator[File]:
+def _image_files(layout: Layout, image: Descriptor, notes: Notes) -> Iterator[StoredFile]:
     if are_files(value := layout.read_json(image)):
         for file in read_files(value, image):
-            yield from local_files(layout.blob(file.blob.digest), file.name)
+            yield from local_files(layout.blob(file.blob.digest), file.name, notes)
         return
     layers = layout.children(image)[1:]
     if any(layer.media_type == oci_store.PACK for layer in layers):
         yield from _store_files(layout, layers)
         return
     for layer in layers:
-        with unpacked(layout.blob(layer.digest), layer.media_type) as stream:
-            yield from _tar_files(stream, layer.digest)
+        for name, size, start in open_members(layout.blob(layer.digest), layer.media_type):
+            if not notes.is_unfinished(name):
+                yield StoredFile(name, size, start)
 
 
-def _store_files(layout: Layout, layers: Sequence[Descriptor]) -> Iterator[File]:
+def _store_files(layout: Layout, layers: Sequence[Descriptor]) -> Iterator[StoredFile]:
     """A pack of a kernel store: results one after the other, and a list of their offsets."""
-    listed, blob = layers
-    rows = strict_json.read(layout.blob(listed.digest).read_bytes())["results"]
-    with layout.blob(blob.digest).open("rb") as stream:
-        for name, (offset, size, _, _) in rows.items():
-            stream.seek(offset)
-            content = stream.read(size)
-            yield f"results/{name}", lambda content=content: content  # type: ignore[misc]
+    try:
+        listed, blob = layers
+        content = read_regular(layout.blob(listed.digest), strict_json.LIMIT)
+        results = strict_json.read(content)["results"].items()
+        rows = sorted((int(offset), int(size), str(name)) for name, (offset, size, _, _) in results)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceError("a pack of a kernel store has no list of its results", fix=_AGAIN) from error
+    end = 0
+    with open_regular(layout.blob(blob.digest)) as stream:
+        for offset, size, name in rows:
+            if not end <= offset <= offset + size <= blob.size:
+                raise HostileInputError("results of a kernel store overlap, or lie outside of their pack", why=name)
+            end = offset + size
+            yield StoredFile(f"results/{name}", size, partial(_slice, stream, offset, size))
+
+
+def _slice(stream: BinaryIO, offset: int, size: int) -> BinaryIO:
+    stream.seek(offset)
+    return io.BytesIO(stream.read(size))

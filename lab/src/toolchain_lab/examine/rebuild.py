@@ -14,7 +14,8 @@ from toolchain.kernels.aotriton_plan import FLATZIP, read_plan
 from toolchain.kernels.launches import of_rule
 from toolchain.kernels.rules import Rule
 from toolchain_lab.examine.audit import Audit, objects_of
-from toolchain_lab.examine.kernels import Kernel, key_of
+from toolchain_lab.examine.contents import key_of
+from toolchain_lab.examine.kernels import Kernel
 from toolchain_lab.examine.recompile import Triton, compile_rules, rule_of
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from toolchain.core.cache import Cache
 from toolchain.core.check_result import Object
+from toolchain.core.stored_file import StoredFile
 from toolchain_lab.bridge import disassembler, require_numpy
 from toolchain_lab.numbers.objects import sample
 
 if TYPE_CHECKING:
-    from toolchain.stages.kernel_check import File, Note, Progress
+    from toolchain.stages.kernel_check import Note, Progress
 
 SEED = 0
 
@@ -44,7 +45,7 @@ def check_objects(
 
 
 def check_files(
-    files: Iterable[File], cache: Cache, *, count: int, jobs: int, label: str, progress: Progress | None = None
+    files: Iterable[StoredFile], cache: Cache, *, count: int, jobs: int, label: str, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Check a sample of the code objects among files.
 

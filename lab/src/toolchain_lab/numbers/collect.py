@@ -1,36 +1,29 @@
 """Code objects out of files of any place, with their launch data: a sample of them is written to a folder.
 
-A file is a path and a function that reads it. They are read twice: to list them, and to take the
-chosen ones. So only these are written, even of a whole set of AOTriton's kernels.
+The files are read twice: to list the code objects, and to take the chosen ones. So only these are written, even of a
+whole set of AOTriton's kernels.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import zipfile
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
 
-from toolchain.core import strict_json
 from toolchain.core.check_result import Object
-from toolchain.core.errors import ConfigError, DocumentError, KernelError
-from toolchain.kernels.aks2 import MAGIC, Kernel, read_aks2
+from toolchain.core.errors import ConfigError, ToolchainError
+from toolchain.core.stored_file import StoredFile
 from toolchain.kernels.launches import NAME, Launches
-from toolchain.kernels.store import LARGEST_METADATA, DamagedError, stored_record
 from toolchain_lab.emulator.errors import NotEmulatedError
 from toolchain_lab.emulator.metadata import Metadata, metadata_of
+from toolchain_lab.examine.contents import IMAGES, Beside, Code, LaunchList, Pack, contents
 from toolchain_lab.numbers.objects import SUFFIX, sample
 
-File = tuple[str, Callable[[], bytes]]
 # The launch of a pack's kernel by its path and its bytes of LDS, for packs without launch data.
 Planned = Callable[[str, int], Mapping[str, Any] | None]
-_IMAGES = "aotriton.images/"
 _LAUNCH = ".launch"  # of a Triton cache, where the JSON beside an object is Triton's own
-_RESULTS = "results/"
-_AGAIN = "get it again from whoever made it"
 
 
 @dataclass(kw_only=True)
@@ -49,7 +42,7 @@ class Collected:
 
 
 def collect(
-    files: Iterable[File],
+    files: Iterable[StoredFile],
     folder: Path,
     *,
     gpus: Sequence[str] = (),
@@ -90,7 +83,8 @@ def collect(
     chosen = {each.name: each for each in sample(sorted(objects.values(), key=lambda each: each.name), count, seed)}
     folder.mkdir(parents=True, exist_ok=True)
     for name, code, beside in known.take(files, chosen):
-        chosen[name].path.write_bytes(code)
+        if code is not None:
+            chosen[name].path.write_bytes(code)
         if beside is not None:
             chosen[name].path.with_suffix(".json").write_bytes(beside)
     return Collected(objects=list(chosen.values()), available=len(objects), unknown=known.unknown)
@@ -122,26 +116,27 @@ class _Known:
         self._launches: dict[str, Launches] = {}
         self.unknown: list[str] = []
 
-    def list(self, files: Iterable[File]) -> Iterator[tuple[str, Metadata | None]]:
+    def list(self, files: Iterable[StoredFile]) -> Iterator[tuple[str, Metadata | None]]:
         """The objects: a name, and its metadata."""
-        codes, beside, packs = [], {}, []
-        for path, content in files:
-            stem, _, suffix = path.rpartition(".")
-            if path.endswith(SUFFIX):
-                if content():
-                    codes.append(stem)
-            elif suffix == "json":
-                if (metadata := _metadata_in(content())) is not None:
-                    beside[stem.removesuffix(_LAUNCH)] = metadata
-            elif _is_result(path):
-                yield path, _metadata(_record(path, content)[1])
-            elif PurePosixPath(path).name == NAME:
-                self._launches[str(PurePosixPath(path).parent)] = _launches(path, content)
-            elif _may_be_pack(path):
+        codes: list[Code] = []
+        beside: dict[str, Metadata] = {}
+        packs: list[tuple[str, list[tuple[str, int]]]] = []
+        for item in contents(files, _refuse):
+            if isinstance(item, Beside):
+                if (metadata := _metadata(item.content)) is not None:
+                    beside[item.stem.removesuffix(_LAUNCH)] = metadata
+            elif isinstance(item, LaunchList):
+                self._launches[item.folder] = item.launches
+            elif isinstance(item, Pack):
                 # Its launches may come later.
-                packs.append((path, [] if self._planned is None else list(_keys(path, content))))
-        for stem in codes:
-            yield f"{stem}{SUFFIX}", beside.get(stem)
+                packs.append((item.path, [] if self._planned is None else list(_keys(item))))
+            elif item.launch is not None:
+                yield item.name, _metadata(item.launch)
+            elif item.size and item.file.endswith(SUFFIX):
+                codes.append(item)
+        for code in codes:
+            metadata = beside.get(code.stem)
+            yield code.name, metadata if metadata is None or code.gpu in {"", metadata.gpu} else None
         for path, keys in packs:
             yield from self._of_pack(path, keys)
 
@@ -155,7 +150,7 @@ class _Known:
             return
         planned = [(key, self._planned(key, shared)) for key, shared in keys] if self._planned is not None else []
         there = [(key, about) for key, about in planned if about is not None]
-        if not there and _IMAGES in f"/{path}":
+        if not there and IMAGES in f"/{path}":
             self.unknown.append(path)
         for key, about in there:
             yield key, _metadata(about)
@@ -167,111 +162,53 @@ class _Known:
                 return folder, self._launches[folder]
         return None
 
-    def take(self, files: Iterable[File], wanted: Container[str]) -> Iterator[tuple[str, bytes, bytes | None]]:
-        """The content of objects, and that of the JSON beside them."""
-        codes: dict[str, bytes] = {}
+    def take(
+        self, files: Iterable[StoredFile], wanted: Collection[str]
+    ) -> Iterator[tuple[str, bytes | None, bytes | None]]:
+        """The content of objects, and that of the JSON beside them, which may come later and then comes alone."""
+        stems = {name.partition(f"{SUFFIX}#")[0].removesuffix(SUFFIX) for name in wanted}
+        loose: dict[str, str] = {}
         beside: dict[str, bytes] = {}
-        for path, content in files:
-            stem, _, suffix = path.rpartition(".")
-            if path in wanted and path.endswith(SUFFIX):
-                codes[stem] = content()
-            elif suffix == "json" and f"{stem}{SUFFIX}" in wanted:
-                beside.setdefault(stem, content())
-            elif suffix == "json" and f"{stem.removesuffix(_LAUNCH)}{SUFFIX}" in wanted:
-                beside[stem.removesuffix(_LAUNCH)] = content()
-            elif path in wanted:
-                code, about = _record(path, content)
-                yield path, code, json.dumps(about).encode()
-            elif _may_be_pack(path) and (self._beside(path) is not None or self._planned is not None):
-                yield from self._take_pack(path, content, wanted)
-        for stem, code in codes.items():
-            yield f"{stem}{SUFFIX}", code, beside.get(stem)
+        for item in contents(files, _refuse):
+            if isinstance(item, Beside):
+                if item.stem in stems:
+                    beside.setdefault(item.stem, item.raw)
+                elif item.stem.removesuffix(_LAUNCH) in stems:
+                    beside[item.stem.removesuffix(_LAUNCH)] = item.raw
+            elif isinstance(item, Pack):
+                if self._beside(item.path) is not None or self._planned is not None:
+                    yield from self._take_pack(item, wanted)
+            elif isinstance(item, Code) and item.name in wanted:
+                yield item.name, item.read(), None if item.launch is None else json.dumps(item.launch).encode()
+                if item.launch is None:
+                    loose[item.name] = item.stem
+        for name, stem in loose.items():
+            yield name, None, beside.get(stem)
 
-    def _take_pack(
-        self, path: str, content: Callable[[], bytes], wanted: Container[str]
-    ) -> Iterator[tuple[str, bytes, bytes]]:
-        folder, launches = self._beside(path) or ("", None)
-        for key, entry in _entries(path, content):
-            if key in wanted:
+    def _take_pack(self, pack: Pack, wanted: Container[str]) -> Iterator[tuple[str, bytes, bytes]]:
+        folder, launches = self._beside(pack.path) or ("", None)
+        for code in pack.codes(_refuse):
+            if code.name in wanted:
+                shared = code.shared or 0
                 if launches is not None:
-                    about: Any = launches.metadata(key.removeprefix(f"{folder}/"), entry.shared)
+                    about: Any = launches.metadata(code.name.removeprefix(f"{folder}/"), shared)
                 else:
-                    about = self._planned(key, entry.shared) if self._planned is not None else None
-                yield key, entry.content, json.dumps(about).encode()
+                    about = self._planned(code.name, shared) if self._planned is not None else None
+                yield code.name, code.read(), json.dumps(about).encode()
 
 
-def _keys(path: str, content: Callable[[], bytes]) -> Iterator[tuple[str, int]]:
-    for key, entry in _entries(path, content):
-        if entry.content:
-            yield key, entry.shared
+def _refuse(error: ToolchainError) -> NoReturn:
+    raise error
 
 
-def _entries(path: str, content: Callable[[], bytes]) -> Iterator[tuple[str, Kernel]]:
-    """The kernels of a .zip of .aks2, or of one of these, by their path."""
-    stem = path.rpartition(".")[0]
-    data = content()
-    if data[: len(MAGIC)] == MAGIC:
-        yield from ((f"{stem}/{entry.name}", entry) for entry in _read(path, data))
-        return
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            for row in archive.infolist():
-                packed = archive.read(row)
-                if packed[: len(MAGIC)] == MAGIC:
-                    inside = f"{stem}/{row.filename.removesuffix('.aks2')}"
-                    yield from ((f"{inside}/{entry.name}", entry) for entry in _read(path, packed))
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-        raise KernelError(f"{path} is not a complete .zip", why=str(error), fix=_AGAIN) from error
-
-
-def _read(path: str, data: bytes) -> Sequence[Kernel]:
-    try:
-        return read_aks2(data)
-    except KernelError as error:
-        raise KernelError(f"{path}: {error.what}", why=error.why, fix=_AGAIN) from error
-
-
-def _may_be_pack(path: str) -> bool:
-    return path.endswith((".zip", ".aks2"))
-
-
-def _is_result(path: str) -> bool:
-    """Whether a file is a result of a kernel store, by its path."""
-    _, mark, name = f"/{path}".rpartition(f"/{_RESULTS}")
-    digits = name.replace("/", "", 1)
-    return bool(mark) and len(digits) == 64 and set(digits) <= set("0123456789abcdef")
-
-
-def _record(path: str, content: Callable[[], bytes]) -> tuple[bytes, Any]:
-    try:
-        result = stored_record(content())
-        return result.code, strict_json.read(result.metadata)
-    except (DamagedError, ValueError) as error:
-        raise KernelError(f"{path} is not a complete result of a kernel store", why=str(error), fix=_AGAIN) from error
-
-
-def _launches(path: str, content: Callable[[], bytes]) -> Launches:
-    try:
-        return Launches(strict_json.read(content()))
-    except (ValueError, KeyError, AttributeError) as error:
-        raise KernelError(
-            f"{path} does not say how the kernels of its pack are launched",
-            why=str(error),
-            fix="build the image again with this version of the tool",
-        ) from error
-
-
-def _metadata_in(data: bytes) -> Metadata | None:
-    if len(data) > LARGEST_METADATA:
-        return None
-    try:
-        return metadata_of(strict_json.read(data), "the JSON")
-    except (NotEmulatedError, DocumentError, ValueError):
-        return None  # the check reports what is wrong with it
+def _keys(pack: Pack) -> Iterator[tuple[str, int]]:
+    for code in pack.codes(_refuse):
+        if code.size:
+            yield code.name, code.shared or 0
 
 
 def _metadata(about: Any) -> Metadata | None:
     try:
         return metadata_of(about, "the launch")
     except NotEmulatedError:
-        return None
+        return None  # the check reports what is wrong with it

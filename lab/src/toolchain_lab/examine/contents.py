@@ -1,0 +1,270 @@
+"""The one reader of compiled kernels: code objects, bundles, packs, kernel stores, and the JSON beside them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, TypeAlias
+
+from toolchain.catalog.gpus import known_gpus, pack
+from toolchain.core import strict_json
+from toolchain.core.errors import DocumentError, HostileInputError, KernelError, SourceError, ToolchainError
+from toolchain.core.stored_file import StoredFile, on_disk
+from toolchain.core.zips import entry, open_zip
+from toolchain.kernels.aks2 import MAGIC, open_aks2
+from toolchain.kernels.launches import NAME, Launches
+from toolchain.kernels.store import LARGEST_OBJECT, DamagedError, read_stored
+from toolchain_lab.examine.offload import MAGIC_BYTES, Part, is_bundle, parts
+
+IMAGES = "aotriton.images/"
+_GPU = re.compile(rf"(?:amd-)?(?:{'|'.join(sorted({*known_gpus(), *map(pack, known_gpus())}))})|sm_\d+\w?")
+_RESULT = re.compile(r"(?:.*/)?results/(?:[0-9a-f]{2}/[0-9a-f]{62}|[0-9a-f]{64})")
+_OBJECTS = (".hsaco", ".co")
+_LARGEST_BESIDE = 1 << 20  # bytes of the JSON beside a code object, which has some thousands
+_AGAIN = "get it again, or build it again"
+# Called with the error of a damaged file, which is then skipped.
+OnFault: TypeAlias = Callable[[ToolchainError], None]
+FAULTS = (KernelError, SourceError, HostileInputError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """A code object, or a PTX file, as it lies in a place.
+
+    Args:
+        name: its path in the place; in a pack the path of the pack and its own name.
+        file: the file that holds it, and the entry of a .zip.
+        size: bytes.
+        read: returns the content, before the next code object is taken.
+        shared: bytes of LDS that a launch adds, if the file says it.
+        gpu: of a bundle's code object.
+        stem: a JSON beside it has this name without its suffix; empty if there can be none.
+        launch: the JSON of a result of a kernel store.
+        inputs: what such a result was made from.
+    """
+
+    name: str
+    file: str
+    size: int
+    read: Callable[[], bytes] = field(repr=False)
+    shared: int | None = None
+    gpu: str = ""
+    stem: str = ""
+    launch: Mapping[str, Any] | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_ptx(self) -> bool:
+        return self.file.endswith(".ptx")
+
+
+class SealedError(KernelError):
+    """A compressed bundle that cannot be unpacked here, so the GPUs of its code objects are unknown."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A JSON object that may belong to the code object beside it."""
+
+    stem: str
+    raw: bytes = field(repr=False)
+    content: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class LaunchList:
+    """How the kernels of a pack are launched."""
+
+    folder: str
+    launches: Launches = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Pack:
+    """An .aks2 file, or a .zip of these, that is opened on demand."""
+
+    path: str
+    _file: StoredFile = field(repr=False)
+
+    def codes(self, on_fault: OnFault) -> Iterator[Code]:
+        """Return the code objects. A damaged entry hides no other."""
+        codes = _zipped(self._file, on_fault) if self.path.endswith(".zip") else _packed(self._file)
+        return _guarded(codes, on_fault)
+
+
+def contents(files: Iterable[StoredFile], on_fault: OnFault) -> Iterator[Code | Beside | LaunchList | Pack]:
+    """Find what is compiled in the files of a place, in their order.
+
+    Args:
+        on_fault: called with the error of a damaged file, which is then skipped.
+    """
+    for file in files:
+        try:
+            yield from _items(file)
+        except FAULTS as error:
+            on_fault(error)
+
+
+def _items(file: StoredFile) -> Iterator[Code | Beside | LaunchList | Pack]:
+    path = file.path
+    stem, _, suffix = path.rpartition(".")
+    if path.endswith(_OBJECTS):
+        yield from _objects(file, stem)
+    elif suffix == "ptx":
+        yield Code(name=path, file=path, size=file.size, read=lambda: file.read(LARGEST_OBJECT), stem=stem)
+    elif suffix in {"aks2", "zip"}:
+        yield Pack(path, file)
+    elif suffix == "json":
+        if (beside := _beside(file, stem)) is not None:
+            yield beside
+    elif PurePosixPath(path).name == NAME:
+        yield LaunchList(str(PurePosixPath(path).parent), _launches(file))
+    elif _RESULT.fullmatch(path):
+        yield _result(file)
+
+
+def bundled(path: Path) -> Iterator[Code]:
+    """Return the code objects of a file if it is a bundle; none if it is anything else.
+
+    Raises:
+        KernelError: it is damaged, or cannot be read or unpacked.
+    """
+    try:
+        file = on_disk(path, path.name, Path(os.path.realpath(path)).parent)
+        with file.open() as stream:
+            if is_bundle(stream.read(MAGIC_BYTES)):
+                yield from _of_bundle(file, stream, "")
+    except OSError as error:
+        raise KernelError(f"cannot read {path}", why=str(error.strerror), fix="check the path") from error
+
+
+def _objects(file: StoredFile, stem: str) -> Iterator[Code]:
+    """A code object, or those of a bundle under its name."""
+    with file.open() as stream:
+        if is_bundle(stream.read(MAGIC_BYTES)):
+            yield from _of_bundle(file, stream, stem)
+        else:
+            yield Code(name=file.path, file=file.path, size=file.size, read=lambda: _rest(file, stream), stem=stem)
+
+
+def _of_bundle(file: StoredFile, stream: BinaryIO, stem: str) -> Iterator[Code]:
+    found = False
+    for part in parts(stream, file.size, file.path):
+        if not isinstance(part, Part):
+            raise SealedError(
+                f"{file.path} is a compressed bundle, and its GPUs are unknown",
+                why=part.why,
+                fix="install it: pip install backports.zstd; or unpack the file: clang-offload-bundler --unbundle",
+            )
+        if part.size and part.gpu:
+            found = True
+            yield Code(
+                name=f"{file.path}#{part.gpu}",
+                file=file.path,
+                size=part.size,
+                read=part.read,
+                gpu=part.gpu,
+                stem=stem,
+            )
+    if not found:
+        raise KernelError(f"{file.path} is a bundle without code for an AMD GPU", fix=_AGAIN)
+
+
+def _rest(file: StoredFile, stream: BinaryIO) -> bytes:
+    if file.size > LARGEST_OBJECT:
+        return file.read(LARGEST_OBJECT)  # which says that
+    stream.seek(0)
+    return stream.read(file.size)
+
+
+def _zipped(file: StoredFile, on_fault: OnFault) -> Iterator[Code]:
+    """The kernels of a .zip of .aks2 under any name; other entries are no kernels."""
+    with file.open() as stream:
+        if stream.read(2) != b"PK":
+            return
+        with open_zip(stream, file.path) as archive:
+            for row in archive.infolist():
+                packed = entry(archive, row)
+                known = row.filename.endswith(".aks2") or IMAGES in f"/{file.path}"
+                if row.is_dir() or not (known or packed.head(len(MAGIC)) == MAGIC):
+                    continue
+                inside = replace(packed, path=_inside(file.path, row.filename))
+                for code in _guarded(_packed(inside), on_fault):
+                    yield replace(code, file=f"{file.path}: {row.filename}")
+
+
+def _inside(path: str, name: str) -> str:
+    """The path of a .zip's entry: its own if that names the GPU, as in a packed prefix."""
+    own = any(_GPU.fullmatch(part) for part in name.split("/"))
+    return name if own else f"{path.removesuffix('.zip')}/{name}"
+
+
+def _packed(file: StoredFile) -> Iterator[Code]:
+    """The kernels of an .aks2 file."""
+    try:
+        with file.start() as stream, open_aks2(stream, file.size) as kernels:
+            for kernel in kernels:
+                name = f"{file.path.removesuffix('.aks2')}/{kernel.name}"
+                yield Code(name=name, file=file.path, size=kernel.size, read=kernel.read, shared=kernel.shared)
+    except (KernelError, HostileInputError) as error:
+        raise type(error)(f"{file.path}: {error.what}", why=error.why, fix=_AGAIN) from error
+
+
+def _guarded(codes: Iterator[Code], on_fault: OnFault) -> Iterator[Code]:
+    try:
+        yield from codes
+    except FAULTS as error:
+        on_fault(error)
+
+
+def _beside(file: StoredFile, stem: str) -> Beside | None:
+    if file.size > _LARGEST_BESIDE:
+        return None
+    raw = file.read(_LARGEST_BESIDE)
+    try:
+        content = strict_json.read(raw, file.path)
+    except (DocumentError, ValueError):  # some other file
+        return None
+    return Beside(stem, raw, content) if isinstance(content, dict) else None
+
+
+def _launches(file: StoredFile) -> Launches:
+    try:
+        return Launches(strict_json.read(file.read(strict_json.LIMIT)))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise KernelError(
+            f"{file.path} does not say how the kernels of its pack are launched",
+            why=error.what if isinstance(error, DocumentError) else "it is not a list of launches of a known format",
+            fix="build the image again with this version of the tool",
+        ) from error
+
+
+def _result(file: StoredFile) -> Code:
+    try:
+        with file.start() as stream:
+            result = read_stored(stream)
+        launch = strict_json.read(result.metadata)
+        if not isinstance(launch, dict) or not isinstance(result.inputs.get("rule", {}), dict):
+            raise DamagedError("its JSON is not an object")
+    except (DamagedError, ValueError) as error:
+        why = error.what if isinstance(error, DocumentError) else str(error)
+        raise KernelError(f"{file.path} is not a complete result of a kernel store", why=why, fix=_AGAIN) from error
+    code = result.code
+    return Code(
+        name=file.path, file=file.path, size=len(code), read=lambda: code, launch=launch, inputs=result.inputs
+    )  # fmt: skip
+
+
+def key_of(path: str) -> str:
+    """A path from the folder that names the GPU, so that an image, a prefix and a build folder give the same name."""
+    parts_ = path.split("/")
+    start = next((at for at, part in enumerate(parts_) if _GPU.fullmatch(part)), 0)
+    return "/".join(parts_[start:]).removeprefix("amd-").removesuffix(".hsaco")
+
+
+def gpu_in(path: str) -> str:
+    """The GPU that a path names, or the pack of one; empty if none."""
+    return next((part.removeprefix("amd-") for part in path.split("/") if _GPU.fullmatch(part)), "")

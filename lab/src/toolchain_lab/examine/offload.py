@@ -1,0 +1,242 @@
+"""Clang's offload bundles: code objects for several GPUs in one file or section, plain or compressed.
+
+A plain bundle is a list of (offset, size, target) and the code objects. A compressed one (`CCOB`, versions 1 to 3)
+holds a plain one, packed by zlib or zstd. A section holds the bundles of all its object files, on 4 KiB boundaries.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import tempfile
+import zlib
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, cast
+
+from toolchain.core.errors import HostileInputError, KernelError
+from toolchain.core.stored_file import too_large
+from toolchain.kernels.store import LARGEST_OBJECT
+
+PLAIN, PACKED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
+MAGIC_BYTES = len(PLAIN)
+_COUNT, _ROW = struct.Struct("<Q"), struct.Struct("<QQQ")
+# By version: the fields behind the magic. `packed` counts all bytes of the bundle; version 1 lacks it.
+_HEADERS = {1: struct.Struct("<HHIQ"), 2: struct.Struct("<HHIIQ"), 3: struct.Struct("<HHQQQ")}
+_ZLIB, _ZSTD = 0, 1
+_MOST_ROWS, _LONGEST_TARGET = 4096, 1024
+# Bundles of ROCm's libraries unpack to some 30 times their size.
+_LARGEST, _RATIO, _FREE = 8 << 30, 200, 256 << 20
+_WINDOW = 27  # log2 of zstd's window, which is the largest that clang's compressor uses
+_IN_MEMORY = 16 << 20
+_CHUNK = 1 << 20
+_AGAIN = "get the file again, or build it again"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A code object of a bundle.
+
+    Args:
+        target: as the bundle has it, `hipv4-amdgcn-amd-amdhsa--gfx90a:xnack-`.
+        size: bytes.
+    """
+
+    target: str
+    size: int
+    _offset: int = field(repr=False)
+    _stream: BinaryIO = field(repr=False, compare=False)
+
+    @property
+    def gpu(self) -> str:
+        """LLVM's name of the GPU, without features; empty for a part that runs on the host."""
+        return self.target[self.target.index("gfx") :].partition(":")[0] if "gfx" in self.target else ""
+
+    def read(self) -> bytes:
+        """Return the code object, before the next part is taken."""
+        if self.size > LARGEST_OBJECT:
+            raise too_large(self.target, self.size, LARGEST_OBJECT)
+        self._stream.seek(self._offset)
+        return self._stream.read(self.size)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A compressed bundle that cannot be unpacked here.
+
+    Args:
+        why: what is missing.
+    """
+
+    why: str
+
+
+def is_bundle(head: bytes) -> bool:
+    """Whether a file that begins with these bytes (`MAGIC_BYTES`) is a bundle."""
+    return head.startswith((PLAIN, PACKED))
+
+
+def parts(stream: BinaryIO, size: int, where: str, *, start: int = 0) -> Iterator[Part | Sealed]:
+    """Return the code objects of all bundles in a part of a file, one bundle after the other.
+
+    Args:
+        stream: can be read from any offset.
+        size: bytes from `start`.
+        where: for messages.
+
+    Raises:
+        KernelError: a bundle is damaged.
+        HostileInputError: a bundle unpacks to more than any real one, or its code objects overlap.
+    """
+    at, end = start, start + size
+    while (at := skip_zeros(stream, at, end)) < end:
+        stream.seek(at)
+        head = stream.read(min(MAGIC_BYTES, end - at))
+        if head == PLAIN:
+            rows, used = _rows(stream, at, end - at, where)
+            yield from rows
+        elif head.startswith(PACKED):
+            used = yield from _packed(stream, at, end - at, where)
+        else:
+            raise _damaged(where, f"at byte {at} no bundle begins")
+        at += used
+
+
+def skip_zeros(stream: BinaryIO, at: int, end: int) -> int:
+    """Return the place of the next byte that is not zero, or `end`."""
+    stream.seek(at)
+    while at < end:
+        piece = stream.read(min(_CHUNK, end - at))
+        if not piece:
+            return end
+        if rest := piece.lstrip(b"\0"):
+            return at + len(piece) - len(rest)
+        at += len(piece)
+    return end
+
+
+def _damaged(where: str, why: str) -> KernelError:
+    return KernelError(f"{where} is not a complete offload bundle", why=why, fix=_AGAIN)
+
+
+def _rows(stream: BinaryIO, at: int, size: int, where: str) -> tuple[list[Part], int]:
+    """The parts of a plain bundle, and its bytes."""
+    stream.seek(at + MAGIC_BYTES)
+    place = MAGIC_BYTES + _COUNT.size
+    found: list[Part] = []
+    try:
+        (count,) = _COUNT.unpack(stream.read(_COUNT.size))
+        if count > _MOST_ROWS:
+            raise _damaged(where, f"it lists {count} code objects")
+        for _ in range(count):
+            offset, length, name = _ROW.unpack(stream.read(_ROW.size))
+            if name > _LONGEST_TARGET or offset + length > size:
+                raise _damaged(where, f"it has {size} bytes and lists {offset + length}")
+            target = stream.read(name)
+            place += _ROW.size + len(target)
+            found.append(Part(target.decode("ascii", "backslashreplace"), length, at + offset, stream))
+    except struct.error as error:
+        raise _damaged(where, "its list ends early") from error
+    end = at + place
+    for part in sorted((part for part in found if part.size), key=lambda part: part._offset):
+        if part._offset < end:
+            raise HostileInputError(f"{where} holds code objects that overlap", why=part.target, fix=_AGAIN)
+        end = part._offset + part.size
+    return found, end - at
+
+
+def _packed(stream: BinaryIO, at: int, size: int, where: str) -> Generator[Part | Sealed, None, int]:
+    """The parts of a compressed bundle; returns its bytes."""
+    stream.seek(at + len(PACKED))
+    head = stream.read(2)
+    form = _HEADERS.get(int.from_bytes(head, "little"))
+    if form is None:
+        raise _damaged(where, f"its version {int.from_bytes(head, 'little')} is unknown")
+    start = at + len(PACKED) + form.size
+    stream.seek(at + len(PACKED))
+    try:
+        version, method, *numbers, _ = form.unpack(stream.read(form.size))
+    except struct.error as error:
+        raise _damaged(where, "its header ends early") from error
+    packed, unpacked = (size, numbers[0]) if version == 1 else numbers
+    if not len(PACKED) + form.size <= packed <= size:
+        raise _damaged(where, f"it has {size} bytes, and {packed} by its header")
+    if unpacked > min(_LARGEST, _FREE + _RATIO * packed):
+        raise HostileInputError(f"{where} holds a bundle of {packed} bytes that unpacks to {unpacked}", fix=_AGAIN)
+    try:
+        unpack, errors = _unpacker(method, where)
+    except ImportError:
+        yield Sealed("zstd cannot be unpacked without the package backports.zstd")
+        return packed
+    with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spooled:
+        content = cast("BinaryIO", spooled)
+        stream.seek(start)
+        try:
+            used, made = _unpack(stream, at + packed - start, unpack, content, unpacked)
+        except errors as error:
+            raise _damaged(where, "its compressed data is damaged") from error
+        if made != unpacked or not unpack.eof:
+            raise _damaged(where, f"it unpacks to {made} bytes, and {unpacked} by its header")
+        content.seek(0)
+        if content.read(MAGIC_BYTES) != PLAIN:
+            raise _damaged(where, "what it packs is no bundle")
+        yield from _rows(content, 0, unpacked, where)[0]
+    return start + used - at if version == 1 else packed
+
+
+def _unpack(stream: BinaryIO, packed: int, unpack: Any, into: BinaryIO, most: int) -> tuple[int, int]:
+    """Unpack a stream until its end, or until it has made more than `most` bytes; returns bytes used and made."""
+    used, made = 0, 0
+    while not unpack.eof and made <= most:
+        piece = stream.read(min(_CHUNK, packed - used)) if unpack.needs_input else b""
+        used += len(piece)
+        content = unpack.decompress(piece, _CHUNK)
+        if not content and not piece and unpack.needs_input:
+            break  # it ends early
+        made += len(content)
+        into.write(content)
+    return used - len(unpack.unused_data), made
+
+
+def _unpacker(method: int, where: str) -> tuple[Any, tuple[type[Exception], ...]]:
+    """Return a decompressor for a method, with the interface of zstd's, and its errors.
+
+    Raises:
+        ImportError: the package for zstd is missing.
+    """
+    if method == _ZLIB:
+        return _Zlib(), (zlib.error,)
+    if method != _ZSTD:
+        raise _damaged(where, f"its compression {method} is unknown")
+    if sys.version_info >= (3, 14):
+        from compression import zstd  # noqa: PLC0415 - few files are packed by it
+    else:
+        from backports import zstd  # noqa: PLC0415
+    options = {int(zstd.DecompressionParameter.window_log_max): _WINDOW}
+    return zstd.ZstdDecompressor(options=options), (zstd.ZstdError,)
+
+
+class _Zlib:
+    """zlib's decompressor with the interface of zstd's."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj()
+        self._left = b""
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._left
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        """Return the next bytes, at most `max_length`."""
+        piece = self._inner.decompress(self._left + data, max_length)
+        self._left = self._inner.unconsumed_tail
+        return piece

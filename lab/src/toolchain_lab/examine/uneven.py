@@ -1,0 +1,73 @@
+"""Kernels that one GPU of a place has and another lacks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from toolchain.catalog.gpus import known_gpus, pack
+from toolchain_lab.examine.kernels import Kernel
+
+_GPU = re.compile("|".join(sorted({*known_gpus(), *map(pack, known_gpus())}, key=len, reverse=True)))
+
+
+@dataclass
+class Uneven:
+    """What GPUs lack.
+
+    Args:
+        missing: kernels and functions that one campaign made for another GPU, which is a fault.
+        differing: those that differ by GPU on purpose or for an unknown reason, such as hand-written kernels.
+    """
+
+    missing: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+
+
+def uneven(kernels: Iterable[Kernel], required: Collection[str]) -> Uneven:
+    """Compare the GPUs of a place with one another.
+
+    A kernel is missing if its function's other kernels are the same for both GPUs, and the JSON beside them says that
+    they were compiled from a source. A function is missing if a GPU is required, and the function comes from a source
+    or from a pack. Whatever else differs may be chosen for each GPU, by hand or by tuning.
+
+    Args:
+        required: GPUs that were asked for; all are compared if there are none.
+    """
+    by_gpu: dict[str, dict[str, dict[str, Kernel]]] = {gpu: {} for gpu in required}
+    for kernel in kernels:
+        if kernel.facts is not None:
+            functions = by_gpu.setdefault(kernel.gpu, {})
+            functions.setdefault(kernel.family, {})[_variant(kernel)] = kernel
+    result = Uneven()
+    for gpu, own in by_gpu.items():
+        if required and gpu not in required:
+            continue
+        for family in sorted({name for functions in by_gpu.values() for name in functions}):
+            others = [functions[family] for other, functions in by_gpu.items() if other != gpu and family in functions]
+            if family not in own:
+                made = any(kernel.launch or kernel.packed for other in others for kernel in other.values())
+                if required:
+                    (result.missing if made else result.differing).append(f"{gpu} lacks {family}")
+                continue
+            for variant, made in _lacking(own[family], others):
+                (result.missing if made else result.differing).append(f"{gpu} lacks {family}: {variant}")
+    return result
+
+
+def _lacking(own: dict[str, Kernel], others: Iterable[dict[str, Kernel]]) -> Iterator[tuple[str, bool]]:
+    """The kernels of one function that other GPUs have, and whether each should be there."""
+    lacking: dict[str, bool] = {}
+    for other in others:
+        if own.keys().isdisjoint(other):
+            continue  # their names have nothing in common, so nothing follows from a name
+        same = own.keys() < other.keys() and all(kernel.launch for kernel in own.values())
+        for variant in other.keys() - own.keys():
+            lacking[variant] = lacking.get(variant, False) or (same and bool(other[variant].launch))
+    yield from sorted(lacking.items())
+
+
+def _variant(kernel: Kernel) -> str:
+    """A kernel's key without its GPU."""
+    return _GPU.sub("*", kernel.key)
