@@ -185,6 +185,15 @@ def test_an_unknown_key_in_the_file(clean: dict[str, str], tmp_path: Path) -> No
     assert "unknown key 'bass'" in helped.stderr
 
 
+@pytest.mark.parametrize("words", [("build", "lvm"), ("plan", "lvm"), ("publish", "oci:x", "tolchain-base")])
+def test_a_misspelt_name_is_answered_with_the_nearest(words: tuple[str, ...], tmp_path: Path) -> None:
+    finished_base(Cache(tmp_path / "cache"), tmp_path / "base")
+    done = CliRunner().invoke(app, [*words, "--cache", str(tmp_path / "cache")], env={"COLUMNS": "200"})
+    assert done.exit_code in {5, 7}
+    meant = "toolchain-base" if words[0] == "publish" else "llvm"
+    assert re.search(rf"did you mean {meant}", done.stderr)
+
+
 def test_who_wins(clean: dict[str, str], tmp_path: Path) -> None:
     """Command line over environment over file over default."""
 

@@ -44,7 +44,7 @@ def test_stages(line: str) -> None:
         ("toolchain plan aotriton --gpu gfx942,gfx9", ["gfx942,gfx90a", "gfx942,gfx950"]),
         ("toolchain plan llvm --arch s", ["s390x"]),
         ("toolchain plan llvm --base debian", ["debian13", "debian12"]),
-        ("toolchain plan llvm --only ", ["tablegen", "mlir-tblgen", "support"]),
+        ("toolchain plan llvm --only ", ["distribution", "tablegen", "mlir-tblgen", "support"]),
         ("toolchain plan llvm --glibc 2.3", ["2.31"]),
         ("toolchain publish --compression z", ["zstd"]),
     ],

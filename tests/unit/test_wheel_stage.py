@@ -26,7 +26,7 @@ from toolchain.core.cache import Cache
 from toolchain.core.errors import BuildError, ContractError, SourceError, UnsupportedError
 from toolchain.oci.reference import LayoutRef
 from toolchain.pipeline.plan import plan
-from toolchain.request.option_values import wheels
+from toolchain.request.model import option_named
 from toolchain.sources.pypi import known_files, pypi_row
 from toolchain.sources.scan import scan
 from toolchain.sources.store import Store
@@ -149,9 +149,10 @@ def test_a_bundle_brings_torch_and_all_sources(target: str, tmp_path: Path, monk
 
 
 def test_wheels_are_named_as_the_data_has_them() -> None:
-    assert wheels(" vllm,flash-attn") == ("flash-attn", "vllm")
+    wheels = option_named("wheel")
+    assert wheels.value(" vllm,flash-attn") == ("flash-attn", "vllm")
     with pytest.raises(UnsupportedError) as caught:
-        wheels("flash-attn,jax")
+        wheels.value("flash-attn,jax")
     assert "aiter" in caught.value.fix
 
 

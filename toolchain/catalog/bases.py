@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from toolchain.core.errors import UnsupportedError
+from toolchain.core.errors import UnsupportedError, did_you_mean
 from toolchain.core.recipe import digests, root
 from toolchain.data import read_toml, typed_row
 
@@ -90,9 +89,8 @@ def base_recipe(name: str, arch: str = "amd64") -> BaseRecipe:
     bases = load_bases(arch)
     recipe = bases.get(name)
     if recipe is None:
-        near = difflib.get_close_matches(name.lower(), bases, n=1, cutoff=0.5)
         raise UnsupportedError(
-            f"unknown base {name!r}" + (f"; did you mean {near[0]}?" if near else ""),
+            f"unknown base {name!r}{did_you_mean(name, bases, cutoff=0.5)}",
             why=f"known bases: {', '.join(bases)}",
             fix="name one of these, or give a local image with --base oci:DIR",
         )

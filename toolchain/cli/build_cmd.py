@@ -15,11 +15,11 @@ from toolchain.cli import options as o
 from toolchain.cli.build_options import with_request
 from toolchain.core import console
 from toolchain.core.cache import Cache, default_cache
-from toolchain.core.errors import ConfigError, KernelError
+from toolchain.core.errors import ConfigError, KernelError, did_you_mean
 from toolchain.pipeline.images import names_of
 from toolchain.pipeline.records import read_record
 from toolchain.pipeline.run import build as build_stages
-from toolchain.request.model import Request, campaign_fields
+from toolchain.request.model import Request, options
 from toolchain.request.option_values import kernel_store
 from toolchain.stages.stage import Built
 
@@ -60,7 +60,7 @@ MergeArg = Annotated[str, typer.Argument(help=_CAMPAIGNS, autocompletion=lambda:
 ShardsArg = Annotated[list[str], typer.Argument(help="Kernel stores that the shards wrote to.")]
 
 
-@with_request(*campaign_fields())
+@with_request(*(option.field for option in options() if option.campaign))
 def build(
     stage: GoalArg,
     archive: ArchiveOpt = None,
@@ -176,7 +176,8 @@ def _check_kernel_store(request: Request) -> None:
 
 def _require_kernels(stage: str) -> None:
     if stage not in stages.CAMPAIGNS:
-        raise ConfigError(f"stage {stage!r} has no kernels", fix=f"use one of {', '.join(stages.CAMPAIGNS)}")
+        near = did_you_mean(stage, stages.CAMPAIGNS)
+        raise ConfigError(f"stage {stage!r} has no kernels{near}", fix=f"use one of {', '.join(stages.CAMPAIGNS)}")
 
 
 def _reuse(where: str | None, only: bool, key: Path | None, offline: bool) -> Reuse | None:

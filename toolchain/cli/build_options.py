@@ -181,11 +181,7 @@ _CONTROL = {*map(chr, range(32)), "\x7f"}
 
 
 def _one_line(flag: str, value: Any) -> None:
-    """Refuse control characters: option values end up in labels, records, file names and build arguments.
-
-    Raises:
-        ConfigError: it contains a control character.
-    """
+    """Refuse control characters, because values end up in labels, records, file names and build arguments."""
     for text in value if isinstance(value, list) else [value]:
         # A path may contain any of them except NUL.
         barred = _CONTROL if isinstance(text, str) else {"\0"} if isinstance(text, Path) else set()
@@ -197,12 +193,7 @@ def _one_line(flag: str, value: Any) -> None:
 
 
 def _floor(base: str | None, glibc: str | None) -> str:
-    """The glibc that a portable LLVM is built for; empty if a base is named, since LLVM is then built for that base.
-
-    Raises:
-        ConfigError: both are named.
-        UnsupportedError: unknown glibc version.
-    """
+    """Return the glibc that a portable LLVM is built for; empty for a named base, which LLVM is then built for."""
     if base and glibc:
         raise ConfigError(
             f"--base {base} and --glibc {glibc} exclude each other",
@@ -273,9 +264,6 @@ def make_request(
         places: the places that values come from, for messages.
         folder: where to look for pins and checkouts; by default the current folder.
         given: by parameter, as on the command line; missing values and None mean the default.
-
-    Raises:
-        ConfigError, UnsupportedError: a value that cannot be used.
     """
     options = {option.parameter: option for option in request_module.options()}
     places = places or {}

@@ -6,7 +6,6 @@ whose code, keys, paths or registries are used; any other key in it is an error.
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.cli.options import file_options
-from toolchain.core.errors import ConfigError
+from toolchain.core.errors import ConfigError, did_you_mean
 from toolchain.core.filesystem import read_regular
 from toolchain.core.typed import TypedError, typed
 from toolchain.request.declaration import Kind, Option
@@ -68,9 +67,8 @@ def read_config(named: str | None) -> ConfigFile | None:
     options = {option.name: option for option in file_options()}
     for name, value in content.items():
         if name not in options:
-            close = difflib.get_close_matches(name, options, n=1)
             raise ConfigError(
-                f"{path}: unknown key {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""),
+                f"{path}: unknown key {name!r}{did_you_mean(name, options)}",
                 why=f"known keys: {', '.join(sorted(options))}",
                 fix="correct or remove the key",
             )
@@ -108,9 +106,12 @@ def _check_value(path: Path, option: Option, value: Any) -> None:
         fix = f"write it as in: {option.name} = {form}"
         raise ConfigError(f"{path}: bad value for {error.where}", why=error.why, fix=fix) from error
     if option.least is not None and value < option.least:
-        raise ConfigError(
-            f"{path}: {option.name} is {value}", why=f"it must be at least {option.least:g}", fix="correct it"
-        )
+        why = f"it must be at least {option.least:g}"
+    elif option.most is not None and value > option.most:
+        why = f"it must be at most {option.most:g}"
+    else:
+        return
+    raise ConfigError(f"{path}: {option.name} is {value}", why=why, fix="correct it")
 
 
 def _value(option: Option, value: Any, folder: Path) -> Any:

@@ -16,7 +16,7 @@ from toolchain.core import console
 from toolchain.core.cache import Cache, default_cache
 from toolchain.core.errors import EngineError
 from toolchain.engine import namespace
-from toolchain.request.option_values import runner as read_runner
+from toolchain.request.model import option_named
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -27,7 +27,7 @@ def doctor(
     """Check this machine: engine, isolation, disk, memory, network, and other tools that builds use."""
     with contextlib.suppress(EngineError):  # the check `user` reports it
         namespace.enter()
-    named = read_runner(runner)
+    named = option_named("runner").value(runner)
     place = place_of(context, "runner")
     why = f"from {place}" if place else "the default"
     where = Cache((cache or default_cache()).absolute())

@@ -15,7 +15,7 @@ from toolchain.request.declaration import GIVEN, Option
 
 DEST = Option(name="dest", place="oci", help="Destination, if it is not the first argument.")
 COMPRESSION = Option(
-    name="compression", found=True, known=lambda: ("gzip", "zstd"),
+    name="compression", found=True, known=lambda: ("gzip", "zstd"), closed=True,
     help="Layer compression: gzip, which every engine reads, or zstd, about a third smaller.",
 )  # fmt: skip
 KEY = Option(
@@ -84,7 +84,8 @@ def typed(option: Option, *also: str, help: str = "", panel: bool = False) -> An
     names = [f"{option.flag}/--no-{option.name}" if option.negated else option.flag]
     return typer.Option(
         *names, *([f"-{option.short}"] if option.short else []), *also, help=help or option.help,
-        envvar=option.variable if option.environment else None, min=option.least, metavar=option.metavar,
+        envvar=option.variable if option.environment else None, min=option.least, max=option.most,
+        metavar=option.metavar,
         autocompletion=completion(option), rich_help_panel=option.panel if panel else None,
     )  # fmt: skip
 
@@ -117,7 +118,7 @@ def parameter(option: Option) -> inspect.Parameter:
 
 def of_request(name: str, **more: Any) -> Any:
     """Return the Typer option of a request's option, for a verb that makes no request."""
-    return typed(next(option for option in model.options() if option.name == name), **more)
+    return typed(model.option_named(name), **more)
 
 
 AllowBinaryOpt = Annotated[list[str] | None, of_request("allow-binary")]

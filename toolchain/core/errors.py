@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import ClassVar
+
+
+def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return the end of a sentence that names the known word nearest to a misspelt one; empty if none is near.
+
+    Args:
+        cutoff: from 0 to 1, how much alike they must be.
+    """
+    near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=cutoff)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 class ToolchainError(Exception):

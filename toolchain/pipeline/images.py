@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,13 @@ def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
     return names
 
 
+def _near(finished: Sequence[Record], text: str) -> str:
+    """Return the finished image whose beginning a misspelt name resembles, as the end of a sentence."""
+    by_beginning = {record.image[: len(text) + 1]: record.image for record in reversed(finished)}
+    near = difflib.get_close_matches(text, by_beginning, n=1)
+    return f"; did you mean {by_beginning[near[0]]}?" if near else ""
+
+
 def _named(finished: Sequence[Record], text: str) -> list[Record]:
     exact = [record for record in finished if text == record.image]
     # An empty name, as of a variable that is not set, is a beginning of every name.
@@ -105,7 +113,7 @@ def _named(finished: Sequence[Record], text: str) -> list[Record]:
         matching = [record for record in finished if record.input_digest.removeprefix("sha256:").startswith(digits)]
     if not matching:
         raise SourceError(
-            f"no finished image here is named {text[:200]!r}",
+            f"no finished image here is named {text[:200]!r}{_near(finished, text)}",
             why="\n".join(_lines(finished[:_LISTED])) or "this cache has no finished image",
             fix="`toolchain images` lists the images here; `toolchain build STAGE` builds another",
         )

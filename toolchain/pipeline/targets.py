@@ -9,7 +9,7 @@ from typing import TypeVar
 from toolchain.catalog import stages as catalog
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.stages import ALL, StageRow
-from toolchain.core.errors import UnsupportedError
+from toolchain.core.errors import UnsupportedError, did_you_mean
 from toolchain.request.model import Request
 from toolchain.stages.makers import cross_machines, make, stands_on
 from toolchain.stages.stage import Stage
@@ -29,7 +29,8 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
         UnsupportedError: no such stage, or not for this architecture.
     """
     if target not in catalog.targets():
-        raise UnsupportedError(f"no such stage: {target!r}", fix=f"one of {', '.join(catalog.targets())}")
+        near = did_you_mean(target, catalog.targets())
+        raise UnsupportedError(f"no such stage: {target!r}{near}", fix=f"one of {', '.join(catalog.targets())}")
     (arch,) = request.arch
     foreign = arch != this_machine()
     # The base is for this machine; of another one there is the system that LLVM is compiled against.

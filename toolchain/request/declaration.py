@@ -12,6 +12,8 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from toolchain.core.errors import UnsupportedError, did_you_mean
+
 Kind = Literal["text", "count", "seconds", "flag", "commas", "names", "pairs", "path"]
 Keep = Literal["never", "changed", "always"]
 Panel = Literal["What", "Versions and sources", "Kernels", "Trust", "Machine"]
@@ -34,7 +36,7 @@ class Option:
         help: for display, one or two sentences.
         panel: under which the help of a verb lists it.
         short: one letter.
-        least: the smallest number.
+        least, most: the smallest and the largest number.
         explicit: whether giving the default differs from giving nothing.
         negated: whether it is given as `--no-NAME`.
         of: the names that a pair may have; empty for any.
@@ -48,7 +50,8 @@ class Option:
         campaign: whether only verbs of kernel campaigns take it.
         is_input: whether what is built depends on it; its value is in records and provenance.
         lock: when a lock keeps it: never, always, or when it is not the default.
-        known: the values that a shell completes; other values may do as well.
+        known: the values that a shell completes.
+        closed: whether other values than the known ones are refused.
         read: what makes the field's value of what was given; not called where nothing was.
         field: the field of the request that it sets; empty for an option of a single verb.
         default: the value of that field when nothing is given.
@@ -61,6 +64,7 @@ class Option:
     metavar: str | None = None
     short: str = ""
     least: float | None = None
+    most: float | None = None
     explicit: bool = False
     negated: bool = False
     of: tuple[str, ...] = ()
@@ -74,6 +78,7 @@ class Option:
     is_input: bool = False
     lock: Keep = "never"
     known: Callable[[], Iterable[str]] | None = None
+    closed: bool = False
     read: Callable[[Any], Any] | None = None
     field: str = ""
     default: Any = None
@@ -104,14 +109,24 @@ class Option:
         """Return the field's value for what was given.
 
         Raises:
+            UnsupportedError: it is none of the values of a closed option.
             ToolchainError: as `read`.
         """
         if given is None:
             return self.default
         if self.read is not None:
             return self.read(given)
+        parts = [part.strip() for part in given.split(",") if part.strip()] if self.kind == "commas" else []
+        if self.closed and self.known is not None:
+            known = list(self.known())
+            for name in parts if self.kind == "commas" else [given]:
+                if name not in known:
+                    near = did_you_mean(name, known)
+                    fix = f"{self.flag} with one of {', '.join(known)}"
+                    raise UnsupportedError(f"{self.flag} has no value {name!r}{near}", fix=fix)
+            parts.sort(key=known.index)
         if self.kind == "commas":
-            return tuple(part.strip() for part in given.split(",") if part.strip())
+            return tuple(dict.fromkeys(parts))
         return tuple(given) if self.kind == "names" else given
 
     def words(self, value: Any) -> list[str]:

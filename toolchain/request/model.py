@@ -45,7 +45,7 @@ class HeldSource(Protocol):
 
 
 class HeldLock(Protocol):
-    """The lock that a request is held to; `lock.file.Lock` is the one that there is."""
+    """The lock that a request is held to: a `lock.file.Lock`."""
 
     def source(self, name: str) -> HeldSource | None:
         """The source or wheel of that name."""
@@ -53,6 +53,7 @@ class HeldLock(Protocol):
 
 DEFAULT_BASE = BaseRef(recipe="debian13")
 DEFAULT_GLIBC = "2.31"  # llvm-config/floors.toml
+_LONGEST = 10**9  # seconds; a wait cannot be longer than ten times that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +135,7 @@ class Request:
     without: tuple[str, ...] = option(
         "without", default=(), found=True, panel="Kernels",
         kind="commas", metavar="COMPILER", is_input=True, lock="changed",
-        read=reading.without, known=foreign_compilers,
+        closed=True, known=foreign_compilers,
         help="Skip the AOTriton kernels that a compiler other than Triton makes: flydsl, since 0.14.",
     )  # fmt: skip
     select: str | None = option(
@@ -158,7 +159,7 @@ class Request:
     )  # fmt: skip
     kernel_timeout: float | None = option(
         "kernel-timeout", default=None, campaign=True, found=True, panel="Kernels",
-        kind="seconds", least=1, read=reading.kernel_timeout, is_input=True, lock="changed",
+        kind="seconds", least=1, most=_LONGEST, is_input=True, lock="changed",
         help="Time limit for one kernel, in seconds. \\[default: 3600]",
     )  # fmt: skip
     kernel_memory: int | None = option(
@@ -200,7 +201,7 @@ class Request:
         is_input=True, lock="changed", read=reading.pythons,
     )  # fmt: skip
     wheels: tuple[str, ...] = option(
-        "wheel", default=(), found=True, kind="commas", is_input=True, lock="changed", read=reading.wheels,
+        "wheel", default=(), found=True, kind="commas", is_input=True, lock="changed", closed=True,
         known=reading.known_wheels,
         help="Wheels to build on Triton, for `all` and `wheels`. \\[default: all of them]",
     )  # fmt: skip
@@ -212,8 +213,8 @@ class Request:
         " built-in list.",
     )  # fmt: skip
     only: str = option(
-        "only", default="distribution", found=True, is_input=True, lock="changed", known=lambda: reading.PARTS,
-        read=reading.only,
+        "only", default="distribution", found=True, is_input=True, lock="changed", closed=True,
+        known=lambda: ("distribution", *reading.PARTS),
         help="Build only a part of LLVM: `tablegen` (all table generators), `mlir-tblgen`, or `support`"
         " (libraries).",
     )  # fmt: skip
@@ -223,7 +224,7 @@ class Request:
     )  # fmt: skip
     runner: Literal["buildah", "docker"] = option(
         "runner", default="buildah", panel="Machine",
-        metavar="PROGRAM", known=lambda: reading.RUNNERS, read=reading.runner,
+        metavar="PROGRAM", known=lambda: ("buildah", "docker"), closed=True,
         help="Program that runs contract checks and kernel workers: buildah or docker. Layers are always built by"
         " buildah.",
     )  # fmt: skip
@@ -260,11 +261,7 @@ class Request:
     looked_up: dict[tuple[str, SourceSpec], Source] | None = field(default=None, compare=False, repr=False)
 
     def locate(self, name: str, spec: SourceSpec) -> Source:
-        """See `sources.resolve.locate`. In the request of a plan each source is looked up once.
-
-        Raises:
-            SourceError: see there.
-        """
+        """Return a source as `sources.resolve.locate` does. In the request of a plan each is looked up once."""
         from toolchain.sources.resolve import locate  # noqa: PLC0415 - help needs no sources
 
         known = {} if self.looked_up is None else self.looked_up
@@ -284,9 +281,9 @@ def options() -> tuple[Option, ...]:
     return declared(Request)
 
 
-def campaign_fields() -> tuple[str, ...]:
-    """Return the fields whose options only verbs of kernel campaigns take."""
-    return tuple(option.field for option in options() if option.campaign)
+def option_named(name: str) -> Option:
+    """Return the option of a request with this name."""
+    return next(option for option in options() if option.name == name)
 
 
 def build_command(stage: str, words: Sequence[str]) -> list[str]:
