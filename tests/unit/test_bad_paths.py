@@ -20,7 +20,7 @@ from toolchain.cli.failing import handled
 from toolchain.core.cache import Cache
 from toolchain.core.digest import write_atomically, write_output
 from toolchain.core.errors import ConfigError, PatchError
-from toolchain.oci.auth import _login_files
+from toolchain.oci.logins import _login_files
 from toolchain.pipeline.prefetch import Prefetch
 from toolchain.publish.pytorch import VERSION_FILE
 from toolchain.request.model import Request
@@ -122,7 +122,7 @@ def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name in ("TOOLCHAIN_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     fails(["plan", "base"], 3, "there is no folder for the cache")
-    assert _login_files()["auths"] == {}
+    assert list(_login_files()) == []
 
 
 def test_a_disk_that_fails_while_a_file_is_read() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from toolchain.core.errors import RegistryError
-from toolchain.oci import auth
+from toolchain.oci import auth, logins
 from toolchain.oci.registry import Registry
 
 LOGIN = base64.b64encode(b"user:pass-word").decode()
@@ -48,8 +48,8 @@ HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
 )  # fmt: skip
 def test_docker_hub_is_one_registry_under_all_its_names(home: Path, host: str, name: str) -> None:
     logged_in(home, name)
-    assert auth.credentials(host) == LOGIN
-    assert auth.credentials("docker.io.example") is None
+    assert logins.credentials(host) == LOGIN
+    assert logins.credentials("docker.io.example") is None
 
 
 @pytest.mark.parametrize("host", ["reg.example", "Reg.Example"])
@@ -66,7 +66,7 @@ def test_docker_hub_is_one_registry_under_all_its_names(home: Path, host: str, n
 )
 def test_a_login_is_found_however_its_registry_is_written(home: Path, host: str, name: str) -> None:
     logged_in(home, name)
-    assert auth.credentials(host) == LOGIN
+    assert logins.credentials(host) == LOGIN
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_login_is_found_however_its_registry_is_written(home: Path, host: str,
 )
 def test_the_login_of_another_registry_is_not_taken(home: Path, name: str) -> None:
     logged_in(home, name)
-    assert auth.credentials("reg.example") is None
+    assert logins.credentials("reg.example") is None
 
 
 def test_the_name_as_it_is_asked_for_counts_first(home: Path) -> None:
@@ -82,13 +82,13 @@ def test_the_name_as_it_is_asked_for_counts_first(home: Path) -> None:
         home / ".docker" / "config.json",
         {"auths": {"https://REG.example/": {"auth": OTHER}, "reg.example": {"auth": LOGIN}}},
     )
-    assert auth.credentials("reg.example") == LOGIN
+    assert logins.credentials("reg.example") == LOGIN
 
 
 def test_an_identity_token_under_another_name(home: Path) -> None:
     entry = {"auth": base64.b64encode(b"0000:").decode(), "identitytoken": "somebody"}
     written(home / ".docker" / "config.json", {"auths": {"https://Reg.example/": entry}})
-    assert auth.user_and_password(auth.credentials("reg.example")) == (auth.IDENTITY, "somebody")
+    assert auth.user_and_password(logins.credentials("reg.example")) == (logins.IDENTITY, "somebody")
 
 
 def test_a_helper_under_another_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_a_helper_under_another_name(home: Path, monkeypatch: pytest.MonkeyPatch
     helper.chmod(0o755)
     monkeypatch.setenv("PATH", f"{helper.parent}:/usr/bin:/bin")
     written(home / ".docker" / "config.json", {"credHelpers": {"https://reg.example/": "test"}})
-    assert auth.credentials("reg.example") == LOGIN
+    assert logins.credentials("reg.example") == LOGIN
 
 
 def helper(home: Path, monkeypatch: pytest.MonkeyPatch, script: str, name: str = "test") -> None:
@@ -121,14 +121,14 @@ def test_a_login_out_of_a_helper(home: Path, monkeypatch: pytest.MonkeyPatch, ki
     monkeypatch.setenv("ASKED_FOR", "yes")
     value = {"credHelpers": {"reg.example": "test"}} if kind == "credHelpers" else {"credsStore": "test"}
     written(home / ".docker" / "config.json", {"auths": {"reg.example": {}}, **value})
-    assert auth.credentials("reg.example") == LOGIN
+    assert logins.credentials("reg.example") == LOGIN
 
 
 def test_the_login_in_the_file_is_taken_before_a_helper_is_asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper(home, monkeypatch, f"touch {home}/asked\n{GIVES}")
     value = {"auths": {"reg.example": {"auth": OTHER}}, "credsStore": "test"}
     written(home / ".docker" / "config.json", value)
-    assert auth.credentials("reg.example") == OTHER
+    assert logins.credentials("reg.example") == OTHER
     assert not (home / "asked").exists()
 
 
@@ -137,14 +137,14 @@ def test_the_own_helper_of_a_registry_is_asked_before_the_store(home: Path, monk
     helper(home, monkeypatch, GIVES, "own")
     value = {"credHelpers": {"reg.example": "own"}, "credsStore": "store"}
     written(home / ".docker" / "config.json", value)
-    assert auth.credentials("reg.example") == LOGIN
-    assert auth.credentials("other.example") is None
+    assert logins.credentials("reg.example") == LOGIN
+    assert logins.credentials("other.example") is None
 
 
 def test_an_identity_token_out_of_a_helper(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper(home, monkeypatch, 'echo \'{"Username": "<token>", "Secret": "somebody"}\'')
     written(home / ".docker" / "config.json", {"credsStore": "test"})
-    assert auth.user_and_password(auth.credentials("reg.example")) == (auth.IDENTITY, "somebody")
+    assert auth.user_and_password(logins.credentials("reg.example")) == (logins.IDENTITY, "somebody")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_without_a_login_of_a_helper_nobody_goes_on_in_silence(
     if script is not None:
         helper(home, monkeypatch, script)
     written(home / ".docker" / "config.json", {"credHelpers": {"reg.example": "test"}})
-    assert auth.credentials("reg.example") is None
+    assert logins.credentials("reg.example") is None
     warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert len(warned) == bool(told)
     assert told in "".join(warned)
@@ -179,20 +179,20 @@ def test_what_is_no_answer_of_a_helper_is_told_and_not_shown(
     helper(home, monkeypatch, f"echo '{said}'")
     written(home / ".docker" / "config.json", {"credHelpers": {"reg.example": "test"}})
     with pytest.raises(RegistryError, match="docker-credential-test answers without a login") as caught:
-        auth.credentials("reg.example")
+        logins.credentials("reg.example")
     assert "se-cret" not in f"{caught.value} {caught.value.why} {caught.value.fix} {caplog.text}"
 
 
 @pytest.mark.parametrize(("name", "host"), [("localhost:5000", "127.0.0.1:5000"), ("127.0.0.1:5000", "localhost:5000")])
 def test_this_machine_is_one_registry_under_both_names(home: Path, name: str, host: str) -> None:
     logged_in(home, name)
-    assert auth.credentials(host) == LOGIN
-    assert auth.credentials("127.0.0.1:5001") is None
+    assert logins.credentials(host) == LOGIN
+    assert logins.credentials("127.0.0.1:5001") is None
 
 
 def test_no_other_package_decides_who_we_are() -> None:
     """A login came out of a private attribute of oras: renamed, everything would have gone on anonymously."""
-    sources = Path(auth.__file__).parents[1].rglob("*.py")
+    sources = Path(logins.__file__).parents[1].rglob("*.py")
     pattern = re.compile(r"^\s*(?:from|import) (oras[\w.]*)", re.MULTILINE)
     used = {word for path in sources for word in pattern.findall(path.read_text())}
     assert used == {"oras.oci", "oras.schemas"}, "what is more knows logins"
@@ -204,10 +204,10 @@ def test_of_two_files_the_first_counts(home: Path, monkeypatch: pytest.MonkeyPat
              for number, login in enumerate((LOGIN, OTHER))]  # fmt: skip
     logged_in(home, "reg.example", "only.example", login=base64.b64encode(b"third:word").decode())
     monkeypatch.setenv("DOCKER_CONFIG", str(named[1].parent))
-    assert auth.credentials("reg.example") == OTHER
+    assert logins.credentials("reg.example") == OTHER
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(named[0]))
-    assert auth.credentials("reg.example") == LOGIN
-    assert auth.credentials("only.example") == base64.b64encode(b"third:word").decode()
+    assert logins.credentials("reg.example") == LOGIN
+    assert logins.credentials("only.example") == base64.b64encode(b"third:word").decode()
 
 
 @pytest.mark.parametrize(
@@ -219,9 +219,42 @@ def test_of_two_files_the_first_counts(home: Path, monkeypatch: pytest.MonkeyPat
 def test_a_login_file_that_cannot_be_read_is_told(home: Path, content: str) -> None:
     written(home / ".docker" / "config.json", {})
     (home / ".docker" / "config.json").write_text(content)
-    with pytest.raises(RegistryError, match="file of registry logins") as caught:
-        auth.credentials("reg.example")
+    with pytest.raises(RegistryError, match="login file") as caught:
+        logins.credentials("reg.example")
+    assert str(home) in caught.value.what
     assert "log in" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"username": "user", "password": "pass-word"}, {"auth": f"{LOGIN[:8]}\n{LOGIN[8:]}"}],
+    ids=["plain", "a line break"],
+)
+def test_forms_of_a_login_that_docker_reads(home: Path, entry: dict[str, str]) -> None:
+    written(home / ".docker" / "config.json", {"auths": {"reg.example": entry}})
+    assert logins.credentials("reg.example") == LOGIN
+
+
+def test_the_login_of_a_namespace_counts_before_the_registry_s(home: Path) -> None:
+    auths = {"reg.example": {"auth": OTHER}, "reg.example/ns": {"auth": LOGIN}}
+    written(home / ".docker" / "config.json", {"auths": auths})
+    assert logins.credentials("reg.example", "ns/thing") == LOGIN
+    assert logins.credentials("reg.example", "ns") == LOGIN
+    assert logins.credentials("reg.example", "nsx/thing") == OTHER
+    assert logins.credentials("reg.example") == OTHER
+
+
+def test_a_byte_order_mark(home: Path) -> None:
+    path = written(home / ".docker" / "config.json", {"auths": {"reg.example": {"auth": LOGIN}}})
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert logins.credentials("reg.example") == LOGIN
+
+
+def test_the_key_of_a_broken_login_is_named(home: Path) -> None:
+    written(home / ".docker" / "config.json", {"auths": {"reg.example": {"auth": "\u00fc"}}})
+    with pytest.raises(RegistryError) as caught:
+        logins.credentials("reg.example")
+    assert "reg.example" in caught.value.why
 
 
 @pytest.mark.parametrize("host", [*HUB, "DOCKER.io"])

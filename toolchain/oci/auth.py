@@ -3,150 +3,30 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import logging
-import os
 import re
-import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
 
-from toolchain.core import strict_json
 from toolchain.core.errors import DocumentError, RegistryError, UnreachableError
-from toolchain.core.process import run
 from toolchain.core.strict_json import Keys
 from toolchain.core.web import whole_body
+from toolchain.oci.logins import IDENTITY
 from toolchain.oci.manifest import parse_object
 
 LOG = logging.getLogger(__name__)
-HUB = "docker.io"
-IDENTITY = "<token>"
 # How long a token lasts that does not say so, by the token specification; and what no token service means.
 _TOKEN_SECONDS = 60.0
 _LONG = 10 * 365 * 86400
-_HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io")
-_NAMED = re.compile(r"(?:https?://)?([^/]+)(?:/(?:v[12]/?)?)?", re.IGNORECASE)
 _ANSWER = 1 << 20  # bytes of a token service's answer
-_LOGINS: Keys = dict.fromkeys(("auths", "credHelpers", "credsStore"))
 _TOKEN: Keys = dict.fromkeys(("token", "access_token", "expires_in", "issued_at", "refresh_token"))
-_HELPER_ANSWER: Keys = dict.fromkeys(("Username", "Secret", "ServerURL"))
-_HELPER_NONE = "credentials not found"  # as docker's own helpers say it, on standard output
-_HELPER_SECONDS = 120.0  # the user may have to type a passphrase
 _SENDABLE = re.compile(r"[\x21-\x7e]+")  # what a header can hold
 _PARAMETER = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s,"]+))')
-
-
-def credentials(host: str) -> str | None:
-    """The user's login for `host` as the text that follows `Basic`, None without one: from `REGISTRY_AUTH_FILE`,
-    `DOCKER_CONFIG` and docker's config file, the first that has one; from credential helpers and stores too.
-
-    Raises:
-        RegistryError: a file cannot be read, or its login cannot be sent.
-    """
-    known = registry_name(host)
-    try:
-        logins = _login_files()
-        written = [name for part in ("auths", "credHelpers") for name in logins[part] if registry_name(name) == known]
-        names = dict.fromkeys((host, f"https://{host}", *(_HUB_KEYS if known == HUB else ()), *written))
-        for name in _with_loopback(names):
-            if login := _login(logins, name):
-                if not _SENDABLE.fullmatch(login):
-                    raise ValueError
-                return login
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RegistryError(
-            "the file of registry logins cannot be read", why=type(error).__name__, fix=f"log in again to {host}"
-        ) from None
-    return None
-
-
-def _with_loopback(names: Iterable[str]) -> tuple[str, ...]:
-    """The names, each followed by the other way to write this machine where it is one."""
-    spellings = (("localhost", "127.0.0.1"), ("127.0.0.1", "localhost"))
-    variants = ((name, *(name.replace(old, new) for old, new in spellings if old in name)) for name in names)
-    return tuple(dict.fromkeys(name for group in variants for name in group))
-
-
-def _login(logins: dict[str, Any], name: str) -> str:
-    """The login under a name: the one in the file, that of its own helper, that of the store. Empty without one."""
-    entry = logins["auths"].get(name)
-    if entry is not None:
-        # What docker keeps beside an empty password where the registry gave it a token to be known by (ACR does).
-        if isinstance(token := entry.get("identitytoken"), str) and token:
-            return base64.b64encode(f"{IDENTITY}:{token}".encode()).decode()
-        if login := entry.get("auth"):
-            return str(login)
-    for helper in filter(None, (logins["credHelpers"].get(name), logins["credsStore"])):
-        if login := _ask_helper(str(helper), name):
-            return login
-    return ""
-
-
-def _ask_helper(name: str, key: str) -> str | None:
-    """The login that one of docker's credential helpers keeps under `key`, as the text that follows `Basic`.
-
-    Returns:
-        None if it keeps none. Where it is missing or fails, a warning says so: what follows is anonymous.
-
-    Raises:
-        RegistryError: it answers something else than a login.
-    """
-    program = f"docker-credential-{name}"
-    if shutil.which(program) is None:
-        LOG.warning("%s, which the login file of docker names, is not installed: going on without a login", program)
-        return None
-    # Helpers of clouds and keyrings find what they need in the environment. Nothing that they print may be shown.
-    done = run(
-        [program, "get"], stdin=key, env=os.environ, capture=True, check=False, timeout=_HELPER_SECONDS, helpers=True
-    )
-    if done.returncode != 0:
-        if _HELPER_NONE not in done.stdout:
-            LOG.warning("%s fails for %s (exit code %d): going on without its login", program, key, done.returncode)
-        return None
-    try:
-        answer = strict_json.read(done.stdout, program, keys=_HELPER_ANSWER)
-        user, secret = answer["Username"], answer["Secret"]
-        if not isinstance(user, str) or not isinstance(secret, str):
-            raise TypeError
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise RegistryError(
-            f"{program} answers without a login",
-            why="a credential helper gives JSON with Username and Secret",
-            fix=f"see what it says: printf %s {key} | {program} get",
-        ) from None
-    return base64.b64encode(f"{user}:{secret}".encode()).decode() if secret else None
-
-
-def registry_name(text: str) -> str:
-    """The host that a registry's name means, in lower case: login files have it with a scheme, a slash or a version.
-
-    All names of Docker Hub are `HUB`. A name with a namespace is that of no whole registry, and stays.
-    """
-    match = _NAMED.fullmatch(text.strip())
-    host = match[1].lower() if match else text
-    return HUB if host in {HUB, *_HUB_KEYS} else host
-
-
-def _login_files() -> dict[str, Any]:
-    """The login files merged; the first one wins."""
-    files = [Path(name) for name in (os.environ.get("REGISTRY_AUTH_FILE"),) if name]
-    files += [Path(name) / "config.json" for name in (os.environ.get("DOCKER_CONFIG"),) if name]
-    logins: dict[str, Any] = {"auths": {}, "credHelpers": {}, "credsStore": None}
-    with contextlib.suppress(RuntimeError):  # a user without a home has no login there
-        files.append(Path.home() / ".docker" / "config.json")
-    for path in files:
-        if path.is_file():
-            value = strict_json.read(path.read_bytes(), path.name, keys=_LOGINS)
-            for part in ("auths", "credHelpers"):
-                logins[part] = {**(value.get(part) or {}), **logins[part]}
-            logins["credsStore"] = logins["credsStore"] or value.get("credsStore")
-    return logins
 
 
 def user_and_password(login: str | None) -> tuple[str, str]:

@@ -18,5 +18,5 @@ def open_place(ref: Target) -> Iterator[Place]:
     if isinstance(ref, LayoutRef):
         yield LayoutPlace(ref)
         return
-    with Registry(ref.host) as registry:
+    with Registry(ref.host, repository=ref.repository) as registry:
         yield RepositoryPlace(ref, registry)

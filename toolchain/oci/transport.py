@@ -19,7 +19,7 @@ from toolchain.core.amounts import tell
 from toolchain.core.digest import CHUNK
 from toolchain.core.errors import RegistryError, ToolchainError, UnreachableError
 from toolchain.core.pace import Pace
-from toolchain.oci import auth
+from toolchain.oci import auth, logins
 from toolchain.oci.descriptor import check_digest
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.rules import for_host
@@ -99,7 +99,8 @@ class Transport:
         attempts: how often a failed request is retried, and an upload restarted.
         backoff: seconds of the first wait; each further one is twice as long, at most 30.
         timeout: seconds to connect and to wait for an answer; at most `QUESTION` for reads.
-        login: instead of the user's (see `auth.credentials`): what follows `Basic`.
+        login: instead of the user's (see `logins.credentials`): what follows `Basic`.
+        repository: a login for its namespace counts before the one for the whole registry.
         pause: waits so many seconds before another attempt at what broke off.
     """
 
@@ -112,6 +113,7 @@ class Transport:
         backoff: float = 0.5,
         timeout: tuple[float, float] = (15.0, 300.0),
         login: str | None = None,
+        repository: str = "",
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         loopback = web.is_loopback(urlsplit(f"//{host}").hostname)
@@ -124,14 +126,14 @@ class Transport:
         self.traffic = Traffic()
         self._pause = pause
         self._timeout = timeout
-        named = auth.registry_name(host)  # in lower case, as addresses in answers are compared with it
-        self._base = f"{'http' if loopback else 'https'}://{'registry-1.docker.io' if named == auth.HUB else named}"
+        named = logins.registry_name(host)  # in lower case, as addresses in answers are compared with it
+        self._base = f"{'http' if loopback else 'https'}://{'registry-1.docker.io' if named == logins.HUB else named}"
         self._session = web.session(attempts, backoff, netrc=False)
         # A proxy of the environment cannot reach this machine's loopback.
         self._session.trust_env = not loopback
         logging.getLogger("urllib3.connectionpool").addFilter(_QUIET)
         logging.getLogger("urllib3.util.retry").addFilter(_QUIET)
-        known = login if login is not None else auth.credentials(host)
+        known = login if login is not None else logins.credentials(host, repository)
         self._auth = auth.Authorizer(host, self._session, secure=not loopback, login=known, timeout=timeout)
 
     def __enter__(self) -> Self:

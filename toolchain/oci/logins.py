@@ -1,0 +1,189 @@
+"""The user's logins to registries, from the files and credential helpers of docker and containers."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolchain.core import strict_json
+from toolchain.core.errors import DocumentError, RegistryError
+from toolchain.core.process import run
+from toolchain.core.strict_json import Keys
+
+LOG = logging.getLogger(__name__)
+HUB = "docker.io"
+IDENTITY = "<token>"
+_HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io")
+_NAMED = re.compile(r"(?:https?://)?([^/]+)(?:/(?:v[12]/?)?)?", re.IGNORECASE)
+_LOGINS: Keys = dict.fromkeys(("auths", "credHelpers", "credsStore"))
+_HELPER_ANSWER: Keys = dict.fromkeys(("Username", "Secret", "ServerURL"))
+_HELPER_NONE = "credentials not found"  # as docker's own helpers say it, on standard output
+_HELPER_SECONDS = 120.0  # the user may have to type a passphrase
+_SENDABLE = re.compile(r"[\x21-\x7e]+")  # what a header can hold
+
+
+@dataclass(frozen=True)
+class _File:
+    """A login file: its logins and helpers by name, and its store for all other names."""
+
+    path: Path
+    auths: Mapping[str, Any]
+    helpers: Mapping[str, Any]
+    store: str
+
+
+def credentials(host: str, repository: str = "") -> str | None:
+    """Return the user's login as the text that follows `Basic`; None without one.
+
+    The files are `REGISTRY_AUTH_FILE`, `config.json` in `DOCKER_CONFIG`, and docker's own in the home folder; the first
+    one with a login counts. A login for a namespace of the repository counts before the one for the whole registry.
+
+    Raises:
+        RegistryError: a file or a login in it cannot be read; path and key are named.
+    """
+    known = registry_name(host)
+    files = list(_login_files())
+    parts = repository.split("/") if repository else []
+    for length in range(len(parts), -1, -1):
+        names: dict[str, None] = dict.fromkeys(
+            "/".join((name, *parts[:length])) for name in _with_loopback((host, f"https://{host}"))
+        )
+        if not length:
+            written = (name for file in files for part in (file.auths, file.helpers) for name in part)
+            same = [name for name in written if registry_name(name) == known]
+            names = dict.fromkeys(
+                _with_loopback((host, f"https://{host}", *(_HUB_KEYS if known == HUB else ()), *same))
+            )
+        for name in names:
+            if login := _login(files, name):
+                return login
+    return None
+
+
+def _with_loopback(names: Iterable[str]) -> tuple[str, ...]:
+    """The names, each followed by the other way to write this machine where it is one."""
+    spellings = (("localhost", "127.0.0.1"), ("127.0.0.1", "localhost"))
+    variants = ((name, *(name.replace(old, new) for old, new in spellings if old in name)) for name in names)
+    return tuple(dict.fromkeys(name for group in variants for name in group))
+
+
+def _login(files: list[_File], name: str) -> str:
+    """Return the login under a name, from a file, from its own helper or from the store; empty without one."""
+    for file in files:
+        if name in file.auths and (login := _written(file, name)):
+            return login
+    helpers = (helper for file in files if (helper := file.helpers.get(name)))
+    stores = (file.store for file in files if file.store)
+    for helper in filter(None, (next(helpers, None), next(stores, None))):
+        if answer := _ask_helper(str(helper), name):
+            return answer
+    return ""
+
+
+def _written(file: _File, name: str) -> str:
+    """Return the login that a file holds under a name.
+
+    Docker writes base64 of USER:PASSWORD under `auth`. It also reads an identity token, which registries such as ACR
+    give, and plain `username` and `password`.
+    """
+    entry = file.auths[name]
+    if not isinstance(entry, dict):
+        raise _unreadable(file.path, f"the login of {name} is not an object")
+    if isinstance(token := entry.get("identitytoken"), str) and token:
+        return base64.b64encode(f"{IDENTITY}:{token}".encode()).decode()
+    if login := entry.get("auth"):
+        text = "".join(login.split()) if isinstance(login, str) else ""
+        if not _SENDABLE.fullmatch(text):
+            raise _unreadable(file.path, f"`auth` of {name} is not base64")
+        return text
+    user, password = entry.get("username"), entry.get("password")
+    if isinstance(user, str) and isinstance(password, str) and user and password:
+        return base64.b64encode(f"{user}:{password}".encode()).decode()
+    return ""
+
+
+def _unreadable(path: Path, why: str) -> RegistryError:
+    return RegistryError(f"the login file {path} cannot be read", why=why, fix="correct that file, or log in again")
+
+
+def _ask_helper(name: str, key: str) -> str | None:
+    """The login that one of docker's credential helpers keeps under `key`, as the text that follows `Basic`.
+
+    Returns:
+        None if it keeps none. Where it is missing or fails, a warning says so: what follows is anonymous.
+
+    Raises:
+        RegistryError: it answers something else than a login.
+    """
+    program = f"docker-credential-{name}"
+    if shutil.which(program) is None:
+        LOG.warning("%s, which the login file of docker names, is not installed: going on without a login", program)
+        return None
+    # Helpers of clouds and keyrings find what they need in the environment. Nothing that they print may be shown.
+    done = run(
+        [program, "get"], stdin=key, env=os.environ, capture=True, check=False, timeout=_HELPER_SECONDS, helpers=True
+    )
+    if done.returncode != 0:
+        if _HELPER_NONE not in done.stdout:
+            LOG.warning("%s fails for %s (exit code %d): going on without its login", program, key, done.returncode)
+        return None
+    try:
+        answer = strict_json.read(done.stdout, program, keys=_HELPER_ANSWER)
+        user, secret = answer["Username"], answer["Secret"]
+        if not isinstance(user, str) or not isinstance(secret, str):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise RegistryError(
+            f"{program} answers without a login",
+            why="a credential helper gives JSON with Username and Secret",
+            fix=f"see what it says: printf %s {key} | {program} get",
+        ) from None
+    return base64.b64encode(f"{user}:{secret}".encode()).decode() if secret else None
+
+
+def registry_name(text: str) -> str:
+    """The host that a registry's name means, in lower case: login files have it with a scheme, a slash or a version.
+
+    All names of Docker Hub are `HUB`. A name with a namespace is that of no whole registry, and stays.
+    """
+    match = _NAMED.fullmatch(text.strip())
+    host = match[1].lower() if match else text
+    return HUB if host in {HUB, *_HUB_KEYS} else host
+
+
+def _login_files() -> Iterator[_File]:
+    """Read the login files, the one that counts first."""
+    paths = [Path(name) for name in (os.environ.get("REGISTRY_AUTH_FILE"),) if name]
+    paths += [Path(name) / "config.json" for name in (os.environ.get("DOCKER_CONFIG"),) if name]
+    with contextlib.suppress(RuntimeError):  # a user without a home has no login there
+        paths.append(Path.home() / ".docker" / "config.json")
+    for path in paths:
+        if path.is_file():
+            yield _read_file(path)
+
+
+def _read_file(path: Path) -> _File:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        value = strict_json.read(text, path.name, keys=_LOGINS)
+    except OSError as error:
+        raise _unreadable(path, error.strerror or "it cannot be opened") from error
+    except DocumentError as error:
+        raise _unreadable(path, error.what) from error
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, "it is not JSON") from error
+    if not isinstance(value, dict):
+        raise _unreadable(path, "it holds no JSON object")
+    parts = {part: value.get(part) or {} for part in ("auths", "credHelpers")}
+    for part, content in parts.items():
+        if not isinstance(content, dict):
+            raise _unreadable(path, f"`{part}` is not an object")
+    return _File(path, parts["auths"], parts["credHelpers"], str(value.get("credsStore") or ""))
