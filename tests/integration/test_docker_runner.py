@@ -17,7 +17,7 @@ from tests import tiny_image
 from tests.dockerd_fixture import dockerd
 from tests.kernel_fixtures import make_rule
 from toolchain.core.cache import Cache
-from toolchain.core.errors import EngineError
+from toolchain.core.errors import EngineError, LimitError
 from toolchain.core.process import CommandError
 from toolchain.core.recipe import Mount
 from toolchain.engine.docker import DockerRunner
@@ -114,6 +114,40 @@ def test_failures_and_timeouts(runner: DockerRunner, image: str) -> None:
     with pytest.raises(EngineError):
         runner.run("localhost/there/is:none", ["/bin/sh"])
     assert runner.run(image, ["/bin/sh", "-c", "while :; do :; done"], timeout=1, check=False).returncode == 137
+
+
+# Shell alone, and bounded where no limit holds.
+BYTES = (
+    "x=0123456789abcdef; while [ ${#x} -lt 65536 ]; do x=$x$x; done; i=0; "
+    "while [ $i -lt 4000 ]; do echo $x >>/out/large; echo $x >>/large; i=$((i+1)); done"
+)
+WORDS = "x=0123456789abcdef; i=0; while [ $i -lt 200000 ]; do echo $x; i=$((i+1)); done"
+FORKS = "i=0; while [ $i -lt 300 ]; do (read x </out/waits) & i=$((i+1)); done; wait"
+
+
+@pytest.mark.parametrize(
+    ("limit", "script"),
+    [
+        ("processes=50", FORKS),
+        ("written-bytes=20e6", BYTES),
+        ("hours=0.0003", "read x </out/waits"),
+        ("log-bytes=1e6", WORDS),
+    ],
+    ids=["processes", "bytes", "hours", "log"],
+)
+def test_a_container_is_ended_at_a_limit(
+    runner: DockerRunner, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, script: str
+) -> None:
+    (tmp_path / "out").mkdir()
+    os.mkfifo(tmp_path / "out" / "waits")
+    monkeypatch.setenv("TOOLCHAIN_LIMITS", limit)
+    mounts = [Mount(tmp_path / "out", "/out", read_only=False)]
+    with pytest.raises(LimitError) as caught:
+        runner.run(image, ["/bin/sh", "-c", script], mounts=mounts, log=tmp_path / "log", check=False)
+    assert limit.partition("=")[0] in caught.value.what
+    assert containers(runner.address) == []
+    monkeypatch.delenv("TOOLCHAIN_LIMITS")
+    assert runner.run(image, ["/bin/sh", "-c", "echo here"], capture=True).stdout == "here\n"
 
 
 def test_no_daemon_is_an_engine_error(tmp_path: Path) -> None:

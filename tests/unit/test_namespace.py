@@ -109,11 +109,14 @@ def test_the_verbs_that_work_with_containers_say_so() -> None:
 
 
 def test_a_container_is_given_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = {resource.RLIMIT_NOFILE: 20000, resource.RLIMIT_NPROC: resource.RLIM_INFINITY}
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (100, limits[kind]))
-    assert ulimits() == ["--ulimit", "nofile=20000:20000"]
+    limits = {resource.RLIMIT_NOFILE: 20000}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (100, limits.get(kind, resource.RLIM_INFINITY)))
+    assert ulimits({}) == ["--ulimit", "nofile=20000:20000"]
     limits[resource.RLIMIT_NOFILE] = 1 << 20
-    assert ulimits() == []
+    assert ulimits({}) == []
+    assert ulimits({"nproc": 5000}) == ["--ulimit", "nproc=5000:5000"]
+    limits[resource.RLIMIT_NPROC] = 4000
+    assert ulimits({"nproc": 5000}) == ["--ulimit", "nproc=4000:4000"]
 
 
 def test_the_name_of_the_machine_is_the_same_everywhere() -> None:

@@ -221,3 +221,10 @@ class RegressionError(ToolchainError):
 
     code = 25
     title = "Regression"
+
+
+class LimitError(ToolchainError):
+    """A build, check or worker that reached a limit of processes, disk, log or time."""
+
+    code = 26
+    title = "Limit"

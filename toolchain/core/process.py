@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from toolchain.core.environment import clean_environment, search_path
-from toolchain.core.errors import EngineError, ToolchainError
+from toolchain.core.errors import EngineError, LimitError, ToolchainError
 
 LOG = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 TAIL_LINES = 40
+# A program may be hostile, and its output is kept in memory.
+_LONGEST_LINE = 64 << 10  # characters; a longer line is taken in pieces
+_LARGEST_OUTPUT = 256 << 20  # characters that `capture` keeps
 _LAST_LINES = 5.0  # seconds that they may take after a program has ended
 
 
@@ -196,6 +199,11 @@ def opened_log(path: Path) -> IO[str]:
     return path.open("a", encoding="utf-8", errors="replace")
 
 
+def lines_of(stream: IO[str]) -> Iterator[str]:
+    """Read the lines of a program's output. A line that would fill the memory comes in pieces without newlines."""
+    return iter(lambda: stream.readline(_LONGEST_LINE), "")
+
+
 class Lines:
     """Keeps the output of a program, writes it to a log, and passes it to a callback, line by line.
 
@@ -207,6 +215,7 @@ class Lines:
     def __init__(self, log: IO[str] | None) -> None:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES * 50)
         self.whole: list[str] = []
+        self._kept = 0
         self._log = log
 
     def take(self, line: str, *, keep: bool, on_line: Callable[[str], None] | None) -> None:
@@ -214,6 +223,13 @@ class Lines:
         text = line.rstrip("\n")
         self.tail.append(text)
         if keep:
+            self._kept += len(line)
+            if self._kept > _LARGEST_OUTPUT:
+                raise LimitError(
+                    "a program printed more than can be read",
+                    why=f"the limit is {_LARGEST_OUTPUT >> 20} MiB",
+                    fix="look at the program that was run; the log names it",
+                )
             self.whole.append(line)
         if self._log is not None:
             self._log.write(line)
@@ -234,7 +250,7 @@ class _Streams(Lines):
     def pump(self, stream: IO[str], keep: bool, on_line: Callable[[str], None] | None) -> None:
         """Read a stream to its end, whatever happens to its lines, and close it."""
         with stream:
-            for line in stream:
+            for line in lines_of(stream):
                 with self._lock:
                     if self.failed is not None:
                         continue

@@ -19,13 +19,13 @@ from toolchain.core.errors import BuildError, EngineError, HostileInputError
 from toolchain.core.filesystem import read_regular
 from toolchain.core.process import Result
 from toolchain.core.recipe import CCACHE_MOUNT, PARTS, Mount, Recipe, plain_files
+from toolchain.engine import container_limits, relay, view
 from toolchain.engine import isolation as isolating
-from toolchain.engine import relay, view
 from toolchain.engine.attended import attended
 from toolchain.engine.probe import probe
 from toolchain.engine.resources import ulimits
 from toolchain.engine.single import single_layout
-from toolchain.engine.storage import Storage, build_tag, cache_mounts, discard, remove_tree
+from toolchain.engine.storage import KILLED, Storage, build_tag, cache_mounts, ccache_mount, discard, remove_tree
 
 LOG = logging.getLogger(__name__)
 
@@ -142,6 +142,7 @@ class Buildah(Storage):
             BuildError: it failed; `why` begins with the first error among the last lines.
             EngineError: the engine does not work, or the build sees a network it must not have.
             HostileInputError: what it made leads out of its tree; see `require_inside`.
+            LimitError: it reached a limit of `data/limits.toml`.
         """
         source = root / recipe.containerfile
         mode = self.isolation
@@ -157,7 +158,7 @@ class Buildah(Storage):
             (folder / "partial").write_text(os.fspath(partial.absolute()), encoding="utf-8")
             tag = build_tag(folder)
             words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never"]
-            words += [*isolating.arguments("build", mode, network=recipe.network), *ulimits()]
+            words += [*isolating.arguments("build", mode, network=recipe.network), *ulimits(container_limits.ulimits())]
             words += ["--file", _CONTAINERFILE, "--tag", tag, "--output", f"type=local,dest={_OUT}"]
             pipes = relay.make(folder) if mode == "chroot" else None
             if pipes is not None:
@@ -167,6 +168,7 @@ class Buildah(Storage):
                 *words, *inputs, _CONTEXT,
                 show=[*show, Mount(folder / "Containerfile", _CONTAINERFILE), Mount(partial, _OUT, read_only=False)],
                 network=recipe.network, pipes=pipes, oci=mode != "chroot",
+                limits=container_limits.limits_for(folder, self.places(partial), log=log),
             )  # fmt: skip
             try:
                 view.own(partial)
@@ -175,13 +177,29 @@ class Buildah(Storage):
                 if not recipe.network:
                     require_inside(partial, recipe.name)
                 self._keep(partial, out)
-            except process.CommandError as error:
+            except (process.CommandError, OSError) as error:
+                if (limit := container_limits.reached(folder, error)) is not None:
+                    remove_tree(partial)
+                    self._free_disk(recipe, limit)
+                    raise container_limits.limit_error(limit.name, f"the build of {recipe.name}") from error
+                if isinstance(error, OSError):
+                    raise
+                if error.returncode < 0:
+                    (folder / KILLED).touch()
                 witness.check(finished=False)
                 raise _build_error(recipe, error) from error
             finally:
                 remove_tree(partial)
                 # The exported tree is what is wanted; the image that buildah commits beside it would double the space.
                 self.call("rmi", "--force", tag, check=False)
+
+    def _free_disk(self, recipe: Recipe, limit: container_limits.Reached) -> None:
+        """Remove the containers of a build that reached a limit and, where it filled the disk, all that it wrote."""
+        if limit.name in container_limits.OF_DISK:
+            self.drop_cache(recipe.name, recipe.cache_key)
+            for place in cache_mounts(self.cache, ccache_mount(recipe.compiler_cache)):
+                discard(place)
+        self.remove_layers(limit.layers)
 
     def inputs(self, recipe: Recipe, root: Path, folder: Path) -> tuple[list[str], list[Mount]]:
         """Options that name what a recipe is built from, and what of this machine must be seen for it."""
@@ -251,11 +269,17 @@ class Buildah(Storage):
         Raises:
             CommandError: `check` is set and the command failed.
             EngineError: there is no such image.
+            LimitError: it reached a limit of `data/limits.toml`.
         """
-        with self._prepared(image, argv, mounts=mounts, env=env, network=network) as command:
-            return self.attempt(
-                command, check=check, capture=capture, log=log, on_line=on_line, on_stderr=on_stderr, timeout=timeout
+        with self._prepared(image, argv, mounts=mounts, env=env, network=network, log=log) as (command, folder):
+            result = self.attempt(
+                command, check=False, capture=capture, log=log, on_line=on_line, on_stderr=on_stderr, timeout=timeout
             )
+            if (limit := container_limits.reached(folder)) is not None:
+                raise container_limits.limit_error(limit.name, f"{argv[0]} in a container of {image}")
+        if check and result.returncode != 0:
+            raise process.CommandError(command, result.returncode, result.tail)
+        return result
 
     @contextlib.contextmanager
     def worker(
@@ -270,7 +294,7 @@ class Buildah(Storage):
             EngineError: there is no such image.
         """
         with (
-            self._prepared(image, argv, mounts=mounts, env=env) as command,
+            self._prepared(image, argv, mounts=mounts, env=env, timed=False) as (command, _),
             process.piped(command) as child,
             attended(child),
         ):
@@ -285,8 +309,14 @@ class Buildah(Storage):
         mounts: Sequence[Mount],
         env: Mapping[str, str] | None,
         network: bool = False,
-    ) -> Iterator[list[str]]:
-        """The command line that runs `argv` in a container which lives as long as the block."""
+        log: Path | None = None,
+        timed: bool = True,
+    ) -> Iterator[tuple[list[str], Path]]:
+        """The command line that runs `argv` in a container which lives as long as the block, and its folder.
+
+        Args:
+            timed: whether the limit of hours applies.
+        """
         options: list[str] = []
         for name, value in sorted((env or {}).items()):
             options += ["--env", f"{name}={value}"]
@@ -302,8 +332,13 @@ class Buildah(Storage):
                 else:
                     view.own(mount.source)
                     show.append(Mount(mount.source, inside, read_only=False))
-            yield isolating.run_command(
-                self, folder, mode, container, argv, options=options, show=show, network=network
+            written = [mount.source for mount in mounts if not mount.read_only]
+            limits = container_limits.limits_for(folder, self.places(*written), log=log, timed=timed)
+            yield (
+                isolating.run_command(
+                    self, folder, mode, container, argv, options=options, show=show, network=network, limits=limits
+                ),
+                folder,
             )
 
     def drop_cache(self, name: str, key: str) -> None:

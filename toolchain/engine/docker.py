@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,15 @@ from toolchain.core import process, strict_json
 from toolchain.core.errors import EngineError
 from toolchain.core.process import CommandError, Lines, Result
 from toolchain.core.recipe import Mount, plain_files
-from toolchain.engine import view
+from toolchain.engine import container_limits, view
 from toolchain.engine.attended import attended
+from toolchain.engine.docker_watch import Watched, watched
 from toolchain.engine.isolation import DROPPED
+from toolchain.engine.launcher import Limits
 from toolchain.engine.single import layers_of, single_layout
 from toolchain.engine.storage import process_identity
+
+LOG = logging.getLogger(__name__)
 
 PROGRAM = "docker"
 # Prefix of the names of our images in the daemon.
@@ -64,6 +70,7 @@ class DockerRunner:
         self._scratch = scratch
         self._settings = settings
         self._host = host
+        self._data: Path | None = None
         self._client: Any = DockerClient(host=host, client_call=[PROGRAM])
 
     @property
@@ -196,7 +203,12 @@ class DockerRunner:
                 for line in content.splitlines(keepends=True):
                     lines.take(line, keep=capture and stream == "stdout", on_line=on_line)
 
-            code = self._stream(image, argv, options, lines, take=take, timeout=timeout)
+            name = self._name()
+            limits = self._limits(mounts, log=log, timed=timeout is None)
+            with self._watched(name, limits) as watch:
+                code = self._stream(name, image, argv, options, lines, take=take, timeout=timeout)
+        if watch.reached:
+            raise container_limits.limit_error(watch.reached, f"{argv[0]} in a container of {image}")
         if code == _ENGINE_FAILED:
             raise EngineError(
                 "docker could not run a container",
@@ -227,15 +239,22 @@ class DockerRunner:
             )
         try:
             words = [*self._words(), "container", "start", "--attach", "--interactive", name]
-            with process.piped(words, env=_settings()) as child, attended(child):
+            limits = self._limits(mounts, timed=False)
+            with (
+                process.piped(words, env=_settings()) as child,
+                attended(child),
+                self._watched(name, limits) as watch,
+            ):
                 yield child
+            if watch.reached:
+                LOG.warning("a container was ended at the limit %s", watch.reached)
         finally:
             self._remove(name)
 
     def _options(
         self, mounts: Sequence[Mount], env: Mapping[str, str] | None, *, network: bool = False
     ) -> dict[str, Any]:
-        profile = self._profile(plain=plain_files(mounts))
+        profile, limits = self._profile(plain=plain_files(mounts)), container_limits.ulimits()
         return {
             "entrypoint": "/bin/sh",
             "envs": dict(env or {}),
@@ -245,6 +264,10 @@ class DockerRunner:
             "mounts": [_mount(mount) for mount in mounts],
             "networks": ["host" if network else "none"],
             "cap_drop": list(DROPPED),
+            "pids_limit": limits["nproc"],
+            "ulimit": [f"fsize={limits['fsize']}"],
+            # The daemon keeps output on its disk. This driver keeps 100 MB at most.
+            "log_driver": "local",
             # Where SELinux rules, a container reads no folder of a user's otherwise; nothing is relabelled for it.
             "security_options": ["label=disable", "no-new-privileges", f"seccomp={profile}"],
             **({"user": self.user} if self.user else {}),
@@ -258,6 +281,7 @@ class DockerRunner:
 
     def _stream(
         self,
+        name: str,
         image: str,
         argv: Sequence[str],
         options: Mapping[str, Any],
@@ -266,7 +290,6 @@ class DockerRunner:
         take: Callable[[str, str], None],
         timeout: float | None,
     ) -> int:
-        name = self._name()
         timer = threading.Timer(timeout, self._kill, [name]) if timeout is not None else None
         try:
             if timer is not None:
@@ -285,6 +308,25 @@ class DockerRunner:
                 timer.cancel()
             self._remove(name)
         return 0
+
+    def _limits(self, mounts: Sequence[Mount], *, log: Path | None = None, timed: bool) -> Limits:
+        """Return the limits of a container. Its own files are only counted where the daemon's folder is seen here."""
+        if self._data is None:
+            words = [*self._words(), "info", "--format", "{{.DockerRootDir}}"]
+            answer = process.run(words, env=_settings(), capture=True, check=False, timeout=_PATIENCE)
+            self._data = Path("/", answer.stdout.strip())
+        places = [mount.source for mount in mounts if not mount.read_only]
+        if self._data != Path("/") and os.path.isdir(self._data):  # noqa: PTH112 - false where it cannot be reached
+            places.append(self._data)
+        return container_limits.limits_for(Path(), places, log=log, timed=timed)
+
+    def _watched(self, name: str, limits: Limits) -> AbstractContextManager[Watched]:
+        return watched(limits, processes=lambda: self._processes(name), kill=lambda: self._kill(name))
+
+    def _processes(self, name: str) -> int:
+        words = [*self._words(), "container", "stats", "--no-stream", "--format", "{{.PIDs}}", name]
+        answer = process.run(words, env=_settings(), capture=True, check=False, timeout=_PATIENCE).stdout.strip()
+        return int(answer) if answer.isdigit() else 0
 
     def _name(self) -> str:
         return f"toolchain-{process_identity(os.getpid())}-{next(_NUMBER)}"

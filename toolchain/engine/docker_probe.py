@@ -31,8 +31,8 @@ _RIGHTS = (
     'done </proc/self/status; while read -r line; do echo "@ids $line"; done </proc/self/uid_map'
 )
 _CAPABILITIES = {
-    "CAP_SETPCAP": 8, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_RAW": 13, "CAP_SYS_CHROOT": 18, "CAP_MKNOD": 27,
-    "CAP_AUDIT_WRITE": 29, "CAP_SETFCAP": 31,
+    "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SETPCAP": 8, "CAP_NET_BIND_SERVICE": 10, "CAP_NET_RAW": 13,
+    "CAP_SYS_CHROOT": 18, "CAP_MKNOD": 27, "CAP_AUDIT_WRITE": 29, "CAP_SETFCAP": 31,
 }  # fmt: skip
 # $1 is a folder with a word in it, the others are files.
 _SHOW = (

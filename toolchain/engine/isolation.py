@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from toolchain.core import process
 from toolchain.core.errors import ConfigError, EngineError
 from toolchain.core.recipe import Mount
-from toolchain.engine import relay, view
+from toolchain.engine import launcher, relay, view
 from toolchain.engine.storage import Storage
 
 Verb = Literal["build", "from", "run"]
@@ -25,9 +25,11 @@ SCRIPT = (
     f'esac; done </proc/net/dev; test "$head" -eq 1 || n=unknown; echo "{_WORD} $n"; test "$n" = 0'
 )
 # What a container's root cannot do, of all that buildah would let it: leave its root by a second one, give files or
-# itself capabilities, take ports.
+# itself capabilities, take ports, become another user, for whom the kernel would count processes anew.
 DROPPED = ("CAP_SYS_CHROOT", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_MKNOD", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW",
-           "CAP_AUDIT_WRITE")  # fmt: skip
+           "CAP_AUDIT_WRITE", "CAP_SETUID", "CAP_SETGID")  # fmt: skip
+# What the installation of packages needs.
+_INSTALLING = ("CAP_SETFCAP", "CAP_SETUID", "CAP_SETGID")
 # Before the first RUN of a stage: the build itself proves that it has no network.
 PROOF = f"RUN {SCRIPT}"
 _ANSWER = re.compile(rf"^{_WORD} (\d+|unknown)$")
@@ -68,7 +70,7 @@ def arguments(verb: Verb, mode: str, *, network: bool = False, plain: bool = Fal
     words = ["--isolation", mode]
     if verb != "from":
         words += ["--uts", "host", *([] if mode == "chroot" else ["--network", "host"])]
-    for name in [name for name in DROPPED if not (network and name == "CAP_SETFCAP")]:
+    for name in [name for name in DROPPED if not (network and name in _INSTALLING)]:
         words += ["--cap-drop", name]
     if verb != "run":  # a container that `run` enters has what `from` gave it
         words += ["--security-opt", f"seccomp={view.SECCOMP_PLAIN if plain else view.SECCOMP}"]
@@ -132,14 +134,15 @@ def run_command(
     options: Sequence[str] = (),
     show: Sequence[Mount] = (),
     network: bool = False,
+    limits: launcher.Limits | None = None,
 ) -> list[str]:
     """The command line that runs `argv` in a working container, contained; `folder` is the invocation's."""
     words = ["run", *arguments("run", mode, network=network), *options]
     if mode != "chroot":
-        return storage.command(*words, "--", container, *argv, show=show, network=network, oci=True)
+        return storage.command(*words, "--", container, *argv, show=show, network=network, oci=True, limits=limits)
     pipes = relay.make(folder)
     words += [*relay.options(), "--", container, *relay.inside(argv)]
-    return storage.command(*words, show=show, network=network, pipes=pipes)
+    return storage.command(*words, show=show, network=network, pipes=pipes, limits=limits)
 
 
 class NetworkProbe:

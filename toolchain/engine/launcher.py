@@ -11,10 +11,12 @@ folders are not there either.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
 import sys
+import time
 
 # It starts for each call of buildah, so no module is loaded that only types or conveniences need.
 TYPE_CHECKING = False
@@ -36,6 +38,8 @@ _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 1 << 17, 1 << 26, 1 << 27
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271, "s390x": 280, "riscv64": 219}
 _JOIN_SESSION_KEYRING = 1
+_EVERY = 0.2  # seconds between two looks at what the program uses
+_MORE_PROCESSES = 4096  # more than a program starts between two looks
 _OLD = "/.old"
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # Its own folders in memory, by their mount options.
@@ -44,6 +48,34 @@ _SCRATCH = {"/tmp": "mode=1777", "/run": "mode=755", "/var": "mode=755", "/dev/s
 _SETTINGS = "/usr/share/containers"
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
+
+
+class Limits(TypedDict):
+    """Where PROGRAM, and all that it starts, is ended.
+
+    Args:
+        processes: how many there may be at the same time, threads included.
+        file_bytes: the size of one file.
+        written_bytes, written_files: what it may add to the file systems of `places`.
+        free_bytes, free_files: what must stay free there; at most a twentieth of the file system.
+        log_bytes: the size of `log`.
+        seconds: how long it may run; 0 without a limit.
+        places: the folders that it writes to.
+        log: a file that gets its output; empty without one.
+        note: a file for the name of the limit that it reached, and the layers of the containers that it had.
+    """
+
+    processes: int
+    file_bytes: int
+    written_bytes: int
+    written_files: int
+    free_bytes: int
+    free_files: int
+    log_bytes: int
+    seconds: float
+    places: list[str]
+    log: str
+    note: str
 
 
 class Spec(TypedDict):
@@ -57,6 +89,7 @@ class Spec(TypedDict):
         oci: whether it starts an OCI runtime. That needs the machine's /sys, and mounts what it is shown once more with
             fewer flags than `nosuid` and `nodev`, which the kernel would refuse.
         privileges: whether programs may give more rights than the one that starts them has.
+        limits: of what it uses; None without any.
     """
 
     ids: tuple[int, int]
@@ -65,6 +98,7 @@ class Spec(TypedDict):
     network: bool
     oci: bool
     privileges: bool
+    limits: Limits | None
 
 
 def main(argv: list[str]) -> int:
@@ -91,17 +125,179 @@ def main(argv: list[str]) -> int:
     # Polite signals end the namespace as rude ones do; what is left of it is gone before this ends.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: os.kill(child, signal.SIGKILL))
+    watch = None
     if os.read(mapped, 1):
         _map(child, spec["ids"])
+        watch = None if spec["limits"] is None else _Watch(child, spec["limits"])
         os.write(go_on, b"m")
     os.close(go_on)
-    _, status = os.waitpid(child, 0)
+    status = os.waitpid(child, 0)[1] if watch is None else watch.wait()
     if os.WIFSIGNALED(status):
         ended_by = os.WTERMSIG(status)
         if ended_by != signal.SIGKILL:
             signal.signal(ended_by, signal.SIG_DFL)
         os.kill(os.getpid(), ended_by)
     return os.waitstatus_to_exitcode(status)
+
+
+class Usage:
+    """Looks at the time, the log and the disks of a container.
+
+    Args:
+        limits: see `Limits`.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._start = time.monotonic()
+        self._since = time.time()
+        # One place for each file system.
+        places = {os.stat(place).st_dev: place for place in limits["places"]}
+        self._disks = {place: os.statvfs(place) for place in places.values()}
+        self._recount = (limits["written_bytes"], limits["written_files"])
+
+    def reached(self) -> str:
+        """Return the name of a limit that is reached; empty without one."""
+        limits = self.limits
+        if limits["seconds"] and time.monotonic() - self._start > limits["seconds"]:
+            return "hours"
+        if os.path.exists(limits["log"]) and os.stat(limits["log"]).st_size > limits["log_bytes"]:
+            return "log-bytes"
+        return self._disk_full() or self._too_much()
+
+    def _disk_full(self) -> str:
+        limits = self.limits
+        for place in self._disks:
+            now = os.statvfs(place)
+            if now.f_bavail * now.f_frsize < min(limits["free_bytes"], now.f_blocks * now.f_frsize // 20):
+                return "free-bytes"
+            if now.f_favail < min(limits["free_files"], now.f_files // 20):  # both are 0 where inodes have no limit
+                return "free-files"
+        return ""
+
+    def _too_much(self) -> str:
+        """Return the limit that the written files reached. They are only counted when the disks have lost as much."""
+        most = (self.limits["written_bytes"], self.limits["written_files"])
+        lost = [0, 0]
+        for place, before in self._disks.items():
+            now = os.statvfs(place)
+            lost[0] += (before.f_bavail - now.f_bavail) * now.f_frsize
+            lost[1] += before.f_favail - now.f_favail
+        if lost[0] < self._recount[0] and lost[1] < self._recount[1]:
+            return ""
+        made = self._made()
+        # Other programs wrote the rest.
+        self._recount = (lost[0] + most[0] - made[0], lost[1] + most[1] - made[1])
+        if made[0] > most[0]:
+            return "written-bytes"
+        return "written-files" if made[1] > most[1] else ""
+
+    def _made(self) -> tuple[int, int]:
+        """Return bytes and number of the files that were made or changed since the start, until a limit is reached."""
+        size = count = 0
+        waiting = list(self.limits["places"])
+        while waiting:
+            try:
+                entries = os.scandir(waiting.pop())
+            except OSError:
+                continue
+            with entries:
+                for entry in entries:
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except OSError:  # it has just been removed
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    # Every change sets this time, and nothing in the namespace can set it back.
+                    if status.st_ctime >= self._since:
+                        count += 1
+                        size += status.st_blocks * 512
+                    if size > self.limits["written_bytes"] or count > self.limits["written_files"]:
+                        return size, count
+        return size, count
+
+
+class _Watch(Usage):
+    """Waits for a process, and ends its namespace when a limit is reached.
+
+    It counts processes in the namespace's own /proc. Where the kernel does not let it look there, the kernel still
+    refuses processes above the resource limit.
+    """
+
+    def __init__(self, child: int, limits: Limits) -> None:
+        super().__init__(limits)
+        self._child = child
+        try:
+            self._proc = os.open(f"/proc/{child}/root/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            self._proc = -1
+
+    def wait(self) -> int:
+        """Wait for the end of the process; its status."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        try:  # Many processes in the namespace must not delay this one.
+            os.setpriority(os.PRIO_PROCESS, 0, -10)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EACCES):  # only root may
+                raise
+        while True:
+            ended, status = os.waitpid(self._child, os.WNOHANG)
+            if ended:
+                return status
+            name = "processes" if self._processes() > self.limits["processes"] else self.reached()
+            if name:
+                return self._end(name)
+            signal.sigtimedwait({signal.SIGCHLD}, _EVERY)
+
+    def _end(self, name: str) -> int:
+        layers = self._layers()
+        os.kill(self._child, signal.SIGKILL)
+        status = os.waitpid(self._child, 0)[1]
+        with open(self.limits["note"], "w", encoding="ascii") as note:
+            json.dump({"limit": name, "layers": layers}, note)
+        sys.stderr.write(f"toolchain: ended at the limit {name}\n")
+        return status
+
+    def _processes(self) -> int:
+        if self._proc < 0:
+            return 0
+        count = 0
+        for name in os.listdir(self._proc):
+            if name[0] in "123456789":
+                try:
+                    count += os.stat(f"{name}/task", dir_fd=self._proc).st_nlink - 2
+                except OSError:  # it has just ended
+                    continue
+        return count
+
+    def _layers(self) -> list[str]:
+        """Return the layers of containers that are mounted in the namespace."""
+        try:
+            with open(f"/proc/{self._child}/mountinfo", encoding="utf-8", errors="replace") as table:
+                points = [line.split(" ")[4].split("/") for line in table]
+        except OSError:
+            return []
+        return sorted({parts[-2] for parts in points if parts[-1] == "merged"})
+
+
+def most_processes(limit: int) -> int:
+    """Return the resource limit of processes.
+
+    It is above `limit`, because a fork that fails ends many programs before their number is seen.
+    """
+    return limit + _MORE_PROCESSES
+
+
+def _restrict(limits: Limits) -> None:
+    """Set the resource limits of this process, which all that it starts inherit."""
+    import resource  # noqa: PLC0415 - most calls have no limits
+
+    wanted = {resource.RLIMIT_NPROC: most_processes(limits["processes"]), resource.RLIMIT_FSIZE: limits["file_bytes"]}
+    for kind, value in wanted.items():
+        _, hard = resource.getrlimit(kind)
+        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (most, most))
 
 
 def _map(child: int, ids: tuple[int, int]) -> None:
@@ -114,6 +310,8 @@ def _map(child: int, ids: tuple[int, int]) -> None:
 def _become(spec: Spec, argv: list[str], tell: int, wait: int) -> NoReturn:
     _die_with_parent()
     _check(_LIBC.unshare(_NEWNS), "no namespace of mounts")
+    if spec["limits"] is not None:
+        _restrict(spec["limits"])
     _build_root(spec)
     _forget_keys()
     _check(_LIBC.unshare(_NEWUSER | _NEWNS), "no user namespace")

@@ -19,7 +19,7 @@ from toolchain.core import process
 from toolchain.core.digest import canonical, sha256_file, sha256_json, write_atomically
 from toolchain.core.errors import EngineError
 from toolchain.core.recipe import Mount
-from toolchain.engine import attack, isolation, launcher, relay, view
+from toolchain.engine import attack, container_limits, isolation, launcher, relay, view
 from toolchain.engine.resources import ulimits
 from toolchain.engine.storage import Storage, build_tag
 
@@ -152,7 +152,7 @@ class _Trial:
         steps.append(f"RUN {shlex.join([*self._program, f'{_PROBE}/build.json'])}")
         write_atomically(context / "Containerfile", "\n".join(steps).encode())
         words = ["build", "--no-cache", "--layers=false", "--force-rm", *isolation.arguments("build", self._mode)]
-        words += [*ulimits(), *self._volumes(), "--tag", tag, "--format", "docker"]
+        words += [*ulimits(container_limits.ulimits()), *self._volumes(), "--tag", tag, "--format", "docker"]
         words += relay.options() if pipes is not None else []
         argv = self._storage.command(
             *words, "/context", show=[Mount(context, "/context"), *self._show], pipes=pipes, oci=self._mode != "chroot"

@@ -8,7 +8,7 @@ import os
 import resource
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +23,7 @@ MEMORY: dict[Kind, int] = {"compile": 3 * GIB // 2, "link": 5 * GIB, "kernel": 3
 
 # What buildah gives a container of each.
 _BUILDAHS_LIMIT = 1 << 20
+_RLIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "fsize": resource.RLIMIT_FSIZE}
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 # cgroup v1 says "no limit" with a number near 2^63.
@@ -140,17 +141,23 @@ def require_disk(path: Path, needed: int) -> None:
         )
 
 
-def ulimits() -> list[str]:
-    """`--ulimit` options of a container: no more than this process may give.
+def ulimits(limits: Mapping[str, int]) -> list[str]:
+    """`--ulimit` options of a container: its limits, and no more than this process may give.
 
-    buildah asks for a million of each by default, which root may only raise to with CAP_SYS_RESOURCE: inside another
-    container, and in a user namespace, nothing would start.
+    buildah asks for a million files and processes by default. Only root with CAP_SYS_RESOURCE may raise a limit, so
+    inside another container, and in a user namespace, nothing would start.
+
+    Args:
+        limits: by their names there.
     """
     words = []
-    for name, kind in (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC)):
+    for name, kind in _RLIMITS.items():
         _, hard = resource.getrlimit(kind)
-        if hard != resource.RLIM_INFINITY and hard < _BUILDAHS_LIMIT:
-            words += ["--ulimit", f"{name}={hard}:{hard}"]
+        most = limits.get(name, _BUILDAHS_LIMIT)
+        if hard != resource.RLIM_INFINITY:
+            most = min(most, hard)
+        if name in limits or most < _BUILDAHS_LIMIT:
+            words += ["--ulimit", f"{name}={most}:{most}"]
     return words
 
 

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 from toolchain.core.digest import write_atomically
 from toolchain.core.errors import BuildError, ConfigError, EngineError
 from toolchain.core.recipe import Mount, Recipe
+from toolchain.engine import container_limits, relay, view
 from toolchain.engine import isolation as isolating
-from toolchain.engine import relay, view
 from toolchain.engine.buildah import Buildah, render
 from toolchain.engine.resources import ulimits
 from toolchain.engine.storage import cache_mounts
@@ -139,13 +139,14 @@ class Shell:
             write_atomically(folder / "Containerfile", containerfile.encode())
             pipes = relay.make(folder) if mode == "chroot" else None
             words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never", "--format", "docker"]
-            words += [*isolating.arguments("build", mode), *ulimits(), *overlays]
+            words += [*isolating.arguments("build", mode), *ulimits(container_limits.ulimits()), *overlays]
             words += relay.options() if pipes is not None else []
             inputs, show = engine.inputs(recipe, root, folder)
             argv = engine.command(
                 *words, *terminal.options, "--file", "/call/Containerfile", *inputs, "/context",
                 show=[*show, *terminal.mounts, Mount(folder / "Containerfile", "/call/Containerfile")],
                 pipes=pipes, oci=mode != "chroot",
+                limits=container_limits.limits_for(folder, engine.places(), timed=False),
             )  # fmt: skip
             return self._talk(
                 lambda: engine.attempt(argv, check=False, on_line=self._line, on_stderr=self._last.append), terminal

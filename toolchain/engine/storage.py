@@ -28,13 +28,15 @@ from toolchain.core.digest import write_atomically
 from toolchain.core.errors import EngineError
 from toolchain.core.locks import free, kept
 from toolchain.core.recipe import CCACHE_MOUNT, Mount
-from toolchain.engine import namespace, relay, view
+from toolchain.engine import container_limits, launcher, namespace, relay, view
 from toolchain.engine.resources import ulimits
 
 LOG = logging.getLogger(__name__)
 
 INSTALL = "apt-get install buildah"
 DELETED = ".deleted"
+# In the folder of an invocation whose buildah was killed, so that the next invocation removes what buildah left.
+KILLED = "killed"
 _NUMBER = itertools.count()
 _STARTS = 4
 _NOT_STARTED = "sealing memfd copy"
@@ -120,6 +122,7 @@ class Storage:
         pipes: Path | None = None,
         show: Sequence[Mount] = (),
         oci: bool = False,
+        limits: launcher.Limits | None = None,
     ) -> list[str]:
         """A buildah command line, as root of namespaces of its own.
 
@@ -130,6 +133,7 @@ class Storage:
             pipes: what its container writes to (see `engine.relay`).
             show: folders and files of this machine that it sees beside its storage.
             oci: whether it starts an OCI runtime.
+            limits: of what its containers use (see `engine.container_limits`).
 
         Raises:
             EngineError: buildah is not installed, or has too few ids.
@@ -148,7 +152,7 @@ class Storage:
             *show,
         ]
         whole = argv if pipes is None else relay.outside(argv)
-        return view.command(whole, self.cache.engine / "settings", show=mounts, network=network, oci=oci)
+        return view.command(whole, self.cache.engine / "settings", show=mounts, network=network, oci=oci, limits=limits)
 
     @staticmethod
     def attempt(argv: Sequence[str], *, check: bool = True, **more: Any) -> process.Result:
@@ -258,7 +262,7 @@ class Storage:
                 stopped = kind == "build"
                 raise
             finally:
-                if not stopped:
+                if not (stopped or (folder / KILLED).exists()):
                     remove_tree(folder)
 
     @contextlib.contextmanager
@@ -273,11 +277,24 @@ class Storage:
         """
         with self.invocation("run") as folder:
             name = f"toolchain-{folder.name}"
-            self.call("from", "--pull=never", "--quiet", *options, *ulimits(), "--name", name, image)
+            limits = ulimits(container_limits.ulimits())
+            self.call("from", "--pull=never", "--quiet", *options, *limits, "--name", name, image)
             try:
                 yield name
             finally:
                 self.call("rm", name, check=False)
+
+    def places(self, *more: Path) -> list[Path]:
+        """The folders of this machine that a container writes to."""
+        return [self.root, self.cache.mounts, *more]
+
+    def remove_layers(self, layers: Sequence[str]) -> None:
+        """Remove the working containers with these layers, which a killed build left."""
+        listed = self.root / f"{self.driver}-containers" / "containers.json"
+        rows = strict_json.read(listed.read_bytes()) if layers and listed.is_file() else []
+        for row in rows:
+            if row.get("layer") in layers:
+                self.call("rm", str(row["id"]), check=False)
 
     def cleanup(self) -> list[str]:
         """Remove what dead invocations left: containers, images without a name, partial folders. Returns what it did.

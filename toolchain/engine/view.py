@@ -81,6 +81,7 @@ def command(
     show: Iterable[Mount] = (),
     network: bool = False,
     oci: bool = False,
+    limits: launcher.Limits | None = None,
 ) -> list[str]:
     """`argv` as it runs in namespaces of its own.
 
@@ -90,6 +91,7 @@ def command(
         show: folders and files of this machine, and where they are inside.
         network: whether it keeps this machine's network.
         oci: whether an OCI runtime runs in it.
+        limits: of what it uses (see `engine.container_limits`).
     """
     files = {**_FILES, **({} if network else _OFFLINE), **_profiles()}
     shown = [*show, *(Mount(path, inside) for inside, path in _written(settings, files).items())]
@@ -106,6 +108,7 @@ def command(
         "network": network,
         "oci": oci,
         "privileges": False,
+        "limits": limits,
     }
     return process.python("-S", os.fspath(PROGRAM), json.dumps(spec), *argv)
 

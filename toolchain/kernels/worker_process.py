@@ -32,6 +32,7 @@ Task = dict[str, Any]
 MakeWorker = Callable[[str, Path], AbstractContextManager["subprocess.Popen[str]"]]
 TAIL_LINES = 25
 _OBJECT = "object"  # its name in the folder of the process, without the suffix
+_LONGEST_LINE = 4 << 20  # characters of an answer; a worker may be hostile, and lines are kept in memory
 
 # What a worker prints, or how it ends, when the machine is at fault and not the kernel.
 _MACHINE_FAULT = re.compile(
@@ -156,7 +157,7 @@ class Worker:
 
         def pump() -> None:
             with contextlib.suppress(OSError, ValueError):
-                for line in stream:
+                for line in iter(lambda: stream.readline(_LONGEST_LINE), ""):
                     take(line)
             at_end()
 

@@ -1,0 +1,55 @@
+"""The limits of containers: their rows, the user's values, and the page that lists them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from toolchain.core.errors import ConfigError
+from toolchain.engine import container_limits
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "isolation.md"
+
+
+def test_no_recorded_build_reaches_half_of_a_limit() -> None:
+    recorded = [row for row in container_limits.rows() if row.source]
+    assert {row.name for row in recorded} >= {"written-bytes", "hours"}
+    assert [row.name for row in recorded if row.most * 2 > row.value] == []
+
+
+def test_the_page_lists_them() -> None:
+    text = PAGE.read_text(encoding="utf-8").partition("## Limits of a container")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| `([a-z-]+)` \| (\d+)[^|]* \| ([^|]+) \|$", text, re.MULTILINE)
+    assert listed == [(row.name, str(row.value), row.what) for row in container_limits.rows()]
+
+
+def test_a_large_machine_has_more_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container_limits, "cores", lambda: 2)
+    assert container_limits.values()["processes"] == 4096
+    monkeypatch.setattr(container_limits, "cores", lambda: 256)
+    assert container_limits.values()["processes"] == 16384
+
+
+def test_the_user_s_values_replace_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TOOLCHAIN_LIMITS", "hours=0.5,written-bytes=2e9")
+    limits = container_limits.limits_for(tmp_path, [tmp_path])
+    assert (limits["seconds"], limits["written_bytes"]) == (1800, 2_000_000_000)
+    assert container_limits.limits_for(tmp_path, [], timed=False)["seconds"] == 0
+
+
+@pytest.mark.parametrize("text", ["hour=1", "hours", "hours=", "hours=0", "hours=-1", "hours=inf", "hours=nan", "x"])
+def test_a_value_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("TOOLCHAIN_LIMITS", text)
+    with pytest.raises(ConfigError) as caught:
+        container_limits.values()
+    assert text in caught.value.what
+
+
+def test_each_limit_has_an_error_with_a_remedy() -> None:
+    for row in container_limits.rows():
+        error = container_limits.limit_error(row.name, "the build of x")
+        assert row.name in error.what
+        assert error.why
+        assert error.fix

@@ -1,0 +1,139 @@
+"""The limits of a container, and the error for one that reached a limit (see `data/limits.toml`)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolchain.core import strict_json
+from toolchain.core.errors import ConfigError, LimitError
+from toolchain.core.filesystem import read_regular
+from toolchain.data import FOLDER, load, typed_row
+from toolchain.engine import launcher
+from toolchain.engine.resources import cores
+
+_VARIABLE = "TOOLCHAIN_LIMITS"
+_NOTE = "limit.json"
+_LARGEST_NOTE = 1 << 20
+# A build that reached one of these leaves files that the next one would lack the room for.
+OF_DISK = ("written-bytes", "written-files", "free-bytes", "free-files")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A row of the data; see there."""
+
+    name: str
+    value: int
+    what: str
+    per_core: int = 0
+    most: float = 0
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What the launcher noted about a container that it ended.
+
+    Args:
+        name: the limit.
+        layers: the layers that the container wrote to, by their ids in the engine's storage.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+
+
+def rows() -> list[Limit]:
+    """All limits, in the order of the documentation."""
+    plain = [{name.replace("-", "_"): value for name, value in row.items()} for row in load("limits")["limit"]]
+    return [typed_row(Limit, row, row["name"], FOLDER / "limits.toml") for row in plain]
+
+
+def values() -> dict[str, float]:
+    """The limits that hold on this machine, by name: the user's values, else those of the data.
+
+    Raises:
+        ConfigError: `TOOLCHAIN_LIMITS` names no limit, or gives one that is not a positive number.
+    """
+    found: dict[str, float] = {row.name: max(row.value, row.per_core * cores()) for row in rows()}
+    for pair in filter(None, os.environ.get(_VARIABLE, "").split(",")):
+        name, _, text = pair.partition("=")
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0
+        if name not in found or not 0 < value < float("inf"):
+            raise ConfigError(
+                f"{_VARIABLE}: {pair!r} is not a limit",
+                why=f"a limit is NAME=NUMBER with one of {', '.join(found)}",
+                fix=f"for example {_VARIABLE}=hours=96,written-bytes=200000000000",
+            )
+        found[name] = value
+    return found
+
+
+def limits_for(folder: Path, places: Sequence[Path], *, log: Path | None = None, timed: bool = True) -> launcher.Limits:
+    """The limits of one container for the launcher.
+
+    Args:
+        folder: of the invocation; it gets a note when a limit is reached.
+        places: the folders that the container writes to.
+        log: the file that gets its output.
+        timed: whether the limit of hours applies.
+    """
+    found = values()
+    return {
+        "processes": int(found["processes"]),
+        "file_bytes": int(found["file-bytes"]),
+        "written_bytes": int(found["written-bytes"]),
+        "written_files": int(found["written-files"]),
+        "free_bytes": int(found["free-bytes"]),
+        "free_files": int(found["free-files"]),
+        "log_bytes": int(found["log-bytes"]),
+        "seconds": found["hours"] * 3600 if timed else 0,
+        "places": [os.fspath(place.absolute()) for place in places],
+        "log": "" if log is None else os.fspath(log.absolute()),
+        "note": os.fspath((folder / _NOTE).absolute()),
+    }
+
+
+def ulimits() -> dict[str, int]:
+    """The resource limits that the launcher sets for a container, by their names in `--ulimit`."""
+    found = values()
+    return {"nproc": launcher.most_processes(int(found["processes"])), "fsize": int(found["file-bytes"])}
+
+
+def reached(folder: Path, error: Exception | None = None) -> Reached | None:
+    """Return the limit that the container of an invocation reached; None if it reached none.
+
+    Args:
+        error: how the container ended. A log that found no room is the reserve of the disk, used up in a moment.
+    """
+    try:
+        note = strict_json.read(read_regular(folder / _NOTE, _LARGEST_NOTE))
+    except FileNotFoundError:
+        full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+        return Reached("free-bytes", ()) if full else None
+    return Reached(str(note["limit"]), tuple(map(str, note["layers"])))
+
+
+def limit_error(name: str, what: str) -> LimitError:
+    """The error for a container that was ended at a limit.
+
+    Args:
+        name: of the limit.
+        what: was running, for the message.
+    """
+    row = next(row for row in rows() if row.name == name)
+    value = values()[name]
+    if name.startswith("free-"):
+        why = f"fewer than {value:,.0f} {row.what} were left"
+        fix = "free some disk (`toolchain cache prune`), or name another folder with --cache"
+    else:
+        why = f"it reached {value:,.10g} {row.what.partition(';')[0]}"
+        fix = f"look at what its sources do; if they need more, raise the limit: {_VARIABLE}={name}=NUMBER"
+    return LimitError(f"{what} was ended at the limit {name}", why=why, fix=fix)

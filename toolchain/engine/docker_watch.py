@@ -1,0 +1,55 @@
+"""Ends a container of docker that reaches a limit; the launcher does so for those of buildah."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from toolchain.engine.launcher import Limits, Usage
+
+_EVERY = 0.5  # seconds between two looks at the disk
+_COUNT_EVERY = 5.0  # seconds between two questions to the daemon
+
+
+@dataclass
+class Watched:
+    """A container that is watched.
+
+    Args:
+        reached: the name of the limit for which it was ended; empty while there is none.
+    """
+
+    reached: str = ""
+
+
+@contextlib.contextmanager
+def watched(limits: Limits, *, processes: Callable[[], int], kill: Callable[[], None]) -> Iterator[Watched]:
+    """Watch a container inside the block.
+
+    Args:
+        processes: returns how many processes it has.
+        kill: ends it.
+    """
+    found, stop, usage = Watched(), threading.Event(), Usage(limits)
+
+    def watch() -> None:
+        counted = time.monotonic()
+        while not stop.wait(_EVERY):
+            found.reached = usage.reached()
+            if not found.reached and time.monotonic() - counted > _COUNT_EVERY:
+                counted = time.monotonic()
+                found.reached = "processes" if processes() > limits["processes"] else ""
+            if found.reached:
+                kill()
+                return
+
+    thread = threading.Thread(target=watch, name="docker-watch", daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join(_COUNT_EVERY)
