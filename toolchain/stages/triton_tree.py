@@ -224,9 +224,12 @@ def _git(tree: Path, *words: str) -> str:
     """Return what git prints about a checkout; empty if the tree is none, or git fails."""
     if not (tree / ".git").exists():
         return ""
-    env = {"PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    # git reads the checkout's own configuration, which may be hostile. In a partial clone git fetches a missing object
+    # from where that configuration says, and `ext::` or `remote.*.uploadpack` there name a command.
+    env = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ALLOW_PROTOCOL": "none"}
+    fixed = ("-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
     try:
-        argv = ["git", "-c", "safe.directory=*", "-C", os.fspath(tree), *words]
+        argv = ["git", *fixed, "-C", os.fspath(tree.absolute()), *words]
         return process.run(argv, env=env, capture=True).stdout.strip()
     except CommandError:
         return ""
