@@ -48,9 +48,9 @@ if [ -n "$private" ]; then
   (umask 077 && printf '%s\n' "$private" >"$scratch/key")
   words=(--key "$scratch/key")
 fi
-read -ra names < <("$here/.venv/bin/python" -c 'import json, sys; print(*json.load(sys.stdin)["publish"])' <"$scratch/built.json")
+read -ra names < <("$here/.venv/bin/python" -I -c 'import json, sys; print(*json.load(sys.stdin)["publish"])' <"$scratch/built.json")
 "$toolchain" publish "${PUBLISH_TO,,}" "${names[@]}" "${words[@]}" --json >"$scratch/published.json"
-"$here/.venv/bin/python" - "$scratch/published.json" <<'END' | tee -a "$GITHUB_OUTPUT"
+"$here/.venv/bin/python" -I - "$scratch/published.json" <<'END' | tee -a "$GITHUB_OUTPUT"
 import json
 import sys
 from pathlib import Path

@@ -84,7 +84,11 @@ def toolchain(*words: str) -> Any:
         SystemExit: it failed; what it said is on standard error.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "toolchain", *words, "--json"], cwd=TOP, stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-I", "-m", "toolchain", *words, "--json"],
+        cwd=TOP,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         raise SystemExit(f"toolchain {' '.join(words)}: exit code {done.returncode}\n{done.stdout[-2000:]}")

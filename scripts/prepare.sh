@@ -48,13 +48,13 @@ prepare_venv() {
     fi
   done
   python=$(command -v python3)
-  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  "$python" -I -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
     echo "Python 3.11 or newer is needed, $("$python" --version) is here" >&2
     return 1
   }
-  [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+  [ -x "$venv/bin/python" ] || "$python" -I -m venv "$venv"
   # --no-deps: the lock holds everything, and pip 23 looks beyond it (requirements/README.md).
-  "$venv/bin/pip" install -q --disable-pip-version-check --no-deps --require-hashes -r "requirements/$kind.lock" >&2
-  "$venv/bin/pip" install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./lab >&2
+  "$venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r "requirements/$kind.lock" >&2
+  "$venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./lab >&2
   cat pyproject.toml lab/pyproject.toml "requirements/$kind.lock" >"$venv/.prepared"
 }

@@ -48,8 +48,8 @@ def main(runs: int) -> None:
         empty = Path(folder) / "empty.py"
         empty.write_text(_EMPTY.format(names=names))
         pairs = {
-            "--version": [[tool, "--version"], [sys.executable, "-c", "import typer"]],
-            "--help": [[tool, "--help"], [sys.executable, str(empty), "--help"]],
+            "--version": [[tool, "--version"], [sys.executable, "-I", "-c", "import typer"]],
+            "--help": [[tool, "--help"], [sys.executable, "-I", str(empty), "--help"]],
             "plan": [[tool, "plan"]],
             "plan --json": [[tool, "plan", "--json"]],
         }

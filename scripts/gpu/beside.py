@@ -199,7 +199,7 @@ def launch_all(folder: Path, result: Path) -> int:
     with zipfile.ZipFile(result, "w") as archive:
         for stem, about in told(folder):
             began, part = time.monotonic(), result.with_name(f"{result.name}.{stem}")
-            words = [sys.executable, str(Path(__file__).resolve()), "one", str(folder), stem, str(part)]
+            words = [sys.executable, "-I", str(Path(__file__).resolve()), "one", str(folder), stem, str(part)]
             try:
                 done = subprocess.run(words, capture_output=True, text=True, timeout=KERNEL_SECONDS, check=False)
                 why = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it died"])[-1]
