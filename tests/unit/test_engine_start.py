@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -146,7 +145,7 @@ with Storage(Cache(Path(sys.argv[1]))).invocation("build"):
 def test_what_works_in_another_container_is_not_dead(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two containers on one cache: neither sees the other's processes."""
     monkeypatch.setattr(engine_storage, "process_identity", lambda _: None)
-    monkeypatch.setattr(shutil, "which", lambda program: f"/bin/{program}")
+    monkeypatch.setattr(process, "find", lambda program: f"/bin/{program}")
     monkeypatch.setattr(storage, "call", lambda *_, **__: Result(0, "", ()))
     mounted = storage.cache.mounts / "buildah123" / "mnt"
     words = [sys.executable, "-c", HOLD, str(storage.cache.root)]

@@ -117,8 +117,8 @@ GIVES = 'echo "{\\"ServerURL\\": \\"$key\\", \\"Username\\": \\"user\\", \\"Secr
 @pytest.mark.parametrize("kind", ["credHelpers", "credsStore"])
 def test_a_login_out_of_a_helper(home: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Of its own registry or of all; what it needs is in the environment."""
-    helper(home, monkeypatch, f'[ "$1 $key $ASKED_FOR" = "get reg.example yes" ] || exit 1\n{GIVES}')
-    monkeypatch.setenv("ASKED_FOR", "yes")
+    helper(home, monkeypatch, f'[ "$1 $key $AWS_PROFILE" = "get reg.example yes" ] || exit 1\n{GIVES}')
+    monkeypatch.setenv("AWS_PROFILE", "yes")
     value = {"credHelpers": {"reg.example": "test"}} if kind == "credHelpers" else {"credsStore": "test"}
     written(home / ".docker" / "config.json", {"auths": {"reg.example": {}}, **value})
     assert logins.credentials("reg.example") == LOGIN

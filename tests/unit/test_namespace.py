@@ -76,12 +76,12 @@ def test_a_kernel_that_refuses_is_told(user: pytest.MonkeyPatch) -> None:
 def test_the_process_goes_on_with_the_same_words_and_knows_who_it_was(user: pytest.MonkeyPatch) -> None:
     called: list[tuple[str, list[str], dict[str, str]]] = []
     user.setattr(namespace, "_UNSHARE", ("true",))
-    user.setattr(os, "execvpe", lambda *words: called.append(words))
+    user.setattr(os, "execve", lambda *words: called.append(words))
     user.setattr(sys, "orig_argv", ["python3", "scripts/one.py", "a b", "--json"])
     enter()
     ((program, words, env),) = called
-    assert program == "true"
-    assert words[-4:] == [sys.executable, "scripts/one.py", "a b", "--json"]
+    assert program == "/usr/bin/true"
+    assert words[-5:] == [sys.executable, "-P", "scripts/one.py", "a b", "--json"]
     assert env[INSIDE] == "4711"
     called.clear()
     user.setenv(INSIDE, "4711")
@@ -89,9 +89,32 @@ def test_the_process_goes_on_with_the_same_words_and_knows_who_it_was(user: pyte
     assert not called, "it is there already"
 
 
+def test_neither_the_current_folder_nor_a_variable_decides_what_goes_on(
+    user: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The words that `enter` leaves are run here, in a folder with modules of the names that the tool imports."""
+    called: list[tuple[str, list[str], dict[str, str]]] = []
+    user.setattr(namespace, "_UNSHARE", ("true",))
+    user.setattr(os, "execve", lambda *words: called.append(words))
+    user.setattr(sys, "orig_argv", ["python3", "-m", "toolchain", "--version"])
+    ran = tmp_path / "ran"
+    for name in ("toolchain.py", "json.py", "typer.py", "sitecustomize.py", "usercustomize.py"):
+        (tmp_path / name).write_text(f"open({str(ran)!r}, 'w').close()\n")
+    user.setenv("PYTHONPATH", str(tmp_path))
+    user.setenv("PYTHONSTARTUP", str(tmp_path / "json.py"))
+    user.setenv("PYTHONUSERBASE", str(tmp_path))
+    user.setenv("PATH", f":.:{os.environ['PATH']}")
+    enter()
+    ((_, words, env),) = called
+    done = subprocess.run(words[words.index("--") + 1 :], env=env, cwd=tmp_path, check=True, capture_output=True)
+    assert done.stdout.strip()
+    assert not ran.exists()
+    assert all(folder.startswith("/") for folder in env["PATH"].split(":"))
+
+
 def test_root_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(os, "execvpe", lambda *_: pytest.fail("root was sent into a namespace"))
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("root was sent into a namespace"))
     enter()
 
 

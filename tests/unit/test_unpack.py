@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.core import digest
+from toolchain.core import digest, process
 from toolchain.core.amounts import reporting_to
 from toolchain.core.errors import HostileInputError, SourceError
 from toolchain.sources import unpack
@@ -117,7 +117,7 @@ def test_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeeze: Ca
 def test_without_the_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeeze: Callable[[bytes], bytes]
 ) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    monkeypatch.setattr(process, "find", lambda _name: None)
     packed = tmp_path / "a.tar.x"
     packed.write_bytes(squeeze(write(tmp_path / "a.tar", GOOD).read_bytes()))
     unpack_tar(packed, tmp_path / "d")

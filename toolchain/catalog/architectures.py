@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolchain.core import process
 from toolchain.core.errors import EngineError, UnsupportedError
 
 
@@ -70,7 +70,7 @@ def emulator(arch: str, *, proof: bool = True) -> Path:
         EngineError: it is not installed.
     """
     name = emulator_name(arch)
-    program = shutil.which(name)
+    program = process.find(name)
     if program is None:
         use = f"a layer for {arch} is proved by running" if proof else f"Triton for {arch} is built by running"
         raise EngineError(

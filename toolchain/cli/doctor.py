@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -104,7 +103,7 @@ def _missing(name: str, why: str, *, needed: bool = True, package: str = "") -> 
 
 
 def _program(name: str, why: str, *, needed: bool = True) -> Check:
-    if shutil.which(name) is None:
+    if process.find(name) is None:
         return _missing(name, why, needed=needed)
     version = _first(_run(name, "--version").stdout)
     match = re.search(r"\d+(\.\d+)+", version)
@@ -126,7 +125,7 @@ def _user(_: Cache) -> Check:
 
 
 def _buildah(_: Cache) -> Check:
-    if shutil.which("buildah") is None:
+    if process.find("buildah") is None:
         return _missing("buildah", "it builds everything")
     program = _program("buildah", "")
     numbers = tuple(int(part) for part in re.findall(r"\d+", program.detail)[:2])
@@ -212,7 +211,7 @@ def _runner(cache: Cache, name: str, why: str) -> Check:
 
 def _docker(_: Cache) -> Check:
     """Check whether docker answers. No container is started in it unless `--runner` names it."""
-    if shutil.which("docker") is None:
+    if process.find("docker") is None:
         return Check("docker", "warn", "not installed; only --runner docker needs it", "apt-get install docker.io")
     from toolchain.engine.docker import DockerRunner  # noqa: PLC0415 - its client takes a while to load
 
@@ -228,7 +227,7 @@ def _emulators(_: Cache) -> Check:
     """The build calls them by name; registration with the kernel is not needed."""
     here = this_machine()
     names = {arch: emulator_name(arch) for arch in sorted(set(MACHINES) - {here})}
-    missing = {name for name in names.values() if shutil.which(name) is None}
+    missing = {name for name in names.values() if process.find(name) is None}
     words = [f"{arch}: {name}{' is not installed' if name in missing else ''}" for arch, name in names.items()]
     detail = f"{'; '.join(words)} (this machine: {here})"
     if not missing:
@@ -242,7 +241,7 @@ def _emulators(_: Cache) -> Check:
 
 
 def _mirrors(_: Cache) -> Check:
-    if shutil.which("apt-get") is None:
+    if process.find("apt-get") is None:
         return Check("mirrors", "warn", "no apt here; the debian bases need one", "use --base with a local image")
     listed = _run("apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages").stdout.split()
     sites = list(dict.fromkeys(site for site in listed if "://" in site))

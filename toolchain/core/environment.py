@@ -1,14 +1,15 @@
 """The environment in which programs of the host start: a fixed list of variables, each with its reason.
 
 The list is closed, so the variables that make a program load other code (`LD_PRELOAD`, `PYTHONPATH`, `PERL5LIB`,
-`GIT_*`, `TAR_OPTIONS`) never reach one. Callers add what one program needs: see `sources/network.py` for programs that
-reach out, `sources/pip.py` for pip, `oci/auth.py` for credential helpers and `engine/docker.py` for docker.
+`GIT_*`, `TAR_OPTIONS`) never reach one. Callers add what one program needs: `network_environment` for programs
+that reach out, `sources/pip.py` for pip, `oci/credential_helper.py` and `engine/docker.py` for docker.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 INHERITED = {
@@ -26,6 +27,21 @@ FIXED = {
     "TZ": "UTC",
 }
 """The variables that every program gets with these values: messages in one language, and one time zone."""
+
+NETWORK = {
+    name: "the proxy, or what is asked without it"
+    for stem in ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+    for name in (stem, stem.upper())
+}
+NETWORK_FILES = {
+    "SSL_CERT_FILE": "the certificates that the caller trusts",
+    "SSL_CERT_DIR": "the same, as a folder",
+    "CURL_CA_BUNDLE": "the same, for curl",
+    "REQUESTS_CA_BUNDLE": "the same, for pip",
+    "GIT_SSL_CAINFO": "the same, for git",
+    "SSH_AUTH_SOCK": "the agent that holds the caller's SSH keys",
+}
+"""The variables that programs with a network get as well; those of the second group name files."""
 
 _STANDARD = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -54,3 +70,31 @@ def inherited(names: Iterable[str] = (), *, files: Iterable[str] = ()) -> dict[s
     """
     plain = {name: os.environ[name] for name in names if name in os.environ}
     return {**plain, **{name: str(Path(os.environ[name]).absolute()) for name in files if os.environ.get(name)}}
+
+
+def network_environment() -> dict[str, str]:
+    """Return the variables that only programs with a network get: proxies, trust stores and the SSH agent."""
+    return inherited(NETWORK, files=NETWORK_FILES)
+
+
+@contextlib.contextmanager
+def python_children(variables: Mapping[str, str]) -> Iterator[None]:
+    """Let multiprocessing start Pythons that ignore the current folder and the caller's `PYTHON*` variables.
+
+    multiprocessing starts `python -c` with this process's own variables and takes no option for it. The current folder
+    would come first in the module path.
+
+    Args:
+        variables: what the children get besides.
+    """
+    wanted = {**variables, "PYTHONSAFEPATH": "1"}
+    before = {name: value for name, value in os.environ.items() if name.startswith("PYTHON") or name in wanted}
+    for name in before:
+        del os.environ[name]
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name in wanted:
+            os.environ.pop(name, None)
+        os.environ.update(before)

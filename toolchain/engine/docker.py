@@ -20,6 +20,7 @@ from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException, NoSuchImage
 
 from toolchain.core import process, strict_json
+from toolchain.core.environment import clean_environment, inherited
 from toolchain.core.errors import EngineError
 from toolchain.core.process import CommandError, Lines, Result
 from toolchain.core.recipe import Mount, plain_files
@@ -41,11 +42,19 @@ _LABEL = "toolchain.process"
 # The exit code of docker's own failures; other codes come from the command in the container.
 _ENGINE_FAILED = 125
 _PATIENCE = 30.0
-# Variables by which the client finds its daemon. No other program gets them.
-_SETTINGS = (
-    "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH",
-    "DOCKER_API_VERSION", "SSH_AUTH_SOCK",
-)  # fmt: skip
+VARIABLES = {
+    "DOCKER_HOST": "the daemon",
+    "DOCKER_CONTEXT": "the daemon, by a name of the client's configuration",
+    "DOCKER_TLS": "whether the daemon is reached by TLS",
+    "DOCKER_TLS_VERIFY": "whether its certificate is checked",
+    "DOCKER_API_VERSION": "for a daemon that is older than the client",
+}
+FILES = {
+    "DOCKER_CONFIG": "the client's configuration",
+    "DOCKER_CERT_PATH": "the certificates for the daemon",
+    "SSH_AUTH_SOCK": "the keys for a daemon that is reached by ssh",
+}
+"""The variables that docker's client gets, and what each is for; those of the second group name files."""
 # The kernel lets the first process of a PID namespace ignore signals that others die of, abort's among them. So the
 # command is never the first one: its exit status must be the same as elsewhere.
 _SHELL = ("-c", '"$@"; exit $?', "sh")
@@ -71,7 +80,7 @@ class DockerRunner:
         self._settings = settings
         self._host = host
         self._data: Path | None = None
-        self._client: Any = DockerClient(host=host, client_call=[PROGRAM])
+        self._client: Any = DockerClient(host=host, client_call=_call())
 
     @property
     def address(self) -> str:
@@ -86,7 +95,7 @@ class DockerRunner:
         """
         process.which(PROGRAM, fix="apt-get install docker.io")
         words = [*self._words(), "version", "--format", "{{json .}}"]
-        answer = process.run(words, env=_settings(), capture=True, check=False, timeout=_PATIENCE)
+        answer = process.run(words, capture=True, check=False, timeout=_PATIENCE)
         try:
             side = strict_json.read(answer.stdout).get("Server") or {}
         except (ValueError, AttributeError):
@@ -241,7 +250,7 @@ class DockerRunner:
             words = [*self._words(), "container", "start", "--attach", "--interactive", name]
             limits = self._limits(mounts, timed=False)
             with (
-                process.piped(words, env=_settings()) as child,
+                process.piped(words) as child,
                 attended(child),
                 self._watched(name, limits) as watch,
             ):
@@ -313,7 +322,7 @@ class DockerRunner:
         """Return the limits of a container. Its own files are only counted where the daemon's folder is seen here."""
         if self._data is None:
             words = [*self._words(), "info", "--format", "{{.DockerRootDir}}"]
-            answer = process.run(words, env=_settings(), capture=True, check=False, timeout=_PATIENCE)
+            answer = process.run(words, capture=True, check=False, timeout=_PATIENCE)
             self._data = Path("/", answer.stdout.strip())
         places = [mount.source for mount in mounts if not mount.read_only]
         if self._data != Path("/") and os.path.isdir(self._data):  # noqa: PTH112 - false where it cannot be reached
@@ -325,7 +334,7 @@ class DockerRunner:
 
     def _processes(self, name: str) -> int:
         words = [*self._words(), "container", "stats", "--no-stream", "--format", "{{.PIDs}}", name]
-        answer = process.run(words, env=_settings(), capture=True, check=False, timeout=_PATIENCE).stdout.strip()
+        answer = process.run(words, capture=True, check=False, timeout=_PATIENCE).stdout.strip()
         return int(answer) if answer.isdigit() else 0
 
     def _name(self) -> str:
@@ -356,8 +365,11 @@ class DockerRunner:
             ) from error
 
 
-def _settings() -> dict[str, str]:
-    return {name: os.environ[name] for name in _SETTINGS if name in os.environ}
+def _call() -> list[str]:
+    """Return the first words of a call of docker: python-on-whales itself would pass all of the caller's variables."""
+    variables = clean_environment(inherited(VARIABLES, files=FILES))
+    named = [f"{name}={value}" for name, value in variables.items()]
+    return [process.find("env") or "/usr/bin/env", "-i", "--chdir=/", *named, process.find(PROGRAM) or PROGRAM]
 
 
 def _machine() -> str:

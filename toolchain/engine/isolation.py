@@ -102,8 +102,8 @@ def tiny_root(folder: Path) -> Path:
     Raises:
         EngineError: no shell was found.
     """
-    busybox = shutil.which("busybox")
-    shell = Path(shutil.which("sh") or "/bin/sh")
+    busybox = process.find("busybox")
+    shell = Path(process.find("sh") or "/bin/sh")
     static = busybox is not None and not _libraries(Path(busybox))
     program = Path(busybox) if busybox is not None and static else shell
     if not program.exists():

@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 
 from toolchain.core import process
+from toolchain.core.environment import search_path
 from toolchain.core.errors import EngineError
 
 # Set inside, to the user's id outside.
 INSIDE = "TOOLCHAIN_NAMESPACE_OF"
+_TOP = Path(__file__).resolve().parents[2]
 # As many ids as a distribution's system users and groups may have; the owner `nobody` has the last one.
 ENOUGH = 65536
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--map-auto", "--mount")
@@ -23,7 +25,10 @@ _FIX_IDS = "as root: usermod --add-subuids {first}-{last} --add-subgids {first}-
 
 
 def enter() -> None:
-    """Go on as root of a user namespace; does nothing for root, and in such a namespace.
+    """Start the tool again as root of a user namespace; do nothing for root and in such a namespace.
+
+    It gets the same words and all of the caller's variables except Python's, because the tool itself reads them. The
+    current folder is not in its module path.
 
     Raises:
         EngineError: what that needs is missing: the program newuidmap, ids, or the kernel's leave.
@@ -31,11 +36,19 @@ def enter() -> None:
     if os.geteuid() == 0 or INSIDE in os.environ:
         return
     require()
-    # As it was started: scripts of the project come here too.
-    words = [*_UNSHARE, "--", sys.executable, *sys.orig_argv[1:]]
+    # The words as they were: scripts of the project come here too.
+    words = [process.which(_UNSHARE[0]), *_UNSHARE[1:], "--", sys.executable, "-P", *sys.orig_argv[1:]]
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execvpe(words[0], words, {**os.environ, INSIDE: str(os.geteuid())})  # noqa: S606 - no shell is wanted
+    os.execve(words[0], words, _environment())  # noqa: S606 - no shell is wanted
+
+
+def _environment() -> dict[str, str]:
+    """The caller's variables without those that change which modules Python imports, and with an absolute `PATH`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    if _TOP.name not in {"site-packages", "dist-packages"}:  # a checkout, which may have been started by `-m`
+        kept["PYTHONPATH"] = os.fspath(_TOP)
+    return {**kept, "PATH": search_path(), INSIDE: str(os.geteuid())}
 
 
 def require() -> None:

@@ -308,7 +308,7 @@ class Storage:
         try:
             with FileLock(self.cache.engine / "cleanup.lock", timeout=0):
                 dead, _ = self._dead()
-                if dead and shutil.which("buildah"):
+                if dead and process.find("buildah"):
                     done = self._sweep(dead)
                 if not self.live.is_dir() or not any(self.live.iterdir()):
                     for left in self.cache.mounts.iterdir() if self.cache.mounts.is_dir() else []:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,6 +18,8 @@ _PIECE = 1 << 16
 _ARCHIVE = b"!<arch>\n"
 _HEADER = 60
 _DIFFOSCOPE_LINES = 40
+# diffoscope is a Python script: its module path gets neither a folder of the caller's nor the user's own packages.
+_PYTHON = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def member_at(archive: bytes, offset: int) -> str:
 
 def explain(first: Blob, second: Blob, path: str) -> list[str]:
     """diffoscope's output for one file, at most 40 lines; empty if it is not installed."""
-    program = shutil.which("diffoscope")
+    program = process.find("diffoscope")
     if program is None:
         return []
     with tempfile.TemporaryDirectory(prefix="toolchain-diff-") as folder:
@@ -155,7 +156,6 @@ def explain(first: Blob, second: Blob, path: str) -> list[str]:
             file.parent.mkdir()
             file.write_bytes(read_member(blob.path, blob.media_type, path, limit=_LIMIT) or b"")
             files.append(file)
-        done = process.run(
-            [program, "--no-progress", "--text", "-", "--", *files], capture=True, check=False, timeout=600
-        )
+        words: list[str | Path] = [program, "--no-progress", "--text", "-", "--", *files]
+        done = process.run(words, env=_PYTHON, capture=True, check=False, timeout=600)
     return done.stdout.splitlines()[:_DIFFOSCOPE_LINES]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import logging
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +13,14 @@ from typing import Any
 
 from toolchain.core import strict_json
 from toolchain.core.errors import DocumentError, RegistryError
-from toolchain.core.process import run
 from toolchain.core.strict_json import Keys
+from toolchain.oci.credential_helper import ask_helper
 
-LOG = logging.getLogger(__name__)
 HUB = "docker.io"
 IDENTITY = "<token>"
 _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io")
 _NAMED = re.compile(r"(?:https?://)?([^/]+)(?:/(?:v[12]/?)?)?", re.IGNORECASE)
 _LOGINS: Keys = dict.fromkeys(("auths", "credHelpers", "credsStore"))
-_HELPER_ANSWER: Keys = dict.fromkeys(("Username", "Secret", "ServerURL"))
-_HELPER_NONE = "credentials not found"  # as docker's own helpers say it, on standard output
-_HELPER_SECONDS = 120.0  # the user may have to type a passphrase
 _SENDABLE = re.compile(r"[\x21-\x7e]+")  # what a header can hold
 
 
@@ -83,7 +77,7 @@ def _login(files: list[_File], name: str) -> str:
     helpers = (helper for file in files if (helper := file.helpers.get(name)))
     stores = (file.store for file in files if file.store)
     for helper in filter(None, (next(helpers, None), next(stores, None))):
-        if answer := _ask_helper(str(helper), name):
+        if answer := ask_helper(str(helper), name):
             return answer
     return ""
 
@@ -112,41 +106,6 @@ def _written(file: _File, name: str) -> str:
 
 def _unreadable(path: Path, why: str) -> RegistryError:
     return RegistryError(f"the login file {path} cannot be read", why=why, fix="correct that file, or log in again")
-
-
-def _ask_helper(name: str, key: str) -> str | None:
-    """The login that one of docker's credential helpers keeps under `key`, as the text that follows `Basic`.
-
-    Returns:
-        None if it keeps none. Where it is missing or fails, a warning says so: what follows is anonymous.
-
-    Raises:
-        RegistryError: it answers something else than a login.
-    """
-    program = f"docker-credential-{name}"
-    if shutil.which(program) is None:
-        LOG.warning("%s, which the login file of docker names, is not installed: going on without a login", program)
-        return None
-    # Helpers of clouds and keyrings find what they need in the environment. Nothing that they print may be shown.
-    done = run(
-        [program, "get"], stdin=key, env=os.environ, capture=True, check=False, timeout=_HELPER_SECONDS, helpers=True
-    )
-    if done.returncode != 0:
-        if _HELPER_NONE not in done.stdout:
-            LOG.warning("%s fails for %s (exit code %d): going on without its login", program, key, done.returncode)
-        return None
-    try:
-        answer = strict_json.read(done.stdout, program, keys=_HELPER_ANSWER)
-        user, secret = answer["Username"], answer["Secret"]
-        if not isinstance(user, str) or not isinstance(secret, str):
-            raise TypeError
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise RegistryError(
-            f"{program} answers without a login",
-            why="a credential helper gives JSON with Username and Secret",
-            fix=f"see what it says: printf %s {key} | {program} get",
-        ) from None
-    return base64.b64encode(f"{user}:{secret}".encode()).decode() if secret else None
 
 
 def registry_name(text: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain.core import strict_json
+from toolchain.core import process, strict_json
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, ToolchainError
 from toolchain.core.record import Record
@@ -328,7 +327,7 @@ def _remove(cache: Cache, item: Item) -> None:
 def _tidy_engine(cache: Cache) -> list[Item]:
     """Remove the images from the engine's storage that no finished image here is; the layout has the others."""
     storage = Storage(cache)
-    if not storage.root.is_dir() or shutil.which("buildah") is None:
+    if not storage.root.is_dir() or process.find("buildah") is None:
         return []
     before = disk_bytes(cache.engine)
     storage.cleanup()

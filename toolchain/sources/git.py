@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from toolchain.core import process
+from toolchain.core.environment import network_environment
 from toolchain.core.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.core.process import CommandError
 from toolchain.sources.network import (
     Mirrors,
     git_protocol,
     mirrored,
-    network_environment,
     refuse_offline,
 )
 from toolchain.sources.part import WHOLE, Part

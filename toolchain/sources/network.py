@@ -1,4 +1,4 @@
-"""Rules for reaching out: which addresses are allowed, what a child may know of the network, one HTTP session."""
+"""Rules for reaching out: which addresses are allowed, one HTTP session."""
 
 from __future__ import annotations
 
@@ -8,27 +8,16 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from toolchain.core import web
-from toolchain.core.environment import inherited
 from toolchain.core.errors import ConfigError, SourceError, UnreachableError
 
 if TYPE_CHECKING:
     import requests
 
-_PROXIES = tuple(
-    name for stem in ("http_proxy", "https_proxy", "all_proxy", "no_proxy") for name in (stem, stem.upper())
-)
-# Trust stores of the clients that reach out, and the agent that holds the caller's SSH keys.
-_FILES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO", "SSH_AUTH_SOCK")
 _ATTEMPTS = 4
 RETRY_BACKOFF = 1.0  # seconds before the second try, doubled for each further one
 _MIRROR = re.compile(r"([a-zA-Z][a-zA-Z0-9+.\-]*://[^\s=]+)=((?:[a-zA-Z][a-zA-Z0-9+.\-]*://|/)\S+)")
 # Names of query parameters that may hold secrets.
 _SECRET = re.compile(r"token|secret|signature|pass|credential|auth(?!or)|jwt|session|^sig$|key$|^pw$", re.IGNORECASE)
-
-
-def network_environment() -> dict[str, str]:
-    """Return the variables that only programs with a network get: proxies, trust stores and the SSH agent."""
-    return inherited(_PROXIES, files=_FILES)
 
 
 def refuse_offline(what: str, *, offline: bool) -> None:

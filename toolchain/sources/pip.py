@@ -11,10 +11,9 @@ import re
 from collections.abc import Mapping
 
 from toolchain.core import process
-from toolchain.core.environment import inherited
+from toolchain.core.environment import inherited, network_environment
 from toolchain.core.errors import SourceError, UnreachableError
 from toolchain.core.process import CommandError
-from toolchain.sources.network import network_environment
 
 KEPT: Mapping[str, str] = {
     "PIP_INDEX_URL": "the index or its mirror",

@@ -14,17 +14,21 @@ from toolchain.core import process
 from toolchain.core.amounts import watched
 from toolchain.core.deb822 import stanzas
 from toolchain.core.digest import write_atomically
+from toolchain.core.environment import network_environment
 from toolchain.core.errors import DigestError, SourceError, ToolchainError, UnreachableError
 from toolchain.core.process import CommandError
 from toolchain.sources.archive import fetch_archive
 from toolchain.sources.mirrors import Mirror
-from toolchain.sources.network import network_environment
 from toolchain.sources.store import Store
 
 _HELPER = Path("/usr/lib/apt/apt-helper")
 _ORIG = re.compile(r"_(?P<version>[^_/]+)\.orig\.tar\.(?:xz|gz|bz2|zst)")
 # apt's messages for a mirror without the suite, and for an index that has expired.
 _GONE = re.compile(r"does not have a Release file|404 +Not Found|File not found|Failed to stat")
+# The machine's apt.conf may name programs to run around an update, for its own lists. An option cannot empty a list.
+_NO_HOOKS = b"".join(
+    f"#clear APT::Update::{name};\n".encode() for name in ("Pre-Invoke", "Post-Invoke", "Post-Invoke-Success")
+)
 _HOST = re.compile(r"\b[a-z+]+://[^/\s]+|(?<=connect to )\S+( \([^)]*\))?|(?<=resolve ')[^']+")
 _EXPIRED = re.compile(r"Release file for .* is expired|invalid since")
 
@@ -73,7 +77,7 @@ class Suite:
             *("-o", "APT::Update::Error-Mode=any"),
             # The cache may be where apt's own user cannot go.
             *("-o", "APT::Sandbox::User=root"),
-            *("-o", "APT::Update::Post-Invoke-Success="),
+            *("-c", os.fspath(self.root / "no-hooks")),
         ]
 
     @property
@@ -218,6 +222,8 @@ class Suite:
         )
 
     def _run(self, program: str, *words: str) -> str:
+        self.root.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.root / "no-hooks", _NO_HOOKS)
         return process.run(
             [program, *self.options, *words],
             capture=True,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
-from toolchain.core import digest, tar_headers
+from toolchain.core import digest, process, tar_headers
 from toolchain.core.amounts import tell
 from toolchain.core.digest import CHUNK
 from toolchain.core.errors import HostileInputError, ResourceError, SourceError
@@ -282,7 +282,7 @@ def decompressed(archive: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
         yield packed
         return
     _, argv, fallback = known
-    if fallback is None or shutil.which(argv[0]):
+    if fallback is None or process.find(argv[0]):
         with output(argv, stdin=packed) as stream:
             yield stream
     else:

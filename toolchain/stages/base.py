@@ -16,13 +16,13 @@ from toolchain.catalog.bases import BaseRecipe, base_recipe
 from toolchain.core import process, strict_json
 from toolchain.core.deb822 import stanzas
 from toolchain.core.digest import EPOCH, sha256_bytes, sha256_json, write_atomically
+from toolchain.core.environment import network_environment
 from toolchain.core.errors import BuildError, SourceError, UnreachableError, UnsupportedError
 from toolchain.core.filesystem import emptied, read_built
 from toolchain.core.process import CommandError
 from toolchain.core.recipe import Recipe
 from toolchain.oci.layout import Layout
 from toolchain.request.model import Request
-from toolchain.sources.network import network_environment
 from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace, common_inputs, image_labels
 from toolchain.stages.start import pull_start
 

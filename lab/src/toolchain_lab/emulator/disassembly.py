@@ -62,8 +62,10 @@ def find_disassembler(run: Run, given: Path | None = None) -> Disassembler:
     named = given or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
     if named is not None:
         return _disassembler(str(named), run)
+    # A relative entry of PATH would be the current folder or one in it.
+    folders = os.pathsep.join(at for at in os.environ.get("PATH", "").split(os.pathsep) if at.startswith("/"))
     for name in _NAMES:
-        path = shutil.which(name) or next((str(p) for p in _packaged(name) if p.is_file()), None)
+        path = shutil.which(name, path=folders) or next((str(p) for p in _packaged(name) if p.is_file()), None)
         if path is not None:
             return _disassembler(path, run)
     raise DisassemblerError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from toolchain.core import process
 from toolchain.core.check_result import STATUSES, Object, require_right
+from toolchain.core.environment import python_children
 from toolchain_lab.emulator.disassembly import Disassembler
 from toolchain_lab.numbers.check import Checked, check_object, finite
 
@@ -133,23 +133,17 @@ def results(objects: Sequence[Object], disassembler: Disassembler, jobs: int) ->
         return
     # A fork would copy the threads' locks of numpy's library.
     context = multiprocessing.get_context("spawn")
-    variables = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        with ProcessPoolExecutor(min(jobs, len(objects)), mp_context=context, initializer=_begin_worker) as pool:
-            waiting = [pool.submit(check_object, each.path, each.name, disassembler) for each in objects]
-            try:
-                for future in as_completed(waiting):
-                    yield future.result()
-            except BaseException:
-                # The pool would wait until everything is checked.
-                for worker in multiprocessing.active_children():
-                    worker.kill()
-                raise
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    with (
+        python_children(threads),
+        ProcessPoolExecutor(min(jobs, len(objects)), mp_context=context, initializer=_begin_worker) as pool,
+    ):
+        waiting = [pool.submit(check_object, each.path, each.name, disassembler) for each in objects]
+        try:
+            for future in as_completed(waiting):
+                yield future.result()
+        except BaseException:
+            # The pool would wait until everything is checked.
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            raise
