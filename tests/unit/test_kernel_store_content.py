@@ -12,7 +12,7 @@ import pytest
 from tests.unit.test_kernel_shards import RULES, folder, merge, run
 from tests.unit.test_kernel_store import Machine
 from toolchain.core.errors import ConfigError
-from toolchain.kernels.store import Addition, DamagedError, FolderStore, read_record, read_seconds
+from toolchain.kernels.store import DamagedError, read_record, read_seconds
 
 DEEP = "[" * 100_000
 
@@ -35,23 +35,6 @@ def test_a_record_with_such_is_damaged(said: str) -> None:
         read_record(line.encode() + b"\n", {})
     with pytest.raises(DamagedError):
         read_record(DEEP.encode() + b"\n", {})
-
-
-def test_seconds_of_a_store_that_are_none_are_passed_over(tmp_path: Path) -> None:
-    lines = [f'{{"rule": "a", "seconds": {"9" * 400}}}', DEEP, '{"rule": "b", "seconds": NaN}']
-    FolderStore(tmp_path / "store").add(Addition("0" * 64, "gfx942", "c", 1.0, b"x"))
-    (tmp_path / "store" / "seconds.jsonl").write_text("\n".join([*lines, '{"rule": "c", "seconds": 2.5}']) + "\n")
-    assert FolderStore(tmp_path / "store").seconds(["gfx942"]) == {"c": 2.5}
-
-
-@pytest.mark.parametrize("content", [b"[Infinity]", DEEP.encode(), b"[1e999]"])
-def test_a_cut_that_is_none(tmp_path: Path, content: bytes) -> None:
-    store = folder(tmp_path / "store")
-    run(Machine(tmp_path / "first"), [store], (1, 2))
-    (note,) = [name for name in store.notes("cut-") if name.startswith("cut-")]
-    (tmp_path / "store" / "notes" / f"{note}.json").write_bytes(content)
-    with pytest.raises(ConfigError, match="has an invalid split into 2 shards"):
-        run(Machine(tmp_path / "second"), [store], (2, 2))
 
 
 @pytest.mark.parametrize("changes", [{"of": 30_000_000}, {"shard": 0}, {"shard": 3}, {"shard": -1}])

@@ -136,12 +136,10 @@ def test_a_key_takes_no_planted_name(here: Path, secret: Path, monkeypatch: pyte
 
 
 def add(store: FolderStore) -> None:
-    store.add(Addition(NAME, "gfx942", "rule", 1.0, b"record"))
+    store.add(Addition(NAME, "gfx942", b"record"))
 
 
-@pytest.mark.parametrize(
-    "name", ["kernel-store.json", f"results/ab/{NAME[2:]}", "seconds.jsonl", "results", "results/ab"]
-)
+@pytest.mark.parametrize("name", ["kernel-store.json", f"results/ab/{NAME[2:]}", "results", "results/ab"])
 def test_a_kernel_store_is_written_to_itself_alone(here: Path, secret: Path, name: str) -> None:
     (here / name).parent.mkdir(parents=True, exist_ok=True)
     folder = name.startswith("results") and name.count("/") < 2
@@ -163,8 +161,5 @@ def test_a_record_of_a_kernel_store_is_a_file_of_it(here: Path, secret: Path, ki
     path.unlink()
     PLANTED[kind](path, secret)
     assert list(store.fetch([NAME])) == [(NAME, None)]
-    (here / "seconds.jsonl").unlink()
-    PLANTED[kind](here / "seconds.jsonl", secret)
-    assert store.seconds(["gfx942"]) == {}
     add(store)
     assert untouched(secret)

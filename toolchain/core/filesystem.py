@@ -139,21 +139,6 @@ def is_inside(path: Path, folder: Path) -> bool:
     return Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(folder))
 
 
-def append_regular(path: Path, content: bytes) -> None:
-    """Add to the end of a file, in one write. It is made where it is not there.
-
-    Raises:
-        OSError: it is a link, or no regular file.
-    """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o644)
-    try:
-        _require_regular(os.fstat(descriptor), path)
-        os.write(descriptor, content)
-    finally:
-        os.close(descriptor)
-
-
 class NewFile:
     """A file that is written under a random name beside `path`, and gets its name by `finish`. Otherwise it goes.
 

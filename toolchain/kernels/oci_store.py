@@ -17,7 +17,7 @@ from typing import Any
 
 from toolchain.core import strict_json
 from toolchain.core.errors import DigestError, RegistryError, ToolchainError
-from toolchain.kernels.store import Addition, read_seconds
+from toolchain.kernels.store import Addition
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import children_of, parse_object
@@ -37,8 +37,6 @@ _LARGEST_LIST = 16 << 20
 class _Row:
     offset: int
     size: int
-    rule: str
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,8 @@ class OciStore:
                 raise ValueError(f"its list has {listed.size} bytes")
             path = self._place.blob(listed, self._scratch)
             rows = {
-                str(name): _Row(int(offset), int(size), str(rule), read_seconds(took))
-                for name, (offset, size, rule, took) in strict_json.read(path.read_bytes())["results"].items()
+                str(name): _Row(int(offset), int(size))
+                for name, (offset, size) in strict_json.read(path.read_bytes())["results"].items()
             }
             self._scratch.forget(listed.digest)
             if any(row.offset < 0 or row.size < 0 or row.offset + row.size > blob.size for row in rows.values()):
@@ -146,7 +144,7 @@ class OciStore:
         rows: dict[str, Any] = {}
         content = bytearray()
         for addition in ordered:
-            rows[addition.name] = [len(content), len(addition.record), addition.rule, addition.seconds]
+            rows[addition.name] = [len(content), len(addition.record)]
             content += addition.record
         blob = self._scratch.put_bytes(bytes(content), PACK)
         listed = self._scratch.put_json({"results": rows}, LIST)
@@ -156,23 +154,10 @@ class OciStore:
         self._scratch.forget(blob.digest, listed.digest, manifest.digest)
         return len(ordered)
 
-    def seconds(self, targets: Sequence[str]) -> Mapping[str, float]:
+    def note(self, name: str, content: bytes) -> None:
         """See `KernelStore`."""
-        seconds: dict[str, float] = {}
-        for tag in sorted(self._place.tags()):
-            known = _PACK_TAG.fullmatch(tag)
-            if known and known["target"] in targets:
-                pack = self._packs.get(tag) or self._list(tag)
-                seconds |= {row.rule: row.seconds for row in pack.rows.values()} if pack is not None else {}
-        return seconds
-
-    def note(self, name: str, content: bytes, *, first: bool = False) -> bytes:
-        """See `KernelStore`. A registry cannot guarantee that the first one stays: two writers may both succeed."""
-        tag = f"n-{name}"
-        if not (first and tag in self._place.tags()):
-            blob = self._scratch.put_bytes(content, NOTE)
-            self._place.put(self._scratch, self._scratch.put_artifact(NOTE, [blob]), [tag])
-        return self._read_note(tag)
+        blob = self._scratch.put_bytes(content, NOTE)
+        self._place.put(self._scratch, self._scratch.put_artifact(NOTE, [blob]), [f"n-{name}"])
 
     def _read_note(self, tag: str) -> bytes:
         manifest, content = self._place.manifest(tag)

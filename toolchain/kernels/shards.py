@@ -1,14 +1,14 @@
 """A campaign in parts without a scheduler: each machine compiles its shard, and one joins them.
 
-All machines must cut the same way, or kernels would be compiled twice and others never. The cut follows from the rules,
-the number of shards, and the seconds in the store when the first shard began, which writes the cut to the store.
+The assignment of kernels to shards follows from the rules and the number of shards alone, so each machine computes the
+same one. docs/measurements/kernels.md has what knowing the compile times would gain.
 """
 
 from __future__ import annotations
 
 import heapq
-import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,45 +31,28 @@ _WORDS = {
 _MOST_SHARDS = 99_999
 
 
-def cut(rules: Sequence[Rule], count: int, seconds: Mapping[str, float]) -> dict[str, int]:
-    """The shard of each cluster, from 1 to `count`: the slowest cluster first, each to the shard with the least so far.
+def cut(rules: Iterable[Rule], count: int) -> dict[str, int]:
+    """Return the shard of each cluster, from 1 to `count`.
 
-    Args:
-        seconds: by a rule's id, what is known. A rule without gets the median of its kernel and GPU, else of all.
+    Clusters go to the shard with the fewest kernels so far, the largest cluster first.
 
     Raises:
-        ConfigError: fewer clusters than shards.
+        ConfigError: there are fewer clusters than shards.
     """
-    clusters: dict[str, list[Rule]] = {}
-    for rule in rules:
-        clusters.setdefault(rule.cluster, []).append(rule)
+    clusters = Counter(rule.cluster for rule in rules)
     if count > len(clusters):
         raise ConfigError(
             f"{len(clusters)} clusters of kernels cannot be cut into {count} shards",
             why="kernels that are packed as one stay together",
             fix=f"give --shard K/{len(clusters)} or fewer",
         )
-    cost = _milliseconds(rules, seconds)
-    weights = {name: sum(cost[rule.id] for rule in inside) for name, inside in clusters.items()}
     loads = [(0, number) for number in range(1, count + 1)]
     shards = {}
-    for name in sorted(weights, key=lambda name: (-weights[name], name)):
+    for name in sorted(clusters, key=lambda name: (-clusters[name], name)):
         load, number = loads[0]
-        heapq.heapreplace(loads, (load + weights[name], number))
+        heapq.heapreplace(loads, (load + clusters[name], number))
         shards[name] = number
     return shards
-
-
-def _milliseconds(rules: Sequence[Rule], seconds: Mapping[str, float]) -> dict[str, int]:
-    # Whole numbers: their sum is the same in any order, so that all machines cut the same way.
-    known = {rule.id: max(round(seconds[rule.id] * 1000), 1) for rule in rules if rule.id in seconds}
-    groups: dict[tuple[str, str], list[int]] = {}
-    for rule in rules:
-        if rule.id in known:
-            groups.setdefault((rule.kernel, rule.target), []).append(known[rule.id])
-    usual = {group: round(statistics.median(inside)) for group, inside in groups.items()}
-    middle = round(statistics.median(known.values())) if known else 1000
-    return {rule.id: known.get(rule.id, usual.get((rule.kernel, rule.target), middle)) for rule in rules}
 
 
 @dataclass(frozen=True)
@@ -80,13 +63,11 @@ class Shard:
         rules: the shard's own, in their order.
         identity: what all shards of one campaign have in common.
         part: which of how many; None for the whole.
-        cut: digest of the cut; all shards must be of one.
     """
 
     rules: RuleSet
     identity: Mapping[str, Any]
     part: tuple[int, int] | None
-    cut: str = ""
 
     def finish(self, shared: SharedResults | None, entries: Sequence[Entry]) -> None:
         """Record in the store that this shard is finished, and which kernels do not compile.
@@ -109,7 +90,6 @@ class Shard:
             **self.identity,
             "shard": number,
             "of": count,
-            "cut": self.cut,
             "kernels": len(self.rules.rules),
             "bad": [asdict(entry) for entry in entries if entry.status != DONE],
         }
@@ -144,7 +124,7 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
     Where `shared` may compile nothing, the shards in its stores are looked at first.
 
     Raises:
-        ConfigError: no store, too many shards, shards of different inputs, or an invalid assignment.
+        ConfigError: no store, too many shards, or shards of different inputs.
         KernelError: a shard is missing.
     """
     if shared is not None and shared.only:
@@ -155,31 +135,9 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
         return Shard(rules, {}, None)
     if shared is None:
         raise without_store(part)
-    identity = _identity(rules, shared)
-    numbers = _agreed(rules, part[1], shared.stores[0], identity)
-    mine = {name for name, number in numbers.items() if number == part[0]}
-    inside = tuple(rule for rule in rules.rules if rule.cluster in mine)
-    return Shard(RuleSet(inside, rules.total), identity, part, sha256_json(numbers))
-
-
-def _agreed(rules: RuleSet, count: int, store: KernelStore, identity: Mapping[str, Any]) -> dict[str, int]:
-    """The cut that the first shard left in the store; this one's own where it is the first."""
-    note = f"cut-{_short(identity)}-{count}"
-    known = store.notes(note)
-    if note in known:
-        content = known[note]
-    else:
-        targets = sorted({rule.target for rule in rules.rules})
-        own = cut(rules.rules, count, store.seconds(targets))
-        content = store.note(note, canonical([own[name] for name in sorted(own)]), first=True)
-    names = sorted({rule.cluster for rule in rules.rules})
-    try:
-        numbers = [int(number) for number in strict_json.read(content)]
-    except (ValueError, TypeError):
-        numbers = []
-    if len(numbers) != len(names) or not set(numbers) <= set(range(1, count + 1)):
-        raise ConfigError(f"{store.ref} has an invalid split into {count} shards", fix="name another store")
-    return dict(zip(names, numbers, strict=True))
+    numbers = cut(rules.rules, part[1])
+    inside = tuple(rule for rule in rules.rules if numbers[rule.cluster] == part[0])
+    return Shard(RuleSet(inside, rules.total), _identity(rules, shared), part)
 
 
 def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) -> dict[str, Entry]:
@@ -189,8 +147,7 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
         ConfigError: a shard of other inputs.
         KernelError: a shard is missing.
     """
-    cuts: dict[tuple[int, str], dict[int, Mapping[str, Any]]] = {}
-    refs: dict[tuple[int, str], str] = {}
+    by_count: dict[int, dict[int, Mapping[str, Any]]] = {}
     for store in shared.stores:
         marks = _marks(store, shared, identity)
         own = [mark for mark in marks if all(mark.get(name) == value for name, value in identity.items())]
@@ -199,15 +156,18 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
                 f"{store.ref} holds no shard of this campaign", why=_why(marks, identity), fix=_fix(marks)
             )
         for mark in own:
-            at = int(mark["of"]), str(mark.get("cut"))
-            refs.setdefault(at, store.ref)
-            cuts.setdefault(at, {})[int(mark["shard"])] = mark
-    # Beside one that is whole there may be shards of a cut that was given up.
-    whole = [at for at, by_number in cuts.items() if len(by_number) == at[0]]
-    if len(cuts) > 1 and not whole:
-        texts = "; ".join(f"{ref}: into {count}, {digest[:19]}" for (count, digest), ref in sorted(refs.items()))
-        raise ConfigError("these are shards of different cuts", why=texts, fix="merge the shards of one cut")
-    (count, _), by_number = next((at, cuts[at]) for at in (*whole, *cuts))
+            by_count.setdefault(int(mark["of"]), {})[int(mark["shard"])] = mark
+    # Shards of another number may be left from a campaign that was given up.
+    whole = [count for count, by_number in by_count.items() if len(by_number) == count]
+    if len(by_count) > 1 and not whole:
+        counts = ", ".join(str(count) for count in sorted(by_count))
+        raise ConfigError(
+            "no campaign is complete here",
+            why=f"these are shards of campaigns in {counts} shards",
+            fix="run the missing shards of one of them",
+        )
+    count = next(iter((*whole, *by_count)))
+    by_number = by_count[count]
     if lacking := [f"{number}/{count}" for number in range(1, count + 1) if number not in by_number]:
         raise KernelError(
             f"{len(lacking)} of {count} shards are missing: {', '.join(lacking)}",

@@ -215,11 +215,7 @@ class SharedResults:
             about=self._about_here,
         )
         record = result.record(self.key)
-        self._try(
-            lambda: store.add(
-                Addition(name, rule.target, rule.id, entry.seconds, record), replace=name in self._unusable
-            )
-        )
+        self._try(lambda: store.add(Addition(name, rule.target, record), replace=name in self._unusable))
 
     def add_earlier(self, rules: Sequence[Rule], entries: Mapping[str, Entry], out: Path) -> None:
         """Store what an earlier run compiled and the store lacks: it may have been killed before it stored it.

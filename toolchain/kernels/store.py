@@ -8,7 +8,6 @@ that it was made from, and a signature over it where the writer has a key. Each 
 from __future__ import annotations
 
 import base64
-import contextlib
 import errno
 import hashlib
 import os
@@ -20,7 +19,7 @@ from typing import Any, BinaryIO, Protocol
 from toolchain.core import strict_json
 from toolchain.core.digest import canonical
 from toolchain.core.errors import ConfigError, ResourceError
-from toolchain.core.filesystem import NewFile, append_regular, is_inside, open_regular, read_regular
+from toolchain.core.filesystem import NewFile, is_inside, read_regular
 from toolchain.core.strict_json import Keys
 from toolchain.kernels.result_name import FORMAT
 
@@ -193,12 +192,10 @@ def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Addition:
-    """A record to be stored, and what is kept beside it: GPU, the rule's id, seconds."""
+    """A record to be stored, with its name and GPU."""
 
     name: str
     target: str
-    rule: str
-    seconds: float
     record: bytes
 
 
@@ -232,15 +229,11 @@ class KernelStore(Protocol):
     def flush(self) -> int:
         """Store what was added and is not stored; how many that were."""
 
-    def seconds(self, targets: Sequence[str]) -> Mapping[str, float]:
-        """By rule, what compiling it took: of any source and Triton, the latest that is known."""
-
-    def note(self, name: str, content: bytes, *, first: bool = False) -> bytes:
-        """Write a note; its content then.
+    def note(self, name: str, content: bytes) -> None:
+        """Write a note.
 
         Args:
             name: lower-case letters and digits, with `-` between.
-            first: keep an existing note.
         """
 
     def notes(self, prefix: str) -> Mapping[str, bytes]:
@@ -310,31 +303,15 @@ class FolderStore:
         if path.exists() and not replace:
             return 0
         self._write(path, addition.record)
-        line = canonical({"rule": addition.rule, "seconds": addition.seconds}) + b"\n"
-        # One short write at the end of the file: others' lines stay whole. A lost one costs an estimate.
-        with contextlib.suppress(OSError):
-            append_regular(self._root / "seconds.jsonl", line)
         return 1
 
     def flush(self) -> int:
         """See `KernelStore`."""
         return 0
 
-    def seconds(self, targets: Sequence[str]) -> Mapping[str, float]:  # noqa: ARG002 - a rule's id knows its GPU
+    def note(self, name: str, content: bytes) -> None:
         """See `KernelStore`."""
-        by_rule: dict[str, float] = {}
-        with contextlib.suppress(OSError), open_regular(self._root / "seconds.jsonl", within=self._root) as stream:
-            for line in stream:
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    row = strict_json.read(line)
-                    by_rule[str(row["rule"])] = read_seconds(row["seconds"])
-        return by_rule
-
-    def note(self, name: str, content: bytes, *, first: bool = False) -> bytes:
-        """See `KernelStore`."""
-        path = self._root / "notes" / f"{name}.json"
-        self._write(path, content, first=first)
-        return self._read_note(path)
+        self._write(self._root / "notes" / f"{name}.json", content)
 
     def notes(self, prefix: str) -> Mapping[str, bytes]:
         """See `KernelStore`."""
@@ -348,11 +325,8 @@ class FolderStore:
                 f"cannot read the note {path} of a campaign", why=str(error.strerror), fix="name another store"
             ) from error
 
-    def _write(self, path: Path, content: bytes, *, first: bool = False) -> None:
+    def _write(self, path: Path, content: bytes) -> None:
         """Write a file that is there whole or not at all.
-
-        Args:
-            first: leave one alone that is there.
 
         Raises:
             ResourceError: it cannot be written.
@@ -367,7 +341,7 @@ class FolderStore:
             with NewFile(path) as new:
                 new.stream.write(content)
                 # It is not read back: another process may write the same result now, and each reader checks it.
-                new.finish(replace=not first)
+                new.finish()
         except OSError as error:
             raise ResourceError(
                 f"the kernel store {self._root} cannot be written",

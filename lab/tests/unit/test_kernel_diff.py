@@ -189,7 +189,7 @@ def test_a_store_is_compared_by_what_its_kernels_were_compiled_from(built: Path,
         about = json.loads(metadata)
         result = Result(inputs={"rule": {"kernel": about["name"]}}, code=path.read_bytes(), metadata=metadata)
         name = ("0" * 63 + str(len(list((tmp_path / "store").rglob("0*")))))[-64:]
-        store.add(Addition(name, about["arch"], "r", 1.0, result.record()))
+        store.add(Addition(name, about["arch"], result.record()))
     counts = run(built / "a", tmp_path / "store")["counts"]
     # The tight one was compiled from another number of waves: it is another kernel.
     assert (counts["same"], counts["only_a"], counts["only_b"]) == (3, 1, 1)

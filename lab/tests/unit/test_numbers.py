@@ -264,7 +264,7 @@ def test_a_result_of_a_kernel_store_is_an_object_with_its_json(tmp_path: Path) -
     }  # fmt: skip
     store = FolderStore(tmp_path / "store")
     record = Result(inputs={}, code=b"code", metadata=json.dumps(about).encode()).record()
-    store.add(Addition("ab" * 32, "gfx942", "rule", 1.0, record))
+    store.add(Addition("ab" * 32, "gfx942", record))
     (kernel,) = collect(list(local_files(tmp_path / "store", "store")), tmp_path / "out").objects
     assert (kernel.gpu, kernel.kernel, kernel.path.read_bytes()) == ("gfx942", "k.py:k", b"code")
     assert read_metadata(kernel.path).kernel == "k"
