@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -85,14 +84,17 @@ def test_an_honest_tree_gets_no_byte_of_a_hostile_one(quickstart: Quickstart, tm
     def made(source: Path) -> tuple[dict[str, bytes], Any]:
         said = toolchain("kernels", "run", "--source", f"flash-attn={source}", *words)
         folder = tmp_path / f"{source.name} layer"
-        return objects(said, folder), json.loads(said.out)["stages"][-1]["facts"]["kernel_store"]
+        return objects(said, folder), said.json["stages"][-1]["facts"]
 
     spoiled, _ = made(hostile)
     assert {path.split("/")[-2].split(".")[0] for path, code in spoiled.items() if code.endswith(MARK)} == {
         "fwd_prefill"
     }, "a hostile module spoils the kernels that it is a part of, and no others"
-    kept, counts = made(honest)
+    kept, facts = made(honest)
     assert kept.keys() == spoiled.keys()
     assert not [path for path, code in kept.items() if MARK in code]
     served = sum("fwd_decode." in path for path in kept)
+    counts = facts["kernel_store"]
     assert (counts["taken"], counts["absent"]) == (served, len(kept) - served), "the files of fwd_decode are the same"
+    (row,) = facts["stored_kernels"]
+    assert (row["store"], row["kernels"], bool(row["signer"])) == ("folder", served, signed)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from tests.kernel_fixtures import make_rule
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import load_bases
 from toolchain.core.cache import Cache
+from toolchain.kernels.ledger import DONE, Entry, of_worker
 from toolchain.pipeline.plan import plan
 from toolchain.request.model import Request
-from toolchain.stages.kernel_workers import allocator
+from toolchain.stages.kernel_workers import allocator, stored_kernels
 from toolchain.stages.kernels import KernelsStage
 from toolchain.stages.stage import Planned
 
@@ -38,3 +40,21 @@ def test_compile_processes_have_the_allocator_of_a_base_that_installs_one(tmp_pa
         assert bool(base.allocator) == ("libjemalloc2" in base.packages), name
     assert given("debian12") == given("debian13") == {"LD_PRELOAD": "libjemalloc.so.2"}
     assert given("almalinux8") == given(f"oci:{tmp_path}:mine") == {}
+
+
+def test_kernels_of_stores_are_counted_by_store_and_signer() -> None:
+    def entry(origin: str, signer: str = "") -> Entry:
+        return Entry.of(make_rule("k"), DONE, origin=origin, signer=signer)
+
+    entries = [
+        entry(""), entry(of_worker("there")), entry("/private/store", "sha256:1"), entry("/private/store", "sha256:1"),
+        entry("oci:/private/layout"), entry("registry.example/kernels"),
+    ]  # fmt: skip
+    assert stored_kernels(entries) == {
+        "stored_kernels": [
+            {"store": "folder", "signer": "sha256:1", "kernels": 2},
+            {"store": "oci", "signer": "", "kernels": 1},
+            {"store": "registry.example/kernels", "signer": "", "kernels": 1},
+        ]
+    }
+    assert stored_kernels(entries[:2]) == {}

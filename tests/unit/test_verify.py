@@ -30,6 +30,7 @@ from tests.fake_registry import fake_registry
 from tests.places import attach, fetch_image, publish, referrers, verify
 from toolchain.core.digest import canonical
 from toolchain.core.errors import ConfigError
+from toolchain.core.record import STORED_KERNELS
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import write_index
@@ -274,7 +275,7 @@ def test_another_image_under_this_name(stand: Stand) -> None:
         "input_digest": stand.image_facts.record.input_digest,
         "isolation": f"chroot sha256:{'4' * 12}", "compiler_cache": "none",
         "triton": None, "llvm": {"version": None, "commit": COMMIT, "tree": None}, "gpus": [], "pythons": [],
-        "command": "toolchain build llvm --base debian13",
+        "kernel_stores": [], "command": "toolchain build llvm --base debian13",
     }  # fmt: skip
     other = stand.provenance()
     del other["predicate"]["buildDefinition"]["externalParameters"]  # another tool's, say
@@ -298,6 +299,36 @@ def test_how_it_was_built_can_be_demanded(tmp_path: Path) -> None:
         assert (verdict.verdict == "trusted") == (not wanted), verdict.problems
         assert wanted in (verdict.problems or [""])[0]
         assert look(stand).verdict == "trusted"
+
+
+STORED = {"store": "registry.example/kernels", "signer": "sha256:" + "c" * 64, "kernels": 3}
+
+
+@pytest.mark.parametrize("row", [STORED, {**STORED, "store": "folder", "signer": ""}])
+def test_kernels_from_a_store_can_be_refused(tmp_path: Path, row: dict[str, Any]) -> None:
+    stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", image_facts(facts={STORED_KERNELS: [row]}))
+    stand.say_all()
+    said = wrong(look(stand, no_kernel_store=True))
+    assert said.startswith("policy: 3 kernels")
+    assert row["store"] in said
+    assert row["signer"] in said
+    trusted = look(stand, fresh=True)
+    assert trusted.verdict == "trusted"
+    assert trusted.as_json()["provenance"]["kernel_stores"] == [row]
+
+
+def test_an_image_without_kernels_of_a_store_passes(stand: Stand) -> None:
+    stand.say_all()
+    verdict = look(stand, no_kernel_store=True)
+    assert (verdict.verdict, verdict.as_json()["provenance"]["kernel_stores"]) == ("trusted", [])
+
+
+@pytest.mark.parametrize("rows", [[{}], ["x"], 5, [{**STORED, "kernels": "many"}]])
+def test_kernel_stores_in_another_form_are_refused(stand: Stand, rows: Any) -> None:
+    other = stand.provenance()
+    other["predicate"]["buildDefinition"]["internalParameters"]["kernelStores"] = rows
+    stand.say_all(provenance=other)
+    assert wrong(look(stand)).startswith("provenance: the statement is malformed")
 
 
 def test_one_build_as_the_policy_demands_is_enough(tmp_path: Path) -> None:

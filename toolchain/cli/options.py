@@ -45,7 +45,7 @@ SOURCE_REPO = Option(
 POLICY = Option(
     name="policy", never_empty=True,
     help="`source-only`: nothing prebuilt except --allow-binary; `isolated`: built in isolation; `fresh`: built without"
-    " ccache. Comma-separated.",
+    " ccache; `no-kernel-store`: compiled each kernel itself. Comma-separated.",
 )  # fmt: skip
 REUSE_FROM = Option(
     name="reuse-from", panel="Trust", place="oci", metavar="WHERE",

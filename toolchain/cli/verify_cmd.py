@@ -128,10 +128,14 @@ def _rebuilders(needed: int | None, keys: Sequence[Path]) -> Rebuilders | None:
 
 def _tell(row: Mapping[str, Any], inside: Contents) -> None:
     """Print the contents of a trusted image, how it was built, and the command that builds it."""
+    from toolchain.trust.policy import stored  # noqa: PLC0415 - cryptography
+
     for name, text in inside.rows():
         console.note(f"  {name}: {text}")
     console.note(f"  isolation of the build: {row['isolation'] or 'unknown'}")
     console.note(f"  compiler cache: {row['compiler_cache'] or 'unknown'}")
+    for taken in row["kernel_stores"]:
+        console.note(f"  {stored(taken)}")
     if row["command"]:
         console.note(f"  built by: {row['command']}")
 

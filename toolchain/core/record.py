@@ -18,6 +18,8 @@ from toolchain.core.typed import TypedError, typed
 VERSION = 2
 # A name of this project's own, not an address; explained in docs/trust.md.
 LOCAL_BUILDER = "urn:toolchain:builder:local"
+STORED_KERNELS = "stored_kernels"
+"""The fact which kernels were taken from kernel stores; see `stages.kernel_workers.stored_kernels`."""
 
 
 class Fate(StrEnum):

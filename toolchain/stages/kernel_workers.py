@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from toolchain.core import console
 from toolchain.core.cache import Cache
 from toolchain.core.filesystem import emptied
 from toolchain.core.recipe import Mount, digests
+from toolchain.core.record import STORED_KERNELS
 from toolchain.oci.image import read_layers
 from toolchain.oci.layout import Layout
 from toolchain.request.model import Request
+from toolchain.request.option_values import is_store_folder
 from toolchain.stages.stage import Built, Workspace
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from toolchain.kernels.bounds import Limits, MemoryBounds
     from toolchain.kernels.campaign import CampaignResult
     from toolchain.kernels.executors import Executor
-    from toolchain.kernels.ledger import Ledger
+    from toolchain.kernels.ledger import Entry, Ledger
     from toolchain.kernels.pool import CompileSetup
     from toolchain.kernels.result_name import Naming
     from toolchain.kernels.rules import RuleSet
@@ -287,11 +290,30 @@ def campaign_facts(result: CampaignResult, request: Request, gpus: Sequence[str]
         "known_bad": [entry.out for entry in result.bad],
         "skipped": result.skipped,
         **({"kernel_store": result.shared} if result.shared else {}),
+        **stored_kernels(result.entries),
         "about": result.about,
         "allocator": allocator(request).get("LD_PRELOAD", ""),
         "by_kernel": result.rows(),
         "gpus": list(gpus),
     }
+
+
+def stored_kernels(entries: Iterable[Entry]) -> dict[str, Any]:
+    """The fact which kernels were taken from kernel stores: their number by store and signer; empty for none.
+
+    A store is a registry's name, `oci` or `folder`, because the path of a folder tells nothing to others.
+    """
+    from toolchain.kernels.ledger import Maker  # noqa: PLC0415 - a plan compiles nothing
+
+    counted = Counter((_public(entry.origin), entry.signer) for entry in entries if entry.maker is Maker.STORE)
+    rows = [{"store": store, "signer": signer, "kernels": count} for (store, signer), count in sorted(counted.items())]
+    return {STORED_KERNELS: rows} if rows else {}
+
+
+def _public(store: str) -> str:
+    if is_store_folder(store):
+        return "folder"
+    return "oci" if store.startswith("oci:") else store
 
 
 def limits(request: Request) -> dict[str, float]:

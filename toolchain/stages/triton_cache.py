@@ -49,6 +49,7 @@ from toolchain.stages.kernel_workers import (
     limits,
     part_of_kernels,
     starting,
+    stored_kernels,
     workers_here,
 )
 from toolchain.stages.stage import (
@@ -189,6 +190,7 @@ class TritonCacheStage:
                 "known_bad": [outcome.call.name for outcome in bad],
                 "failures": {outcome.call.name: outcome.entry.reason for outcome in bad},
                 "refused": {outcome.call.name: outcome.entry.reason for outcome in refused},
+                **stored_kernels(outcome.entry for outcome in everything),
                 "by_gpu": list(by_gpu(everything)),
                 "entries": len(entries),
                 "bytes": sum(entry.size for entry in entries),

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from toolchain import __version__
 from toolchain.core import strict_json
 from toolchain.core.digest import canonical, sha256_json
-from toolchain.core.record import LOCAL_BUILDER, Record, RecordedSource
+from toolchain.core.record import LOCAL_BUILDER, STORED_KERNELS, Record, RecordedSource
 from toolchain.core.strict_json import Keys
 from toolchain.oci.image import timestamp
 from toolchain.trust import sbom
@@ -101,6 +101,8 @@ def provenance(image_facts: ImageFacts, subject: Sequence[Resource]) -> Statemen
                     "partial": record.partial,
                     "isolation": isolation_of(record),
                     "compilerCache": str(record.facts.get("compiler_cache", "none")),
+                    # Kernels that were not compiled in this build: their number, by kernel store and signer.
+                    "kernelStores": [dict(row) for row in record.rows(STORED_KERNELS)],
                     # The whole of what the input digest is the digest of: anyone can compute it again.
                     "inputs": inputs,
                     "inputDigest": record.input_digest,

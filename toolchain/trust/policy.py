@@ -21,7 +21,7 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 # Clocks differ; a later time is forged or from a broken clock.
 _SLACK = timedelta(hours=1)
 _DAY = 86400.0
-POLICIES = ("source-only", "isolated", "fresh")
+POLICIES = ("source-only", "isolated", "fresh", "no-kernel-store")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,7 @@ class Policy:
             are listed in the SBOM and are the distribution's.
         isolated: an isolation of the build was proved on the machine that built.
         fresh: it was built without a compiler cache.
+        no_kernel_store: its build compiled all of its kernels, and took none from a kernel store.
         allow: names of prebuilt things, as `--allow-binary` takes them.
         source_repos: every source of the image must come from one of these (see `normal_repository`).
         max_age: days since the build ended; None for no limit.
@@ -43,6 +44,7 @@ class Policy:
     source_only: bool = False
     isolated: bool = False
     fresh: bool = False
+    no_kernel_store: bool = False
     allow: tuple[str, ...] = ()
     source_repos: tuple[str, ...] = ()
     max_age: float | None = None
@@ -75,6 +77,7 @@ def make_policy(
         source_only="source-only" in names,
         isolated="isolated" in names,
         fresh="fresh" in names,
+        no_kernel_store="no-kernel-store" in names,
         allow=tuple(allow),
         source_repos=tuple(normal_repository(repo) for repo in source_repos),
         max_age=max_age,
@@ -152,6 +155,8 @@ def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str 
         )
     if demands.image is not None and inner["image"] != demands.image:
         raise UntrustedError(f"provenance: it is about {inner['image']}, not about {demands.image}")
+    for row in inner.get("kernelStores", ()):
+        stored(row)
     if not any(row["annotations"]["role"] == "source" for row in definition["resolvedDependencies"]) and (
         inner["stage"] not in of_packages()  # they are packages, which the SBOM lists
     ):
@@ -218,12 +223,15 @@ def require_policy(statement: Mapping[str, Any], demands: Policy) -> None:
             f"policy: it was made with the prebuilt {', '.join(names)}, which is not allowed",
             fix=f"if you accept them: {' '.join(f'--allow-binary {name}' for name in names)}",
         )
-    again = "have it built again as the policy demands (with --fresh for `fresh`), or demand less"
+    how = "--fresh for `fresh`, no --kernel-store for `no-kernel-store`"
+    again = f"have it built again as the policy demands ({how}), or demand less"
     if demands.isolated and str(inner["isolation"]) == "none":
         raise UntrustedError("policy: no isolation of the build was proved", fix=again)
     if demands.fresh and str(inner["compilerCache"]) != "none":
         why = f"it was built with the compiler cache {inner['compilerCache']}, and not with `fresh`"
         raise UntrustedError(f"policy: {why}", fix=again)
+    if demands.no_kernel_store and (taken := [stored(row) for row in inner["kernelStores"]]):
+        raise UntrustedError(f"policy: {'; '.join(taken)}", fix=again)
 
 
 def _binaries(statement: Mapping[str, Any]) -> list[str]:
@@ -246,6 +254,7 @@ def policy_that_held(demands: Policy) -> dict[str, str]:
         (demands.source_only, "nothing prebuilt but what was allowed"),
         (demands.isolated, "built in a proved isolation"),
         (demands.fresh, "built without a compiler cache"),
+        (demands.no_kernel_store, "no kernel from a kernel store"),
     )
     text = "; ".join(text for demanded, text in held if demanded)
     return {"policy": text} if text else {}
@@ -263,9 +272,20 @@ def summary(statement: Mapping[str, Any]) -> dict[str, Any]:
         "input_digest": str(inner["inputDigest"]),
         "isolation": str(inner.get("isolation", "")),
         "compiler_cache": str(inner.get("compilerCache", "")),
+        "kernel_stores": [dict(row) for row in inner.get("kernelStores", ())],
         **of_provenance(statement).as_json(),
         "command": request_command(request),
     }
+
+
+def stored(row: Mapping[str, Any]) -> str:
+    """A row of a provenance's kernel stores for display.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is malformed.
+    """
+    signer = f"signed by {row['signer']}" if row["signer"] else "unsigned"
+    return f"{int(row['kernels'])} kernels were taken from the kernel store {row['store']}, {signer}"
 
 
 def named(statement: Mapping[str, Any]) -> str:
