@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from tests import small_plugin
-from toolchain.cli.verbs import Group, register
+from toolchain.cli.app import app
 from toolchain.core import plugins
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, NumbersError
@@ -38,8 +37,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
-    app = typer.Typer(cls=Group, no_args_is_help=True)
-    register(app)
     monkeypatch.setattr("sys.argv", ["toolchain", *words])
     return CliRunner().invoke(app, list(words))
 
