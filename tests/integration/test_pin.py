@@ -126,7 +126,7 @@ def test_a_pin_becomes_an_image_that_others_copy_from(
 ) -> None:
     short, dest = pinned.commit[:8], f"{registry_host}/pins"
     image, prefix = f"{stem}-{short}", f"/usr/lib64/llvm-triton-{short}"
-    words = ("llvm", "--only", only)
+    words = ("llvm", "--triton", "llvm-hash.txt", "--only", only)
     row = pinned.call("plan", *words, "--json").json["stages"][-1]
     assert (row["image"], row["sources"][0]["ref"]) == (image, pinned.commit)
     assert row["sources"][0]["repository"] == "https://github.com/llvm/llvm-project"

@@ -61,11 +61,9 @@ def with_request(
         def command(ctx: typer.Context, **given: Any) -> None:
             target = str(given.get("stage", "kernels"))  # `kernels run` names no stage
             places: dict[str, Mapping[str, str]] = {}
-            folder = Path.cwd()
             taken = _take_recorded(ctx, given, declared, recorded) if recorded is not None else None
             if taken is not None:
                 target = taken
-                folder = Path(os.devnull)  # ignore pins and checkouts in the current folder
             else:
                 for option in declared:
                     name = option.parameter
@@ -73,7 +71,6 @@ def with_request(
                     if option.kind == "pairs" and (pairs := _joined(ctx, option, given[name])):
                         given[name], places[name] = list(pairs), pairs
             request = make_request(
-                folder=folder,
                 **{option.name: given.pop(option.name) for option in offered},
                 target=target,
                 ranks=_ranks(places) if taken is None else {},
@@ -235,11 +232,11 @@ def _tell_places(error: ToolchainError, places: Places, name: str = "") -> None:
         error.what += f" ({', '.join(told)})"
 
 
-def _settled(choice: Choice, lock: Lock | None, request: Request, folder: Path) -> Choice:
+def _settled(choice: Choice, lock: Lock | None, request: Request) -> Choice:
     """Decide which Triton is meant, and print what was decided for the user."""
     if not choice.target and choice.triton is None:
         return choice
-    choice = settle(choice, lock=lock, folder=folder, cache=request.cache)
+    choice = settle(choice, lock=lock, cache=request.cache)
     hint = wheel_hint(choice, request.allow_binary)
     for line in (*choice.notes, *([hint] if hint else [])):
         console.note(line)
@@ -253,16 +250,14 @@ def make_request(
     target: str = "",
     ranks: Mapping[str, int] | None = None,
     places: Places | None = None,
-    folder: Path | None = None,
     **given: Any,
 ) -> Request:
     """Check and combine option values.
 
     Args:
-        target: the requested stage; if empty, the folder is not searched.
+        target: the requested stage; empty for none.
         ranks: see `toolchain.pipeline.triton_choice.Choice`.
         places: the places that values come from, for messages.
-        folder: where to look for pins and checkouts; by default the current folder.
         given: by parameter, as on the command line; missing values and None mean the default.
     """
     options = {option.parameter: option for option in request_module.options()}
@@ -299,7 +294,7 @@ def make_request(
         ranks=dict(ranks or {}),
     )
     with _told_where(places):
-        choice = _settled(choice, lock, request, folder or Path.cwd())
+        choice = _settled(choice, lock, request)
     request = replace(request, triton=choice.triton, aotriton=choice.aotriton, sources=dict(choice.sources), lock=lock)
     if "llvm" not in request.sources:
         return request

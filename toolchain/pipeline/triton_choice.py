@@ -1,4 +1,4 @@
-"""Which Triton and which LLVM are meant: what is named, what a lock holds, what is in the folder; in that order."""
+"""Which Triton and which LLVM are meant: what is named, or else what a lock holds."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Choice:
         return replace(self, notes=(*self.notes, note), **changes)  # type: ignore[arg-type]
 
 
-def settle(choice: Choice, *, lock: Lock | None, folder: Path, cache: Cache) -> Choice:
+def settle(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice:
     """Decide which Triton is meant: `triton` becomes a version, a commit or nothing; all its sources must agree.
 
     Raises:
-        PinError: two of the values, or two pins in the folder, contradict each other; or a value names no Triton.
+        PinError: two of the values contradict each other, or a value names no Triton.
         UnsupportedError: an unknown version, or one that cannot be built.
     """
     choice = _strongest(choice)
@@ -71,7 +71,7 @@ def settle(choice: Choice, *, lock: Lock | None, folder: Path, cache: Cache) -> 
         choice = _as_locked(choice, lock)
     choice = _as_released(choice, cache)
     if choice.triton is None:
-        return _as_found(choice, folder, lock)
+        return choice if lock is not None else _unnamed(choice, Path.cwd())
     text = choice.triton.strip()
     if is_version(text):
         choice = _as_version(choice, text)
@@ -202,28 +202,18 @@ def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice
 # --- what is in the folder ---
 
 
-def _as_found(choice: Choice, folder: Path, lock: Lock | None) -> Choice:
-    """With the pin or the checkout in the folder, where nothing names a Triton. It names versions and nothing else."""
+def _unnamed(choice: Choice, folder: Path) -> Choice:
+    """Say that a pin in the folder is not used: a folder that nobody named does not decide whose code is built."""
     named = {"triton", "llvm"} if choice.target == "llvm" else {"triton"}
-    if not involves(choice.target, "llvm") or choice.aotriton or choice.sources.keys() & named or not pin_files(folder):
+    found = pin_files(folder)
+    if not found or not involves(choice.target, "llvm") or choice.aotriton or choice.sources.keys() & named:
         return choice
-    checkout = _is_checkout(folder)
-    if lock is not None and not (checkout and dict(lock.request.get("source", {})).get("triton") == "PATH"):
-        return choice
+    pin, checkout = found[0].relative_to(folder), _is_checkout(folder)
     if not checkout and choice.target != "llvm":
-        return choice.noting(f"{pin_files(folder)[0].name} in this folder names an LLVM and no Triton; not used")
-    pin = read_pin(folder)
-    where = Path(pin.origin).relative_to(folder)
-    notes = (*choice.notes, *pin.warnings)
-    if checkout:
-        what = "" if choice.target == "llvm" else "Triton is the checkout in this folder; "
-        line = f"{what}LLVM {pin.commit} of {pin.repository}, the pin in ./{where}"
-        sources = {**choice.sources, "triton": of_folder(folder)}
-        return replace(
-            choice, sources=sources, notes=(*notes, line if "llvm" not in choice.sources else what.rstrip("; "))
-        )
-    line = f"LLVM {pin.commit} of {pin.repository}, the pin in ./{where}"
-    return replace(_by_pin(choice, pin), notes=(*notes, line))
+        return choice.noting(f"./{pin} names an LLVM and no Triton; it is not used")
+    return choice.noting(
+        f"./{pin} is not used, because nobody named it; to use it: --triton {'.' if checkout else pin}"
+    )
 
 
 def _is_checkout(folder: Path) -> bool:
