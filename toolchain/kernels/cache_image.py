@@ -11,21 +11,26 @@ import json
 import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import IO, Any, cast
 
 from toolchain.core import strict_json
-from toolchain.core.errors import ConfigError, ContractError, PinError, UnsupportedError
+from toolchain.core.errors import ConfigError, ContractError, DocumentError, PinError, UnsupportedError, UntrustedError
+from toolchain.core.tar_headers import require
 from toolchain.oci import labels
 from toolchain.oci.compressed import unpacked
 from toolchain.oci.descriptor import DOCKER_LAYER_GZIP, LAYER_GZIP, Descriptor
 from toolchain.oci.image import labels_of
+from toolchain.oci.layer_files import LayerMember, shown
 from toolchain.oci.layout import Layout
 
 _CACHE, _MANIFEST = "io.triton.cache/", "io.triton.manifest/"
 _KEY = "unknown-triton-key"  # what MCV finds for Triton 3.6 and later; before that, what the image's label says
-_LARGEST = 64 << 20
+_LARGEST = 64 << 20  # bytes of one file, and of all JSON together
+_LARGEST_JSON, _LARGEST_MANIFEST = 1 << 20, 16 << 20
+_MOST = 500_000  # files
+_KEPT = ("hash", "target", "debug", "num_stages", "num_warps", "ptx_version")  # of a kernel's JSON
 _ENTRIES = "cache.triton.image/entry-count"
 
 
@@ -80,8 +85,8 @@ def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
         raise _broken("it has not one layer of gzip", kinds, fix)
     layout.verify(layers[0].digest)
     files = _files(layout, layers[0])
-    cached = {name: content for name, content in files.items() if name.startswith(_CACHE)}
-    size = sum(map(len, cached.values()))
+    cached = {name: file for name, file in files.items() if name.startswith(_CACHE)}
+    size = sum(file.size for file in cached.values())
     _same("cache-size-bytes", image_labels, str(size))
     rows = _entries(cached)
     _same("entry-count", image_labels, str(len(rows)))
@@ -89,9 +94,9 @@ def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
     try:
         summary = strict_json.read(image_labels.get("cache.triton.image/summary", ""))["targets"]
         named = {json.dumps(target, sort_keys=True) for target in summary}
-        manifest = list(strict_json.read(files[f"{_MANIFEST}manifest.json"])["triton"])
+        manifest = list(strict_json.read(files[f"{_MANIFEST}manifest.json"].json)["triton"])
     except (ValueError, KeyError, TypeError) as error:
-        raise _broken("its summary or its manifest cannot be read", repr(error)) from error
+        raise _broken("its summary or its manifest cannot be read", _reason(error)) from error
     if named != targets or len(summary) != len(named):
         raise _broken("its summary names other GPUs than its kernels are for", f"{sorted(named)}, {sorted(targets)}")
     key = image_labels.get(labels.CACHE_MCV_KEY, _KEY)
@@ -111,50 +116,72 @@ def _calls(image_labels: Mapping[str, str]) -> list[dict[str, str]]:
         split = [name.partition("/") for name in names]
         return [{"gpu": gpu, **dict(part.split("=", 1) for part in shape.split(","))} for gpu, _, shape in split]
     except (ValueError, TypeError, AttributeError) as error:
-        raise _broken("its list of calls cannot be read", str(error)) from error
+        raise _broken("its list of calls cannot be read", _reason(error)) from error
 
 
-def _files(layout: Layout, layer: Descriptor) -> dict[str, bytes]:
-    """Content by name. MCV silently leaves out links and files with other names."""
-    files: dict[str, bytes] = {}
+@dataclass(frozen=True)
+class _File:
+    """A file of a cache; its content only if it is JSON, because nothing else is looked at."""
+
+    size: int
+    json: bytes = field(default=b"", repr=False)
+
+
+def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
+    """Files by name. MCV silently leaves out links and files with other names."""
+    files: dict[str, _File] = {}
+    left = _LARGEST
+    require()
     try:
         with (
             unpacked(layout.blob(layer.digest), layer.media_type) as stream,
-            tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|") as tar,
+            tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|", tarinfo=LayerMember) as tar,
         ):
             for member in tar:
+                cast("Any", tar).members = []  # tarfile keeps every member for a look-up that a stream never makes
                 if member.isdir() and f"{member.name}/".startswith((_CACHE, _MANIFEST)):
                     continue
                 parts = PurePosixPath(member.name).parts
-                if not member.isfile() or not member.name.startswith((_CACHE, _MANIFEST)) or ".." in parts:
-                    raise _broken("it holds what MCV does not extract", member.name)
-                if member.size > _LARGEST or member.name in files:
-                    raise _broken("a file of it is too large or there twice", member.name)
-                content = tar.extractfile(member)
-                files[member.name] = content.read() if content is not None else b""
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+                if not member.isreg() or not member.name.startswith((_CACHE, _MANIFEST)) or ".." in parts:
+                    raise _broken("it holds what MCV does not extract", shown(member.name))
+                if member.size > _LARGEST or member.name in files or len(files) >= _MOST:
+                    raise _broken("a file of it is too large or there twice", shown(member.name))
+                content = tar.extractfile(member) if member.name.endswith(".json") else None
+                if content is not None:
+                    left -= member.size
+                    limit = _LARGEST_MANIFEST if member.name.startswith(_MANIFEST) else _LARGEST_JSON
+                    if left < 0 or member.size > limit:
+                        raise _broken("it holds more JSON than any cache", shown(member.name))
+                files[member.name] = _File(member.size, content.read() if content is not None else b"")
+    except UntrustedError as error:
+        raise _broken("its layer cannot be unpacked", error.what) from error
+    except (tarfile.TarError, EOFError, zlib.error, UnicodeError, ValueError) as error:
         raise _broken("its layer cannot be unpacked", str(error)) from error
     return files
 
 
-def _entries(cached: Mapping[str, bytes]) -> list[dict[str, Any]]:
+def _entries(cached: Mapping[str, _File]) -> list[dict[str, Any]]:
     """The content of each JSON with a hash: each is a kernel, in the folder in which Triton looks for it."""
     rows = []
-    for name, content in cached.items():
+    for name, file in cached.items():
         if not name.endswith(".json"):
             continue
         try:
-            row = strict_json.read(content)
+            row = strict_json.read(file.json)
             if not row.get("hash"):
                 continue
             folder = base64.b32encode(bytes.fromhex(row["hash"])).decode().rstrip("=")
             _listed(row, _KEY)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _broken(f"{name} cannot be read", repr(error)) from error
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise _broken(f"{name} cannot be read", _reason(error)) from error
         if PurePosixPath(name).parent.name != folder:
             raise _broken(f"{name} lies where Triton does not look", f"its hash is that of {folder}")
-        rows.append(row)
+        rows.append({key: row[key] for key in _KEPT if key in row})
     return rows
+
+
+def _reason(error: Exception) -> str:
+    return error.what if isinstance(error, DocumentError) else "it is not JSON of the expected form"
 
 
 def _listed(row: Mapping[str, Any], triton_key: str) -> dict[str, Any]:
@@ -170,22 +197,26 @@ def _listed(row: Mapping[str, Any], triton_key: str) -> dict[str, Any]:
     return {"hash": row["hash"], "dummy_key": key, **kept, **target}
 
 
-def _groups(cached: Mapping[str, bytes], mount: str | None) -> None:
+def _groups(cached: Mapping[str, _File], mount: str | None) -> None:
     """Check that each group of files names those of its own folder, at the path that the label names."""
-    for name, content in cached.items():
+    folders: dict[str, set[str]] = {}
+    for name in cached:
+        folder, _, last = name.rpartition("/")
+        folders.setdefault(folder, set()).add(last)
+    for name, file in cached.items():
         path = PurePosixPath(name)
         if not path.name.startswith("__grp__"):
             continue
-        beside = {str(PurePosixPath(file).name) for file in cached if PurePosixPath(file).parent == path.parent}
+        beside = folders[str(path.parent)] - {path.name}
         try:
-            children: dict[str, str] = dict(strict_json.read(content)["child_paths"])
+            children: dict[str, str] = dict(strict_json.read(file.json)["child_paths"])
         except (ValueError, KeyError, TypeError) as error:
-            raise _broken(f"{name} cannot be read", repr(error)) from error
-        if set(children) != beside - {path.name}:
+            raise _broken(f"{name} cannot be read", _reason(error)) from error
+        if set(children) != beside:
             raise _broken(f"{name} names other files than lie there", ", ".join(sorted(set(children) ^ beside)))
-        wrong = [child for file, child in children.items() if mount and child != f"{mount}/{path.parent.name}/{file}"]
+        wrong = [child for last, child in children.items() if mount and child != f"{mount}/{path.parent.name}/{last}"]
         if wrong:
-            raise _broken(f"{name} is not for {mount}", wrong[0])
+            raise _broken(f"{name} is not for {mount}", str(wrong[0]))
 
 
 def _same(what: str, image_labels: Mapping[str, str], actual: str) -> None:

@@ -51,7 +51,7 @@ class LayerFile:
     target: str = ""
 
 
-class _Member(CheckedHeader):
+class LayerMember(CheckedHeader):
     """Digests may be right and the content hostile all the same."""
 
     @classmethod
@@ -163,7 +163,7 @@ def glance(path: Path, media_type: str, name: str) -> bytes | None:
     how: Any = "r:" if media_type in PLAIN else "r|"  # over what is not packed it can jump
     with (
         unpacked(path, media_type) as plain,
-        tarfile.open(fileobj=cast("Any", plain), mode=how, tarinfo=_Member) as tar,
+        tarfile.open(fileobj=cast("Any", plain), mode=how, tarinfo=LayerMember) as tar,
     ):
         for member in tar:
             if member.isreg() and member.size <= _GLANCE_LIMIT and _name(member) == name:
@@ -178,7 +178,7 @@ def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, t
     folders: dict[str, bool] = {}
     with (
         unpacked(path, media_type) as plain,
-        tarfile.open(fileobj=cast("Any", stream := _Watched(plain)), mode="r|", tarinfo=_Member) as tar,
+        tarfile.open(fileobj=cast("Any", stream := _Watched(plain)), mode="r|", tarinfo=LayerMember) as tar,
     ):
         for member in tar:
             cast("Any", tar).members = []  # tarfile keeps every member for a look-up that a stream never makes

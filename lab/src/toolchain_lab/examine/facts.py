@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _NOTE, _DYNSYM, _LOAD = 4, 11, 1
 _RSRC1 = 48  # bytes into a kernel's descriptor
 _MOST = 4096  # sections and segments; a code object has some twenty
+_MOST_SYMBOLS, _LONGEST_NAME = 100_000, 8192
+_LARGEST_NAMES = 16 << 20
 
 _TARGET = re.compile(r"^\s*\.target\s+(\w+)", re.MULTILINE)
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
@@ -108,7 +110,7 @@ def read_object(content: bytes, where: str, *, shared: int | None = None) -> tup
     except (struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
         raise KernelError(
             f"{where} is not a complete code object",
-            why=str(error) or type(error).__name__,
+            why=str(error) if type(error) is ValueError else "a table or the metadata in it is damaged",
             fix="get it again, or compile it again",
         ) from error
     return kernels
@@ -122,64 +124,89 @@ def _kernels(content: bytes, shared: int) -> Iterator[Facts]:
         raise ValueError(f"its GPU is unknown: EF_AMDGPU_MACH {flags & 0xFF:#x}")
     if max(head[10], head[12]) > _MOST:
         raise ValueError("it has too many sections")
+    view = memoryview(content)
     loads = [_SEGMENT.unpack_from(content, segments + at * _SEGMENT.size) for at in range(head[10])]
     tables = [_SECTION.unpack_from(content, sections + at * _SECTION.size) for at in range(head[12])]
-    symbols = _symbols(content, tables)
-    for row in _metadata(content, loads)["amdhsa.kernels"]:
+    symbols = _symbols(view, tables)
+    names, left = set[str](), len(content)
+    for row in _metadata(view, loads)["amdhsa.kernels"]:
         name = str(row[".name"])
         place, size = symbols[name]
-        code = _loaded(content, loads, place, size)
+        left -= size
+        if name in names or left < 0:
+            raise ValueError("its kernels overlap")  # their code would be digested many times over
+        names.add(name)
+        code = _loaded(view, loads, place, size)
         descriptor, _ = symbols[str(row.get(".symbol", f"{name}.kd"))]
-        (rsrc1,) = struct.unpack("<I", _loaded(content, loads, descriptor + _RSRC1, 4))
-        wave = int(row[".wavefront_size"])
+        (rsrc1,) = struct.unpack("<I", _loaded(view, loads, descriptor + _RSRC1, 4))
+        wave = _count(row, ".wavefront_size")
+        if wave not in {32, 64}:
+            raise ValueError(f"its waves have {wave} lanes")
         yield Facts(
             name=name,
             gpu=gpu,
             code=size,
             digest=hashlib.sha256(code).hexdigest(),
             wave=wave,
-            threads=int(row[".max_flat_workgroup_size"]),
-            vgpr=int(row[".vgpr_count"]),
-            agpr=int(row.get(".agpr_count", 0)),
-            sgpr=int(row[".sgpr_count"]),
-            vgpr_spills=int(row.get(".vgpr_spill_count", 0)),
-            sgpr_spills=int(row.get(".sgpr_spill_count", 0)),
-            lds=int(row[".group_segment_fixed_size"]) + shared,
-            scratch=int(row[".private_segment_fixed_size"]),
+            threads=_count(row, ".max_flat_workgroup_size"),
+            vgpr=_count(row, ".vgpr_count"),
+            agpr=_count(row, ".agpr_count", 0),
+            sgpr=_count(row, ".sgpr_count"),
+            vgpr_spills=_count(row, ".vgpr_spill_count", 0),
+            sgpr_spills=_count(row, ".sgpr_spill_count", 0),
+            lds=_count(row, ".group_segment_fixed_size") + shared,
+            scratch=_count(row, ".private_segment_fixed_size"),
             two_units=bool(row.get(".workgroup_processor_mode", 0)),
             allocated=allocated(gpu, rsrc1, wave),
         )
 
 
-def _cut(content: bytes, start: int, size: int) -> bytes:
+def _count(row: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = row.get(name, default)
+    if not isinstance(value, int) or not 0 <= value < 1 << 32:
+        raise ValueError(f"its metadata has no valid {name}")
+    return int(value)
+
+
+def _cut(content: memoryview, start: int, size: int) -> memoryview:
     piece = content[start : start + size]
     if len(piece) != size:
         raise ValueError(f"it ends early: {len(content)} bytes, {start + size} are named")
     return piece
 
 
-def _symbols(content: bytes, tables: list[tuple[Any, ...]]) -> dict[str, tuple[int, int]]:
+def _symbols(content: memoryview, tables: list[tuple[Any, ...]]) -> dict[str, tuple[int, int]]:
     table = next((row for row in tables if row[1] == _DYNSYM), None)
     if table is None:
         raise ValueError("it has no table of symbols")
-    names = _cut(content, tables[table[6]][4], tables[table[6]][5])
+    if table[5] > _MOST_SYMBOLS * _SYMBOL.size or tables[table[6]][5] > _LARGEST_NAMES:
+        raise ValueError("it has too many symbols")
+    names = bytes(_cut(content, tables[table[6]][4], tables[table[6]][5]))
     symbols = {}
     for name, _, _, _, value, size in _SYMBOL.iter_unpack(_cut(content, table[4], table[5] // 24 * 24)):
-        symbols[names[name : names.index(b"\0", name)].decode()] = (value, size)
+        end = names.find(b"\0", name, name + _LONGEST_NAME)
+        if end < 0:
+            raise ValueError("a symbol of it has no name")
+        symbols[names[name:end].decode()] = (value, size)
     return symbols
 
 
-def _loaded(content: bytes, loads: list[tuple[Any, ...]], place: int, size: int) -> bytes:
+def _loaded(content: memoryview, loads: list[tuple[Any, ...]], place: int, size: int) -> memoryview:
     for kind, _, offset, address, _, inside, _, _ in loads:
         if kind == _LOAD and address <= place and place + size <= address + inside:
             return _cut(content, offset + place - address, size)
     raise ValueError("its code is in no segment")
 
 
-def _metadata(content: bytes, segments: list[tuple[Any, ...]]) -> dict[str, Any]:
-    for kind, _, offset, _, _, size, _, _ in segments:
-        if kind == _NOTE and (value := metadata_in(_cut(content, offset, size))) is not None:
-            return value
+def _metadata(content: memoryview, loads: list[tuple[Any, ...]]) -> Any:
+    left = len(content)
+    for kind, _, offset, _, _, size, _, _ in loads:
+        if kind == _NOTE:
+            left -= size
+            if left < 0:
+                raise ValueError("its notes overlap")
+            if (value := metadata_in(bytes(_cut(content, offset, size)))) is not None:
+                return value
     raise ValueError("it has no metadata")
 
 

@@ -41,6 +41,7 @@ _FILE = re.compile(r".+\.(?:hsaco|co|aks2|zip|ptx|whl|so)")
 _TAR = re.compile(r".+\.(?:tar(?:\.\w+)?|tgz|txz)")
 # Triton writes the files of a kernel to such a folder, and renames it at the end.
 _UNFINISHED = re.compile(r"(?:^|/)tmp\.pid_\d+_[^/]*/")
+_LARGEST_HEADER = 1 << 20  # bytes of a long name
 _AGAIN = "get it again from whoever made it"
 
 
@@ -50,11 +51,15 @@ class _Member(CheckedHeader):
     @classmethod
     def look(cls, block: bytes, read: Callable[[], Self]) -> Self:
         try:
-            return read()
+            member = read()
         except tarfile.HeaderError as error:
             if any(block):
-                raise tarfile.ReadError(f"a header is damaged: {error}") from error
+                raise tarfile.ReadError("a header is damaged") from error
             raise
+        # tarfile reads long names and attributes at once.
+        if member.size < 0 or (member.size > _LARGEST_HEADER and member.type not in tarfile.REGULAR_TYPES):
+            raise tarfile.ReadError(f"a header has an impossible size: {member.size} bytes")
+        return member
 
 
 class Files:
