@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import stat
 import struct
 import zipfile
@@ -88,8 +89,38 @@ def open_zip(
 
 
 def entry(archive: zipfile.ZipFile, row: zipfile.ZipInfo) -> StoredFile:
-    """A file of an archive, to be read while that is open."""
-    return StoredFile(row.filename, row.file_size, lambda: cast("BinaryIO", archive.open(row)))
+    """Return a file of an archive, to be read while that is open. Reading a damaged one raises SourceError."""
+    return StoredFile(row.filename, row.file_size, lambda: cast("BinaryIO", _Entry(archive, row)))
+
+
+class _Entry(io.RawIOBase):
+    """The content of an entry, read in order; its CRC is compared at the end."""
+
+    def __init__(self, archive: zipfile.ZipFile, row: zipfile.ZipInfo) -> None:
+        self._name = row.filename
+        try:
+            self._stream = archive.open(row)
+        except _BROKEN as error:
+            raise self._damaged(error) from error
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes."""
+        try:
+            return self._stream.read(size)
+        except _BROKEN as error:
+            raise self._damaged(error) from error
+
+    def close(self) -> None:
+        """Close the entry, not the archive."""
+        self._stream.close()
+        super().close()
+
+    def _damaged(self, error: Exception) -> SourceError:
+        why = "its compressed data is damaged" if isinstance(error, zlib.error) else str(error)
+        return SourceError(f"{self._name} is damaged in its archive", why=why, fix=_AGAIN)
 
 
 def _opened(source: Path | BinaryIO, name: str, kind: str) -> _Zip:
@@ -102,7 +133,9 @@ def _opened(source: Path | BinaryIO, name: str, kind: str) -> _Zip:
 
 
 def _incomplete(name: str, kind: str, error: Exception) -> SourceError:
-    why = "a name in it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+    why = str(error) if isinstance(error, zipfile.BadZipFile) else "its data is damaged"
+    if isinstance(error, UnicodeDecodeError):
+        why = "a name in it is not UTF-8"
     return SourceError(f"{name} is not a complete {kind}", why=why, fix=_AGAIN)
 
 
@@ -128,7 +161,7 @@ def _check_entries(archive: _Zip, name: str, kind: str, *, ignore_case: bool) ->
     for row in archive.filelist:
         if row.header_offset < 0:
             raise zipfile.BadZipFile(f"{row.filename} begins before the archive")
-        names.add(row.filename, folder=row.is_dir())
+        names.add(row.filename, folder=row.filename.endswith("/"))
         if row.flag_bits & _ENCRYPTED:
             raise HostileInputError(f"{name} is encrypted", why=row.filename, fix=_AGAIN)
         # bzip2 and lzma may ask for gigabytes before the first byte comes.

@@ -6,7 +6,7 @@ import contextlib
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from enum import Enum, auto
 from pathlib import Path
@@ -145,22 +145,21 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        try:
+        with _reading(path):
             self._db = sqlite3.connect(path, isolation_level=None, timeout=_PATIENCE)
-        except sqlite3.DatabaseError as error:
-            raise _unusable(path, error) from error
         try:
-            _restrict(self._db, path)
-            # A committed entry is on disk, whatever is killed next.
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(_SCHEMA)
-            known = dict(self._db.execute("SELECT name, value FROM about"))
-        except ConfigError:
+            with _reading(path):
+                self._prepare()
+        except BaseException:
             self._db.close()
             raise
-        except sqlite3.DatabaseError as error:
-            self._db.close()
-            raise _unusable(path, error) from error
+
+    def _prepare(self) -> None:
+        _restrict(self._db, self.path)
+        # A committed entry is on disk, whatever is killed next.
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.executescript(_SCHEMA)
+        known = dict(self._db.execute("SELECT name, value FROM about"))
         if known.get("format") != FORMAT:
             self._db.execute("BEGIN IMMEDIATE")
             with self._db:  # commits, or rolls back after an error
@@ -207,10 +206,8 @@ class Ledger:
         Raises:
             ConfigError: it cannot be read.
         """
-        try:
+        with _reading(self.path):
             row = self._db.execute("SELECT content FROM entry WHERE id = ?", (rule_id,)).fetchone()
-        except sqlite3.DatabaseError as error:
-            raise _unusable(self.path, error) from error
         return None if row is None else _entry(self.path, row[0])
 
     def note_check(self, rule_id: str, row: Mapping[str, Any]) -> None:
@@ -227,10 +224,8 @@ class Ledger:
         Raises:
             ConfigError: they cannot be read.
         """
-        try:
+        with _reading(self.path):
             rows = self._db.execute("SELECT id, content FROM numbers ORDER BY id").fetchall()
-        except sqlite3.DatabaseError as error:
-            raise _unusable(self.path, error) from error
         return {str(rule_id): _object(self.path, content) for rule_id, content in rows}
 
     def entries(self, rules: Iterable[Rule]) -> tuple[Entry, ...]:
@@ -276,19 +271,17 @@ def look(path: Path, *, entries: bool = True) -> Standing:
     Raises:
         ConfigError: it cannot be read.
     """
-    try:
-        # mode=ro could not undo what a killed campaign left half-written. A file without write access is only read.
-        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=_PATIENCE)) as db:
-            tables = _restrict(db, path)
-            known = dict(db.execute("SELECT name, value FROM about")) if "about" in tables else {}
-            if known.get("format") != FORMAT:
-                return Standing()
-            # All at once: while rows are read the campaign cannot write.
-            rows = db.execute("SELECT content FROM entry ORDER BY id").fetchall() if entries else []
-            by_status = {name: db.execute(_COUNT, (f'"status":"{status}"',)).fetchone()[0] for name, status in _STATES}
-            checked = db.execute("SELECT content FROM numbers").fetchall() if "numbers" in tables else []
-    except sqlite3.DatabaseError as error:
-        raise _unusable(path, error) from error
+    # mode=ro could not undo what a killed campaign left half-written. A file without write access is only read.
+    name = f"file:{quote(str(path))}?mode=rw"
+    with _reading(path), contextlib.closing(sqlite3.connect(name, uri=True, timeout=_PATIENCE)) as db:
+        tables = _restrict(db, path)
+        known = dict(db.execute("SELECT name, value FROM about")) if "about" in tables else {}
+        if known.get("format") != FORMAT:
+            return Standing()
+        # All at once: while rows are read the campaign cannot write.
+        rows = db.execute("SELECT content FROM entry ORDER BY id").fetchall() if entries else []
+        by_status = {name: db.execute(_COUNT, (f'"status":"{status}"',)).fetchone()[0] for name, status in _STATES}
+        checked = db.execute("SELECT content FROM numbers").fetchall() if "numbers" in tables else []
     progress = re.fullmatch(r"(\d{1,9})/(\d{1,9})", str(known.get(_PROGRESS, "")))
     return Standing(
         count=int(progress[1]) if progress else 0,
@@ -297,6 +290,19 @@ def look(path: Path, *, entries: bool = True) -> Standing:
         entries=tuple(_entry(path, content) for (content,) in rows),
         numbers=Counter(str(_object(path, content).get("status")) for (content,) in checked),
     )
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn errors of a damaged ledger into one."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise _unusable(path, error) from error
+    except (UnicodeDecodeError, ValueError) as error:  # SQLite's message, or a row, of damaged bytes
+        if isinstance(error, DocumentError):
+            raise
+        raise _not_ours(path, "it is damaged") from error
 
 
 def _restrict(db: sqlite3.Connection, path: Path) -> set[str]:

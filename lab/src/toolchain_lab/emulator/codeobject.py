@@ -118,6 +118,7 @@ def load(path: Path, gpu_of_flag: Callable[[int], str | None], kernel: str | Non
                     why=f"EF_AMDGPU_MACH is {mach:#x}",
                     fix="compile it for a known GPU",
                 )
+            _require_segments(elf, stream.seek(0, 2))
             image = _image(elf)
             symbols = {str(symbol.name): int(symbol["st_value"]) for symbol in _symbols(elf)}
             metadata = _metadata(elf)
@@ -139,10 +140,25 @@ def load(path: Path, gpu_of_flag: Callable[[int], str | None], kernel: str | Non
             )
     except OSError as error:
         raise CodeObjectError(f"cannot read {path}", why=str(error.strerror), fix="check the path") from error
-    except (ELFError, ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error) as error:
-        raise CodeObjectError(
-            f"{path} is not a complete code object", why=str(error) or type(error).__name__, fix="compile it again"
-        ) from error
+    except (
+        ELFError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        ArithmeticError,
+        struct.error,
+    ) as error:
+        why = str(error) if type(error) is ValueError else "a table or the metadata in it is damaged"
+        raise CodeObjectError(f"{path} is not a complete code object", why=why, fix="compile it again") from error
+
+
+def _require_segments(elf: Any, size: int) -> None:
+    """Refuse segments that reach beyond the file: reading one takes memory for all of its size."""
+    for segment in elf.iter_segments():
+        if segment["p_offset"] + segment["p_filesz"] > size:
+            raise ValueError(f"it has {size} bytes, and a segment ends behind them")
 
 
 def _symbols(elf: Any) -> Iterable[Any]:

@@ -62,7 +62,7 @@ def read_library(file: StoredFile) -> Library | None:
             found = _Found(file.path, stream)
         except (
             *(ELFError, ConstructError, struct.error),
-            *(ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError),
+            *(ValueError, KeyError, AttributeError, TypeError, IndexError, ArithmeticError),
         ):
             return None
         if found.machine in (EM_AMDGPU, "EM_AMDGPU", "EM_CUDA", 190):

@@ -1,0 +1,523 @@
+"""Mutants of every kind of file that holds kernels, read in this process: none may end in a traceback.
+
+    python lab/scripts/fuzz_readers.py [--each 2000] [--seed 1] [--kinds aks2,wheel,…] [--json FILE] [--keep DIR]
+
+The files are made of two code objects that are compiled here. A mutant changes a few places of a file, or of what the
+file packs, which is then packed again; so both the containers and what lies inside them are damaged. Each is read as
+the verbs read it. An error of the tool is the right answer, and so is reading it. Everything else is a fault: another
+exception, more than 5 seconds, or more than 1 GB of memory. `--keep` writes the faulty mutants to a folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import io
+import json
+import lzma
+import random
+import resource
+import shutil
+import signal
+import struct
+import sys
+import tarfile
+import tempfile
+import time
+import traceback
+import warnings
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TOP = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP))
+
+from toolchain.core.cache import Cache  # noqa: E402
+from toolchain.core.digest import sha256_bytes  # noqa: E402
+from toolchain.core.errors import ToolchainError  # noqa: E402
+from toolchain.kernels.aks2 import read_archive  # noqa: E402
+from toolchain.kernels.cache_image import read_cache  # noqa: E402
+from toolchain.kernels.ledger import Entry, Ledger, look  # noqa: E402
+from toolchain.kernels.triton_cache import Entry as Cached  # noqa: E402
+from toolchain.kernels.triton_cache import entry_folder, labels, write_manifest  # noqa: E402
+from toolchain.oci import descriptor as media  # noqa: E402
+from toolchain.oci.layout import Layout  # noqa: E402
+from toolchain.stages.triton_wheel import unzip  # noqa: E402
+from toolchain_lab.bridge import load, translation  # noqa: E402
+from toolchain_lab.examine.audit import audit  # noqa: E402
+from toolchain_lab.examine.diff import compare  # noqa: E402
+from toolchain_lab.examine.kernels import kernels_in  # noqa: E402
+from toolchain_lab.examine.places import opened  # noqa: E402
+from toolchain_lab.numbers.collect import collect  # noqa: E402
+
+LIMIT_SECONDS = 5.0
+LIMIT_BYTES = 1 << 30
+_NUMBERS = (
+    0,
+    1,
+    2,
+    0x7F,
+    0x80,
+    0xFF,
+    0x7FFF,
+    0xFFFF,
+    1 << 20,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 62,
+    (1 << 64) - 1,
+)
+
+
+class TooSlowError(BaseException):
+    """A mutant took more than the limit."""
+
+
+def mutated(data: bytes, draw: random.Random) -> bytes:
+    """A copy with one to eight changes."""
+    content = bytearray(data)
+    for _ in range(draw.choice((1, 1, 1, 2, 3, 8))):
+        at = draw.randrange(len(content) + 1)
+        size = min(draw.choice((1, 2, 4, 8, 16, 100, 4096)), len(content) - at)
+        how = draw.randrange(9)
+        if how <= 2 and at < len(content):
+            content[at] ^= 1 << draw.randrange(8)
+        elif how == 3:
+            content[at : at + size] = draw.randbytes(size)
+        elif how in {4, 5}:
+            width = draw.choice((1, 2, 4, 8))
+            number = draw.choice((*_NUMBERS, len(content), draw.randrange(1 << 16))) % (1 << 8 * width)
+            content[at : at + width] = number.to_bytes(width, "little")
+        elif how == 6:
+            del content[at : at + size]
+        elif how == 7:
+            other = draw.randrange(len(content) + 1)
+            content[at:at] = content[other : other + size]
+        elif draw.random() < 0.3:
+            del content[at:]
+    return bytes(content)
+
+
+# --- what is mutated ---
+
+
+def aks2(directory: bytes, objects: bytes, count: int) -> bytes:
+    """An .aks2 file of an unpacked directory and objects."""
+    head = struct.pack("<III", len(directory) + len(objects), count, len(directory))
+    return b"AKS2" + head + lzma.compress(directory + objects, preset=0)
+
+
+def mutated_aks2(codes: list[bytes], draw: random.Random) -> bytes:
+    """A mutant of an .aks2 file, of its directory or of its objects."""
+    directory, objects = b"", b""
+    for at, code in enumerate((*codes, b"")):
+        name = b"kernel-%d\0" % at
+        directory += struct.pack("<IIIII", 64, 256, len(objects), len(code), len(name)) + name
+        objects += code
+    how = draw.randrange(3)
+    if how == 0:
+        return mutated(aks2(directory, objects, len(codes) + 1), draw)
+    directory = mutated(directory, draw) if how == 1 else directory
+    objects = mutated(objects, draw) if how == 2 else objects
+    return aks2(directory, objects, len(codes) + 1)
+
+
+def mutated_zip(files: Mapping[str, bytes], draw: random.Random, method: int) -> bytes:
+    """A mutant of a zip archive: of its bytes, or of its names and flags."""
+    stream = io.BytesIO()
+    names = [(_name(name, draw) if draw.random() < 0.1 else name, content) for name, content in files.items()]
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in names:
+            row = zipfile.ZipInfo(name[:65000])
+            row.compress_type = method
+            archive.writestr(row, content)
+    data = bytearray(stream.getvalue())
+    how = draw.randrange(3)
+    if how == 0:
+        return mutated(bytes(data), draw)
+    if how == 1:  # of the list at the end alone, which zipfile trusts
+        start = data.find(b"PK\x01\x02")
+        return bytes(data[:start]) + mutated(bytes(data[start:]), draw)
+    return bytes(data)
+
+
+def _name(name: str, draw: random.Random) -> str:
+    forms = (
+        "./{}",
+        "/{}",
+        "../{}",
+        "a//{}",
+        "{}/",
+        "{}\\x",
+        "{}" + "x" * 300,
+        "\udcff{}",
+        "é{}",
+        "a\x1b{}",
+        "{}/{}",
+        "A",
+        "a",
+    )
+    return draw.choice(forms).format(name, name).encode("utf-8", "replace").decode()
+
+
+def bundle(codes: Mapping[str, bytes]) -> bytes:
+    """A plain offload bundle."""
+    rows, body, at = b"", b"", 4096
+    for gpu, code in {"": b"", **codes}.items():
+        target = f"hipv4-amdgcn-amd-amdhsa--{gpu}".encode() if gpu else b"host-x86_64-unknown-linux--"
+        rows += struct.pack("<QQQ", at, len(code), len(target)) + target
+        body += code.ljust(-(-len(code) // 4096) * 4096, b"\0")
+        at = 4096 + len(body)
+    head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", len(codes) + 1) + rows
+    return head.ljust(4096, b"\0") + body
+
+
+def packed_bundle(content: bytes, draw: random.Random) -> bytes:
+    """A compressed bundle of a random version and method."""
+    from backports import zstd  # noqa: PLC0415 - only for this kind
+
+    version, method = draw.choice(((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)))
+    packed = zstd.compress(content) if method else zlib.compress(content, 1)
+    form = {1: "<HHIQ", 2: "<HHIIQ", 3: "<HHQQQ"}[version]
+    size = 4 + struct.calcsize(form) + len(packed)
+    numbers = (len(content),) if version == 1 else (size, len(content))
+    return b"CCOB" + struct.pack(form, version, method, *numbers, 0) + packed
+
+
+def mutated_bundle(codes: Mapping[str, bytes], draw: random.Random) -> bytes:
+    """A mutant of a compressed bundle, of what it packs, or of its header."""
+    how = draw.randrange(3)
+    content = bundle(codes)
+    if how == 0:
+        content = mutated(content[:600], draw) + content[600:] if draw.random() < 0.7 else mutated(content, draw)
+    packed = packed_bundle(content, draw)
+    if how == 1:
+        packed = mutated(packed, draw)
+    elif how == 2:
+        packed = mutated(packed[:36], draw) + packed[36:]
+    return packed.ljust(-(-len(packed) // 4096) * 4096, b"\0") + packed if draw.random() < 0.3 else packed
+
+
+def library(section: bytes) -> bytes:
+    """An ELF file for a host with a `.hip_fatbin`."""
+    names = b"\0.hip_fatbin\0.shstrtab\0"
+    row = struct.Struct("<IIQQQQIIQQ")
+    first = row.pack(1, 1, 2, 0x1000, 64, len(section), 0, 0, 4096, 0)
+    second = row.pack(13, 3, 0, 0, 64 + len(section), len(names), 0, 0, 1, 0)
+    about = struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 0, 64 + len(section) + len(names), 0, 64, 0, 0, 64, 3, 2)
+    return b"\x7fELF\x02\x01\x01" + bytes(9) + about + section + names + bytes(64) + first + second
+
+
+@dataclass
+class Caches:
+    """A Triton cache as MCV takes it, in an image whose digests are right.
+
+    Args:
+        tar: the layer, unpacked.
+        image_labels: of the image.
+    """
+
+    tar: bytes
+    image_labels: dict[str, str]
+
+    @classmethod
+    def of(cls, codes: Mapping[str, bytes], scratch: Path) -> Caches:
+        """The cache of some code objects by GPU."""
+        tree, entries = scratch / "tree", []
+        for at, (gpu, code) in enumerate(codes.items()):
+            hash_ = f"{at:064x}"
+            target = {"backend": "hip", "arch": gpu, "warp_size": 64 if gpu.startswith("gfx9") else 32}
+            metadata = {"hash": hash_, "target": target, "num_stages": 1, "num_warps": 4, "name": "add"}
+            files = {"add.json": json.dumps(metadata).encode(), "add.hsaco": code}
+            children = {name: f"/mnt/{entry_folder(hash_)}/{name}" for name in files}
+            files["__grp__add.json"] = json.dumps({"child_paths": children}).encode()
+            folder = tree / "io.triton.cache" / entry_folder(hash_)
+            folder.mkdir(parents=True)
+            for name, content in files.items():
+                (folder / name).write_bytes(content)
+            entries.append(Cached(metadata=metadata, size=sum(map(len, files.values()))))
+        write_manifest(entries, tree, "unknown-triton-key")
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w") as tar:
+            for path in sorted(tree.rglob("*")):
+                tar.add(path, path.relative_to(tree), recursive=False)
+        return cls(stream.getvalue(), labels(entries))
+
+    def written(self, layer: bytes, image_labels: Mapping[str, str], folder: Path) -> tuple[Layout, Any]:
+        """An image of a layer in a new layout."""
+        layout = Layout(folder).ensure()
+        blob = layout.put_bytes(layer, media.LAYER_GZIP)
+        about = {"architecture": "amd64", "os": "linux", "config": {"Labels": dict(image_labels)},
+                 "rootfs": {"type": "layers", "diff_ids": [sha256_bytes(self.tar)]}}  # fmt: skip
+        config = layout.put_json(about, media.CONFIG)
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": media.MANIFEST,
+            "config": config.as_json(),
+            "layers": [blob.as_json()],
+        }
+        return layout, layout.put_json(manifest, media.MANIFEST)
+
+
+# --- how it is read ---
+
+
+def read_place(path: Path, scratch: Path) -> None:
+    """Read a file as `audit`, `kernels diff` and `kernels check` do."""
+    faults: list[ToolchainError] = []
+    cache = Cache(scratch / "cache")
+    with _noted(faults):
+        result = audit(str(path), cache, gpus=["gfx942"])
+        json.dumps({**result.as_json(), "problems": result.problems()})
+        for kernel in result.kernels:
+            json.dumps(kernel.facts.as_json() if kernel.facts is not None else None)
+    with _noted(faults):
+        kernels = kernels_in(str(path), cache)
+        json.dumps(compare(kernels, kernels).as_json())
+    with _noted(faults), opened(str(path), cache) as files:
+        collect(files, scratch / "objects", label="it", planned=lambda _, shared: {"shared": shared})
+    if faults:
+        raise faults[0]
+
+
+@contextlib.contextmanager
+def _noted(faults: list[ToolchainError]) -> Iterator[None]:
+    try:
+        yield
+    except ToolchainError as error:
+        str(error)
+        json.dumps(error.as_json())
+        faults.append(error)
+
+
+def read_code(path: Path, scratch: Path) -> None:
+    """Read a code object, for the emulator too."""
+    faults: list[ToolchainError] = []
+    with _noted(faults), translation():
+        load(path)
+    read_place(path, scratch)
+
+
+def read_pack(path: Path, scratch: Path) -> None:
+    """Read a pack, as the builder's check of its own packs does too."""
+    faults: list[ToolchainError] = []
+    with _noted(faults):
+        for _, kernels in read_archive(path):
+            for kernel in kernels:
+                kernel.read()
+    read_place(path, scratch)
+
+
+def read_wheel(path: Path, scratch: Path) -> None:
+    """Read a wheel, and unpack it."""
+    faults: list[ToolchainError] = []
+    with _noted(faults):
+        unzip(path, scratch / "unpacked")
+    read_place(path, scratch)
+
+
+# --- the run ---
+
+
+@dataclass
+class Kind:
+    """One kind of file.
+
+    Args:
+        suffix: of the file.
+        make: a mutant.
+        read: how it is read, given its path and a folder for what is written.
+    """
+
+    suffix: str
+    make: Callable[[random.Random], bytes]
+    read: Callable[[Path, Path], None]
+
+
+@dataclass
+class Outcome:
+    """What became of the mutants of a kind."""
+
+    mutants: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+    slowest: float = 0.0
+    peak: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "mutants": self.mutants, "answers": dict(self.answers.most_common()),
+            "slowest_seconds": round(self.slowest, 3), "peak_bytes": self.peak, "faults": self.faults,
+        }  # fmt: skip
+
+
+def kinds(codes: Mapping[str, bytes], scratch: Path) -> dict[str, Kind]:
+    """Every kind of file, made of code objects by GPU."""
+    objects = list(codes.values())
+    caches = Caches.of(codes, scratch)
+    with Ledger(scratch / "ledger") as ledger:
+        for at in range(20):
+            id_, out, status = f"{at:064x}", f"{at}.hsaco", ("done", "failed", "timeout")[at % 3]
+            entry = Entry(id=id_, kernel="add", target="gfx942", out=out, cluster="c", status=status, bitcode=("b.bc",))
+            ledger.record(entry)
+            ledger.note_check(id_, {"status": "right", "name": out})
+    rows = (scratch / "ledger").read_bytes()
+    sound = {f"{gpu}/add.hsaco": code for gpu, code in codes.items()}
+
+    def flatzip(draw: random.Random) -> bytes:
+        members = {f"Q='fp16',n={at}": mutated_aks2(objects, draw) for at in range(2)}
+        return mutated_zip(members, draw, zipfile.ZIP_STORED)
+
+    def wheel(draw: random.Random) -> bytes:
+        content = library(mutated_bundle(codes, draw))
+        return mutated_zip(
+            {"a/__init__.py": b"", "a/lib.so": mutated(content, draw), **sound}, draw, zipfile.ZIP_DEFLATED
+        )
+
+    def bundle_(draw: random.Random) -> bytes:
+        content = mutated_bundle(codes, draw)
+        return library(content) if draw.random() < 0.3 else content
+
+    def cache(draw: random.Random) -> bytes:
+        return (
+            gzip.compress(mutated(caches.tar, draw), 1)
+            if draw.random() < 0.7
+            else mutated(gzip.compress(caches.tar), draw)
+        )
+
+    def read_mcv(path: Path, scratch: Path) -> None:
+        changed = dict(caches.image_labels)
+        draw = random.Random(zlib.crc32(path.read_bytes()))  # noqa: S311 - reproducible
+        if draw.random() < 0.3:
+            name = draw.choice(sorted(changed))
+            changed[name] = mutated(changed[name].encode(), draw).decode("utf-8", "replace")
+        json.dumps(read_cache(*caches.written(path.read_bytes(), changed, scratch / "image")).as_json())
+
+    def read_ledger(path: Path, scratch: Path) -> None:
+        del scratch
+        look(path)
+        with Ledger(path) as ledger:
+            ledger.checks()
+            ledger.get("0" * 64)
+
+    return {
+        "aks2": Kind(".aks2", lambda draw: mutated_aks2(objects, draw), read_pack),
+        "flatzip": Kind(".zip", flatzip, read_pack),
+        "wheel": Kind("-1-py3-none-any.whl", wheel, read_wheel),
+        "zip": Kind(".zip", lambda draw: mutated_zip(sound, draw, zipfile.ZIP_DEFLATED), read_place),
+        "bundle": Kind(".hsaco", bundle_, read_code),
+        "object": Kind(".hsaco", lambda draw: mutated(draw.choice(objects), draw), read_code),
+        "mcv": Kind(".tar.gz", cache, read_mcv),
+        "ledger": Kind(".sqlite", lambda draw: mutated(rows, draw), read_ledger),
+    }
+
+
+def fuzz(kind: Kind, count: int, seed: str, keep: Path | None = None) -> Outcome:
+    """Make and read the mutants of a kind."""
+    outcome = Outcome()
+    with tempfile.TemporaryDirectory(prefix="toolchain-fuzz-") as folder:
+        for number in range(count):
+            scratch = Path(folder, "s")
+            scratch.mkdir()
+            name = "lib.so" if kind.suffix == ".hsaco" and number % 7 == 6 else f"m{kind.suffix}"
+            path = Path(folder, name)
+            path.write_bytes(kind.make(random.Random(f"{seed}-{number}")))  # noqa: S311 - reproducible
+            answer, seconds, peak = _measured(kind, path, scratch)
+            outcome.mutants += 1
+            outcome.slowest, outcome.peak = max(outcome.slowest, seconds), max(outcome.peak, peak)
+            fault = ""
+            if answer.startswith("!"):
+                fault = answer[1:]
+            elif peak > LIMIT_BYTES:
+                fault = f"{peak} bytes of memory"
+            if fault:
+                outcome.faults.append(f"{number}: {fault}")
+                if keep is not None:
+                    keep.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(path, keep / f"{number}-{name}")
+            outcome.answers["fault" if fault else answer] += 1
+            path.unlink()
+            shutil.rmtree(scratch)
+    return outcome
+
+
+def _measured(kind: Kind, path: Path, scratch: Path) -> tuple[str, float, int]:
+    """Read a mutant: the name of its answer, or `!` and the fault; seconds, and bytes at the most."""
+
+    def too_slow(*_: object) -> None:
+        raise TooSlowError
+
+    Path("/proc/self/clear_refs").write_text("5")  # starts the peak anew
+    before = signal.signal(signal.SIGALRM, too_slow)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
+    began = time.perf_counter()
+    try:
+        kind.read(path, scratch)
+        answer = "read"
+    except ToolchainError as error:
+        answer = type(error).__name__
+    except TooSlowError:
+        answer = f"!more than {LIMIT_SECONDS} seconds:\n{traceback.format_exc(-6)}"
+    except (Exception, RecursionError):  # noqa: BLE001 - that is what is looked for
+        answer = f"!{traceback.format_exc(-6)}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    seconds = time.perf_counter() - began
+    status = Path("/proc/self/status").read_text()
+    peak = int(status.partition("VmHWM:")[2].split()[0]) << 10
+    return answer, seconds, peak
+
+
+def bound_memory() -> None:
+    """Let an allocation fail that goes far beyond the limit, before the machine swaps."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + 2 * LIMIT_BYTES, resource.RLIM_INFINITY))
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--each", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", default="")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", type=Path)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    from lab.tests.emulated_objects import compile_all, rule  # noqa: PLC0415 - needs Triton
+
+    results: dict[str, Any] = {"seed": given.seed, "kinds": {}}
+    with tempfile.TemporaryDirectory(prefix="toolchain-fuzz-") as folder:
+        gpus = ("gfx942", "gfx1100")
+        paths = compile_all([rule(Path(folder), "add", gpu) for gpu in gpus])
+        codes = {gpu: path.read_bytes() for gpu, path in zip(gpus, paths, strict=True)}
+        known = kinds(codes, Path(folder))
+        bound_memory()
+        for name in given.kinds.split(",") if given.kinds else known:
+            began = time.perf_counter()
+            outcome = fuzz(known[name], given.each, f"{given.seed}-{name}", given.keep and given.keep / name)
+            results["kinds"][name] = outcome.as_json()
+            answers = ", ".join(f"{count} {answer}" for answer, count in outcome.answers.most_common())
+            print(
+                f"{name}: {outcome.mutants} mutants in {time.perf_counter() - began:.0f} s: {answers};"
+                f" slowest {outcome.slowest:.2f} s, at most {outcome.peak >> 20} MB",
+                flush=True,
+            )
+            for text in outcome.faults[:5]:
+                print(f"  {text}")
+    if given.json is not None:
+        given.json.write_text(json.dumps(results, indent=1) + "\n")
+    return 1 if any(row["faults"] for row in results["kinds"].values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
