@@ -457,7 +457,7 @@ def _measured(kind: Kind, path: Path, scratch: Path) -> tuple[str, float, int]:
 
     Path("/proc/self/clear_refs").write_text("5")  # starts the peak anew
     before = signal.signal(signal.SIGALRM, too_slow)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
+    timer = signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
     began = time.perf_counter()
     try:
         kind.read(path, scratch)
@@ -471,6 +471,7 @@ def _measured(kind: Kind, path: Path, scratch: Path) -> tuple[str, float, int]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
     seconds = time.perf_counter() - began
     status = Path("/proc/self/status").read_text()
     peak = int(status.partition("VmHWM:")[2].split()[0]) << 10
