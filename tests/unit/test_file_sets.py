@@ -31,9 +31,9 @@ from toolchain.kernels.rules import Rule
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.store import FolderStore
 from toolchain.request.model import Request
-from toolchain.stages import aotriton_images, kernel_workers, kernels
+from toolchain.stages import aotriton_images, kernel_workers, kernels, triton_cache
 from toolchain.stages.kernel_workers import KernelProject
-from toolchain.stages.stage import Workspace
+from toolchain.stages.stage import Built, Planned, Workspace
 
 START = Path(__file__).parents[2] / "aotriton" / "start.py"
 LAYERS = ["sha256:" + "a" * 64]
@@ -219,6 +219,29 @@ def test_what_was_changed_after_it_was_compiled_is_compiled_again_and_not_stored
     assert hashlib.sha256((out / rule.out).read_bytes()).hexdigest() == made.sha256
 
 
+def test_what_another_worker_compiled_is_used_and_not_stored(tmp_path: Path) -> None:
+    """As after an update of the tool: the object is the same, and its name is not."""
+    found = tree(tmp_path / "tree", {"a.py": "", "b.py": ""})
+    rules, start = [rule_of("a.py"), rule_of("b.py")], Recording(tmp_path / "workers")
+    start.fake.provide(rules)
+
+    def run(count: int, scope: str, store: str = "") -> int:
+        stores, about = [FolderStore(tmp_path / store)] if store else [], {"triton": "0"}
+        shared = SharedResults(stores, naming_of(found), about=about) if store else None
+        with Ledger(tmp_path / "ledger.sqlite") as ledger:
+            run_campaign(
+                rules[:count], LocalExecutor(start, workers=1, timeout=60), ledger, tmp_path / "out",
+                worker_tree="/src", shared=shared, scope=scope,
+            )  # fmt: skip
+        return shared.counts.added if shared is not None else 0
+
+    run(1, "before")
+    assert run(1, "before", "same") == 1
+    assert run(2, "after", "other") == 1, "only what was compiled now"
+    assert run(2, "after", "again") == 0, "nothing tells which entries are of which worker"
+    assert len(start.started) == 2
+
+
 class Spy:
     """A workspace that notes how a compile process would be started."""
 
@@ -229,6 +252,13 @@ class Spy:
 
     def work(self) -> Path:
         return self.folder / "work"
+
+    @property
+    def cache(self) -> Cache:
+        return self.request.cache
+
+    def image_to_run(self, _: Built) -> str:
+        return "image"
 
     def worker(self, _: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]) -> Any:
         self.calls.append((list(argv), {mount.target: mount for mount in mounts}, dict(env)))
@@ -259,6 +289,41 @@ def test_a_compile_process_inherits_what_is_named_and_nothing_else(
     assert shown(mounts["/recipe"].source).keys() == named["recipe"].keys()
     assert mounts["/out"].source == tmp_path / "own"
     assert [mount.target for mount in mounts.values() if not mount.read_only] == ["/out"]
+
+
+def test_the_calls_of_a_wheel_inherit_what_is_named_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(triton_cache, "layer_digests", lambda *_: LAYERS)
+    spy = Spy(tmp_path)
+    built = Built(
+        planned=Planned(name="flash-attn", image="x", inputs={}), input_digest="sha256:0", manifest="", layers=()
+    )
+    setup = triton_cache.compile_setup(built, tmp_path / "out", cast("Workspace", spy))
+    rule = rule_of("flash_attn_calls.py")
+    with setup.start(setup.naming.files(rule), tmp_path / "own"):
+        pass
+    ((argv, mounts, env),) = spy.calls
+    named = setup.naming.shared
+    assert argv == [
+        "env",
+        "-i",
+        *(f"{name}={text}" for name, text in sorted(named["environment"].items())),
+        *named["command"],
+    ]
+    assert env == {}
+    assert sorted(target for target, mount in mounts.items() if not mount.read_only) == ["/opt/triton-cache", "/out"]
+    assert set(shown(mounts["/recipe"].source)) == set(named["recipe"])
+    assert set(shown(mounts[setup.source].source)) == set(setup.naming.content(setup.naming.files(rule)))
+    # The same layout, on this machine.
+    program = mounts["/recipe"].source / named["command"][-1].removeprefix("/recipe/")
+    modules = f"{Path(__file__).parents[1] / 'standin_wheel'}:{mounts[setup.source].source}"
+    done = subprocess.run(
+        [sys.executable, program], input="", capture_output=True, text=True, check=True,
+        env={"PATH": os.defpath, "PYTHONPATH": modules, "TRITON_CACHE_DIR": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert json.loads(done.stdout.splitlines()[0])["ready"] is True
 
 
 @pytest.mark.parametrize("changed", ["recipe", "environment", "command", "triton"])

@@ -119,6 +119,7 @@ def run_campaign(
     command: str = "",
     bounds: MemoryBounds | None = None,
     shared: SharedResults | None = None,
+    scope: str = "",
 ) -> CampaignResult:
     """Compile what is not there yet, check every object, write the report.
 
@@ -134,6 +135,7 @@ def run_campaign(
         command: the command line, for advice on how to continue.
         bounds: those of the executor's workers, for the status.
         shared: stores to take results from, and to add new ones to.
+        scope: see `Naming.scope`. What an earlier run compiled with another one is used, and not added to the stores.
 
     Raises:
         KernelError: rules failed or timed out and `keep_going` is not set, or no worker came up.
@@ -149,8 +151,8 @@ def run_campaign(
     with Board(place, wanted, workers=executor.workers, bounds=bounds, command=command) as board:
         todo = {rule.id: rule for rule in wanted}
         run = _Run(wanted, todo, executor, ledger, out, worker_tree, on_count, board, shared)
-        earlier = run.earlier()
-        run.to_the_end(earlier)
+        alike, earlier = ledger.begin(scope), run.earlier()
+        run.to_the_end(earlier if alike else ())
         compiled_here = executor.about() or (shared.about if shared is not None else {})
         result = CampaignResult(
             entries=ledger.entries(wanted),
@@ -217,7 +219,7 @@ class _Run:
         """Take what stores have, compile the rest, and give the stores what they lack.
 
         Args:
-            earlier: rules that an earlier run had finished.
+            earlier: rules that an earlier run had finished, and whose results the stores may get.
         """
         self.ledger.progress(*self.progress)
         self.tell()

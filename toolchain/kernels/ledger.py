@@ -25,6 +25,7 @@ FAILED = "failed"
 TIMEOUT = "timeout"
 FORMAT = "2"
 _PROGRESS = "progress"
+_SCOPE, _SEVERAL = "scope", "several"
 _LARGEST = 512 << 20  # bytes; a ledger of 19,001 kernels has some 20 million
 _LARGEST_VALUE = 16 << 20
 _PATIENCE = 30.0  # seconds that another process may hold it: a flush to a busy disk takes long
@@ -209,6 +210,21 @@ class Ledger:
         with _reading(self.path):
             row = self._db.execute("SELECT content FROM entry WHERE id = ?", (rule_id,)).fetchone()
         return None if row is None else _entry(self.path, row[0])
+
+    def begin(self, scope: str) -> bool:
+        """Return whether all entries are of campaigns with one `Naming.scope`, which the first campaign notes.
+
+        Raises:
+            ResourceError: it could not be written.
+        """
+        known = dict(self._db.execute("SELECT name, value FROM about"))
+        if not self._db.execute("SELECT count(*) FROM entry").fetchone()[0]:
+            self._write(("about", _SCOPE, scope))
+            return True
+        if known.get(_SCOPE) != scope:
+            self._write(("about", _SCOPE, _SEVERAL))
+            return False
+        return True
 
     def note_check(self, rule_id: str, row: Mapping[str, Any]) -> None:
         """Note the result of a check of a rule's object.

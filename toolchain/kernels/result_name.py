@@ -100,7 +100,7 @@ class Naming:
         if key not in self._set_of:
             digests = self._reach.digests(*key)
             digest = sha256_json(digests)
-            files = sha256_json([rule.root, digest]).removeprefix("sha256:")[:16]
+            files = sha256_json([rule.root, digest]).removeprefix("sha256:")
             self._sets[files] = digests
             self._set_of[key] = files, digest
         return self._set_of[key]

@@ -180,6 +180,7 @@ def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
         "triton": "by another Triton",
         "environment": "in another environment",
         "recipe": "by another worker",
+        "command": "by another command",
         "sources": "from other sources",
         "rule": "by another rule",
     }

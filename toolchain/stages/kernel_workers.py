@@ -210,6 +210,7 @@ class Workers:
             command=console.command(),
             bounds=self.bounds,
             shared=self.shared,
+            scope=self.setup.naming.scope,
         )
 
 
