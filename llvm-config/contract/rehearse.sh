@@ -43,4 +43,24 @@ if [ -n "$loose" ]; then
   echo "toolchain: the contract check would link what this layer does not hold:$loose" >&2
   exit 1
 fi
-rm -rf "$work"
+# The check's program uses C++ functions that MLIR renames. Its syntax is checked as soon as the generated headers exist,
+# because a function that is missing would otherwise show after hours.
+source=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$tree/CMakeCache.txt" 2>/dev/null || :)
+if ninja -C "$tree" -t query mlir-headers >/dev/null 2>&1 && [ -d "$source/../mlir/include" ]; then
+  set -- mlir-headers
+  for target in intrinsics_gen omp_gen acc_gen target_parser_gen vt_gen; do
+    if ninja -C "$tree" -t query "$target" >/dev/null 2>&1; then set -- "$@" "$target"; fi
+  done
+  ninja -C "$tree" ${JOBS:+-j"$JOBS"} "$@" >"$work.log" 2>&1 || { tail -n 30 "$work.log" >&2 && exit 1; }
+  lld=
+  if [ "${LLD:-OFF}" = ON ]; then lld=-DCONTRACT_LLD; fi
+  "${cxx:-c++}" -std=c++17 -fno-rtti -fsyntax-only -w -D__STDC_CONSTANT_MACROS -D__STDC_FORMAT_MACROS -D__STDC_LIMIT_MACROS \
+    $lld -I"$source/include" -I"$source/../mlir/include" -I"$source/../lld/include" -I"$tree/include" \
+    -I"$tree/tools/mlir/include" "$here/use.cpp" >"$work.log" 2>&1 || {
+    grep -m 20 -e error: "$work.log" >&2 || tail -n 20 "$work.log" >&2
+    echo "toolchain: the contract check's program does not compile against this MLIR; the layer itself may be right" >&2
+    echo "toolchain: llvm-config/contract/use.cpp has the names that it knows" >&2
+    exit 1
+  }
+fi
+rm -rf "$work" "$work.log"

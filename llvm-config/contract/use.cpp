@@ -57,14 +57,20 @@ LLD_HAS_DRIVER(elf)
 #include <memory>
 #include <string>
 
-// The functions that make two of the passes changed their names. A version has one of each pair, which wins over the
-// template of the same name; the template stands in for the other. (mlir/Conversion/Passes.h registers all conversions
-// under names that stayed, but takes a minute to compile.)
+// Some functions changed their names, and some came with LLVM 18 or 20. A function of the layer wins over the template
+// of the same name, so the template only stands in where the layer has none. Names are detected instead of versions,
+// because pins lie between releases. (mlir/Conversion/Passes.h registers all conversions under names that stayed, but
+// takes a minute to compile.)
 namespace absent {
+template <typename = void> std::nullptr_t createConvertGpuOpsToNVVMOps() { return nullptr; }
+template <typename = void> std::nullptr_t createLowerGpuOpsToNVVMOpsPass() { return nullptr; }
 template <typename = void> std::nullptr_t createConvertGpuOpsToROCDLOps() { return nullptr; }
 template <typename = void> std::nullptr_t createLowerGpuOpsToROCDLOpsPass() { return nullptr; }
 template <typename = void> std::nullptr_t createSCFToControlFlowPass() { return nullptr; }
 template <typename = void> std::nullptr_t createConvertSCFToCFPass() { return nullptr; }
+template <typename Registry> void registerConvertArithToLLVMInterface(Registry &) {}
+template <typename Registry> void registerConvertControlFlowToLLVMInterface(Registry &) {}
+template <typename Registry> void registerConvertFuncToLLVMInterface(Registry &) {}
 } // namespace absent
 
 static void registerPasses() {
@@ -82,9 +88,25 @@ static void registerPasses() {
       pass = createConvertSCFToCFPass();
     return pass;
   });
-  registerPass([]() -> std::unique_ptr<Pass> { return createConvertGpuOpsToNVVMOps(); });
+  registerPass([]() -> std::unique_ptr<Pass> {
+    std::unique_ptr<Pass> pass = createConvertGpuOpsToNVVMOps();
+    if (!pass)
+      pass = createLowerGpuOpsToNVVMOpsPass();
+    return pass;
+  });
   registerPass([]() -> std::unique_ptr<Pass> { return createConvertMathToLLVMPass(); });
   registerPass([]() -> std::unique_ptr<Pass> { return createReconcileUnrealizedCastsPass(); });
+}
+
+/// Since LLVM 20 the two GPU lowerings take the patterns of other dialects from these.
+static void registerInterfaces(mlir::DialectRegistry &registry) {
+  using namespace mlir;
+  using namespace mlir::arith;
+  using namespace mlir::cf;
+  using namespace absent;
+  registerConvertArithToLLVMInterface(registry);
+  registerConvertControlFlowToLLVMInterface(registry);
+  registerConvertFuncToLLVMInterface(registry);
 }
 
 static const char *const kernel = R"(
@@ -195,10 +217,7 @@ int main(int argc, char **argv) {
   registry.insert<mlir::arith::ArithDialect, mlir::cf::ControlFlowDialect, mlir::func::FuncDialect,
                   mlir::gpu::GPUDialect, mlir::LLVM::LLVMDialect, mlir::math::MathDialect, mlir::NVVM::NVVMDialect,
                   mlir::ROCDL::ROCDLDialect, mlir::scf::SCFDialect>();
-  // Since LLVM 20 the two GPU lowerings take the other dialects' patterns from these.
-  mlir::arith::registerConvertArithToLLVMInterface(registry);
-  mlir::cf::registerConvertControlFlowToLLVMInterface(registry);
-  mlir::registerConvertFuncToLLVMInterface(registry);
+  registerInterfaces(registry);
   mlir::registerBuiltinDialectTranslation(registry);
   mlir::registerGPUDialectTranslation(registry);
   mlir::registerLLVMDialectTranslation(registry);

@@ -14,14 +14,15 @@ from tests.evidence_fixtures import FILES, Stand, small_image
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import DATA, base_recipe, load_bases
 from toolchain.core.cache import Cache
-from toolchain.core.errors import DigestError, RegistryError, UnsupportedError
+from toolchain.core.errors import BuildError, DigestError, RegistryError, UnreachableError, UnsupportedError
+from toolchain.core.process import CommandError
 from toolchain.core.recipe import root
 from toolchain.oci.check import verify_layout
 from toolchain.oci.layout import Layout
 from toolchain.pipeline import run as pipeline
 from toolchain.request.model import Request
 from toolchain.stages import base as stage
-from toolchain.stages.base import BaseStage, local_image
+from toolchain.stages.base import BaseStage, _bootstrap_error, local_image
 from toolchain.stages.stage import common_inputs
 
 NAMES = ["debian13", "debian12", "ubi9", "almalinux8", "manylinux_2_28"]
@@ -204,3 +205,27 @@ def test_inputs_of_an_image_follow_its_digest_and_its_files() -> None:
         "containerfiles/base/ubi9/packages",
     }
     assert DATA not in inputs["files"]  # another base's row must not change this one
+
+
+@pytest.mark.parametrize(
+    ("line", "host"),
+    [
+        (
+            "E: Failed to fetch http://h.invalid/debian/dists/trixie/InRelease  Could not resolve 'h.invalid'",
+            "h.invalid",
+        ),
+        ("  Temporary failure resolving 'h.invalid'", "h.invalid"),
+        ("  Could not connect to 127.0.0.1:9 (127.0.0.1). - connect (111: Connection refused)", "127.0.0.1:9"),
+        ("  Unable to connect to proxy.example:3128:", "proxy.example:3128"),
+    ],
+)
+def test_a_mirror_that_is_not_reached_is_no_fault_of_the_mirror(line: str, host: str) -> None:
+    """Lines of apt, as mmdebstrap prints them."""
+    error = _bootstrap_error("base debian13", CommandError(["mmdebstrap"], 1, [line, "E: mmdebstrap failed to run"]))
+    assert isinstance(error, UnreachableError)
+    assert host in error.what
+
+
+def test_another_failure_of_mmdebstrap_stays_one_of_the_build() -> None:
+    error = _bootstrap_error("base debian13", CommandError(["mmdebstrap"], 1, ["E: Unable to locate package nosuch"]))
+    assert isinstance(error, BuildError)

@@ -222,13 +222,31 @@ def run_mmdebstrap(
             on_line=workspace.on_line,
         )
     except CommandError as error:
-        raise BuildError(
-            f"mmdebstrap could not make {what}",
-            why=error.why,
-            fix="check that the mirror serves this suite, then run the command again",
-        ) from error
+        raise _bootstrap_error(what, error) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _bootstrap_error(what: str, error: CommandError) -> BuildError | UnreachableError:
+    """Return the error for an mmdebstrap that failed: a host that did not answer is not the mirror's fault."""
+    output = "\n".join(error.tail)
+    if match := re.search(r"(?:Temporary failure|Could not) resolv(?:ing|e) '?([^'\s]+)'?", output):
+        return UnreachableError(
+            f"{what} could not be made, because the host {match[1].strip(chr(39))} could not be resolved",
+            why="the packages of a base come from the distribution's mirror",
+            fix="check the network, the name server, or the proxy in http_proxy",
+        )
+    if match := re.search(r"(?:Could not|Unable to) connect to '?([^'\s]+)", output):
+        return UnreachableError(
+            f"{what} could not be made, because {match[1].rstrip(':')} does not answer",
+            why="the packages of a base come from the distribution's mirror",
+            fix="check the network, or the proxy in http_proxy; then run the command again",
+        )
+    return BuildError(
+        f"mmdebstrap could not make {what}",
+        why=error.why,
+        fix="check that the mirror serves this suite, then run the command again",
+    )
 
 
 def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspace) -> Built:
