@@ -158,7 +158,7 @@ def _storage(cache: Cache) -> Check:
 
 
 def _isolation(cache: Cache) -> Check:
-    mode = probe(Storage(cache), again=True)
+    mode = probe(Storage(cache), thorough=True)
     first, count = view.ids()
     held = f"{len(attack.ATTEMPTS)} ways out were tried, and none leads out: {', '.join(attack.ATTEMPTS)}"
     seen = "interfaces besides loopback that a container without network sees: 0"

@@ -7,6 +7,7 @@ WHAT` for one that worked. Nothing that it reaches is changed.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import platform
@@ -31,6 +32,9 @@ _NUMBERS = {
     "riscv64": (219, 220),
 }
 _GET_KEYRING_ID, _SESSION_KEYRING = 0, -3
+_NEW_CALLS = {447: "memfd_secret", 457: "statmount", 458: "listmount", 467: "open_tree_attr", 468: "file_getattr"}
+_REFUSED = (errno.EPERM, errno.ENOSYS)
+_AT_FDCWD, _RENAME_WHITEOUT = -100, 4
 _HOLDERS = ("/", "/tmp", "/dev", "/run", "/var")
 
 
@@ -121,7 +125,7 @@ def locked(given: Given) -> str:
 
 
 def links(given: Given) -> str:
-    """Make a link or a pipe where the caller reads and writes."""
+    """Make a link, pipe, socket or device where the caller reads and writes."""
 
     def pipe(path: str) -> None:
         os.mkfifo(path)
@@ -131,7 +135,24 @@ def links(given: Given) -> str:
         os.symlink("/etc/shadow", path)
         os.unlink(path)
 
-    return _first(link, [f"{given['written']}/link"]) or _first(pipe, [f"{given['written']}/pipe"])
+    def bind(path: str) -> None:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path)
+        os.unlink(path)
+
+    def whiteout(path: str) -> None:
+        with open(path, "w", encoding="ascii"):
+            pass
+        moved = _LIBC.renameat2(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(f"{path}-moved"), _RENAME_WHITEOUT)
+        os.unlink(path)
+        if moved != 0:
+            raise OSError(ctypes.get_errno(), path)
+        os.unlink(f"{path}-moved")
+
+    for attempt, name in ((link, "link"), (pipe, "pipe"), (bind, "socket"), (whiteout, "device")):
+        if found := _first(attempt, [f"{given['written']}/{name}"]):
+            return found
+    return ""
 
 
 def disk(given: Given) -> str:
@@ -207,6 +228,15 @@ def namespaces(given: Given) -> str:
     return ", ".join(name for name, caller in given["namespaces"].items() if ours[name] == caller)
 
 
+def new_calls(_: Given) -> str:
+    """Make a system call that is newer than many a list of refused ones."""
+    for number, name in _NEW_CALLS.items():
+        # Without valid arguments a kernel that has the call refuses them.
+        if _LIBC.syscall(number, -1, None, -1, None, 0, 0) != -1 or ctypes.get_errno() not in _REFUSED:
+            return name
+    return _refused()
+
+
 def kernel(_: Given) -> str:
     """Set what is the kernel's, and so every process's."""
 
@@ -232,6 +262,7 @@ ATTEMPTS: dict[str, Callable[[Given], str]] = {
     "a socket to the host of a virtual machine": machine_socket,
     "a namespace of the caller's": namespaces,
     "the kernel's settings": kernel,
+    "a new system call": new_calls,
 }
 """By the names that messages and records have for them."""
 

@@ -15,6 +15,7 @@ import errno
 import json
 import os
 import signal
+import struct
 import sys
 import time
 
@@ -35,7 +36,11 @@ _MNT_DETACH = 2
 _KEPT = {1: _MS_RDONLY, 2: _MS_NOSUID, 4: _MS_NODEV, 8: _MS_NOEXEC, 1024: _MS_NOATIME, 2048: _MS_NODIRATIME,
          4096: _MS_RELATIME}  # fmt: skip
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+# A filter of system calls: instructions of classic BPF, and what they return.
+_MODE_FILTER = 2
+_LOAD_WORD, _JUMP_EQ, _JUMP_GE, _RETURN = 0x20, 0x15, 0x35, 0x06
+_RET_ERRNO, _RET_ALLOW = 0x00050000, 0x7FFF0000
 _KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271, "s390x": 280, "riscv64": 219}
 _JOIN_SESSION_KEYRING = 1
 _EVERY = 0.2  # seconds between two looks at what the program uses
@@ -90,6 +95,8 @@ class Spec(TypedDict):
             fewer flags than `nosuid` and `nodev`, which the kernel would refuse.
         privileges: whether programs may give more rights than the one that starts them has.
         limits: of what it uses; None without any.
+        refused_calls: the numbers of system calls that answer as if the kernel had none of them.
+        unknown_calls: the first number of those that always do.
     """
 
     ids: tuple[int, int]
@@ -99,6 +106,8 @@ class Spec(TypedDict):
     oci: bool
     privileges: bool
     limits: Limits | None
+    refused_calls: list[int]
+    unknown_calls: int
 
 
 def main(argv: list[str]) -> int:
@@ -327,7 +336,26 @@ def _become(spec: Spec, argv: list[str], tell: int, wait: int) -> NoReturn:
     _mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
     if not spec["privileges"]:
         _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+        _refuse_calls(spec["refused_calls"], spec["unknown_calls"])
     os.execve(_found(argv[0], spec["environment"]["PATH"]), argv, spec["environment"])
+
+
+def _refuse_calls(numbers: list[int], unknown: int) -> None:
+    """Have the kernel answer ENOSYS to system calls by their numbers.
+
+    From 424 on the numbers are the same for all machines. Those of x32 begin above `unknown`.
+    """
+    refuse = _RET_ERRNO | errno.ENOSYS
+    program = [(_LOAD_WORD, 0, 0, 0), (_JUMP_GE, 0, 1, unknown), (_RETURN, 0, 0, refuse)]
+    for number in numbers:
+        program += [(_JUMP_EQ, 0, 1, number), (_RETURN, 0, 0, refuse)]
+    program.append((_RETURN, 0, 0, _RET_ALLOW))
+    code = b"".join(struct.pack("=HBBI", *step) for step in program)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    filter_ = struct.pack("@HP", len(program), ctypes.addressof(buffer))
+    _check(
+        _LIBC.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.create_string_buffer(filter_), 0, 0), "no system call filter"
+    )
 
 
 def _found(program: str, places: str) -> str:

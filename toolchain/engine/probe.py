@@ -1,7 +1,8 @@
 """Whether builds are isolated on this machine: proved by a program that tries to get out (see `engine.attack`).
 
-It runs in a `buildah build` and in a `buildah run`, with the options of every other one, and outside of a
-container, where it must find nothing of the caller's either.
+Before the first build it makes three attempts in a `buildah build`: one for the launcher's ids and mounts, one for the
+capabilities and one for the system calls, which buildah takes away. `toolchain doctor` makes all attempts there, in a
+`buildah run`, and outside of a container, where the program must find nothing of the caller's either.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ from toolchain.engine.storage import Storage, build_tag
 _PROBE = "/probe"
 _NAMESPACES = ("mnt", "pid", "ipc", "uts", "net", "user")
 _SECONDS = 120.0
+DECISIVE = ("a file of the caller's", "a second chroot", "keyctl")
 # What a build writes is checked before it is read: see `buildah.require_inside`.
 _IN_BUILD = tuple(name for name in attack.ATTEMPTS if name != "a link where the caller reads")
 # Outside a container mounts are made and namespaces begun, so there the others prove nothing.
 _OUTSIDE = ("a file of the caller's", "another process's root or memory", "the machine's files", "a disk",
             "writing to a read-only mount", "new privileges", "a namespace of the caller's",
-            "the kernel's settings")  # fmt: skip
+            "the kernel's settings", "a new system call")  # fmt: skip
 
 
-def probe(storage: Storage, *, again: bool = False) -> str:
-    """The isolation of builds, tried once for each buildah, kernel and set of measures: no attempt of `attack` works.
+def probe(storage: Storage, *, thorough: bool = False) -> str:
+    """Return the isolation of builds, tried once for each buildah, kernel and set of measures.
 
     Args:
         storage: the engine's storage.
-        again: try even if the answer is known.
+        thorough: make all attempts, in all places, even if the answer is known.
 
     Returns:
         `chroot`, or `oci` (a runtime such as crun) if the user requested it.
@@ -57,12 +59,13 @@ def probe(storage: Storage, *, again: bool = False) -> str:
         "kernel": platform.release(),
         "measures": measures(mode),
     }
-    proved = canonical({**tried, "held": list(attack.ATTEMPTS)})
-    if not again and remembered.is_file() and remembered.read_bytes() == proved:
+    proved = canonical({**tried, "held": list(DECISIVE)})
+    if not thorough and remembered.is_file() and remembered.read_bytes() == proved:
         return mode
     remembered.unlink(missing_ok=True)
     with storage.invocation("build") as folder:
-        _Trial(storage, mode, folder).run()
+        trial = _Trial(storage, mode, folder, _IN_BUILD if thorough else DECISIVE)
+        trial.run(everywhere=thorough)
     write_atomically(remembered, proved)
     return mode
 
@@ -76,26 +79,33 @@ def measures(mode: str) -> str:
 
 
 class _Trial:
-    """The program's three runs.
+    """The runs of the program.
 
     Args:
         folder: of the invocation.
+        in_build: the attempts in a build.
     """
 
-    def __init__(self, storage: Storage, mode: str, folder: Path) -> None:
+    def __init__(self, storage: Storage, mode: str, folder: Path, in_build: Sequence[str]) -> None:
         self._storage, self._mode, self._folder = storage, mode, folder
+        self._attempts = {"build": in_build, "container": tuple(attack.ATTEMPTS), "outside": _OUTSIDE}
         self._show = self._shown()
         self._program = [os.fspath(Path(sys.executable).resolve()), "-I", "-S", "-B", f"{_PROBE}/attack.py"]
 
-    def run(self) -> None:
+    def run(self, *, everywhere: bool) -> None:
         """Raise unless the program stays where it is.
+
+        Args:
+            everywhere: try in a container and outside of one too.
 
         Raises:
             EngineError: see `judge`.
         """
         tag = build_tag(self._folder)
         try:
-            judge("a build", self._in_build(tag), _IN_BUILD)
+            judge("a build", self._in_build(tag), self._attempts["build"])
+            if not everywhere:
+                return
             with self._storage.container(tag, *isolation.arguments("from", self._mode, plain=True)) as name:
                 judge("a container", self._in_container(name))
         finally:
@@ -119,10 +129,9 @@ class _Trial:
             "namespaces": {name: os.fspath(Path(f"/proc/self/ns/{name}").readlink()) for name in _NAMESPACES},
             "attempts": [],
         }
-        places = {"build": _IN_BUILD, "container": tuple(attack.ATTEMPTS), "outside": _OUTSIDE}
-        for name, attempts in places.items():
+        for name, attempts in self._attempts.items():
             write_atomically(folder / f"{name}.json", json.dumps({**given, "attempts": attempts}).encode())
-        names = ("secret", "locked", *(f"{name}.json" for name in places))
+        names = ("secret", "locked", *(f"{name}.json" for name in self._attempts))
         show = [Mount(folder / name, f"{_PROBE}/{name}") for name in names]
         show.append(Mount(view.visible(Path(attack.__file__), folder / "copies"), f"{_PROBE}/attack.py"))
         prefix = Path(sys.base_prefix).resolve()

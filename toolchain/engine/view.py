@@ -109,6 +109,8 @@ def command(
         "oci": oci,
         "privileges": False,
         "limits": limits,
+        "refused_calls": load("syscalls")["by-number"]["numbers"],
+        "unknown_calls": load("syscalls")["by-number"]["unknown"],
     }
     return process.python("-S", os.fspath(PROGRAM), json.dumps(spec), *argv)
 
