@@ -206,3 +206,16 @@ def test_output_that_is_kept_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(process, "_LARGEST_OUTPUT", 1 << 20)
     with pytest.raises(LimitError):
         process.run([sys.executable, "-I", "-c", "for _ in range(1 << 20): print('x' * 100)"], capture=True)
+
+
+def test_a_build_sees_no_variable_of_the_caller(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables would name other settings, caches, repositories and logins."""
+    for name in ("CCACHE_DIR", "CCACHE_CONFIGPATH", "CCACHE_PREFIX", "CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF",
+                 "CONTAINERS_REGISTRIES_CONF", "BUILDAH_ISOLATION", "BUILDAH_FORMAT", "STORAGE_OPTS", "GIT_DIR",
+                 "GIT_CONFIG_GLOBAL", "GIT_SSH_COMMAND", "GIT_EXEC_PATH", "REGISTRY_AUTH_FILE",
+                 "PYTHONPATH", "TMPDIR"):  # fmt: skip
+        monkeypatch.setenv(name, "/tmp/of-the-caller")
+    here.build("export -p")
+    text = (here.top / "log").read_text().rpartition("STEP 4/4")[2]
+    assert "PATH" in text
+    assert "of-the-caller" not in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from tests.escaping_llvm import escaping_llvm, require_nothing_left
 from tests.hostile_llvm import hostile_llvm
 from tests.integration.conftest import TOP, toolchain
+from tests.other_user import read_by_another
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
 # Of this process alone: two runs beside each other must not end each other's.
@@ -118,14 +120,30 @@ def test_a_user_s_layer_has_root_s_digest(user: User, tmp_path: Path, real: bool
     built = user.tool("build", "llvm", *words, "--offline", *(["--locked"] if real else []))
     (row,) = [row for row in wanted.json["stages"] if row["name"] == "llvm"]
     assert row["manifest"] in built, built[-3000:]
-    assert "containers' storage" in user.tool("cache", "ls", "--json")
+    assert json.loads(user.tool("cache", "ls", "--json"))["bytes"] > 0
     user.tool("cache", "prune", "--unused-for", "1")
 
 
 def test_a_hostile_source_gets_nothing_of_the_user_s(user: User) -> None:
     """The base is the one that the bundle above brought."""
     owned = user.home / "owned"
+    secret = f"the user's own words {os.getpid()}"
+    user.home.chmod(0o755)
     escaping_llvm(user.home / "hostile", secret=user.home / "secret", owned=owned)
+    (user.home / "hostile" / "llvm" / "private.c").write_text(secret)
+    (user.home / "hostile").chmod(0o700)
     subprocess.run(["chown", "-R", f"{NAME}:", user.home / "hostile", user.home / "secret"], check=True)
     words = ("--source", f"llvm={user.home}/hostile", "--only", "mlir-tblgen", "--base", "debian13", "--no-contract")
     require_nothing_left(user.tool("build", "llvm", *words), owned)
+    cache = user.home / ".cache" / "toolchain"
+    assert [path.name for path in cache.glob("store/trees/*/llvm/private.c")] == ["private.c"]
+    assert read_by_another(secret, user.home, Path("/run"), Path("/tmp")) == []
+
+
+def test_a_fork_bomb_of_the_user_s_is_ended(user: User) -> None:
+    forks = "i=0; while [ $i -lt 600 ]; do sleep 20 & i=$((i+1)); done; wait"
+    hostile_llvm(user.home / "bomb", probe=forks, says="bomb")
+    subprocess.run(["chown", "-R", f"{NAME}:", user.home / "bomb"], check=True)
+    tool = ("env", "TOOLCHAIN_LIMITS=processes=200", user.source / ".venv/bin/toolchain")
+    words = ("--source", f"llvm={user.home}/bomb", "--only", "mlir-tblgen", "--base", "debian13", "--no-contract")
+    assert "the limit processes" in user.run(*tool, "build", "llvm", *words, code=26)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.other_user import read_by_another
 from toolchain.core.cache import Cache, cache_of
 from toolchain.core.digest import write_atomically
 from toolchain.core.errors import ConfigError
@@ -21,18 +20,6 @@ from toolchain.sources.resolve import fetch_source, locate
 from toolchain.sources.spec import SourceSpec
 
 SECRET = b"of one user alone"
-# Prints the paths of all files below a folder that contain the secret and that this user can read.
-READER = """
-import os, sys
-for folder, _, names in os.walk(sys.argv[1]):
-    for name in names:
-        try:
-            with open(os.path.join(folder, name), "rb") as file:
-                if sys.argv[2].encode() in file.read():
-                    print(name)
-        except OSError:
-            continue
-"""
 
 
 @pytest.fixture
@@ -48,18 +35,6 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def read_by_another(folder: Path) -> list[str]:
-    """What another user finds below a folder."""
-    if os.geteuid() != 0:
-        pytest.skip("NO OTHER USER LOOKS: that needs root")
-    words = [shutil.which("python3", path="/usr/bin:/bin") or sys.executable, "-I", "-S", "-c", READER]
-    done = subprocess.run(
-        [*words, str(folder), SECRET.decode()], capture_output=True, text=True, check=True, user=65534, group=65534,
-        extra_groups=[], cwd="/",
-    )  # fmt: skip
-    return done.stdout.split()
-
-
 def private_tree(folder: Path) -> SourceSpec:
     folder.mkdir(mode=0o700)
     (folder / "code.c").write_bytes(SECRET)
@@ -73,11 +48,11 @@ def test_a_private_tree_is_not_read_in_the_store(place: Path) -> None:
     got = fetch_source(locate("notes", spec, cache=cache), cache=cache, offline=True)
     assert (got.path / "code.c").read_bytes() == SECRET
     assert (mode(cache.root), mode(cache.store)) == (0o700, 0o700)
-    assert read_by_another(place) == []
+    assert read_by_another(SECRET.decode(), place) == []
     # The reader finds what it may read.
     cache.root.chmod(0o755)
     cache.store.chmod(0o755)
-    assert read_by_another(place) == ["code.c"]
+    assert read_by_another(SECRET.decode(), place) == ["code.c"]
 
 
 def test_an_existing_cache_becomes_private(place: Path) -> None:
@@ -92,7 +67,7 @@ def test_an_existing_cache_becomes_private(place: Path) -> None:
     assert mode(cache.root) == 0o700
     cache.make()
     assert mode(cache.store) == 0o700
-    assert read_by_another(place) == []
+    assert read_by_another(SECRET.decode(), place) == []
 
 
 def test_a_plan_leaves_nothing_for_others(place: Path) -> None:
@@ -109,7 +84,7 @@ def test_a_folder_with_other_content_keeps_its_mode(place: Path) -> None:
     assert mode(cache.root) == 0o775
     for folder in (cache.store, cache.images, cache.work, cache.logs, cache.engine):
         (folder / "x").write_bytes(SECRET)
-    assert read_by_another(place) == []
+    assert read_by_another(SECRET.decode(), place) == []
 
 
 def test_a_folder_of_another_user_keeps_its_mode(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,9 @@ PAGE = TOP / "docs" / "threat-model.md"
 # By line, as FILE::TEST.
 HELD = {
     "T1": ("tests/integration/test_isolation.py::test_a_hostile_source_gets_nothing",
-           "tests/integration/test_isolation.py::test_nothing_gets_out_and_that_is_remembered"),
+           "tests/integration/test_isolation.py::test_nothing_gets_out_and_that_is_remembered",
+           "tests/integration/test_limits.py::test_a_build_is_ended_at_a_limit",
+           "tests/integration/test_docker_runner.py::test_a_container_is_ended_at_a_limit"),
     "T2": (
         "tests/integration/test_hostile_cache.py::test_a_build_of_another_tree_has_the_bytes_that_an_empty_cache_gives",
         "tests/integration/test_hostile_kernels.py::test_an_honest_tree_gets_no_byte_of_a_hostile_one",
