@@ -21,6 +21,7 @@ from toolchain.oci.layout import Layout
 from toolchain.request.model import Request
 from toolchain.request.option_values import is_store_folder
 from toolchain.stages.stage import Built, Workspace
+from toolchain.stages.triton_wheel import SITE
 
 if TYPE_CHECKING:
     import subprocess
@@ -145,9 +146,12 @@ def starting(
     from toolchain.kernels.file_sets import FileSets  # noqa: PLC0415 - a plan compiles nothing
 
     sets = FileSets(naming, scratch / "seen")
-    variables = [f"{name}={value}" for name, value in sorted(naming.shared["environment"].items())]
+    environment = naming.shared["environment"]
+    variables = [f"{name}={value}" for name, value in sorted(environment.items())]
     # Neither the image's configuration nor the engine adds a variable to these.
     command = ["env", "-i", *variables, *naming.shared["command"]]
+    # For `toolchain shell`, which runs another program in the same container: it finds Triton.
+    of_shell = {"PYTHONPATH": SITE, **environment}
 
     def start(files: str, out: Path) -> AbstractContextManager[subprocess.Popen[str]]:
         shown = [
@@ -156,7 +160,7 @@ def starting(
             Mount(out, OUT, read_only=False),
             *mounts,
         ]
-        return workspace.worker(image, command, mounts=shown, env={})
+        return workspace.worker(image, command, mounts=shown, env=of_shell)
 
     return start
 
