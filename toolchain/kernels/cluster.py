@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from operator import attrgetter
 from typing import Any, Self
 
 import distributed
@@ -21,7 +22,6 @@ from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, of_worker
 from toolchain.kernels.pool import CompileSetup, Outcome, is_answer
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.scheduler import PATIENCE, check_version, security
-from toolchain.kernels.worker_process import Job, groups
 
 LOG = logging.getLogger(__name__)
 LARGEST = 4  # kernels in one task; tasks are short, because a lost worker loses those that it had
@@ -70,9 +70,11 @@ class ClusterExecutor:
 
     def run(self, rules: Sequence[Rule], _tree: str, _out: str, /) -> Generator[Outcome, None, None]:
         """See `Executor.run`; an outcome that is done also has the object as `code` and its JSON as `json`."""
-        by_id = {rule.id: rule for rule in rules}
-        shares = groups((Job(rule.task("/", "/"), "", Path(rule.out)) for rule in rules), LARGEST)
-        waiting = deque([by_id[job.task["id"]] for job in share] for share in shares)
+        waiting, file = deque[list[Rule]](), attrgetter("root", "source")
+        # A compile process starts anew for each source file.
+        for _, alike in itertools.groupby(sorted(rules, key=file), file):
+            while share := list(itertools.islice(alike, LARGEST)):
+                waiting.append(share)
         pending: dict[distributed.Future, list[Rule]] = {}
         finished = distributed.as_completed(loop=self._client.loop, with_results=True, raise_errors=False)
         resources = dict.fromkeys(self._needs.values(), 1)

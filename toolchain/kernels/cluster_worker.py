@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,7 +16,7 @@ from toolchain.core.errors import ResourceError, ToolchainError, UnreachableErro
 from toolchain.core.filesystem import read_regular
 from toolchain.kernels.bounds import Limits, MemoryBounds
 from toolchain.kernels.ledger import DONE, FAILED
-from toolchain.kernels.pool import CompileSetup, Outcome, WorkerPool
+from toolchain.kernels.pool import CompileSetup, Outcome, Slot, WorkerPool
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.scheduler import PATIENCE, check_version, security
 from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
@@ -48,14 +45,14 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
         self.slots = slots
         self.error: ToolchainError | None = None  # why this machine cannot compile
         self._setup, self._limits, self._bounds = setup, limits, bounds
-        self._serial = itertools.count(1)
+        self._files = setup.naming.files
 
     def setup(self, worker: Any) -> None:
         """Prepare for tasks. Dask calls this when the worker starts."""
         self._worker, self._closed = worker, threading.Event()
-        self._folder = Path(tempfile.mkdtemp(dir=self._setup.scratch, prefix="kernels-"))
+        self._folder = TemporaryDirectory(dir=self._setup.scratch, prefix="kernels-", ignore_cleanup_errors=True)
         self._pool = WorkerPool(
-            self._setup.start, lambda _: [], folder=self._folder, seen=self._setup.seen,
+            self._setup.start, lambda _: [], folder=Path(self._folder.name), seen=self._setup.seen,
             timeout=self._limits.timeout, bounds=self._bounds,
         )  # fmt: skip
         self._pool.start(0)
@@ -64,39 +61,34 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
         """End the processes. Dask calls this when the worker closes, and takes no results from here on."""
         self._closed.set()
         self._pool.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
     def compile(self, rules: Sequence[Rule]) -> dict[str, Any]:
         """Compile rules one after the other; return this worker's name, `Executor.about`, and the rules' outcomes.
 
         A finished one also has the bytes of its object as `code`, and of the JSON beside it as `json`.
         """
-        folder = f"task-{next(self._serial)}"
         try:
-            with self._pool.slot(self._setup.naming.files(rules[0])) as slot:
-                answers = [self._compiled(replace(rule, out=f"{folder}/{rule.out}"), slot) for rule in rules]
+            with TemporaryDirectory(dir=self._setup.out) as folder, self._pool.slot(self._files(rules[0])) as slot:
+                answers = [self._compiled(rule, Path(folder) / rule.out, slot) for rule in rules]
             return {"worker": str(self._worker.name), "about": dict(self._pool.about), "answers": answers}
         except ToolchainError as error:
             self.error = error
             self._worker.loop.add_callback(self._worker.close, reason=str(error))
             self._closed.wait()  # without a result, so that Dask gives the task to another worker
             raise
-        finally:
-            shutil.rmtree(self._setup.out / folder, ignore_errors=True)
 
-    def _compiled(self, rule: Rule, slot: Any) -> Outcome:
+    def _compiled(self, rule: Rule, path: Path, slot: Slot) -> Outcome:
         """Return the outcome of a rule with the files that it is about; ResourceError if the machine is at fault."""
-        out, setup = self._setup.out, self._setup
-        job = Job(rule.task(setup.source, ""), setup.naming.files(rule), out / rule.out)
-        outcome, files = self._pool.settle(slot, job), dict[str, bytes]()
+        job, files = Job(rule.task(self._setup.source, ""), self._files(rule), path), dict[str, bytes]()
+        outcome = self._pool.settle(slot, job)
         if outcome["status"] == DONE:
-            path = out / rule.out
             try:
-                files["code"] = read_regular(path, LARGEST_OBJECT, within=out)
-                files["json"] = read_regular(path.with_suffix(".json"), LARGEST_METADATA, within=out)
+                files["code"] = read_regular(path, LARGEST_OBJECT)
+                files["json"] = read_regular(path.with_suffix(".json"), LARGEST_METADATA)
             except OSError as error:
                 outcome, files = {**outcome, "status": FAILED, "reason": str(error.strerror)}, {}
-        if outcome["status"] == FAILED and (what := machine_fault(str(outcome["reason"]), out)):
+        if outcome["status"] == FAILED and (what := machine_fault(str(outcome["reason"]), self._setup.out)):
             fix = "free disk or memory, or give fewer --jobs, and start this worker again"
             raise ResourceError(what, why=f"{rule.out}: {outcome['reason']}", fix=fix)
         return {**outcome, **files}
