@@ -19,6 +19,8 @@ HELD = {
         "tests/integration/test_hostile_kernels.py::test_an_honest_tree_gets_no_byte_of_a_hostile_one",
     ),
     "T3": ("tests/unit/test_unpack.py::test_hostile", "tests/unit/test_unpack.py::test_bomb",
+           "tests/unit/test_zips.py::test_names_that_lead_to_one_place_or_none_are_refused",
+           "tests/unit/test_aks2.py::test_kernels_over_the_same_bytes_are_refused",
            "lab/tests/unit/test_wheel_llvm.py::test_a_hostile_wheel_is_refused",
            "lab/tests/unit/test_audit.py::test_a_wheel_runs_nothing_on_the_host",
            "tests/unit/test_bundle_hostile.py::test_what_does_not_belong_is_refused"),

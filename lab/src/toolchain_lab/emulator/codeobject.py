@@ -13,6 +13,7 @@ from toolchain_lab.emulator.messagepack import unpack
 
 _NOTE_METADATA = 32  # NT_AMDGPU_METADATA
 _MACH_MASK = 0xFF
+_LARGEST_IMAGE = 32 << 20  # bytes of the loaded segments; a kernel of Triton has less than one million
 _DESCRIPTOR = struct.Struct("<III4xq20xIIIHH4x")
 
 
@@ -169,7 +170,7 @@ def _symbols(elf: Any) -> Iterable[Any]:
 def _image(elf: Any) -> bytes:
     segments = [segment for segment in elf.iter_segments() if segment["p_type"] == "PT_LOAD"]
     size = max(int(segment["p_vaddr"]) + int(segment["p_memsz"]) for segment in segments)
-    if size > 1 << 28:
+    if size > _LARGEST_IMAGE:
         raise ValueError(f"its segments take {size} bytes")
     image = bytearray(size)
     for segment in segments:
