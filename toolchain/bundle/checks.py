@@ -21,11 +21,7 @@ DO_NOT = "do not use this bundle; have it exported again"
 
 
 def require_agreement(own: Lock, lock: Lock, what: str) -> None:
-    """Check that a bundle is within an existing lock, which must name the digest of each tree.
-
-    Raises:
-        LockedError: with what differs.
-    """
+    """Check that a bundle is within an existing lock, which must name the digest of each tree."""
     problems = differences(own, lock, whole=False)
     for key in ("allow-binary", "drop-binary"):
         if more := sorted(set(lock.request.get(key, ())) - set(own.request.get(key, ()))):
@@ -66,10 +62,6 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
 
     Args:
         layers: of the image, as its manifest has them.
-
-    Raises:
-        UnsupportedError: it is of another version.
-        HostileInputError: it is invalid, or about something else.
     """
     try:
         record = Record.parse(value)
@@ -97,11 +89,7 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
 
 
 def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:
-    """Check that a list of packages is the one in the lock, by its digest and row by row.
-
-    Raises:
-        HostileInputError: it is not.
-    """
+    """Check that a list of packages is the one in the lock, by its digest and row by row."""
     rows = value.get("packages")
     try:
         packages = locked_packages(value) if isinstance(rows, list) and value.keys() == {"recipe", "packages"} else ()

@@ -150,22 +150,14 @@ class _Taker:
         return self._scratch.read(entry.blob)
 
     def lock(self) -> Lock:
-        """The bundle's lock.
-
-        Raises:
-            HostileInputError: none, or several.
-        """
+        """The bundle's lock."""
         locks = self._of("lock")
         if len(locks) != 1:
             raise HostileInputError(f"the bundle holds {len(locks)} locks", fix=DO_NOT)
         return lockfile.parse(self._small(locks[0]), "the bundle's lock", again="toolchain bundle export")
 
     def take(self, lock: Lock) -> list[ImportedEntry]:
-        """Everything; all checks that decide what is trusted come before the first thing is taken.
-
-        Raises:
-            HostileInputError, DigestError: see `import_bundle`.
-        """
+        """Everything; all checks that decide what is trusted come before the first thing is taken."""
         require_fitting(lock)
         require_whole(lock, self._entries)
         self._named_parts(lock)

@@ -89,11 +89,7 @@ def _rows() -> tuple[tuple[Generation, ...], tuple[Database, ...]]:
 
 
 def generation_of(release: str) -> Generation:
-    """The generation of a release on record.
-
-    Raises:
-        PinError: no row has it.
-    """
+    """The generation of a release on record."""
     for row in _rows()[0]:
         if release in row.releases:
             return row
@@ -148,9 +144,6 @@ def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, witho
     Args:
         own_triton: whether the user names the Triton.
         without: see `refuse_foreign`.
-
-    Raises:
-        UnsupportedError: with the reason.
     """
     generation = generation_of(release)
     check_release_gpus(release, gpus)
@@ -225,11 +218,7 @@ def generation_in(tree: Path, release: str = "") -> Generation:
 
 
 def refuse_gpus_not_in(tree: Path, generator: str, gpus: Sequence[str]) -> None:
-    """Refuse GPUs that the generator of a tree of no release does not name.
-
-    Raises:
-        UnsupportedError: with those.
-    """
+    """Refuse GPUs that the generator of a tree of no release does not name."""
     file = f"{'python' if generator == 'aotriton' else generator}/gpu_targets.py"
     if not (tree / file).is_file():
         return
@@ -261,11 +250,7 @@ def _stated_version(tree: Path) -> tuple[int, ...]:
 
 
 def check_given_database(release: str, given: Path) -> Database:
-    """Require that a user's tuning database is one of a release's.
-
-    Raises:
-        SourceError: it is empty, or another release's.
-    """
+    """Require that a user's tuning database is one of a release's."""
     row = _taken(databases_of(release), release, given)
     _check_database(row, given, release, str(given))
     return row
@@ -280,9 +265,6 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
 
     Returns:
         Whose place the given one takes; None without one.
-
-    Raises:
-        SourceError: one is missing, empty or another release's.
     """
     rows = databases_of(release or generation_in(tree).releases[-1])
     taken = _taken(rows, release, given) if given is not None else None

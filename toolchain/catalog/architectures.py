@@ -43,11 +43,7 @@ def this_machine() -> str:
 
 
 def machine_of(arch: str) -> Machine:
-    """The machine of an OCI architecture.
-
-    Raises:
-        UnsupportedError: it is not known.
-    """
+    """The machine of an OCI architecture."""
     if arch not in MACHINES:
         raise UnsupportedError(f"unknown architecture {arch!r}", fix=f"one of {', '.join(MACHINES)}")
     return MACHINES[arch]
@@ -65,9 +61,6 @@ def emulator(arch: str, *, proof: bool = True) -> Path:
 
     Args:
         proof: it is for the contract check, which can be left out; otherwise the build itself runs programs by it.
-
-    Raises:
-        EngineError: it is not installed.
     """
     name = emulator_name(arch)
     program = process.find(name)

@@ -83,7 +83,6 @@ def base_recipe(name: str, arch: str = "amd64") -> BaseRecipe:
     """The base called `name`, for `arch`.
 
     Raises:
-        ConfigError: see `load_bases`.
         UnsupportedError: there is no such base, or no image digest of it is known for this architecture.
     """
     bases = load_bases(arch)

@@ -46,11 +46,7 @@ class Codegen:
 
 @memoize
 def codegens() -> tuple[Codegen, ...]:
-    """Every row, in the order of the data.
-
-    Raises:
-        ConfigError: the data is damaged.
-    """
+    """Every row, in the order of the data."""
     rows = load("codegen").items()
     return tuple(typed_row(Codegen, {**row, "name": name}, name, FOLDER / "codegen.toml") for name, row in rows)
 

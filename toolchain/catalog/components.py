@@ -101,22 +101,14 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
 
 
 def line_of(version: str) -> str:
-    """`3.7` of `3.7.1`, and of a commit on record the line that it is like.
-
-    Raises:
-        PinError: it is neither.
-    """
+    """`3.7` of `3.7.1`, and of a commit on record the line that it is like."""
     extra = next((row for row in _data()["commit"] if row["commit"] == version.lower()), None)
     major, minor = _line(extra["like"] if extra else version)
     return f"{major}.{minor}"
 
 
 def newest_triton_on(llvm: int) -> str:
-    """The newest Triton line (`3.5`) that a release of LLVM of this major version serves.
-
-    Raises:
-        UnsupportedError: no Triton on record is near it.
-    """
+    """The newest Triton line (`3.5`) that a release of LLVM of this major version serves."""
     rows = _data()["llvm"]
     for row in rows:
         if row["version"] == llvm:
@@ -142,9 +134,6 @@ def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
     Args:
         llvm: its major version.
         where: what people call that LLVM.
-
-    Raises:
-        UnsupportedError: with both versions.
     """
     own = needs.llvm
     if not is_near(needs, llvm):
@@ -211,9 +200,6 @@ def check_files(files: Collection[str], needs: LlvmRequirements, *, where: str, 
     Args:
         files: as for `missing_in`.
         where: what people call that LLVM.
-
-    Raises:
-        ContractError: with everything that is missing.
     """
     missing = missing_in(files, needs)
     if not missing:

@@ -52,7 +52,6 @@ def floor_of(glibc: str) -> Floor:
     """The floor of this glibc.
 
     Raises:
-        ConfigError: see `load_floors`.
         UnsupportedError: no row knows it, or its row names what this tool cannot unpack.
     """
     floors = load_floors()

@@ -65,20 +65,12 @@ def parse_gpus(text: str) -> tuple[str, ...]:
 
 
 def pack(gpu: str) -> str:
-    """The AOTriton image pack that holds the kernels of a GPU: `gfx110x` for gfx1101.
-
-    Raises:
-        UnsupportedError: no such GPU.
-    """
+    """The AOTriton image pack that holds the kernels of a GPU: `gfx110x` for gfx1101."""
     return _GPUS[check_gpu(gpu)].pack
 
 
 def machine_flag(gpu: str) -> int:
-    """EF_AMDGPU_MACH: the low byte of the ELF flags of its code objects.
-
-    Raises:
-        UnsupportedError: no such GPU.
-    """
+    """EF_AMDGPU_MACH: the low byte of the ELF flags of its code objects."""
     return _GPUS[check_gpu(gpu)].mach
 
 

@@ -99,11 +99,7 @@ def libraries() -> tuple[Library, ...]:
 
 
 def rocm_of(text: str) -> Rocm:
-    """The ROCm of a version: `7`, or `7.2`, whose library has the same name.
-
-    Raises:
-        UnsupportedError: no row knows it.
-    """
+    """The ROCm of a version: `7`, or `7.2`, whose library has the same name."""
     major = text.strip().removeprefix("rocm").partition(".")[0]
     for row in rocms():
         if row.major == major:
@@ -116,12 +112,7 @@ def rocm_of(text: str) -> Rocm:
 
 
 def parse_rocms(text: str) -> tuple[str, ...]:
-    """Major versions out of an option's text, in the order of the data.
-
-    Raises:
-        ConfigError: it names none.
-        UnsupportedError: see `rocm_of`.
-    """
+    """Major versions out of an option's text, in the order of the data."""
     majors = {rocm_of(part).major for part in text.split(",") if part.strip()}
     if not majors:
         raise ConfigError(f"--rocm {text!r} names no ROCm", fix="e.g. --rocm 6,7, or leave it out")

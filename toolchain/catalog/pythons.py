@@ -61,11 +61,7 @@ def python_of(version: str) -> Python:
 
 
 def check_version(version: str) -> str:
-    """The version, if it is one of Python: `3.13`.
-
-    Raises:
-        ConfigError: it is invalid.
-    """
+    """The version, if it is one of Python: `3.13`."""
     if not _VERSION.fullmatch(version):
         raise ConfigError(f"{version!r} is not a Python version", fix="give e.g. --python 3.13")
     return version

@@ -106,11 +106,7 @@ class TritonRelease:
 
     @property
     def pin(self) -> LlvmPin:
-        """Its LLVM.
-
-        Raises:
-            PinError: it is unknown.
-        """
+        """Its LLVM."""
         return _pin(self)
 
 
@@ -144,11 +140,7 @@ class AotritonRelease:
 
     @property
     def pin(self) -> LlvmPin:
-        """The LLVM of its Triton.
-
-        Raises:
-            PinError: it is unknown.
-        """
+        """The LLVM of its Triton."""
         return _pin(self)
 
 

@@ -58,9 +58,6 @@ def newest_patch(version: str) -> TritonRelease:
     """The row of a version; of one without its patch number (`3.3`), the newest patch release of that line.
 
     Unlike `triton_release` it looks for the release itself and not for the surest pin; its LLVM may be unknown.
-
-    Raises:
-        UnsupportedError, PinError: see `triton_release`.
     """
     line, patch, local = _parsed(version.strip())
     row = triton_release(version, allow_unknown=True)

@@ -184,11 +184,7 @@ def _by_name() -> dict[str, StageRow]:
 
 
 def row(name: str) -> StageRow:
-    """The stage of that name.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """The stage of that name."""
     return _by_name()[name]
 
 

@@ -60,31 +60,19 @@ class TorchRow:
 
 @memoize
 def wheel_rows() -> tuple[WheelRow, ...]:
-    """Every wheel, in the order of the data.
-
-    Raises:
-        ConfigError: the data is damaged.
-    """
+    """Every wheel, in the order of the data."""
     return tuple(
         typed_row(WheelRow, {**row, "name": name}, name, _FILE) for name, row in load("wheels")["wheels"].items()
     )
 
 
 def wheel_row(name: str) -> WheelRow:
-    """The wheel of that name.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """The wheel of that name."""
     return {row.name: row for row in wheel_rows()}[name]
 
 
 def torch_row(base: str) -> TorchRow:
-    """The PyTorch for a base by its recipe's name.
-
-    Raises:
-        UnsupportedError: no row has one.
-    """
+    """The PyTorch for a base by its recipe's name."""
     rows = load("wheels")["torch"]
     if base not in rows:
         raise UnsupportedError(

@@ -59,11 +59,7 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
 
 
 def _check_packages(rows: Sequence[PlanRow]) -> None:
-    """Refuse a distribution package that neither the data nor an earlier fetch knows.
-
-    Raises:
-        SourceError: with the known packages.
-    """
+    """Refuse a distribution package that neither the data nor an earlier fetch knows."""
     for source in (source for row in rows for source in row.planned.sources if source.kind == "distro"):
         if source.digest is None and all(package.name != source.where for package in known_packages()):
             known = dict.fromkeys(package.name for package in known_packages())

@@ -105,9 +105,6 @@ class Cache:
         Backups leave out a folder with the first mark, and `cache prune` removes nothing without the second one. A
         folder that holds something else already gets no mark and keeps its mode, because its content may belong to
         others; then the tool's own folders in it are for their owner alone.
-
-        Raises:
-            OSError: it cannot be made.
         """
         # Finding sources, which comes first, leaves the mirrors' lists and what it downloaded.
         early = {self.locks.name, self.store.name, self.apt.name}
@@ -147,9 +144,6 @@ class Cache:
 
         Args:
             write: whether that matters.
-
-        Raises:
-            ConfigError: it is not.
         """
         place = self.root
         while not os.path.lexists(place):
@@ -164,11 +158,7 @@ class Cache:
 
 
 def cache_of(folder: Path | str | None = None) -> Cache:
-    """The cache in a folder, else the default one. An existing cache of this tool becomes its owner's alone.
-
-    Raises:
-        ConfigError: it cannot be there.
-    """
+    """The cache in a folder, else the default one. An existing cache of this tool becomes its owner's alone."""
     cache = Cache(Path(folder or default_cache()).absolute())
     cache.check(write=False)
     if cache.is_ours:

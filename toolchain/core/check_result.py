@@ -44,11 +44,7 @@ def enough(numbers: Mapping[str, Any] | None, count: int) -> bool:
 
 
 def require_right(numbers: Mapping[str, Any]) -> None:
-    """Check that no kernel is wrong.
-
-    Raises:
-        NumbersError: some are.
-    """
+    """Check that no kernel is wrong."""
     if wrong := [row for row in numbers["kernels"] if row["status"] == WRONG]:
         why = listed([(str(row["name"]), str(row["reason"])) for row in wrong])
         raise NumbersError(f"{len(wrong)} of {numbers['checked']} kernels compute wrong numbers", why=why)

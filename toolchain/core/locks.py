@@ -26,7 +26,6 @@ def held(path: Path, *, what: str) -> Iterator[None]:
 
     Raises:
         LockHeldError: another invocation holds it for longer than `patience`. A note is shown after two seconds.
-        ConfigError: see `patience`.
     """
     import filelock  # noqa: PLC0415 - `in_use`, which every verb calls, needs none of it
 
@@ -99,11 +98,7 @@ def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(cache: Cache) -> Iterator[None]:
-    """Hold the exclusive lock of the tool's folder inside the block.
-
-    Raises:
-        LockHeldError: another invocation works there.
-    """
+    """Hold the exclusive lock of the tool's folder inside the block."""
     descriptor = _open(cache)
     try:
         try:
@@ -124,9 +119,6 @@ def kept(path: Path) -> Iterator[None]:
     """Keep a file or folder from removal inside the block, perhaps together with others; see `free`.
 
     The kernel lets go of it when this process dies, however it dies.
-
-    Raises:
-        OSError: it is not there.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -59,11 +59,7 @@ class Pace:
         return count
 
     def add(self, seconds: float, count: int) -> None:
-        """Bytes that took so long.
-
-        Raises:
-            TooSlowError: see `wait`.
-        """
+        """Bytes that took so long."""
         self._waited += seconds
         self._moved += count
         if self._waited < WINDOW:

@@ -90,9 +90,6 @@ def hook(name: Hook, user: str) -> Any:
 
     Args:
         user: what needs it, for the message.
-
-    Raises:
-        ConfigError: no plugin has one.
     """
     for plugin in plugins():
         if function := getattr(plugin, name):

@@ -65,11 +65,7 @@ def find(program: str) -> str | None:
 
 
 def which(program: str, *, fix: str = "") -> str:
-    """Return the path of `program`; see `find`.
-
-    Raises:
-        EngineError: it is not installed.
-    """
+    """Return the path of `program`; see `find`."""
     path = find(program)
     if path is None:
         if "/" in program:
@@ -330,9 +326,6 @@ def piped(
 
     The caller must read its standard error too, or it stops when that pipe is full. Open it from a thread that
     outlives it: the kernel ends the program when the thread that started it ends.
-
-    Raises:
-        EngineError: the program is not installed.
     """
     words = _words(argv)
     with _started(words, cwd=None, env=env, stdin=True) as child:
@@ -344,10 +337,6 @@ def output(argv: Sequence[str | os.PathLike[str]], *, stdin: IO[bytes] | None = 
     """The standard output of a program as a stream of bytes, e.g. what a decompressor writes.
 
     A caller that leaves the block by an exception ends the program; after a normal end the exit code is looked at.
-
-    Raises:
-        CommandError: the program failed.
-        EngineError: the program is not installed.
     """
     words = _words(argv)
     with tempfile.TemporaryFile() as errors:

@@ -113,11 +113,7 @@ CCACHE_MOUNT = "toolchain-ccache"
 
 
 def root() -> Path:
-    """The folder that holds containerfiles/, llvm-config/ and aotriton/: in a checkout its top, else in the package.
-
-    Raises:
-        ConfigError: neither is there.
-    """
+    """The folder that holds containerfiles/, llvm-config/ and aotriton/: in a checkout its top, else in the package."""
     package = Path(__file__).resolve().parents[1]
     for candidate in (package.parent, package / "_recipes"):
         if (candidate / "containerfiles").is_dir() and (candidate / "llvm-config").is_dir():

@@ -104,11 +104,7 @@ class LayerFacts:
 
     @classmethod
     def parse(cls, facts: Mapping[str, Any]) -> Self:
-        """Read them from the facts of a record.
-
-        Raises:
-            RecordError: they lack something.
-        """
+        """Read them from the facts of a record."""
         known = {each.name for each in fields(cls)}
         try:
             return typed(cls, {name: value for name, value in facts.items() if name in known and value is not None})
@@ -162,11 +158,7 @@ class Record:
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Read a record.
-
-        Raises:
-            RecordError: it is invalid, or of another version.
-        """
+        """Read a record."""
         given = dict(value) if isinstance(value, dict) else {}
         if (version := given.pop("version", None)) != VERSION:
             raise OtherVersionError(f"it is a record of version {version}, and this tool reads {VERSION}")
@@ -180,11 +172,7 @@ class Record:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Read a record's file.
-
-        Raises:
-            RecordError: it is invalid.
-        """
+        """Read a record's file."""
         try:
             return cls.parse(strict_json.read(content, "the record", keys=KEYS))
         except RecordError:

@@ -32,7 +32,7 @@ class CheckedHeader(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """See `tarfile.TarInfo`."""
+        """Read a header as tarfile does, after `look` has seen its bytes."""
         if _BEHIND is not None:  # it calls the other one
             return super().frombuf(buf, encoding, errors)
         return cls.look(bytes(buf), partial(super().frombuf, buf, encoding, errors))

@@ -46,11 +46,7 @@ def header_number(value: str | None) -> int | None:
 
 
 def whole_body(response: requests.Response, most: int) -> bytes | None:
-    """The body of an answer, None if it has more than `most` bytes.
-
-    Raises:
-        requests.RequestException: the connection broke.
-    """
+    """The body of an answer, None if it has more than `most` bytes."""
     received = bytearray()
     for piece in response.iter_content(1 << 20):
         received += piece
@@ -184,11 +180,7 @@ class Retries:
                 self.failed(failure)
 
     def failed(self, failure: TryAgainError) -> None:
-        """Count a failure, and wait before the next attempt.
-
-        Raises:
-            ToolchainError: its problem, after too many.
-        """
+        """Count a failure, and wait before the next attempt."""
         self.failures += 1
         if self.failures > self.attempts:
             # Not chained: what HTTP libraries raise holds the whole request, tokens included.

@@ -34,7 +34,7 @@ class _Zip(zipfile.ZipFile):
     ends: dict[int, int]  # by an entry's offset, where the next one begins
 
     def open(self, name: Any, mode: Any = "r", pwd: bytes | None = None, *, force_zip64: bool = False) -> IO[bytes]:
-        """See `zipfile.ZipFile`."""
+        """Open an entry, and refuse one whose own header contradicts the list of entries."""
         row = name if isinstance(name, zipfile.ZipInfo) else self.getinfo(name)
         self._require_room(row)
         try:

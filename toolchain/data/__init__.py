@@ -15,11 +15,7 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def load(name: str) -> dict[str, Any]:
-    """A file of this folder by its name without the ending: `load("gpus")`.
-
-    Raises:
-        ConfigError: it is missing or damaged.
-    """
+    """A file of this folder by its name without the ending: `load("gpus")`."""
     return read_toml(FOLDER / f"{name}.toml")
 
 
@@ -30,9 +26,6 @@ def read_toml(
 
     Args:
         fix: what to do about one that is damaged; by default it came with the tool.
-
-    Raises:
-        error: it is missing or damaged.
     """
     try:
         status = path.stat()

@@ -77,11 +77,7 @@ class Buildah(Storage):
 
     @property
     def isolation(self) -> str:
-        """The isolation of builds, proved: `chroot`, or `oci` if the user requested it.
-
-        Raises:
-            EngineError: it does not hold here.
-        """
+        """The isolation of builds, proved: `chroot`, or `oci` if the user requested it."""
         # Workers start from several threads at once; the first one tries, the others wait for its answer.
         with self._probing:
             if self._mode is None:
@@ -289,9 +285,6 @@ class Buildah(Storage):
 
         The caller must read its standard error, as kernels.pool does to keep its last lines. The process ends with
         the block (see `attended`). Any number may run at once, from any thread that outlives the block.
-
-        Raises:
-            EngineError: there is no such image.
         """
         with (
             self._prepared(image, argv, mounts=mounts, env=env, timed=False) as (command, _),

@@ -144,11 +144,7 @@ def outside(table: str, number: int) -> int:
 def _wrong(
     runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path]
 ) -> tuple[EngineError | None, list[str]]:
-    """Run the probe's container: the error, if another user may avoid it, and the container's output.
-
-    Raises:
-        EngineError: what no other user mends.
-    """
+    """Run the probe's container: the error, if another user may avoid it, and the container's output."""
     word = secrets.token_hex(16)
     shown.mkdir()
     (shown / "asked").write_text(f"{word}\n", encoding="ascii")

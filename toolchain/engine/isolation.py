@@ -46,11 +46,7 @@ def answer(line: str) -> int | None:
 
 
 def mode_of_user() -> str:
-    """The isolation that is requested: `chroot`, below a user namespace; `oci` by `TOOLCHAIN_ISOLATION` alone.
-
-    Raises:
-        ConfigError: the variable names another.
-    """
+    """The isolation that is requested: `chroot`, below a user namespace; `oci` by `TOOLCHAIN_ISOLATION` alone."""
     mode = os.environ.get("TOOLCHAIN_ISOLATION", "chroot")
     if mode not in {"chroot", "oci"}:
         raise ConfigError(f"TOOLCHAIN_ISOLATION={mode} names no isolation", fix="leave it out, or name oci")
@@ -97,11 +93,7 @@ def before_first_run(containerfile: str, instructions: Sequence[str]) -> str:
 
 
 def tiny_root(folder: Path) -> Path:
-    """Fill `folder` with a shell and its libraries from this machine: the smallest tree that can run the probe.
-
-    Raises:
-        EngineError: no shell was found.
-    """
+    """Fill `folder` with a shell and its libraries from this machine: the smallest tree that can run the probe."""
     busybox = process.find("busybox")
     shell = Path(process.find("sh") or "/bin/sh")
     static = busybox is not None and not _libraries(Path(busybox))

@@ -52,11 +52,7 @@ def _environment() -> dict[str, str]:
 
 
 def require() -> None:
-    """Check that this user can create such a namespace.
-
-    Raises:
-        EngineError: see `enter`.
-    """
+    """Check that this user can create such a namespace."""
     process.which("newuidmap", fix="as root: apt-get install uidmap")
     user = user_name()
     for file in ("/etc/subuid", "/etc/subgid"):

@@ -97,9 +97,6 @@ class _Trial:
 
         Args:
             everywhere: try in a container and outside of one too.
-
-        Raises:
-            EngineError: see `judge`.
         """
         tag = build_tag(self._folder)
         try:

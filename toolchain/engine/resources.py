@@ -128,9 +128,6 @@ def require_disk(path: Path, needed: int) -> None:
     Args:
         path: a folder, which need not exist yet.
         needed: bytes.
-
-    Raises:
-        ResourceError: there is less.
     """
     free = disk_free(path)
     if free < needed:

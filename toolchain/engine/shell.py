@@ -44,11 +44,7 @@ _COMMAND = re.compile(r"^RUN\s+((?:--\S+\s+)*)(.*)$", re.IGNORECASE | re.DOTALL)
 
 
 def require_terminal(argv: Sequence[str]) -> None:
-    """Check that a shell has a terminal; a command needs none.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Check that a shell has a terminal; a command needs none."""
     if not argv and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
             "a shell needs a terminal", why="standard input or output is not one", fix="give a command: -- COMMAND..."
@@ -73,11 +69,7 @@ class Step:
 
 
 def step_of(containerfile: str) -> Step:
-    """The step of a recipe of ours: the only RUN of its Containerfile, or the last one.
-
-    Raises:
-        EngineError: it has none.
-    """
+    """The step of a recipe of ours: the only RUN of its Containerfile, or the last one."""
     lines = containerfile.splitlines()
     begins = [number for number, line in enumerate(lines) if _RUN.match(line)]
     if not begins:
@@ -117,9 +109,6 @@ class Shell:
 
         Returns:
             Its exit code.
-
-        Raises:
-            BuildError: it did not come to begin.
         """
         text = (root / recipe.containerfile).read_text(encoding="utf-8")
         mode = engine.isolation

@@ -186,9 +186,6 @@ class Storage:
 
         Args:
             show: see `command`.
-
-        Raises:
-            EngineError: it failed.
         """
         try:
             return self.attempt(self.command(*words, show=show), capture=True, check=check, timeout=timeout)
@@ -197,11 +194,7 @@ class Storage:
 
     @property
     def driver(self) -> str:
-        """`overlay`, or `vfs` where overlay does not work (slow, and every container is a full copy).
-
-        Raises:
-            EngineError: neither works.
-        """
+        """`overlay`, or `vfs` where overlay does not work (slow, and every container is a full copy)."""
         if self._driver is None:
             remembered = self.cache.engine / "containers-driver"
             with contextlib.suppress(OSError):
@@ -227,11 +220,7 @@ class Storage:
         )
 
     def version(self) -> str:
-        """buildah's version, e.g. `1.28.2`.
-
-        Raises:
-            EngineError: buildah is not installed.
-        """
+        """buildah's version, e.g. `1.28.2`."""
         process.which("buildah", fix=INSTALL)
         match = re.search(r"\d+(\.\d+)+", process.run(["buildah", "--version"], capture=True, timeout=30).stdout)
         return match.group(0) if match else "unknown"
@@ -271,9 +260,6 @@ class Storage:
 
         Args:
             options: of `buildah from`; see `isolation.arguments`.
-
-        Raises:
-            EngineError: there is no such image.
         """
         with self.invocation("run") as folder:
             name = f"toolchain-{folder.name}"
@@ -404,9 +390,6 @@ def discard(path: Path) -> bool:
 
     Returns:
         Whether nothing of it is left; what is left has another name.
-
-    Raises:
-        OSError: it cannot be renamed.
     """
     sweep_discarded(path)
     if not path.is_dir():

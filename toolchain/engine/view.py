@@ -51,11 +51,7 @@ _ARCHITECTURES = {
 
 
 def ids() -> tuple[int, int]:
-    """The first of our ids that a container's are, and how many: none of them is the caller's.
-
-    Raises:
-        EngineError: there are too few here.
-    """
+    """The first of our ids that a container's are, and how many: none of them is the caller's."""
     best = (0, 0)
     for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines():
         inside, _, count = map(int, line.split())

@@ -161,7 +161,6 @@ def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
 
     Raises:
         KernelError: the archive or one of its files is damaged, or the loader would not find what it holds.
-        SourceError, HostileInputError: see `open_zip`.
     """
     if path.suffix == ".aks2":
         yield from _opened(on_disk(path, path.name, path.parent))

@@ -133,9 +133,6 @@ def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
 
     Args:
         folder: the generator's build folder, at any path, not only where the plan was written.
-
-    Raises:
-        SourceError: see `read_plan`.
     """
     rows = list(_lines(folder / FLATZIP, 4))
     build = rows[0][3].partition("/aks2/")[0] if rows else ""
@@ -148,9 +145,6 @@ def _lines(path: Path, least: int) -> Iterator[list[str]]:
 
     Args:
         least: fields that a line has.
-
-    Raises:
-        SourceError: it cannot be read, or has another form.
     """
     # Line by line: for all GPUs there are some hundred megabytes of it.
     try:
@@ -171,11 +165,7 @@ def _lines(path: Path, least: int) -> Iterator[list[str]]:
 
 
 def _below(path: str, top: str) -> str:
-    """`path` relative to `top`: what a generator says becomes names of files on this side.
-
-    Raises:
-        SourceError: it is elsewhere.
-    """
+    """`path` relative to `top`: what a generator says becomes names of files on this side."""
     folder, slash, name = path.rpartition("/")
     try:
         if name in ("", ".", ".."):
@@ -188,11 +178,7 @@ def _below(path: str, top: str) -> str:
 
 @memoize
 def _folder_below(folder: str, top: str) -> str:
-    """`folder` relative to `top`, empty for `top` itself. A plan has thousands of files for each of its folders.
-
-    Raises:
-        ValueError: it is elsewhere.
-    """
+    """`folder` relative to `top`, empty for `top` itself. A plan has thousands of files for each of its folders."""
     inside = PurePosixPath(folder).relative_to(top)
     if ".." in inside.parts or inside.is_absolute():
         raise ValueError(folder)
@@ -235,11 +221,7 @@ def _archive(folder: Path, fields: Sequence[str], build: str) -> Archive:
 
 
 def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Sequence[Archive]) -> None:
-    """Every kernel is in a cluster and every cluster in one archive, or the images would silently lack it.
-
-    Raises:
-        SourceError: with the first that is not.
-    """
+    """Every kernel is in a cluster and every cluster in one archive, or the images would silently lack it."""
     inside = {path for cluster in clusters for path, _ in cluster.objects}
     places = Counter(path for archive in archives for path, _ in archive.members)
     known = {cluster.path for cluster in clusters}
@@ -296,11 +278,7 @@ class _Rules:
         self._parts: dict[tuple[str, str], Signature] = {}
 
     def rule(self, fields: Sequence[str]) -> Rule:
-        """The rule of one line.
-
-        Raises:
-            SourceError, UnsupportedError: see `read_plan`.
-        """
+        """The rule of one line."""
         skipped = self._of.fields - 8
         target_path, kernel_file, kernel, warps, stages, waves, word = fields[skipped : skipped + 7]
         gpu = self._of.words.get(word, word)

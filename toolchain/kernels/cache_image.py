@@ -274,12 +274,7 @@ def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
 
 
 def require_call(cache: TritonCache, wanted: Mapping[str, str]) -> Sequence[Mapping[str, str]]:
-    """The calls of the cache that have these arguments; arguments that are not named may have any value.
-
-    Raises:
-        ConfigError: no call has such an argument.
-        UnsupportedError: there is none.
-    """
+    """The calls of the cache that have these arguments; arguments that are not named may have any value."""
     known = sorted({name for call in cache.calls for name in call})
     if odd := sorted(set(wanted) - set(known)):
         raise ConfigError(f"no such argument of a call: {', '.join(odd)}", fix=f"one of {', '.join(known)}")

@@ -105,11 +105,7 @@ def mount() -> str:
 
 
 def calls_of(wheel: str) -> WheelCalls:
-    """The calls of a wheel.
-
-    Raises:
-        UnsupportedError: none are listed.
-    """
+    """The calls of a wheel."""
     rows = {row["wheel"]: row for row in load("calls")["wheel"]}
     if wheel not in rows:
         raise UnsupportedError(
@@ -124,9 +120,6 @@ def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
 
     Args:
         gpus: LLVM names; all of the table if there are none.
-
-    Raises:
-        UnsupportedError: none are listed for one of the GPUs.
     """
     calls: list[Call] = []
     for gpu in sorted(gpus or table.gpus):
@@ -252,11 +245,7 @@ def in_orders(outcomes: Iterable[Outcome]) -> list[Call]:
 
 
 def local_memory(gpu: str) -> int:
-    """Bytes of LDS that a workgroup can have.
-
-    Raises:
-        UnsupportedError: unknown.
-    """
+    """Bytes of LDS that a workgroup can have."""
     limits = limits_of(gpu)
     if limits is None:
         raise UnsupportedError(f"the LDS of {gpu} is unknown", fix="add the GPU to data/occupancy.toml")

@@ -61,7 +61,7 @@ class ClusterExecutor:
         self._client.close()
 
     def about(self) -> dict[str, Any]:
-        """See `Executor.about`; empty before the first result."""
+        """Return what the workers said of their environment; empty before the first result."""
         return dict(self._about)
 
     def workers(self) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ class ClusterExecutor:
         return []
 
     def run(self, rules: Sequence[Rule], _tree: str, _out: str, /) -> Generator[Outcome, None, None]:
-        """See `Executor.run`; an outcome that is done also has the object as `code` and its JSON as `json`."""
+        """Compile rules and yield each outcome; one that is done has the object as `code` and its JSON as `json`."""
         waiting, file = deque[list[Rule]](), attrgetter("root", "source")
         # A compile process starts anew for each source file.
         for _, alike in itertools.groupby(sorted(rules, key=file), file):

@@ -17,12 +17,7 @@ DESCRIPTOR_SIZE = 64
 
 
 def check_object(path: Path, gpu: str, kernel: str) -> None:
-    """Check that a file is an AMDGPU ELF for `gpu` that holds a kernel, by its symbol, and its descriptor.
-
-    Raises:
-        KernelError: it is not, and why.
-        UnsupportedError: an unknown GPU.
-    """
+    """Check that a file is an AMDGPU ELF for `gpu` that holds a kernel, by its symbol, and its descriptor."""
     check_gpu(gpu)
     why = _fault(path, gpu, kernel)
     if why:

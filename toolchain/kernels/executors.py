@@ -32,9 +32,6 @@ class Executor(Protocol):
             and when done also the worker's `"sha256"`, `"size"` and `"bitcode"`; when failed perhaps `"log"`, the last
             lines that the worker wrote. `"origin"` names the machine that compiled it, if not this one. JSON-able.
             Closing it ends all workers.
-
-        Raises:
-            KernelError: no worker comes up at all.
         """
         ...
 
@@ -90,15 +87,15 @@ class LocalExecutor:
         self._pool: WorkerPool | None = None
 
     def workers(self) -> list[dict[str, Any]]:
-        """See `Executor.workers`."""
+        """Return a row for each worker, for the status of a campaign."""
         return self._pool.rows() if self._pool is not None else []
 
     def about(self) -> dict[str, Any]:
-        """See `Executor.about`; empty before the first worker is up."""
+        """Return what the workers said of their environment; empty before the first one is up."""
         return dict(self._about)
 
     def run(self, rules: Sequence[Rule], tree: str, out: str, /) -> Generator[Outcome, None, None]:
-        """See `Executor.run`."""
+        """Compile rules and yield each outcome when it is there."""
         if not rules:
             return
         workers = min(self._workers, len(rules))

@@ -38,11 +38,7 @@ class FileSets:
 
     @property
     def recipe(self) -> Path:
-        """The folder of the files of ours that run beside Triton, by their paths below the recipe root.
-
-        Raises:
-            SourceError: one was edited since the results were named.
-        """
+        """The folder of the files of ours that run beside Triton, by their paths below the recipe root."""
         return self._copied("recipe", recipe.root(), self._naming.shared["recipe"])
 
     def sources(self, files: str) -> Path:
@@ -50,9 +46,6 @@ class FileSets:
 
         Args:
             files: see `Naming.files`.
-
-        Raises:
-            SourceError: one was edited since the results were named.
         """
         return self._copied(f"sources-{files}", self._naming.folder, self._naming.content(files))
 

@@ -75,11 +75,7 @@ class _File:
 
 
 class Launches:
-    """Such a file, read.
-
-    Raises:
-        ValueError: it has another format.
-    """
+    """Such a file, read."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         if content.get("format") != FORMAT:

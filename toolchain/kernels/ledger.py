@@ -179,11 +179,7 @@ class Ledger:
         self._db.close()
 
     def record(self, entry: Entry, progress: tuple[int, int] | None = None) -> None:
-        """Note an entry, and perhaps the progress after it; both are on disk when this returns.
-
-        Raises:
-            ResourceError: it could not be written.
-        """
+        """Note an entry, and perhaps the progress after it; both are on disk when this returns."""
         rows = [] if progress is None else [_progress_row(*progress)]
         self._write(("entry", entry.id, canonical(asdict(entry)).decode()), *rows)
 
@@ -202,21 +198,13 @@ class Ledger:
             ) from error
 
     def get(self, rule_id: str) -> Entry | None:
-        """The entry of a rule.
-
-        Raises:
-            ConfigError: it cannot be read.
-        """
+        """The entry of a rule."""
         with _reading(self.path):
             row = self._db.execute("SELECT content FROM entry WHERE id = ?", (rule_id,)).fetchone()
         return None if row is None else _entry(self.path, row[0])
 
     def begin(self, scope: str) -> bool:
-        """Return whether all entries are of campaigns with one `Naming.scope`, which the first campaign notes.
-
-        Raises:
-            ResourceError: it could not be written.
-        """
+        """Return whether all entries are of campaigns with one `Naming.scope`, which the first campaign notes."""
         known = dict(self._db.execute("SELECT name, value FROM about"))
         if not self._db.execute("SELECT count(*) FROM entry").fetchone()[0]:
             self._write(("about", _SCOPE, scope))
@@ -227,19 +215,11 @@ class Ledger:
         return True
 
     def note_check(self, rule_id: str, row: Mapping[str, Any]) -> None:
-        """Note the result of a check of a rule's object.
-
-        Raises:
-            ResourceError: it could not be written.
-        """
+        """Note the result of a check of a rule's object."""
         self._write(("numbers", rule_id, canonical(dict(row)).decode()))
 
     def checks(self) -> dict[str, dict[str, Any]]:
-        """Return the results of such checks, by rule.
-
-        Raises:
-            ConfigError: they cannot be read.
-        """
+        """Return the results of such checks, by rule."""
         with _reading(self.path):
             rows = self._db.execute("SELECT id, content FROM numbers ORDER BY id").fetchall()
         return {str(rule_id): _object(self.path, content) for rule_id, content in rows}
@@ -249,11 +229,7 @@ class Ledger:
         return tuple(entry for entry in (self.get(rule.id) for rule in rules) if entry is not None)
 
     def progress(self, count: int, total: int) -> None:
-        """Note how many of the kernels in the latest request are finished.
-
-        Raises:
-            ResourceError: it could not be written.
-        """
+        """Note how many of the kernels in the latest request are finished."""
         self._write(_progress_row(count, total))
 
 
@@ -283,9 +259,6 @@ def look(path: Path, *, entries: bool = True) -> Standing:
 
     Returns:
         Nothing but zeros for a ledger of another format, or one that is being made.
-
-    Raises:
-        ConfigError: it cannot be read.
     """
     # mode=ro could not undo what a killed campaign left half-written. A file without write access is only read.
     name = f"file:{quote(str(path))}?mode=rw"

@@ -64,7 +64,7 @@ class OciStore:
         self._scope = ""
 
     def prepare(self, scope: str, targets: Sequence[str]) -> None:
-        """See `KernelStore`."""
+        """Begin a campaign by its `Naming.scope` and GPUs."""
         self._scope = scope
         for tag in self._place.tags():
             match = _PACK_TAG.fullmatch(tag)
@@ -95,11 +95,11 @@ class OciStore:
         return _Pack(blob, rows)
 
     def holds(self, name: str) -> bool:
-        """See `KernelStore`."""
+        """Return whether there is a record of this name."""
         return name in self._names
 
     def fetch(self, names: Collection[str]) -> Iterator[tuple[str, bytes | None]]:
-        """See `KernelStore`. A pack is fetched as a whole, once, and not kept."""
+        """Yield the records of these names that exist; None for a damaged one. A pack is fetched once and not kept."""
         for tag, pack in tuple(self._packs.items()):
             inside = [name for name in pack.rows if name in names]
             if not inside:
@@ -119,7 +119,7 @@ class OciStore:
                 self._scratch.forget(pack.blob.digest)
 
     def add(self, addition: Addition, *, replace: bool = False) -> int:
-        """See `KernelStore`."""
+        """Store a record, and return how many were stored by this call."""
         if addition.name in self._names and not replace:
             return 0
         if not self._waiting:
@@ -131,7 +131,7 @@ class OciStore:
         return self.flush() if full or time.monotonic() - self._since >= SECONDS else 0
 
     def flush(self) -> int:
-        """See `KernelStore`."""
+        """Store what was added and is not stored, and return how many records that were."""
         count = 0
         for target in tuple(self._waiting):
             count += self._send(target, self._waiting[target])
@@ -155,7 +155,7 @@ class OciStore:
         return len(ordered)
 
     def note(self, name: str, content: bytes) -> None:
-        """See `KernelStore`."""
+        """Write a note."""
         blob = self._scratch.put_bytes(content, NOTE)
         self._place.put(self._scratch, self._scratch.put_artifact(NOTE, [blob]), [f"n-{name}"])
 
@@ -169,6 +169,6 @@ class OciStore:
         return self._place.blob(children[1], self._scratch).read_bytes()
 
     def notes(self, prefix: str) -> Mapping[str, bytes]:
-        """See `KernelStore`."""
+        """Return the notes whose names begin with `prefix`."""
         tags = sorted(tag for tag in self._place.tags() if tag.startswith(f"n-{prefix}"))
         return {tag.removeprefix("n-"): self._read_note(tag) for tag in tags}

@@ -149,7 +149,7 @@ class WorkerPool:
             return list(self._live)
 
     def rows(self) -> list[dict[str, Any]]:
-        """See `Executor.workers`."""
+        """Return a row for each worker, for the status of a campaign."""
         return sorted((worker.as_json() for worker in self.live()), key=lambda row: int(row["pid"]))
 
     def stop(self) -> None:
@@ -204,12 +204,7 @@ class WorkerPool:
             self._drop(slot, patience=0.0 if self._stopping.is_set() else 5.0)
 
     def settle(self, slot: Slot, job: Job) -> Outcome:
-        """Try a rule until there is an outcome.
-
-        Raises:
-            KernelError: no worker starts.
-            StoppedError: the pool stops.
-        """
+        """Try a rule until there is an outcome."""
         attempt, alone = 1, False
         while True:
             if slot.worker is not None and (slot.worker.files != job.files or slot.worker.served >= RECYCLE):
@@ -247,11 +242,7 @@ class WorkerPool:
             self._end(worker, patience=patience)
 
     def _begin(self, files: str) -> Worker:
-        """Start a worker; once more where it ends at once: on a busy machine buildah now and then does not start.
-
-        Raises:
-            KernelError: it does not start.
-        """
+        """Start a worker; once more where it ends at once: on a busy machine buildah now and then does not start."""
         try:
             try:
                 return self._ready(files)

@@ -81,10 +81,6 @@ class Reach:
 
         Args:
             root, source: as in a `Rule`.
-
-        Raises:
-            OSError: a file cannot be read.
-            SourceError: there is no such module in the tree.
         """
         key = (root, source)
         if key not in self._found:

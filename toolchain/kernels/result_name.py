@@ -62,11 +62,7 @@ class Naming:
         return sha256_json(self.shared).removeprefix("sha256:")[:12]
 
     def inputs(self, rule: Rule) -> dict[str, Any]:
-        """The inputs of a rule's result as JSON, without the path of the result.
-
-        Raises:
-            OSError, SourceError: a source cannot be read.
-        """
+        """The inputs of a rule's result as JSON, without the path of the result."""
         task = rule.task("/", "/")
         decides = {name: value for name, value in task.items() if name not in {"id", "out"}}
         return {
@@ -80,9 +76,6 @@ class Naming:
 
         Rules of one set have the same root. A process serves one set, because a module of another set could have
         changed the compiler in the memory of the process.
-
-        Raises:
-            OSError, SourceError: a source cannot be read.
         """
         return self._sources(rule)[0]
 

@@ -233,11 +233,7 @@ def _choices(axes: Mapping[str, Sequence[Value]], skip: Sequence[Mapping[str, Va
 
 
 def parsed(path: Path) -> ast.Module:
-    """A file with kernels, parsed and not run.
-
-    Raises:
-        SourceError: it cannot be read.
-    """
+    """A file with kernels, parsed and not run."""
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError) as error:

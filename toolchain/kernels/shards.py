@@ -35,9 +35,6 @@ def cut(rules: Iterable[Rule], count: int) -> dict[str, int]:
     """Return the shard of each cluster, from 1 to `count`.
 
     Clusters go to the shard with the fewest kernels so far, the largest cluster first.
-
-    Raises:
-        ConfigError: there are fewer clusters than shards.
     """
     clusters = Counter(rule.cluster for rule in rules)
     if count > len(clusters):
@@ -141,12 +138,7 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
 
 
 def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) -> dict[str, Entry]:
-    """The shards' entries for kernels that do not compile, by a rule's id.
-
-    Raises:
-        ConfigError: a shard of other inputs.
-        KernelError: a shard is missing.
-    """
+    """The shards' entries for kernels that do not compile, by a rule's id."""
     by_count: dict[int, dict[int, Mapping[str, Any]]] = {}
     for store in shared.stores:
         marks = _marks(store, shared, identity)
@@ -179,11 +171,7 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
 
 
 def _marks(store: KernelStore, shared: SharedResults, identity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The marks in a store, of any campaign. An invalid one of another is passed over: another key may have signed it.
-
-    Raises:
-        ConfigError: one of this campaign is invalid.
-    """
+    """Return the marks in a store, skipping invalid ones of other campaigns, which another key may have signed."""
     marks = []
     for name, content in store.notes("shard-").items():
         try:

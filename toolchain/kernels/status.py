@@ -207,9 +207,6 @@ def read(folder: Path) -> dict[str, Any]:
 
     Args:
         folder: it has a ledger; nothing in it is changed or locked.
-
-    Raises:
-        ConfigError: the ledger cannot be read.
     """
     content = _status_in(folder / STATUS)
     standing = look(folder / LEDGER, entries=content is None)

@@ -140,11 +140,7 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
 
 
 def stored_record(record: bytes, key: Key | None = None) -> Result:
-    """The result in a record, without a check of what it was made from.
-
-    Raises:
-        DamagedError, UnsignedError: see `read_record`.
-    """
+    """The result in a record, without a check of what it was made from."""
     line, _, code = record.partition(b"\n")
     return _result(line[:_LARGEST_LINE], code, key)
 
@@ -279,17 +275,17 @@ class FolderStore:
         return os.path.lexists(self._root / self._MARKER)
 
     def prepare(self, scope: str, targets: Sequence[str]) -> None:
-        """See `KernelStore`."""
+        """Begin a campaign by its `Naming.scope` and GPUs."""
 
     def _path(self, name: str) -> Path:
         return self._root / "results" / name[:2] / name[2:]
 
     def holds(self, name: str) -> bool:
-        """See `KernelStore`."""
+        """Return whether there is a record of this name."""
         return self._path(name).exists()
 
     def fetch(self, names: Collection[str]) -> Iterator[tuple[str, bytes | None]]:
-        """See `KernelStore`."""
+        """Yield the records of these names that exist; None for a damaged one."""
         for name in tuple(names):
             try:
                 yield name, read_regular(self._path(name), _LARGEST_RECORD, within=self._root)
@@ -299,7 +295,7 @@ class FolderStore:
                 yield name, None
 
     def add(self, addition: Addition, *, replace: bool = False) -> int:
-        """See `KernelStore`."""
+        """Store a record, and return how many were stored by this call."""
         path = self._path(addition.name)
         if path.exists() and not replace:
             return 0
@@ -307,15 +303,15 @@ class FolderStore:
         return 1
 
     def flush(self) -> int:
-        """See `KernelStore`."""
+        """Store what was added and is not stored, and return how many records that were."""
         return 0
 
     def note(self, name: str, content: bytes) -> None:
-        """See `KernelStore`."""
+        """Write a note."""
         self._write(self._root / "notes" / f"{name}.json", content)
 
     def notes(self, prefix: str) -> Mapping[str, bytes]:
-        """See `KernelStore`."""
+        """Return the notes whose names begin with `prefix`."""
         return {path.stem: self._read_note(path) for path in sorted((self._root / "notes").glob(f"{prefix}*.json"))}
 
     def _read_note(self, path: Path) -> bytes:
@@ -327,11 +323,7 @@ class FolderStore:
             ) from error
 
     def _write(self, path: Path, content: bytes) -> None:
-        """Write a file that is there whole or not at all.
-
-        Raises:
-            ResourceError: it cannot be written.
-        """
+        """Write a file that is there whole or not at all."""
         try:
             marker = self._root / self._MARKER
             if path != marker and not os.path.lexists(marker):
@@ -352,11 +344,7 @@ class FolderStore:
 
 
 def read_seconds(value: Any) -> float:
-    """A time that a kernel took, in seconds, as in a store.
-
-    Raises:
-        ValueError, TypeError: it is not one.
-    """
+    """A time that a kernel took, in seconds, as in a store."""
     try:
         seconds = float(value)
     except OverflowError as error:

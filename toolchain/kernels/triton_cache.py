@@ -109,9 +109,6 @@ def packed_kernels(path: Path) -> tuple[tuple[tuple[str, str], ...], Mapping[str
 
     Args:
         path: of the tar; the JSON beside it says both.
-
-    Raises:
-        KernelError: it does not.
     """
     try:
         beside = strict_json.read(read_regular(path.with_suffix(".json"), _LARGEST))
@@ -158,11 +155,7 @@ def unpack(path: Path, made: Path) -> None:
 
 
 def check_packed(path: Path, gpu: str) -> None:
-    """Check that a worker's packed entries are complete and for `gpu`; they are laid out as in a cache.
-
-    Raises:
-        KernelError: it is not.
-    """
+    """Check that a worker's packed entries are complete and for `gpu`; they are laid out as in a cache."""
     kernels, _ = packed_kernels(path)
     with tempfile.TemporaryDirectory(prefix="toolchain-calls-") as scratch:
         made = Path(scratch, "made")
@@ -172,12 +165,7 @@ def check_packed(path: Path, gpu: str) -> None:
 
 
 def check_made(path: Path, gpu: str, kernel: str) -> None:
-    """Check that a file is what a rule for `gpu` leaves: the code object of `kernel`, or a call's packed entries.
-
-    Raises:
-        KernelError: it is not, and why.
-        UnsupportedError: an unknown GPU.
-    """
+    """Check that a file is what a rule for `gpu` leaves: the code object of `kernel`, or a call's packed entries."""
     if path.suffix == PACKED:
         check_packed(path, gpu)
     else:

@@ -234,7 +234,7 @@ class Worker:
                 self._kill()
 
     def as_json(self) -> dict[str, Any]:
-        """See `Executor.workers`."""
+        """Return the worker's row for the status of a campaign."""
         with self._lock:
             task = self.task or {}
             return {

@@ -221,9 +221,6 @@ def write(lock: Lock, path: Path, *, option: str = "-o") -> None:
 
     Args:
         option: names another file.
-
-    Raises:
-        ConfigError: as `digest.write_output`.
     """
     write_output(path, render(lock), option=option)
 
@@ -287,9 +284,6 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
 
     Args:
         again: how one of another format is made again.
-
-    Raises:
-        ConfigError: see `read`.
     """
     try:
         value = tomllib.loads(content.decode("utf-8"))

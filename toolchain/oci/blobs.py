@@ -63,21 +63,13 @@ class Blobs:
         return True
 
     def blob(self, digest: str) -> Path:
-        """The file of a blob.
-
-        Raises:
-            RegistryError: it is not there.
-        """
+        """The file of a blob."""
         if not self.has(digest):
             raise RegistryError(f"{self.root} lacks {digest}", fix="build or fetch the image again")
         return self._path(digest)
 
     def open(self, digest: str) -> BinaryIO:
-        """The content of a blob.
-
-        Raises:
-            RegistryError: it is not there, or cannot be read.
-        """
+        """The content of a blob."""
         path = self.blob(digest)
         try:
             return open_regular(path)

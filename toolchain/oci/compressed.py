@@ -44,12 +44,7 @@ class _Gunzipped:
         self._packed = b""
 
     def read(self, count: int, /) -> bytes:
-        """The next bytes, at most `count`.
-
-        Raises:
-            EOFError: it ends early.
-            zlib.error: it is not a gzip file.
-        """
+        """The next bytes, at most `count`."""
         while True:
             self._packed = self._packed or self._stream.read(CHUNK)
             if not self._packed and self._unpacker.eof:
@@ -73,11 +68,7 @@ class _Bounded:
         self._most = self._left = min(LARGEST, FREE + RATIO * path.stat().st_size)
 
     def read(self, count: int, /) -> bytes:
-        """The next bytes.
-
-        Raises:
-            BombError: too many.
-        """
+        """The next bytes."""
         piece = self._stream.read(count)
         self._left -= len(piece)
         if self._left < 0:

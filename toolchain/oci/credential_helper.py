@@ -50,9 +50,6 @@ def ask_helper(name: str, key: str) -> str | None:
 
     Returns:
         None if it keeps none. If it is missing or fails, a warning says so, and what follows is anonymous.
-
-    Raises:
-        RegistryError: it answers something else than a login.
     """
     program = f"docker-credential-{name}"
     if not _NAME.fullmatch(name) or process.find(program) is None:

@@ -49,11 +49,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def check_digest(text: str) -> str:
-    """`text`, if it is `sha256:` and 64 lower-case hexadecimal digits; only such a text may become part of a path.
-
-    Raises:
-        RegistryError: it is anything else.
-    """
+    """`text`, if it is `sha256:` and 64 lower-case hexadecimal digits; only such a text may become part of a path."""
     if not _DIGEST.fullmatch(text):
         raise RegistryError(
             f"{text[:120]!r} is not a digest",

@@ -37,10 +37,6 @@ class Download:
 
         Returns:
             The digest of what came, or of another size than promised that size.
-
-        Raises:
-            RegistryError: the registry lacks it.
-            UnreachableError: no answer, or connections that keep breaking.
         """
         return self._retries.run(self._go_on)
 

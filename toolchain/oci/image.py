@@ -114,9 +114,6 @@ def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
 
     Returns:
         The manifest with its platform.
-
-    Raises:
-        RegistryError: a layer is missing.
     """
     for layer in spec.layers:
         layout.blob(layer.descriptor.digest)

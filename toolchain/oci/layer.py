@@ -233,10 +233,6 @@ def normalise_tar(tar_in: Path, out: Path) -> Layer:
 
     Times after `EPOCH` become `EPOCH`, owner names and all attributes but file capabilities go, a leading `./` goes.
     Owners, modes, links and device nodes stay; two folders of apt's become root's.
-
-    Raises:
-        HostileInputError: a name leaves the root.
-        SourceError: it is not a whole tar.
     """
     try:
         with tarfile.open(tar_in, "r:", encoding="utf-8", errors="surrogateescape") as source, HashedFile(out) as sink:
@@ -291,9 +287,6 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
     Args:
         out: the blob. With `none` nothing is written and the blob is the tar.
         level: 9 for gzip and 19 for zstd unless given.
-
-    Raises:
-        EngineError: the zstd program is missing.
     """
     used = LEVELS[how] if level is None else level
     if how == "none":
@@ -318,11 +311,7 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
 
 
 def compressor_id(how: Compression) -> str:
-    """The compressor of a blob, e.g. `gzip/zlib-1.2.13/9`: noted in records, not an input.
-
-    Raises:
-        EngineError: the zstd program is missing.
-    """
+    """The compressor of a blob, e.g. `gzip/zlib-1.2.13/9`: noted in records, not an input."""
     if how == "none":
         return "none"
     library = f"zlib-{zlib.ZLIB_RUNTIME_VERSION}" if how == "gzip" else f"zstd-{_zstd_version()}"

@@ -64,9 +64,6 @@ def differences(first: Blob, second: Blob) -> list[FileDifference]:
     """Compare two layers: the differences sorted by path; empty if every file and link is the same.
 
     Owners, times and modes do not show here: layers of this tool have the same ones by construction.
-
-    Raises:
-        UntrustedError: a layer cannot be read.
     """
     first_files = {file.path: file for file in layer_files(first.path, first.media_type)}
     second_files = {file.path: file for file in layer_files(second.path, second.media_type)}

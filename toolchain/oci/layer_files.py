@@ -110,11 +110,7 @@ def layer_files(path: Path, media_type: str) -> list[LayerFile]:
 
 
 def layer_paths(path: Path, media_type: str) -> Iterator[str]:
-    """The paths of a layer's files and links, in its own order; nothing is digested.
-
-    Raises:
-        UntrustedError, EngineError: as `layer_files`.
-    """
+    """The paths of a layer's files and links, in its own order; nothing is digested."""
     with _readable(path):
         for name, _, _ in _walk(path, media_type):
             yield name
@@ -146,11 +142,7 @@ def read_members(
 
 
 def open_members(path: Path, media_type: str) -> Iterator[tuple[str, int, Callable[[], BinaryIO]]]:
-    """Return path and size of each regular file of a layer, and what opens it before the next one is taken.
-
-    Raises:
-        UntrustedError, EngineError: as `layer_files`.
-    """
+    """Return path and size of each regular file of a layer, and what opens it before the next one is taken."""
     with _readable(path):
         for name, member, tar in _walk(path, media_type):
             if member.isreg():

@@ -119,12 +119,7 @@ class Layout(Blobs):
         return content
 
     def tag(self, descriptor: Descriptor, name: str) -> None:
-        """Let `name` point to `descriptor`, whatever it pointed to before. Entries of others stay.
-
-        Raises:
-            ConfigError: not a name.
-            RegistryError: the blob is missing.
-        """
+        """Let `name` point to `descriptor`, whatever it pointed to before. Entries of others stay."""
         check_name(name)
         self.blob(descriptor.digest)
         self.retag(name, lambda _: descriptor)
@@ -142,11 +137,7 @@ class Layout(Blobs):
             entries.append(made.annotated({media.REF_NAME: name}).as_json())
 
     def add(self, descriptor: Descriptor) -> None:
-        """List `descriptor` without a name: an artifact that is found by its subject. Twice is once.
-
-        Raises:
-            RegistryError: the blob is missing.
-        """
+        """List `descriptor` without a name: an artifact that is found by its subject. Twice is once."""
         self.blob(descriptor.digest)
         with self._changing() as entries:
             if not any(old.get("digest") == descriptor.digest and not _ref_name(old) for old in entries):
@@ -209,11 +200,7 @@ class Layout(Blobs):
         return {name: named[name] for name in sorted(named)}
 
     def require_one_reading(self) -> None:
-        """Refuse a folder that also holds images in another form, which `docker load` would take instead.
-
-        Raises:
-            DigestError: it does.
-        """
+        """Refuse a folder that also holds images in another form, which `docker load` would take instead."""
         for name in ("manifest.json", "repositories"):
             if os.path.lexists(self.root / name):
                 raise DigestError(
@@ -234,11 +221,7 @@ class Layout(Blobs):
         return all(layer.media_type in media.STATEMENTS for layer in layers)
 
     def resolve(self, name: str) -> Descriptor:
-        """The descriptor behind a tag or a digest, without the annotation that holds the tag.
-
-        Raises:
-            RegistryError: unknown.
-        """
+        """The descriptor behind a tag or a digest, without the annotation that holds the tag."""
         if name.startswith("sha256:"):
             check_digest(name)
             for entry in self._entries()["manifests"]:
@@ -258,11 +241,7 @@ class Layout(Blobs):
         return _untagged(refs[name])
 
     def children(self, descriptor: Descriptor) -> tuple[Descriptor, ...]:
-        """The direct children of a manifest or index: manifests, or config and layers; empty for other blobs.
-
-        Raises:
-            RegistryError: missing or malformed.
-        """
+        """The direct children of a manifest or index: manifests, or config and layers; empty for other blobs."""
         if descriptor.media_type not in media.MANIFESTS:
             return ()
         return children_of(self.read_json(descriptor), descriptor)
@@ -284,11 +263,7 @@ class Layout(Blobs):
             waiting.extend(reversed(self.children(this)))
 
     def images_below(self, descriptor: Descriptor) -> list[Descriptor]:
-        """The images that a descriptor is, or that an index names; an artifact has no configuration, and is none.
-
-        Raises:
-            RegistryError: as `walk`.
-        """
+        """The images that a descriptor is, or that an index names; an artifact has no configuration, and is none."""
         return [
             item
             for item in self.walk(descriptor)
@@ -329,11 +304,7 @@ class Layout(Blobs):
 
 
 def check_name(name: str) -> None:
-    """Whether this can be a tag in a layout folder, which has other rules than a registry.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Whether this can be a tag in a layout folder, which has other rules than a registry."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} cannot be a tag of a folder",

@@ -135,11 +135,7 @@ class LayoutPlace(Place):
 
 
 def resolve(ref: LayoutRef) -> Descriptor:
-    """The image that a layout reference names; without tag and digest the one that is there.
-
-    Raises:
-        RegistryError: none, or several and no tag.
-    """
+    """The image that a layout reference names; without tag and digest the one that is there."""
     there = Layout(ref.path)
     if ref.digest or ref.tag:
         return there.resolve(ref.digest or ref.tag or "")

@@ -43,10 +43,6 @@ def parse_object(content: bytes, name: str, *, keys: Keys | None = MANIFEST_KEYS
 
     Args:
         keys: see `strict_json.read`.
-
-    Raises:
-        DocumentError: programs read them differently.
-        RegistryError: they hold no object.
     """
     try:
         value = strict_json.read(content, name, keys=keys)

@@ -90,19 +90,10 @@ class Place(ABC):
 
     @abstractmethod
     def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:
-        """The images that `ref` names, and a layout that holds them: the folder itself, or one made below `scratch`.
-
-        Raises:
-            ConfigError: an empty folder.
-            DigestError: other bytes came.
-        """
+        """The images that `ref` names, and a layout that holds them: the folder itself, or one made below `scratch`."""
 
     def require_one_reading(self) -> None:  # noqa: B027 - a registry gives only what was requested
-        """Refuse a place in which other programs would find another image under the same name.
-
-        Raises:
-            DigestError: some would find another image.
-        """
+        """Refuse a place in which other programs would find another image under the same name."""
 
     @abstractmethod
     def tags(self) -> tuple[str, ...]:
@@ -134,11 +125,7 @@ class Place(ABC):
 
     @abstractmethod
     def referrers(self, subject: str) -> tuple[Descriptor, ...]:
-        """The artifacts about a digest, as the place lists them. The list is untrusted: check each manifest's subject.
-
-        Raises:
-            RegistryError: the list is malformed.
-        """
+        """Return the artifacts about a digest. The list is untrusted: check the subject of each manifest."""
 
     @abstractmethod
     def attach(self, layout: Layout, subject: str, artifacts: Sequence[Descriptor]) -> Attached:
@@ -170,10 +157,6 @@ class Place(ABC):
         """The image or index that `ref` names, or of an index its one image for `platform`, with its bytes.
 
         Nothing is stored. The image has its platform if an index named it.
-
-        Raises:
-            RegistryError: there is none.
-            DigestError: other bytes came.
         """
         top, content = self.manifest()
         if platform is not None and top.media_type in media.INDEXES:
@@ -242,11 +225,7 @@ def children_first(
 
 
 def require_shallow(item: Descriptor, depth: int) -> None:
-    """Refuse indexes that are nested deeper than any image needs.
-
-    Raises:
-        RegistryError: it does.
-    """
+    """Refuse indexes that are nested deeper than any image needs."""
     if depth > media.DEEPEST:
         raise RegistryError(
             f"{item.digest} is below more than {media.DEEPEST} indexes", fix="name an image that is less deep"

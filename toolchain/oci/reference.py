@@ -60,11 +60,7 @@ class RegistryRef:
         return replace(self, tag=tag, digest=digest)
 
     def image(self, name: str, tag: str = "") -> RegistryRef:
-        """The reference of the image `name` in this namespace: a repository of its own.
-
-        Raises:
-            ConfigError: not a name.
-        """
+        """The reference of the image `name` in this namespace: a repository of its own."""
         return RegistryRef(self.host, _repository(f"{self.repository}/{name}", f"{self}/{name}"), tag or "latest")
 
 
@@ -92,11 +88,7 @@ def _repository(text: str, whole: str) -> str:
 
 
 def check_tag(tag: str) -> None:
-    """Whether this can be a tag in a registry.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Whether this can be a tag in a registry."""
     if not TAG.fullmatch(tag):
         raise ConfigError(
             f"{tag!r} is not a tag",
@@ -120,9 +112,6 @@ def parse(text: str) -> Target:
 
     In `oci:DIR:TAG` the tag is what follows the last colon, if no slash follows it: a folder that has a colon in its
     last component is written with a slash at the end (`oci:/a:b/`).
-
-    Raises:
-        ConfigError: neither form.
     """
     if text.startswith("oci:"):
         return _layout(text)
@@ -146,9 +135,6 @@ def parse_place(text: str, what: str) -> Target:
 
     Args:
         what: names it in the message.
-
-    Raises:
-        ConfigError: neither form, or it names one image.
     """
     place = parse(text)
     if place.tag or place.digest:

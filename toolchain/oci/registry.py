@@ -215,21 +215,12 @@ class Registry(Transport):
 
         Returns:
             What the registry says that it lists the manifest as a referrer of (OCI-Subject); empty if it says nothing.
-
-        Raises:
-            RegistryError: refused.
-            UnreachableError: no answer.
         """
         retries = self.retries()
         return retries.run(lambda: self.put_once(repository, reference, content, media_type, failures=retries.failures))
 
     def put_once(self, repository: str, reference: str, content: bytes, media_type: str, *, failures: int) -> str:
-        """Like `put_manifest`, but a single attempt, after so many failures before.
-
-        Raises:
-            TryAgainError: a failure that may pass.
-            RegistryError: refused.
-        """
+        """Like `put_manifest`, but a single attempt, after so many failures before."""
         digest = sha256_bytes(content)
         try:
             with self.request(

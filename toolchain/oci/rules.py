@@ -68,11 +68,7 @@ UNKNOWN = Rules(name="unknown", source=("https://github.com/opencontainers/distr
 
 @lru_cache
 def known() -> tuple[Rules, ...]:
-    """All rules, in the order of the file.
-
-    Raises:
-        RegistryError: the file is damaged.
-    """
+    """All rules, in the order of the file."""
     rows = read_toml(_DATA, error=RegistryError).get("registry", [])
     return tuple(typed_row(Rules, row, f"registry.{at}", _DATA, error=RegistryError) for at, row in enumerate(rows))
 
@@ -89,11 +85,7 @@ def for_location(location: str) -> Rules:
 
 
 def check_repository(rules: Rules, host: str, repository: str) -> None:
-    """Whether the registry can have a repository of this name.
-
-    Raises:
-        ConfigError: too few parts, or too many.
-    """
+    """Whether the registry can have a repository of this name."""
     parts = repository.count("/") + 1
     if parts < rules.least_parts or 0 < rules.most_parts < parts:
         raise ConfigError(
@@ -104,11 +96,7 @@ def check_repository(rules: Rules, host: str, repository: str) -> None:
 
 
 def check_sizes(rules: Rules, items: Iterable[Descriptor]) -> None:
-    """Whether the registry takes blobs and manifests as large as these.
-
-    Raises:
-        RegistryError: one is larger than it takes.
-    """
+    """Whether the registry takes blobs and manifests as large as these."""
     for item in items:
         is_manifest = item.media_type in media.MANIFESTS
         kind, limit = ("manifest", rules.manifest_limit) if is_manifest else ("layer", rules.layer_limit)

@@ -66,12 +66,7 @@ class SharedTag:
 
 
 def add_to_all(tags: Sequence[SharedTag]) -> None:
-    """Write to each tag what it lacks, and read all back until they stay; what others replace is added again.
-
-    Raises:
-        RegistryError: it is refused, or others keep replacing it.
-        UnreachableError: no answer.
-    """
+    """Write to each tag what it lacks, and read all back until they stay; what others replace is added again."""
     retries = {tag.tag: tag.registry.retries() for tag in tags}
     for attempt in range(_ROUNDS + 1):
         written = [tag for tag in tags if tag.add(retries[tag.tag])]

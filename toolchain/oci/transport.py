@@ -152,9 +152,6 @@ class Transport:
         """The address of `path`, which may be an address already (a `Location`).
 
         Registries behind a proxy that ends TLS name themselves by http; a token must not go there in the clear.
-
-        Raises:
-            RegistryError: it is not an address.
         """
         try:
             url = urljoin(self._base + "/", path)
@@ -182,10 +179,6 @@ class Transport:
             actions: what has to be allowed in the repository.
             body: makes the body, once for each time that it is sent.
             headers: besides those for access.
-
-        Raises:
-            RegistryError: no access, or an answer that leads nowhere.
-            requests.RequestException: no answer.
         """
         url = self.url(path)
         scopes = (f"repository:{repository}:{actions}",)

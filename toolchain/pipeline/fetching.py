@@ -13,9 +13,6 @@ def fetch_for(request: Request, source: Source, *, patched: bool = False, verify
     Args:
         patched: apply the request's patches to it.
         verify: read a tree that is there already, file by file, before it is believed.
-
-    Raises:
-        ToolchainError: see `fetch_source`.
     """
     return fetch_source(
         source,

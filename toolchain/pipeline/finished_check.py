@@ -32,12 +32,7 @@ class _Files:
 
 
 def checked(request: Request, built: Built) -> Built:
-    """Check the kernels of a finished image, unless its record says that as many were; the record says it then.
-
-    Raises:
-        NumbersError: a kernel computes wrong numbers.
-        ConfigError: it holds none.
-    """
+    """Check the kernels of a finished image, unless its record says that as many were; the record says it then."""
     if request.check is None or enough(built.facts.get("numbers"), request.check):
         return built
     from toolchain.engine.resources import jobs_for  # noqa: PLC0415

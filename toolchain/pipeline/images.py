@@ -58,10 +58,6 @@ def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
 
     A name is that of an image, its input digest, or `NAME.DIGITS` of both; a beginning will do where it is unique. A
     name without digits means the images of that name for all architectures.
-
-    Raises:
-        SourceError: nothing of that name is here.
-        ConfigError: the name means several images.
     """
     finished = finished_images(cache)
     by_digest: dict[str, Record] = {}
@@ -138,9 +134,6 @@ def require_below(record: Record, below: Sequence[Record]) -> None:
 
     Args:
         below: the records of the stages below (`record.stages_below`).
-
-    Raises:
-        SourceError: a record is missing.
     """
     known = {made.input_digest for made in below}
     for made in (record, *below):

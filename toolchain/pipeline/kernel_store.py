@@ -45,24 +45,20 @@ class ResultKey:
         return self.public.id
 
     def sign(self, statement: bytes) -> bytes | None:
-        """See `store.Key`."""
+        """Sign a statement; None without the private half."""
         from toolchain.trust.dsse import pae  # noqa: PLC0415
 
         return self.signer.sign(pae(STATEMENT, statement)) if self.signer is not None else None
 
     def verifies(self, signature: bytes, statement: bytes) -> bool:
-        """See `store.Key`."""
+        """Return whether this key signed a statement."""
         from toolchain.trust.dsse import pae  # noqa: PLC0415
 
         return self.public.verifies(signature, pae(STATEMENT, statement))
 
 
 def result_key(path: Path | None) -> ResultKey | None:
-    """The key in a file: a private one signs and is trusted, a public one is trusted.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
+    """The key in a file: a private one signs and is trusted, a public one is trusted."""
     if path is None:
         return None
     from toolchain.trust.keys import load_public, load_signer  # noqa: PLC0415 - cryptography
@@ -93,11 +89,7 @@ def shared_results(
 
 
 def check_folders(request: Request) -> None:
-    """Refuse folders that cannot be kernel stores, and those of shards that hold none; asks no registry.
-
-    Raises:
-        ConfigError: with the folder.
-    """
+    """Refuse folders that cannot be kernel stores, and those of shards that hold none; asks no registry."""
     for place in request.shards or ((request.kernel_store,) if request.kernel_store else ()):
         if is_store_folder(place) and not FolderStore(Path(place)).made and request.shards:
             raise ConfigError(

@@ -102,11 +102,7 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
 
 
 def check_file(request: Request, planned: Sequence[Planned], target: str, path: Path) -> Lock:
-    """Compare a lock file with the current inputs of a plan; reads files only.
-
-    Raises:
-        LockedError: with every difference.
-    """
+    """Compare a lock file with the current inputs of a plan; reads files only."""
     locked = read(path, option="-o")
     differing = differences(locked, resolve(request, planned, target), whole=True)
     if differing:
@@ -131,11 +127,7 @@ def lock_of(request: Request) -> Lock | None:
 
 
 def check(request: Request, planned: Sequence[Planned]) -> None:
-    """With `--locked`: refuse a plan that differs from the lock.
-
-    Raises:
-        LockedError: with every difference.
-    """
+    """With `--locked`: refuse a plan that differs from the lock."""
     if (lock := lock_of(request)) is None:
         return
     differing = differences(lock, resolve(request, planned, ""), whole=False)
@@ -144,11 +136,7 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
 
 
 def check_tree(request: Request, source: Source) -> None:
-    """With `--locked`: refuse a source in the store whose digest or tree is not the locked one.
-
-    Raises:
-        LockedError: with what differs.
-    """
+    """With `--locked`: refuse a source in the store whose digest or tree is not the locked one."""
     if (lock := lock_of(request)) is None:
         return
     now, was = locked_source(request, source), lock.source(source.name)
@@ -268,11 +256,7 @@ def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
 
 
 def locked_packages(resolved: Mapping[str, Any]) -> tuple[LockedPackage, ...]:
-    """The packages of a resolved list (`stages.base.read_packages`).
-
-    Raises:
-        SourceError: a row is invalid.
-    """
+    """The packages of a resolved list (`stages.base.read_packages`)."""
     return tuple(_package(row) for row in resolved["packages"])
 
 

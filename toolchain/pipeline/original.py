@@ -55,7 +55,6 @@ def of_name(cache: Cache, name: str, arch: str) -> Original:
         arch: to choose by, where the name means several; empty for none.
 
     Raises:
-        SourceError, ConfigError: as `images.one_image`.
         DigestError: its layers are not what it says.
     """
     record = one_image(cache, name, arch)
@@ -63,11 +62,7 @@ def of_name(cache: Cache, name: str, arch: str) -> Original:
 
 
 def of_architectures(cache: Cache, name: str) -> Original:
-    """The finished images of one name, with the request for all their architectures; they are not compared.
-
-    Raises:
-        SourceError, ConfigError: as `images.named_images`.
-    """
+    """The finished images of one name, with the request for all their architectures; they are not compared."""
     records = named_images(cache, [name])
     first = _of_record(cache, records[0], {})
     return replace(first, parameters={**first.parameters, "arch": sorted(record.arch for record in records)})

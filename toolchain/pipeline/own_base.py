@@ -89,10 +89,6 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
     """Refuse a user's base that lacks what the stages need, and name everything that is missing.
 
     The first time it runs a container of the base; the answer is kept by the image's digest.
-
-    Raises:
-        UnsupportedError: it lacks something, or has no shell.
-        EngineError: no engine works.
     """
     users = users_of(planned)
     if not users:
@@ -177,11 +173,7 @@ def _tools_of(request: Request) -> dict[str, str]:
 
 
 def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[str, str]:
-    """The tools of an image with their versions, as data/probe-base.sh (`text`) names them.
-
-    Raises:
-        UnsupportedError: its shell does not run.
-    """
+    """The tools of an image with their versions, as data/probe-base.sh (`text`) names them."""
     # fmt: off
     done = runner.run(
         image, ["sh", "-c", text, "probe", *words], env={"HOME": "/tmp"},  # noqa: S108 - in the container

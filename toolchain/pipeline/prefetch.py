@@ -66,12 +66,7 @@ class Prefetch:
                 self._done[source.name].set()
 
     def check(self) -> None:
-        """Raise what another attempt would not change: hours may pass before the stage that needs the source.
-
-        Raises:
-            DigestError, LockedError, SourceError, HostileInputError, PatchError: of the first such source.
-            PinError: see `check_edits`.
-        """
+        """Raise what another attempt would not change: hours may pass before the stage that needs the source."""
         if self._failed is not None:
             raise self._failed
 

@@ -152,12 +152,7 @@ def record_as_it_is(request: Request, built: Built) -> None:
 
 
 def read_record(cache: Cache, digest: str) -> Record:
-    """The record of a finished stage.
-
-    Raises:
-        OSError: there is none.
-        RecordError: it is damaged.
-    """
+    """The record of a finished stage."""
     return Record.from_bytes(cache.record(digest).read_bytes())
 
 

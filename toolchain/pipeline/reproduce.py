@@ -118,11 +118,7 @@ def expected_of(cache: Cache, record: Record) -> dict[str, Any]:
 
 
 def require_whole(layout: Layout, image: Descriptor, name: str) -> None:
-    """Check that an image's layers are what it says: compared is what its config names, which it could name falsely.
-
-    Raises:
-        DigestError: they are not.
-    """
+    """Check that an image's layers are what it says: compared is what its config names, which it could name falsely."""
     for problem in verify_layout(layout, image):
         raise DigestError(f"{name} does not match its digests", why=problem, fix="fetch or build it again")
 

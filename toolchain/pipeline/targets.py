@@ -24,9 +24,6 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
     against an old system. Triton from source rests on the LLVM layer, a wheel from the index does not. `all` is
     everything that the request names sources for: AOTriton where a release or a source of it is given, else the
     FlashAttention kernels; LLVM where Triton is built on it, or a source or part of it is named.
-
-    Raises:
-        UnsupportedError: no such stage, or not for this architecture.
     """
     if target not in catalog.targets():
         near = did_you_mean(target, catalog.targets())

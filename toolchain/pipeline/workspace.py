@@ -173,12 +173,12 @@ class BuildWorkspace:
         self.progress.step(name)
 
     def count(self, done: int, total: int, label: str = "") -> None:
-        """See `Workspace`. Like `on_line`, it ends a build whose later stages cannot get a source."""
+        """Show progress, and end a build whose later stages cannot get a source."""
         self.prefetch.check()
         self.progress.count(done, total, label)
 
     def on_line(self, line: str) -> None:
-        """See `Workspace`."""
+        """Show a line of output, and end a build whose later stages cannot get a source."""
         self.prefetch.check()
         self.progress.line(line)
 

@@ -176,9 +176,6 @@ def attach_evidence(
         layout: holds the image.
         place: the repository or folder that holds it too.
         scratch: a folder for temporary files.
-
-    Raises:
-        RegistryError, DigestError, UnreachableError: as `Place.attach` and `Place.attach_layers`.
     """
     document, subjects = bill(image_facts, layout, manifest), (manifest, index)
     if signer is None:
@@ -212,9 +209,6 @@ def attach_to_files(
         made_by: the build of each architecture, with the files that came of it.
         files: the manifest of the artifact; `place` holds it.
         scratch: a folder for temporary files.
-
-    Raises:
-        RegistryError, DigestError, UnreachableError: as `Place.attach` and `Place.attach_layers`.
     """
     if signer is None:
         return AttachedEvidence((), "", "none", 0)

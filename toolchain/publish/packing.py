@@ -27,11 +27,7 @@ PACKINGS: tuple[Packing, ...] = ("gzip", "zstd")
 
 
 def packing(text: str) -> Packing:
-    """A compression by its name.
-
-    Raises:
-        ConfigError: an unknown name.
-    """
+    """A compression by its name."""
     for name in PACKINGS:
         if text == name:
             return name
@@ -111,11 +107,7 @@ def _packed(cache: Cache, layer: LayerBlob, how: Packing, record: Record | None)
 
 @contextlib.contextmanager
 def _tar(cache: Cache, layout: Layout, layer: LayerBlob, size: int) -> Iterator[Layer]:
-    """The layer's tar: the blob itself where that is not compressed, else a file of `size` bytes that goes afterwards.
-
-    Raises:
-        DigestError, ResourceError: see `packed_image`.
-    """
+    """Yield the layer's tar: the blob itself if it is not compressed, else a temporary file of `size` bytes."""
     blob = layout.blob(layer.descriptor.digest)
     if layer.descriptor.media_type in PLAIN:
         yield Layer(layer.diff_id, layer.descriptor.size, blob)

@@ -156,11 +156,7 @@ def _text(path: Path, fix: str = f"give PyTorch's tree, or its {CMAKE}") -> str:
 
 
 def _check_names(path: Path, names: Iterable[str]) -> None:
-    """Refuse what cannot be part of a file's name, such as `../x`: files are read and written by these.
-
-    Raises:
-        SourceError: with the first one.
-    """
+    """Refuse what cannot be part of a file's name, such as `../x`: files are read and written by these."""
     for name in names:
         if not _NAME.fullmatch(name):
             raise SourceError(

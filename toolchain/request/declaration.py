@@ -110,7 +110,6 @@ class Option:
 
         Raises:
             UnsupportedError: it is none of the values of a closed option.
-            ToolchainError: as `read`.
         """
         if given is None:
             return self.default

@@ -55,11 +55,7 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
 
 
 def git_protocol(url: str) -> str:
-    """The value of `GIT_ALLOW_PROTOCOL` for the URL of a repository.
-
-    Raises:
-        SourceError: none.
-    """
+    """The value of `GIT_ALLOW_PROTOCOL` for the URL of a repository."""
     if url.startswith("/"):
         return "file"
     refuse_credentials(url)
@@ -77,11 +73,7 @@ def git_protocol(url: str) -> str:
 
 
 def check_address(url: str) -> str:
-    """The URL with its scheme in small letters, when host and port can be such.
-
-    Raises:
-        SourceError: no host, no such port, or white space.
-    """
+    """The URL with its scheme in small letters, when host and port can be such."""
     scheme, sign, rest = url.partition("://")
     try:
         parts = urlsplit(f"{scheme.lower()}{sign}{rest}")

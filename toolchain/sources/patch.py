@@ -26,11 +26,7 @@ def listed(patches: Sequence[Path]) -> list[dict[str, str]]:
 
 
 def copy_tree(source: Path, dest: Path) -> None:
-    """Copy a file or tree, times and links kept; the file system shares the blocks where it can.
-
-    Raises:
-        SourceError: it cannot be copied.
-    """
+    """Copy a file or tree, times and links kept; the file system shares the blocks where it can."""
     try:
         process.run(["cp", "-a", "--reflink=auto", "--no-target-directory", "--", source, dest])
     except CommandError as error:

@@ -206,11 +206,7 @@ def _parse_url(text: str) -> SourceSpec:
 
 
 def check_sha256(text: str) -> str:
-    """`sha256:<64 hex>` for a digest with or without its prefix.
-
-    Raises:
-        DigestError: it is invalid.
-    """
+    """`sha256:<64 hex>` for a digest with or without its prefix."""
     value = text.strip().lower().removeprefix("sha256:")
     if not re.fullmatch(r"[0-9a-f]{64}", value):
         raise DigestError(

@@ -160,11 +160,7 @@ class Suite:
         return newest_first(packages.values())
 
     def uri(self, package: Package) -> str:
-        """The URL from which apt itself would fetch the file.
-
-        Raises:
-            SourceError: apt names no address.
-        """
+        """The URL from which apt itself would fetch the file."""
         if package.pool:
             return f"{self.mirror.site.rstrip('/')}/{package.pool}/{package.file}"
         spec = f"{package.name}={package.package_version}"

@@ -32,7 +32,6 @@ def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = 
 
     Raises:
         LockedError: the tag is no longer at the commit that it was resolved to.
-        SourceError, UnreachableError: see `commit_of_tag`.
     """
     store = Store(cache.store)
     known = source.digest is not None

@@ -250,9 +250,6 @@ def require(tree: Path, *paths: str, what: str = "source", fix: str = "") -> Non
 
     Args:
         what: what the tree should be, for the message, e.g. `LLVM`.
-
-    Raises:
-        SourceError: one is not there.
     """
     missing = [path for path in paths if not (tree / path).exists()]
     if missing:
@@ -314,11 +311,7 @@ def check_links(tree: Path, *, what: str = "", fix: str = _DO_NOT_USE) -> None:
 
 
 def check_link_map(links: Mapping[str, str], *, what: str, fix: str = _DO_NOT_USE) -> None:
-    """Refuse links (path from the top → target) of which one leads out, through other links too, or round in a circle.
-
-    Raises:
-        HostileInputError: there is one.
-    """
+    """Refuse links (path from the top → target) that lead out, also through other links, or in a circle."""
     for path, target in links.items():
         if reason := _escape(path, target, links):
             raise HostileInputError(f"{what}: the link {path} {reason}", why=f"its target is {target[:200]!r}", fix=fix)

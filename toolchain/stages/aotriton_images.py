@@ -105,9 +105,6 @@ class KernelImages:
 
         Args:
             built: the output of the recipe: the generator's plan and its modules.
-
-        Raises:
-            KernelError, ContractError, SourceError, UnsupportedError: see the steps.
         """
         request = self.workspace.request
         # Laid into the folder that also holds the objects of earlier runs.
@@ -300,11 +297,7 @@ def compile_setup(source: Path, triton: Built, out: Path, workspace: Workspace) 
 
 
 def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:
-    """Check that the plan has kernels for every GPU: upstream's generator passes over names that it does not know.
-
-    Raises:
-        UnsupportedError: with those that it passed over.
-    """
+    """Check that the plan has kernels for every GPU: upstream's generator passes over names that it does not know."""
     if missing := sorted(set(gpus) - planned):
         raise UnsupportedError(
             f"this AOTriton plans no kernel for {', '.join(missing)}",
@@ -389,9 +382,6 @@ def check_images(
 
     Args:
         good: SHA-256 (64 hex digits) of the objects that were compiled, by path below `build`; others must be empty.
-
-    Raises:
-        ContractError: with the first difference.
     """
     by_path = {cluster.path: cluster for cluster in clusters}
     for archive in archives:

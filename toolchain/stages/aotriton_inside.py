@@ -89,9 +89,6 @@ def loaded(runner: Runner, image: str, libraries: Mapping[str, str], workspace: 
 
     Args:
         libraries: the path in the image, by ROCm; by an empty name where it takes the base's HIP.
-
-    Raises:
-        ContractError: it does not load.
     """
     mounts = [Mount(workspace.unpack(hip) / PLACE.lstrip("/"), PLACE)] if hip is not None else []
     for rocm, library in libraries.items():

@@ -236,11 +236,7 @@ def library_facts(
 
 
 def library_in(prefix: Path, major: str) -> Path:
-    """The library for a ROCm.
-
-    Raises:
-        BuildError: it is not there.
-    """
+    """The library for a ROCm."""
     folder = prefix / f"rocm{major}" / "lib"
     libraries = [
         path for path in sorted(folder.glob("libaotriton*_v2.so*")) if path.is_file() and not path.is_symlink()
@@ -301,9 +297,6 @@ def database_source(request: Request) -> Source | None:
 def refuse_unbuildable(request: Request) -> None:
     """Refuse a release on record whose kernels cannot be built, or that has none for a requested GPU, or not
     with its own Triton.
-
-    Raises:
-        UnsupportedError: with the reason.
     """
     details = AotritonDetails.of(request)
     if details.release:
@@ -311,11 +304,7 @@ def refuse_unbuildable(request: Request) -> None:
 
 
 def refuse_rocm(request: Request) -> None:
-    """Refuse `--rocm` where the library takes its base's HIP.
-
-    Raises:
-        UnsupportedError: both are asked for.
-    """
+    """Refuse `--rocm` where the library takes its base's HIP."""
     if request.rocm and not request.glibc:
         raise UnsupportedError(
             f"--rocm and --base {request.base} name two libraries",

@@ -123,11 +123,7 @@ def recipe_digest(recipe: BaseRecipe) -> str:
 
 
 def parse_packages(text: str) -> list[dict[str, str]]:
-    """Package, version, architecture and SHA-256 from stanzas as apt and dpkg-deb print them; sorted.
-
-    Raises:
-        BuildError: there is none.
-    """
+    """Package, version, architecture and SHA-256 from stanzas as apt and dpkg-deb print them; sorted."""
     keys = {"package": "name", "version": "version", "architecture": "architecture", "sha256": "sha256"}
     named = ({keys[key]: value for key, value in stanza.items() if key in keys} for stanza in stanzas(text))
     rows = [row for row in named if row]

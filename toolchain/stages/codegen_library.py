@@ -56,7 +56,7 @@ print("answers", answer().decode())
 
 @dataclass(frozen=True)
 class CodegenLibraryStage:
-    """See `Stage`."""
+    """Builds the library that a Triton loads to make code for one GPU vendor."""
 
     rule: Codegen
 
@@ -262,11 +262,7 @@ _REVISION = re.compile(rb"(?<![0-9a-f])([0-9a-f]{40}-[0-9]{1,6})\0")
 
 
 def exported_by(script: Path) -> tuple[str, ...]:
-    """The symbols that a version script names, sorted; all else it must keep local.
-
-    Raises:
-        ContractError: there is none, or its form is unknown.
-    """
+    """The symbols that a version script names, sorted; all else it must keep local."""
     try:
         match = _SCRIPT.fullmatch(read_built(script.parent, script.name).strip())
     except HostileInputError:
@@ -372,9 +368,6 @@ def check_in_wheel(wheel: Path, libraries: Mapping[str, str]) -> None:
 
     Args:
         libraries: SHA-256 (hex) by path in the wheel.
-
-    Raises:
-        ContractError: one is missing or differs.
     """
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -396,11 +389,7 @@ def check_in_wheel(wheel: Path, libraries: Mapping[str, str]) -> None:
 
 
 def same_library(library: Path, facts: Mapping[str, Any]) -> None:
-    """Check that a library of a finished stage is still the one that was checked.
-
-    Raises:
-        ContractError: it differs.
-    """
+    """Check that a library of a finished stage is still the one that was checked."""
     digest = sha256_file(library).removeprefix("sha256:")
     if digest != facts["sha256"]:
         raise ContractError(

@@ -61,7 +61,7 @@ class CodegenLlvmDetails:
 
 @dataclass(frozen=True)
 class CodegenLlvmStage:
-    """See `Stage`."""
+    """Builds the LLVM with which a Triton makes code for one GPU vendor."""
 
     rule: Codegen
 
@@ -156,11 +156,7 @@ class CodegenLlvmStage:
 
 
 def require_portable(rule: Codegen, request: Request) -> None:
-    """Check that a request is for a portable LLVM.
-
-    Raises:
-        UnsupportedError: it is for a base.
-    """
+    """Check that a request is for a portable LLVM."""
     if not request.glibc:
         raise UnsupportedError(
             f"{rule.llvm} and {rule.stage} are not built for a base",
@@ -219,10 +215,6 @@ def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[st
     Args:
         planned: revisions `COMMIT-BUILD` by target.
         named: targets whose LLVM the user named: their pins are not used.
-
-    Raises:
-        PinError: they differ.
-        UnsupportedError: see `codegen_pins`.
     """
     pins = {pin.target: pin.revision for pin in read_codegen_pins(tree)}
     pins |= {target: revision for target, revision in planned.items() if target in named and target in pins}
@@ -261,11 +253,7 @@ def rules_of(request: Request) -> tuple[Codegen, ...]:
 
 
 def pin_of(rule: Codegen, request: Request) -> CodegenPin:
-    """The pin that a rule stands for.
-
-    Raises:
-        UnsupportedError: the request's Triton has none.
-    """
+    """The pin that a rule stands for."""
     for pin in codegen_pins(request):
         if pin.target == rule.target:
             return pin
@@ -281,9 +269,6 @@ def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
 
     Its digest is None while it is unknown which repository holds the commit. The answer is the pin; of an LLVM that the
     user names that one, and build 0.
-
-    Raises:
-        UnsupportedError: see `pin_of`.
     """
     spec, name = request.sources.get(rule.llvm), rule.llvm
     if spec is not None:
@@ -305,11 +290,7 @@ def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
 
 
 def refuse_unused(request: Request, rules: tuple[Codegen, ...]) -> None:
-    """Refuse a source of an LLVM that the request's Triton does not take: the wheel would be built without it, unsaid.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse a source of an LLVM that the request's Triton does not take, because it would silently be ignored."""
     for rule in codegens():
         if rule.llvm in request.sources and rule not in rules:
             raise ConfigError(

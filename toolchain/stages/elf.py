@@ -50,11 +50,7 @@ class Linked:
 
 
 def read_linked(path: Path) -> Linked:
-    """Read a shared library.
-
-    Raises:
-        ContractError: it is not one.
-    """
+    """Read a shared library."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -66,11 +62,7 @@ def read_linked(path: Path) -> Linked:
 
 
 def linked_of(name: str, content: bytes) -> Linked:
-    """Read a program or a library.
-
-    Raises:
-        ContractError: it is not a whole ELF file.
-    """
+    """Read a program or a library."""
     try:
         elf = ELFFile(io.BytesIO(content))
         dynamic = next((section for section in elf.iter_sections() if isinstance(section, DynamicSection)), None)

@@ -60,7 +60,7 @@ class HipDetails:
 
 @dataclass(frozen=True)
 class HipStage:
-    """See `Stage`."""
+    """Makes HIP's headers and libraries to link with, so that no ROCm has to be installed."""
 
     name: str = "hip"
 
@@ -209,11 +209,7 @@ def check_headers(tree: Path, row: Headers) -> Path:
 
 
 def version_in(folder: Path) -> str:
-    """`6.4.43484`, as the headers say it.
-
-    Raises:
-        SourceError: they do not.
-    """
+    """`6.4.43484`, as the headers say it."""
     text = (folder / "hip_version.h").read_text(encoding="utf-8", errors="replace")
     parts = [re.search(rf"#define HIP_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     if not all(parts):

@@ -14,11 +14,7 @@ from toolchain.stages.elf import Linked, read_linked
 
 
 def check_stub(path: Path, stub: Stub) -> None:
-    """Check that a library to link with is what its rows say: its soname, its functions and their nodes, and no more.
-
-    Raises:
-        ContractError: with the first difference.
-    """
+    """Check that a library to link with has the soname, functions and version nodes of its rows, and no others."""
     library = read_linked(path)
     faults = [] if library.soname == stub.soname else [f"its soname is {library.soname or 'none'}"]
     faults += [f"it asks for {', '.join(library.needed)}"] if library.needed else []
@@ -52,9 +48,6 @@ def check_linked(path: Path, stubs: Mapping[str, Stub], *, soname: str, floor: F
 
     Returns:
         `{"soname", "needed", "glibc", "glibcxx", "functions"}`: what it asks for, the newest of each, and of HIP all.
-
-    Raises:
-        ContractError: with all that is not so.
     """
     library = read_linked(path)
     hip = [name for name in library.needed if name.startswith("libamdhip64.so")]

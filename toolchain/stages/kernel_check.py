@@ -89,9 +89,6 @@ def check_numbers(
 
     Returns:
         Nothing where no check was requested.
-
-    Raises:
-        NumbersError: a kernel computes wrong numbers.
     """
     count = workspace.request.check
     if count is None:
@@ -116,10 +113,6 @@ def check_files(
     Args:
         files: can be iterated several times.
         label: what messages call the place.
-
-    Raises:
-        NumbersError: a kernel computes wrong numbers.
-        ConfigError: there is none.
     """
     return _accepted(
         _plugin().check_files(files, request.cache, count=request.check or 0, jobs=jobs, label=label, progress=progress)

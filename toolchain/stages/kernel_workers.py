@@ -196,9 +196,6 @@ class Workers:
 
         Args:
             calls: of a wheel. What does not compile, or is refused, is for the caller to tell.
-
-        Raises:
-            KernelError, ResourceError: see `run_campaign`.
         """
         from toolchain.kernels.campaign import run_campaign  # noqa: PLC0415 - a plan compiles nothing
 

@@ -159,12 +159,7 @@ def compile_setup(
 
 
 def take_in_sdist(tree: Path, request: Request) -> tuple[Intake, tuple[Finding, ...]]:
-    """Check that a fetched sdist has the kernels, and decide on each prebuilt file in it.
-
-    Raises:
-        SourceError: it has none.
-        PolicyError: see `prebuilt.take_in`.
-    """
+    """Check that a fetched sdist has the kernels, and decide on each prebuilt file in it."""
     require(tree, "flash_attn/flash_attn_triton_amd")
     return take_in("flash-attn", tree, request, whole=True)
 

@@ -272,11 +272,7 @@ def floor_labels(glibc: str) -> dict[str, str]:
 
 
 def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planned, dict[str, Any]]:
-    """Refuse binaries in LLVM's source; what its own tests read, a thousand files, is counted and not listed.
-
-    Raises:
-        PolicyError: there are others, with the list.
-    """
+    """Refuse binaries in LLVM's source; what its own tests read, a thousand files, is counted and not listed."""
     intake, findings = take_in("llvm", tree, request, tests=("test", "unittests"), whole=True)
     tests = [finding.as_json() for finding in findings if finding.file in intake.tests]
     listed = [finding for finding in findings if finding.file not in intake.tests]

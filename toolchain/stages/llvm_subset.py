@@ -70,11 +70,7 @@ class LlvmSubset:
 
 
 def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
-    """The part that `--only` names.
-
-    Raises:
-        UnsupportedError: there is none of this name.
-    """
+    """The part that `--only` names."""
     if only == DISTRIBUTION:
         return LlvmSubset(
             name=only, label="", stem="llvm-triton", projects=needs.projects, components=needs.components,

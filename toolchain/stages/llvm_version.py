@@ -16,11 +16,7 @@ _VERSION = re.compile(r"([0-9]{1,3})[.~]")
 
 
 def version_of_tree(tree: Path) -> str:
-    """The version, `19.1.7`, that an LLVM source tree gives itself.
-
-    Raises:
-        SourceError: it gives none.
-    """
+    """The version, `19.1.7`, that an LLVM source tree gives itself."""
     for name in _FILES:
         try:
             numbers = dict(_NUMBER.findall((tree / name).read_text(encoding="utf-8", errors="replace")))

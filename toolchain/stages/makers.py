@@ -25,11 +25,7 @@ def make(name: str, request: Request) -> Stage | None:
 
 
 def stands_on(row: StageRow, request: Request) -> tuple[str, ...]:
-    """The stages that one stands on for a request, lowest first.
-
-    Raises:
-        UnsupportedError, ConfigError: see `triton.stands_on`.
-    """
+    """The stages that one stands on for a request, lowest first."""
     if row.name == "wheels":
         from toolchain.stages.wheel import stands_on as under_wheels
 

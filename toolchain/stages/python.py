@@ -32,7 +32,7 @@ _LEFT_OUT = ("*.a", "./usr/share/*", "./usr/lib/python*/test", "./usr/lib/python
 
 @dataclass(frozen=True)
 class PythonStage:
-    """See `Stage`. None of the interpreters is run for it, so it needs no emulator."""
+    """Unpacks the CPythons of portable wheels. It runs none of them, so it needs no emulator."""
 
     name: str = "python"
 
@@ -95,10 +95,6 @@ def own_python(request: Request) -> str:
 
 
 def versions_of(request: Request) -> tuple[str, ...]:
-    """The versions that wheels are built for, the lowest first: those asked for, else the base's own.
-
-    Raises:
-        PinError: one of them is invalid.
-    """
+    """The versions that wheels are built for, the lowest first: those asked for, else the base's own."""
     versions = {check_version(version) for version in request.pythons} or {own_python(request)}
     return tuple(sorted(versions, key=lambda version: int(version.partition(".")[2])))

@@ -79,7 +79,7 @@ class Unpacked:
 
 @dataclass(frozen=True)
 class SysrootStage:
-    """See `Stage`. No program of the other machine is run for it, so it needs no emulator."""
+    """Unpacks headers and libraries to compile against. It runs none of their programs, so it needs no emulator."""
 
     name: str = "sysroot"
 

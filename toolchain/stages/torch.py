@@ -21,7 +21,7 @@ _LEFT_OUT = (
 
 @dataclass(frozen=True)
 class TorchStage:
-    """See `Stage`. Its layer goes above a base of the same suite, whose own files it may hold again."""
+    """Installs the distribution's PyTorch in a layer above a base of the same suite, some of whose files it repeats."""
 
     name: str = "torch"
 
@@ -40,11 +40,7 @@ class TorchStage:
 
 
 def torch_of(request: Request) -> Unpacked:
-    """The PyTorch for the request's base.
-
-    Raises:
-        UnsupportedError: none is known for it.
-    """
+    """The PyTorch for the request's base."""
     if request.base.image is not None:
         raise UnsupportedError(
             f"no PyTorch is known for the local image {request.base}",

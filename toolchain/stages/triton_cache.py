@@ -83,7 +83,7 @@ class TritonCacheDetails:
 
 @dataclass(frozen=True)
 class TritonCacheStage:
-    """See `Stage`. Its image has one layer, which holds nothing but the cache and MCV's list of it."""
+    """Compiles a Triton cache ahead of time. The image has one layer with the cache and MCV's list of it."""
 
     name: str = "triton-cache"
 
@@ -310,11 +310,7 @@ def _require_any(outcomes: Sequence[Outcome]) -> None:
 
 
 def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:
-    """Compare a sample of the kernels with float64, as far as there are cases for them (`--check`).
-
-    Raises:
-        NumbersError: one is wrong.
-    """
+    """Compare a sample of the kernels with float64, as far as there are cases for them (`--check`)."""
     if workspace.request.check is None:
         return {}
     paths = [path for path in sorted(tree.rglob("*")) if path.is_file()]

@@ -46,7 +46,6 @@ def check_edits(request: Request) -> None:
 
     Raises:
         PinError: now that the trees are here, it takes some.
-        PatchError: see `with_edits`.
     """
     known = request.patches.get(_SOURCE, ())
     missed = [path for path in with_edits(request, _SOURCE).get(_SOURCE, ()) if path not in known]

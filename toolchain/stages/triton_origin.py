@@ -31,11 +31,7 @@ def triton_source(request: Request) -> Source:
 
 
 def triton_spec(request: Request) -> SourceSpec:
-    """The source that is named, AOTriton's Triton, or upstream's at the commit or tag of a version.
-
-    Raises:
-        PinError, UnsupportedError: see `triton_source`.
-    """
+    """The source that is named, AOTriton's Triton, or upstream's at the commit or tag of a version."""
     if (spec := request.sources.get("triton")) is not None:
         return spec
     if request.aotriton:

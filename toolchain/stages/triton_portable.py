@@ -124,11 +124,7 @@ class TritonPortableStage:
 
 
 def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], workspace: Workspace) -> Path:
-    """The libraries for GPUs as the recipe takes them: at their places in Triton's tree, and the variables for them.
-
-    Raises:
-        ContractError: one is not the one that was checked.
-    """
+    """The libraries for GPUs as the recipe takes them: at their places in Triton's tree, and the variables for them."""
     from toolchain.stages.codegen_library import same_library  # noqa: PLC0415
 
     folder = emptied(workspace.work() / "codegen")

@@ -237,11 +237,7 @@ def build_wheels(
 
 
 def wheels_in(out: Path) -> list[Path]:
-    """The wheels that a recipe left.
-
-    Raises:
-        BuildError: none.
-    """
+    """The wheels that a recipe left."""
     wheels = sorted((out / "wheel").glob("*.whl"))
     if not wheels:
         raise BuildError("Triton's build left no wheel", fix="see the log")
@@ -324,9 +320,6 @@ def run_contract(
         python: the command that runs a Python with this Triton; `env` and `mounts` are what it needs.
         name: of the Triton, for messages.
         dead: the error's text if nothing was printed.
-
-    Raises:
-        ContractError: see `check_compiles`.
     """
     workspace.step("contract")
     done = workspace.runner.run(
@@ -358,9 +351,6 @@ def for_python(wheels: Sequence[Path], version: str) -> Path:
     """The wheel that the image gets: the one for the base's own Python, `3.13`, for that is what runs in it.
 
     One of the stable ABI serves the Python that it is named for and every later one.
-
-    Raises:
-        BuildError: none is.
     """
     tag, minor = f"-cp{version.replace('.', '')}-", int(version.partition(".")[2])
     for wheel in wheels:
@@ -375,11 +365,7 @@ def for_python(wheels: Sequence[Path], version: str) -> Path:
 
 
 def check_llvm(workspace: Workspace, llvm: Built) -> None:
-    """Refuse an LLVM layer that lacks what this Triton needs.
-
-    Raises:
-        ContractError: with what is missing.
-    """
+    """Refuse an LLVM layer that lacks what this Triton needs."""
     layout, prefix = Layout(workspace.cache.images), str(llvm.facts["prefix"]).strip("/") + "/"
     top = read_layers(layout, layout.resolve(llvm.manifest))[-1].descriptor
     files = {file.path.removeprefix(prefix) for file in layer_files(layout.blob(top.digest), top.media_type)}

@@ -74,11 +74,7 @@ def require_tree(tree: Path, name: str) -> None:
 
 
 def require_backends(tree: Path) -> None:
-    """Require a Triton that has both backends in its tree, as every Triton since January 2024 has.
-
-    Raises:
-        UnsupportedError: the tree is older.
-    """
+    """Require a Triton that has both backends in its tree, as every Triton since January 2024 has."""
     if missing := [backend for backend in _BACKENDS if not os.path.lexists(tree / backend)]:
         raise UnsupportedError(
             f"this Triton has no {' and no '.join(missing)}",

@@ -56,7 +56,7 @@ _FAILURES: Mapping[str, tuple[type[ToolchainError], str]] = {
 
 @dataclass(frozen=True)
 class WheelStage:
-    """See `Stage`."""
+    """Builds the wheel of a project above Triton."""
 
     row: WheelRow
 
@@ -266,11 +266,7 @@ def wheel_source(row: WheelRow, request: Request) -> Source:
 
 
 def require_needs(row: WheelRow, tree: Path, ref: str) -> None:
-    """Check that a source has the files that the recipe of its wheel needs.
-
-    Raises:
-        SourceError: one is missing.
-    """
+    """Check that a source has the files that the recipe of its wheel needs."""
     if missing := [name for name in row.needs if not (tree / name).exists()]:
         raise SourceError(
             f"the source of {row.name} has no {missing[0]}",
@@ -286,7 +282,6 @@ def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
         `{"tag", "files", "packages"}`: the tag of its name, how many files it has, and its top folders.
 
     Raises:
-        HostileInputError, SourceError: see `open_wheel`.
         ContractError: it has another tag, a file that must not be inside, a part that the row calls missing, or other
             packages.
     """

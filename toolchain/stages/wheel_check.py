@@ -30,9 +30,6 @@ def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str,
     Returns:
         `{"file", "bytes", "tag", "libraries", "glibc"}`: the platform tag, what the binaries name, and the newest glibc
         of which they name a symbol.
-
-    Raises:
-        ContractError: with all faults.
     """
     machine = machine_of(arch)
     tag = wheel.name.removesuffix(".whl").rsplit("-", 1)[-1]

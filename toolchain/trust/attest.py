@@ -213,9 +213,6 @@ def byproduct(statement: Mapping[str, Any], name: str, *, recorded: str | None =
 
     Args:
         recorded: only if its annotation `recorded` has this value.
-
-    Raises:
-        ValueError, KeyError, TypeError, AttributeError: malformed.
     """
     for byproduct in statement["predicate"]["runDetails"].get("byproducts") or ():
         if byproduct["name"] == name and recorded in {None, (byproduct.get("annotations") or {}).get("recorded")}:

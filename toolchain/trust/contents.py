@@ -103,11 +103,7 @@ def of_sources(rows: Iterable[RecordedSource], inputs: Mapping[str, Any]) -> Con
 
 
 def of_provenance(statement: Mapping[str, Any]) -> Contents:
-    """The contents of an image as a provenance tells them.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: malformed.
-    """
+    """The contents of an image as a provenance tells them."""
     definition = statement["predicate"]["buildDefinition"]
     by_name: dict[str, Component] = {}
     for row in definition["resolvedDependencies"]:

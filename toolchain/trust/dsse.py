@@ -65,11 +65,7 @@ def sign(statement: Any, signer: Signer) -> Envelope:
 
 
 def from_bundle(content: bytes) -> Envelope:
-    """The envelope that a Sigstore bundle wraps. What else is in the bundle does not show who signed it.
-
-    Raises:
-        UntrustedError: there is none, or it has no signature.
-    """
+    """The envelope that a Sigstore bundle wraps. What else is in the bundle does not show who signed it."""
     try:
         value = strict_json.read(content, "the bundle", keys=BUNDLE)["dsseEnvelope"]
     except (ValueError, KeyError, TypeError) as error:
@@ -78,11 +74,7 @@ def from_bundle(content: bytes) -> Envelope:
 
 
 def read(content: bytes) -> Envelope:
-    """An envelope from its bytes; nothing is checked but its form.
-
-    Raises:
-        UntrustedError: it is invalid, or has no signature.
-    """
+    """An envelope from its bytes; nothing is checked but its form."""
     try:
         value = strict_json.read(content, "the envelope", keys=_ENVELOPE)
     except ValueError as error:

@@ -128,11 +128,7 @@ class Keyless:
 
 
 def require() -> None:
-    """Check that the library is installed.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Check that the library is installed."""
     try:
         import sigstore.models  # noqa: F401, PLC0415
     except ImportError as error:
@@ -211,11 +207,7 @@ def _translated(what: str, *, secret: str = "") -> Iterator[None]:
 
 
 def _patiently(call: Callable[[], T]) -> T:
-    """Return the result of `call`, within a time limit: the library waits for ever for a silent server.
-
-    Raises:
-        UnreachableError: it gave nothing in time.
-    """
+    """Return the result of `call`, within a time limit: the library waits for ever for a silent server."""
     result: list[T] = []
     failed: list[Exception] = []
 

@@ -65,11 +65,7 @@ def make_policy(
     max_age: float | None = None,
     image: str | None = None,
 ) -> Policy:
-    """A policy from option values.
-
-    Raises:
-        ConfigError: no such policy, or not a repository.
-    """
+    """A policy from option values."""
     names = [] if name is None else [part.strip() for part in name.split(",")]
     if unknown := [part for part in names if part not in POLICIES]:
         raise ConfigError(f"no such policy: {unknown[0]!r}", fix=f"one of {', '.join(POLICIES)}, comma-separated")
@@ -197,11 +193,7 @@ def _check_age(statement: Mapping[str, Any], demands: Policy, now: datetime) -> 
 
 @_reading("policy")
 def check_binaries(statement: Mapping[str, Any], document: Mapping[str, Any]) -> None:
-    """Whether provenance and SBOM name the same prebuilt things.
-
-    Raises:
-        UntrustedError: they do not.
-    """
+    """Whether provenance and SBOM name the same prebuilt things."""
     named, listed = _binaries(statement), sbom.binaries_in(document)
     if named != listed:
         raise UntrustedError(
@@ -279,11 +271,7 @@ def summary(statement: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored(row: Mapping[str, Any]) -> str:
-    """A row of a provenance's kernel stores for display.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is malformed.
-    """
+    """A row of a provenance's kernel stores for display."""
     signer = f"signed by {row['signer']}" if row["signer"] else "unsigned"
     return f"{int(row['kernels'])} kernels were taken from the kernel store {row['store']}, {signer}"
 

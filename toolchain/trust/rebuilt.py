@@ -74,9 +74,6 @@ def require(
 
     Args:
         digests: of the image's manifest, and of the index over it.
-
-    Raises:
-        UntrustedError: too few.
     """
     by_key: dict[str, set[str]] = {key.id: set() for key in rebuilders.keys}
     for attached in evidence:

@@ -265,11 +265,7 @@ def binaries_in(document: Mapping[str, Any]) -> list[str]:
 
 
 def described(document: Mapping[str, Any]) -> tuple[str, str]:
-    """The manifest's digest and the diff_id that a document is about.
-
-    Raises:
-        UntrustedError: it is not a document of this kind.
-    """
+    """The manifest's digest and the diff_id that a document is about."""
     try:
         image = next(package for package in document["packages"] if package["SPDXID"] == IMAGE)
         value = next(checksum["checksumValue"] for checksum in image["checksums"] if checksum["algorithm"] == "SHA256")
@@ -279,11 +275,7 @@ def described(document: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def differences(document: Mapping[str, Any], files: Sequence[LayerFile]) -> Iterator[str]:
-    """Differences between a layer's files and those in a document: changed, missing or extra, in order of path.
-
-    Raises:
-        UntrustedError: the document's list is malformed.
-    """
+    """Differences between a layer's files and those in a document: changed, missing or extra, in order of path."""
     try:
         listed = {
             str(row["fileName"]).removeprefix("./"): next(

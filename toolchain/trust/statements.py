@@ -36,11 +36,7 @@ class Evidence:
     artifact: str
 
     def envelope(self) -> dsse.Envelope:
-        """The envelope that it is, or that it wraps; nothing is checked but its form.
-
-        Raises:
-            UntrustedError: there is none.
-        """
+        """The envelope that it is, or that it wraps; nothing is checked but its form."""
         return dsse.from_bundle(self.content) if self.media_type == keyless.MEDIA_TYPE else dsse.read(self.content)
 
 
@@ -92,9 +88,6 @@ def signed_by(
     Args:
         digest: of what they are attached to, for display.
         checks: takes who it was.
-
-    Raises:
-        UntrustedError: there is none.
     """
     # An identity signs bundles. A key's envelope may be in one too; the rest of the bundle is ignored.
     kinds = {keyless.MEDIA_TYPE} | ({dsse.MEDIA_TYPE} if isinstance(key, PublicKey) else set())
@@ -173,11 +166,7 @@ def passing(candidates: Sequence[T], check: Callable[[T], None]) -> list[T]:
 
 
 def opened(envelope: dsse.Envelope) -> dict[str, Any]:
-    """The statement in an envelope.
-
-    Raises:
-        UntrustedError: there is none.
-    """
+    """The statement in an envelope."""
     try:
         value = strict_json.read(envelope.payload, "the statement", keys=attest.KEYS)
         if value["_type"] != attest.STATEMENT or not isinstance(value["predicate"], dict):
