@@ -97,6 +97,23 @@ def test_a_folder_of_another_user_keeps_its_mode(place: Path, monkeypatch: pytes
     assert mode(place / "theirs") == 0o755
 
 
+def test_a_cache_in_another_user_s_folder_is_private_inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(place / "volume")
+    cache.root.mkdir()
+    cache.root.chmod(0o777)
+    honest = Path.chmod
+
+    def chmod(path: Path, mode: int) -> None:
+        if path == cache.root:
+            raise PermissionError
+        honest(path, mode)
+
+    monkeypatch.setattr(Path, "chmod", chmod)
+    cache.make()
+    assert mode(cache.root) == 0o777
+    assert {mode(folder) for folder in (cache.store, cache.images, cache.work, cache.logs, cache.engine)} == {0o700}
+
+
 def test_another_user_s_cache_is_refused(place: Path) -> None:
     cache = Cache(place / "cache")
     cache.make()

@@ -109,8 +109,12 @@ class Cache:
         # Finding sources, which comes first, leaves the mirrors' lists and what it downloaded.
         early = {self.locks.name, self.store.name, self.apt.name}
         fresh = not self.root.is_dir() or {path.name for path in self.root.iterdir()} <= early
-        for folder in (self.root,) if fresh or self.is_ours else self._contents:
-            make_private(folder)
+        if fresh or self.is_ours:
+            make_private(self.root)
+        # It belongs to others, or only another user may change its mode.
+        if self.root.stat().st_mode & 0o077:
+            for folder in self._contents:
+                make_private(folder)
         if self.store.is_dir():
             make_private(self.store)
         self.locks.mkdir(parents=True, exist_ok=True)
