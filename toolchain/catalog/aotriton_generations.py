@@ -49,10 +49,11 @@ class Generation:
         """Whether its library holds its kernels, and is built behind them."""
         return self.layout == "library"
 
-    def kernels(self, gpus: Sequence[str]) -> tuple[int, int]:
-        """Kernels that it plans for some GPUs, minimum and maximum; estimated where not counted, 0 for none."""
-        least, most = (pick(self.counted.values(), default=0) for pick in (min, max))
-        return sum(self.counted.get(gpu, least) for gpu in gpus), sum(self.counted.get(gpu, most) for gpu in gpus)
+    def kernels(self, gpus: Sequence[str]) -> int | None:
+        """Return the number of kernels that its generator plans for these GPUs; None unless each was counted."""
+        if any(gpu not in self.counted for gpu in gpus):
+            return None
+        return sum(self.counted[gpu] for gpu in gpus)
 
     def words_of(self, gpus: Sequence[str]) -> tuple[str, ...]:
         """GPUs as its own build calls them."""

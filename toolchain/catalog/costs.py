@@ -19,7 +19,6 @@ class Cost:
     cores: int
     kernel: float = 0.0
     step: float = 0.0
-    kernels: tuple[int, int] | None = None
     job: Literal["", "compile", "link", "kernel"] = ""
     output: tuple[int, int] | None = None
     source: str
@@ -37,18 +36,15 @@ class Cost:
         time = least if least == most else f"{least.split()[0] if same_unit else least} to {most}"
         return f"{time} + {self.kernel / cores:.2g} s a kernel" if self.kernel else time
 
-    def all_kernels(self, gpus: int, cores: int, counted: tuple[int, int] = (0, 0)) -> str:
-        """The number of kernels for so many GPUs, and their time, for display; empty if unknown.
+    def all_kernels(self, cores: int, kernels: int | None) -> str:
+        """Return the number of kernels of a plan and their time, for display; `unknown` if they were not counted.
 
         Args:
-            counted: from and to, of this very plan.
+            kernels: as upstream's generator counts them.
         """
-        if self.kernels is None:
-            return ""
-        least, most = counted if all(counted) else [count * gpus for count in self.kernels]
-        times = " to ".join(dict.fromkeys(_duration(count * self.kernel / cores / 60) for count in (least, most)))
-        many = " to ".join(dict.fromkeys((f"{least:,}", f"{most:,}")))
-        return f"{many} kernels for {gpus} GPU{'s' if gpus != 1 else ''}: {times}"
+        if kernels is None:
+            return "number of kernels: unknown, because upstream's generator was not counted for this release and GPU"
+        return f"{kernels:,} kernels: {_duration(kernels * self.kernel / cores / 60)}"
 
     def as_json(self, cores: int) -> dict[str, Any]:
         """The form of `plan --json`."""

@@ -124,18 +124,16 @@ def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[st
         if cost.job:
             parts.append(f"memory {console.size(MEMORY[cost.job])} per {cost.job}")
         yield f"  {name:{width}}" + ", ".join(parts)
-        if not row.planned.partial and (all_of_them := _kernels(cost, row.planned.details, count)):
-            yield f"  {'':{width}}{all_of_them}"
+        if row.planned.name == "aotriton" and not row.planned.partial:
+            yield f"  {'':{width}}{_kernels(cost, row.planned.details, count)}"
 
 
 def _kernels(cost: Cost, details: Any, cores: int) -> str:
-    """The number of AOTriton kernels to compile, and the time; empty for other stages."""
-    if cost.kernels is None:
-        return ""
+    """Return the number of AOTriton kernels to compile, and their time."""
     from toolchain.catalog.aotriton_generations import generation_of  # noqa: PLC0415 - data of one stage
 
-    gpus, release = details.gpus, details.release
-    return cost.all_kernels(len(gpus), cores, generation_of(release).kernels(gpus) if release else (0, 0))
+    release = details.release
+    return cost.all_kernels(cores, generation_of(release).kernels(details.gpus) if release else None)
 
 
 def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
