@@ -79,7 +79,8 @@ def with_request(
             with in_use(request.cache), _told_where(places):
                 verb(request=request, **given)
 
-        own = [one for name, one in _parameters(verb).items() if name != "request"]
+        parameters = inspect.signature(verb, eval_str=True).parameters
+        own = [one for name, one in parameters.items() if name != "request"]
         keyword = inspect.Parameter.KEYWORD_ONLY
         context = inspect.Parameter("ctx", keyword, annotation=typer.Context)
         ordered = sorted((*own, *offered), key=_place_in_help)
@@ -168,10 +169,6 @@ def _ranks(places: Places) -> dict[str, int]:
         "source": rank("source", "triton="),
         "lock": min(rank("locked"), rank("lock_file")),
     }
-
-
-def _parameters(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(function, eval_str=True).parameters)
 
 
 _CONTROL = {*map(chr, range(32)), "\x7f"}

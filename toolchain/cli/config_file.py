@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.cli.options import file_options
+from toolchain.core import toml_text
 from toolchain.core.errors import ConfigError, did_you_mean
 from toolchain.core.filesystem import read_regular
 from toolchain.core.typed import TypedError, typed
@@ -63,7 +64,7 @@ def read_config(named: str | None) -> ConfigFile | None:
             fix="correct the file, or use another one: --config FILE",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML", why=str(error), fix="correct the file") from error
+        raise ConfigError(f"{path} is not TOML", why=toml_text.why_not(error), fix="correct the file") from error
     options = {option.name: option for option in file_options()}
     for name, value in content.items():
         if name not in options:

@@ -1,4 +1,4 @@
-"""Values as TOML."""
+"""Values as TOML, and why a text is not TOML."""
 
 from __future__ import annotations
 
@@ -26,3 +26,14 @@ def value(content: Any) -> str:
 def key(text: str) -> str:
     """A key, quoted where it must be."""
     return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else value(text)
+
+
+def why_not(error: Exception) -> str:
+    """Return why a text could not be read as TOML."""
+    match error:
+        case UnicodeDecodeError():
+            return "it is not UTF-8"
+        case RecursionError():
+            return "it is nested too deep"
+        case _:
+            return str(error)  # what is expected, at which line and column

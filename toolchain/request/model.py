@@ -13,8 +13,10 @@ from toolchain.catalog.base_ref import BaseRef, parse_base
 from toolchain.catalog.bases import load_bases
 from toolchain.catalog.floors import load_floors
 from toolchain.catalog.gpus import known_gpus
-from toolchain.catalog.hip import parse_rocms
+from toolchain.catalog.hip import parse_rocms, rocms
+from toolchain.catalog.release_data import aotriton_releases
 from toolchain.catalog.stages import CAMPAIGNS
+from toolchain.catalog.wheels import wheel_rows
 from toolchain.core.cache import Cache, cache_of
 from toolchain.request import option_values as reading
 from toolchain.request.declaration import Option, declared, option
@@ -120,7 +122,7 @@ class Request:
     aotriton: str | None = option(
         "aotriton", default=None, found=True, panel="Versions and sources",
         help="AOTriton release; it sets the commits of Triton and LLVM.",
-        is_input=True, lock="changed", known=reading.known_aotritons,
+        is_input=True, lock="changed", known=lambda: [row.name for row in aotriton_releases()],
     )  # fmt: skip
     gpus: tuple[str, ...] = option(
         "gpu", default=(), found=True, kind="commas", is_input=True, lock="changed", read=reading.gpus,
@@ -129,7 +131,7 @@ class Request:
     )  # fmt: skip
     rocm: tuple[str, ...] = option(
         "rocm", default=(), found=True, kind="commas", metavar="MAJOR", is_input=True, lock="changed",
-        read=parse_rocms, known=reading.known_rocms,
+        read=parse_rocms, known=lambda: [row.major for row in rocms()],
         help="ROCm major versions to link AOTriton's library for. \\[default: 6,7]",
     )  # fmt: skip
     without: tuple[str, ...] = option(
@@ -202,7 +204,7 @@ class Request:
     )  # fmt: skip
     wheels: tuple[str, ...] = option(
         "wheel", default=(), found=True, kind="commas", is_input=True, lock="changed", closed=True,
-        known=reading.known_wheels,
+        known=lambda: [row.name for row in wheel_rows()],
         help="Wheels to build on Triton, for `all` and `wheels`. \\[default: all of them]",
     )  # fmt: skip
     calls: str | None = option(

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 from toolchain.catalog.architectures import machine_of
 from toolchain.catalog.gpus import parse_gpus
-from toolchain.catalog.hip import rocms
 from toolchain.catalog.pythons import check_version
-from toolchain.catalog.release_data import aotriton_releases, triton_releases
+from toolchain.catalog.release_data import triton_releases
 from toolchain.catalog.stages import source_names
-from toolchain.catalog.wheels import wheel_rows
-from toolchain.core import strict_json
+from toolchain.core import strict_json, toml_text
 from toolchain.core.errors import ConfigError, ToolchainError, did_you_mean
 from toolchain.core.filesystem import read_regular
 
@@ -34,30 +32,9 @@ def is_triton_path(text: str) -> bool:
     return re.fullmatch(r"[vV]?[0-9][\w.+]*|[0-9a-fA-F]{40}", text.strip()) is None
 
 
-# The values that a shell completes.
-
-
 def known_tritons() -> Iterable[str]:
     """Return the releases of Triton whose LLVM is on record."""
     return [row.version for row in triton_releases() if row.version and row.llvm]
-
-
-def known_aotritons() -> Iterable[str]:
-    """Return the releases of AOTriton."""
-    return [row.name for row in aotriton_releases()]
-
-
-def known_rocms() -> Iterable[str]:
-    """Return the major versions of ROCm that a library is linked for."""
-    return [row.major for row in rocms()]
-
-
-def known_wheels() -> Iterable[str]:
-    """Return the wheels above Triton."""
-    return [row.name for row in wheel_rows()]
-
-
-# From text to value.
 
 
 def arches(text: str) -> tuple[str, ...]:
@@ -101,7 +78,8 @@ def calls(text: str) -> str:
             else {"call": strict_json.read(text)}
         )
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"--calls {text[:200]} cannot be read", why=str(error), fix=fix) from error
+        why = error.strerror if isinstance(error, OSError) else toml_text.why_not(error)
+        raise ConfigError(f"--calls {text[:200]} cannot be read", why=why or "", fix=fix) from error
     rows = tables.get("call")
     if set(tables) != {"call"} or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         why = f"it has {', '.join(map(repr, tables)) or 'nothing'}, and tables [[call]] were expected"
@@ -109,7 +87,8 @@ def calls(text: str) -> str:
     try:
         return json.dumps(rows, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:  # dates, and numbers that JSON has not
-        raise ConfigError(f"--calls {text[:200]} has a value that no call takes", why=str(error), fix=fix) from error
+        why = "a value is a date, a time, or a number that is not finite"
+        raise ConfigError(f"--calls {text[:200]} has a value that no call takes", why=why, fix=fix) from error
 
 
 def is_store_folder(text: str) -> bool:
