@@ -224,7 +224,8 @@ def test_the_verb_tells_and_writes_the_patch(tmp_path: Path) -> None:
 def test_values_for_builds_are_not_taken_for_the_verbs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree_of(tmp_path, LISTS)
     values = 'gpu = "gfx950"\nrocm = "6,7"\npatch = ["triton=my.patch"]\nsource = ["hip6=x"]\n'
-    (tmp_path / "toolchain.toml").write_text(values)
+    (tmp_path / "t.toml").write_text(values)
+    monkeypatch.setenv("TOOLCHAIN_CONFIG", "t.toml")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TOOLCHAIN_PATCH", "triton=my.patch")
     done = CliRunner().invoke(app, ["pytorch", "."])
