@@ -51,7 +51,7 @@ if ninja -C "$tree" -t query mlir-headers >/dev/null 2>&1 && [ -d "$source/../ml
   for target in intrinsics_gen omp_gen acc_gen target_parser_gen vt_gen; do
     if ninja -C "$tree" -t query "$target" >/dev/null 2>&1; then set -- "$@" "$target"; fi
   done
-  ninja -C "$tree" ${JOBS:+-j"$JOBS"} "$@" >"$work.log" 2>&1 || { tail -n 30 "$work.log" >&2 && exit 1; }
+  ninja -C "$tree" ${JOBS:+-j"$JOBS"} "$@"
   lld=
   if [ "${LLD:-OFF}" = ON ]; then lld=-DCONTRACT_LLD; fi
   "${cxx:-c++}" -std=c++17 -fno-rtti -fsyntax-only -w -D__STDC_CONSTANT_MACROS -D__STDC_FORMAT_MACROS -D__STDC_LIMIT_MACROS \
