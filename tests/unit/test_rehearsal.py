@@ -83,3 +83,21 @@ def test_a_package_that_names_the_build(tree: Path) -> None:
     done = rehearse(tree)
     assert done.returncode == 3
     assert "names a folder of the build" in done.stderr
+
+
+def test_an_mlir_that_moved_its_functions_is_told_before_anything_is_compiled(tree: Path) -> None:
+    """The headers here are empty, so every name is missing, as one would be in an MLIR that renamed it."""
+    source = tree / "source"
+    for folder in ("llvm/include", "mlir/include", "lld/include"):
+        (source / folder).mkdir(parents=True)
+    text = (CONTRACT / "use.cpp").read_text(encoding="utf-8")
+    for header in re.findall(r'#include "((?:mlir|llvm|llvm-c|lld)/[^"]+)"', text):
+        path = source / ("mlir" if header.startswith("mlir/") else "llvm") / "include" / header
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tree / "CMakeCache.txt").write_text(f"CMAKE_HOME_DIRECTORY:INTERNAL={source / 'llvm'}\n", encoding="utf-8")
+    (tree / "build.ninja").write_text("build mlir-headers: phony\n", encoding="utf-8")
+    done = rehearse(tree)
+    assert done.returncode == 1
+    assert "does not compile against this MLIR" in done.stderr
+    assert "use.cpp:" in done.stderr, "the first error has its place"
