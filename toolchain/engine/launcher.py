@@ -265,7 +265,7 @@ class _Watch(Usage):
         status = os.waitpid(self._child, 0)[1]
         with open(self.limits["note"], "w", encoding="ascii") as note:
             json.dump({"limit": name, "layers": layers}, note)
-        sys.stderr.write(f"toolchain: ended at the limit {name}\n")
+        sys.stderr.write(f"toolchain: ended at the limit {name}; TOOLCHAIN_LIMITS raises it\n")
         return status
 
     def _processes(self) -> int:

@@ -137,9 +137,13 @@ class Shell:
                 pipes=pipes, oci=mode != "chroot",
                 limits=container_limits.limits_for(folder, engine.places(), timed=False),
             )  # fmt: skip
-            return self._talk(
+            code = self._talk(
                 lambda: engine.attempt(argv, check=False, on_line=self._line, on_stderr=self._last.append), terminal
             )
+            if (limit := container_limits.reached(folder)) is not None:
+                engine.remove_layers(limit.layers)
+                raise container_limits.limit_error(limit.name, "the shell")
+            return code
 
     def of_worker(self, engine: Buildah, image: str, *, mounts: Sequence[Mount], env: Mapping[str, str]) -> int:
         """Run it in place of a kernel worker; what that would write goes to empty folders.
