@@ -299,12 +299,15 @@ runner = proved(Cache(top / "cache"), host=sys.argv[2])
 runner.run(sys.argv[3], ["/bin/sh", "-c", "echo x >/out/file"], mounts=[Mount(top, "/out", read_only=False)])
 print(json.dumps([runner.user, describe(runner), (top / "file").stat().st_uid]))
 """
-    # Its home and the test's folder are root's alone.
+    # Only root may enter the test's folder, and perhaps the checkout, so the user gets a copy of the tool.
     with tempfile.TemporaryDirectory(prefix="tc-user-", dir="/tmp") as folder:
+        for part in ("toolchain", "containerfiles", "llvm-config", "aotriton"):
+            shutil.copytree(TOP / part, Path(folder) / "tool" / part, ignore=shutil.ignore_patterns("__pycache__"))
         os.chown(folder, 4242, 4242)
         done = subprocess.run(
             [sys.executable, "-c", code, folder, runner.address, image],
-            cwd=TOP, env={**os.environ, "HOME": folder}, capture_output=True, text=True, check=False, timeout=120,
+            cwd=Path(folder) / "tool", env={**os.environ, "HOME": folder},
+            capture_output=True, text=True, check=False, timeout=120,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     user, said, owner = json.loads(done.stdout)
