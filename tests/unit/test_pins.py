@@ -73,7 +73,6 @@ def test_one_commit_one_repository() -> None:
 @pytest.mark.parametrize(
     ("version", "llvm", "repository"),
     [
-        ("2.1", "49af6502c6dcb4a7f7520178bd14df396f78240c", UPSTREAM),
         ("2.3.1", "5e5a22caf88ac1ccfa8dc5720295fdeba0ad9372", UPSTREAM),
         ("3.0", HASH, UPSTREAM),
         ("3.1", HASH, UPSTREAM),
@@ -229,7 +228,7 @@ def test_a_triton_with_a_second_llvm() -> None:
     assert not pins.triton_release("3.8.0").codegen
 
 
-@pytest.mark.parametrize("version", ["2.2", "2.3.0"])
+@pytest.mark.parametrize("version", ["2.1", "2.2", "2.3.0"])
 def test_unknown_triton_is_refused_unless_asked_for(version: str) -> None:
     with pytest.raises(PinError) as caught:
         pins.triton_release(version)

@@ -73,12 +73,14 @@ class TritonRelease:
     Args:
         version: `3.7.1`; empty for a commit without a release.
         commit, llvm: empty when unknown. Without its commit a release is found at its tag.
+        llvm_version: `17.0.0git`, read from the wheel of the index; only in rows whose LLVM is unknown.
         warnings: what was decided for the user, e.g. which patch release `3.7` became.
     """
 
     version: str = ""
     commit: str = ""
     llvm: str = ""
+    llvm_version: str = ""
     repository: str = ""
     certainty: Certainty
     source: str
@@ -182,10 +184,13 @@ def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
     options = {"commit": "aotriton", "triton": "triton", "llvm": "llvm"}
     lacking = " and ".join(names[field] for field in missing)
     why = row.source if "llvm" in missing or not isinstance(row, AotritonRelease) else row.tag_source
+    fix = "give it yourself: " + " ".join(f"--source {options[field]}=PATH|URL@SHA" for field in missing)
+    if isinstance(row, TritonRelease) and (major := row.llvm_version.partition(".")[0]):
+        fix += f"; if your distribution has the release nearest to it: --source llvm=distro:llvm-toolchain-{major}"
     raise PinError(
         f"{row.title}: {lacking} {'is' if len(missing) == 1 else 'are'} unknown",
         why=why,
-        fix="give it yourself: " + " ".join(f"--source {options[field]}=PATH|URL@SHA" for field in missing),
+        fix=fix,
     )
 
 

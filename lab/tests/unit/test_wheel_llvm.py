@@ -162,6 +162,27 @@ def test_verdicts(tmp_path: Path, files: dict[str, bytes], expected: dict[str, s
     }
 
 
+@pytest.mark.parametrize(
+    ("version", "llvm", "verdict"),
+    [
+        ("2.1.0", "17.0.0git", "untold"),
+        ("2.1.0", "18.0.0git", "other"),
+        ("2.2.0", "18.0.0git", "untold"),
+        ("2.2.0", "17.0.6", "other"),
+        ("3.0.0", "17.0.0git", "other"),
+        ("4.0.0", "17.0.0git", "untold"),
+    ],
+)
+def test_without_a_revision_the_version_is_compared(tmp_path: Path, version: str, llvm: str, verdict: str) -> None:
+    # The text lies across the border of two pieces of the file.
+    content = b"\x7fELF".ljust((1 << 20) - 5, b"\0") + f"\xfeLLVM{llvm}\0MLIR3.0.0git\0".encode("latin-1")
+    wheel = read_wheel(made(tmp_path, version, {CORE: content}))
+    assert (of(wheel, "core").llvm_version, of(wheel, "core").verdict) == (llvm, verdict)
+    done = CliRunner().invoke(app, ["inspect", str(tmp_path / wheel.file)])
+    assert done.exit_code == (PinError.code if verdict == "other" else 0)
+    assert f"LLVM {llvm}" in done.stdout
+
+
 def test_what_else_has_that_llvm(tmp_path: Path) -> None:
     wheel = read_wheel(made(tmp_path, "3.9.0", {CORE: core(OLD.llvm), AMD: codegen(PIN)}))
     assert of(wheel, "core").also == ("Triton 3.7.1",)

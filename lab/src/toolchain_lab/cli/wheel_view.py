@@ -49,6 +49,8 @@ def _fault(library: Library) -> str:
     if library.verdict == "contradictory":
         revisions = dict.fromkeys(f"{text.revision} ({text.kind})" for text in library.told if text.kind != "compiler")
         return f"{where} names several revisions: {', '.join(revisions)}"
+    if not library.revision:
+        return f"{where} contains LLVM {library.llvm_version}, Triton's is LLVM {library.pin_version}"
     return f"{where} contains {library.revision}, the pin is {library.pin}"
 
 
@@ -63,11 +65,12 @@ def _lines(wheel: WheelLlvm) -> Iterator[str]:
                 yield f"  {library.file}: compiled by clang {told.version}, {told.repository} {told.revision}"
             continue
         sure = f" ({library.certainty})" if library.verdict == "pinned" else ""
-        yield f"  {library.part}  {library.revision or '-'}  {_WORDS[library.verdict]}{sure}"
+        found = library.revision or (library.llvm_version and f"LLVM {library.llvm_version}") or "-"
+        yield f"  {library.part}  {found}  {_WORDS[library.verdict]}{sure}"
         if library.file:
             yield f"    {library.file}"
         if library.verdict in {"other", "missing"}:
-            yield f"    pinned: {library.pin}"
+            yield f"    pinned: {library.pin or f'LLVM {library.pin_version}'}"
         if library.also:
             yield f"    also the LLVM of {', '.join(library.also)}"
         if repository := repository_inside(library):

@@ -6,7 +6,7 @@ The same 40 digits appear for several reasons, and not each proves the same. `KI
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from toolchain.core.errors import HostileInputError
@@ -43,6 +43,11 @@ _FORMS = {
     "codegen": (re.compile(rb"\0\Z"), re.compile(rb"-(?P<build>[0-9]{1,6})\0")),
     "bare": (re.compile(rb"\0\Z"), re.compile(rb"\0")),
 }
+
+
+# The bitcode writer's name of itself; LLVM has it in each library that writes bitcode.
+_WRITER = re.compile(rb"LLVM(?P<version>[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}(?:git|-?rc[0-9])?)\0")
+_WRITER_LENGTH = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +96,23 @@ def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
         keep = max(0, len(held) - _BEFORE - _DIGITS - _AFTER)
         held, start = held[keep:], start + keep
     return tuple(sorted(by_content.values(), key=lambda revision: (revision.at, revision.kind)))
+
+
+class VersionText:
+    """The versions that LLVM's bitcode writer has in a library, `17.0.0git`, also in one built without its revision."""
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+        self._held = b""
+
+    def watch(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Return the pieces unchanged, and read each as it passes."""
+        for piece in pieces:
+            held = self._held + piece
+            if len(self.found) <= _MOST:
+                self.found.update(match["version"].decode() for match in _WRITER.finditer(held))
+            self._held = held[-_WRITER_LENGTH:]
+            yield piece
 
 
 def _with_last(pieces: Iterable[bytes]) -> Iterable[tuple[bytes, bool]]:

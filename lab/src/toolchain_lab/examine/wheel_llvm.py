@@ -9,7 +9,7 @@ import dataclasses
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.parser import HeaderParser
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toolchain.catalog.architectures import machine_of, this_machine
+from toolchain.catalog.components import needs_for
 from toolchain.catalog.release_data import AotritonRelease, TritonRelease, aotriton_releases, triton_releases
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_file
@@ -27,7 +28,7 @@ from toolchain.sources.resolve import fetch_source, locate
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
 from toolchain.stages.wheel_archive import open_wheel, pieces
-from toolchain_lab.examine.revisions import INSIDE, Revision, revisions
+from toolchain_lab.examine.revisions import INSIDE, Revision, VersionText, revisions
 
 Verdict = Literal["pinned", "other", "contradictory", "missing", "untold", "no pin", "not pinned"]
 # Verdicts that contradict the data.
@@ -54,7 +55,9 @@ class Library:
         part: `core`, LLVM's name of a GPU's code generator (`AMDGPU`), or `bitcode`.
         revision: the one LLVM inside; of a codegen library with the number of its build, `COMMIT-BUILD`; empty if no
             text names one, or several differ. It is empty for bitcode, whose text names its compiler.
+        llvm_version: `17.0.0git`, of LLVM's bitcode writer; empty if there is none, or several differ.
         pin: what the data has for it, in the same form; empty if it has none.
+        pin_version: the major version that the data has for `core`, `17`; empty if it has none.
         verdict: `not pinned` for bitcode, which only names its compiler.
         also: what else on record is built with this LLVM.
     """
@@ -63,7 +66,9 @@ class Library:
     part: str
     told: tuple[Revision, ...] = ()
     revision: str = ""
+    llvm_version: str = ""
     pin: str = ""
+    pin_version: str = ""
     certainty: str = ""
     verdict: Verdict = "not pinned"
     also: tuple[str, ...] = ()
@@ -140,7 +145,7 @@ def read_wheel(path: Path) -> WheelLlvm:
     with open_wheel(path) as archive:
         project, version = _named(path.name, archive)
         libraries = [
-            Library(file=member.filename, part=part, told=revisions(pieces(archive, member), member.filename))
+            _library(member.filename, part, pieces(archive, member))
             for member in archive.infolist()
             if (part := _part(member.filename))
         ]
@@ -154,6 +159,13 @@ def read_wheel(path: Path) -> WheelLlvm:
         tag=name["tag"] if name else "",
         libraries=_compared(libraries, project, version),
     )
+
+
+def _library(name: str, part: str, content: Iterable[bytes]) -> Library:
+    versions = VersionText()
+    told = revisions(versions.watch(content), name)
+    version = next(iter(versions.found)) if len(versions.found) == 1 else ""
+    return Library(file=name, part=part, told=told, llvm_version=version)
 
 
 def _part(name: str) -> str:
@@ -206,11 +218,19 @@ def _compared(libraries: Sequence[Library], project: str, version: str) -> tuple
         Library(file="", part=part) for part in sorted(pins) if part not in {library.part for library in libraries}
     ]
     order = {"core": 0, "bitcode": 2}
-    judged = [_judged(library, *pins.get(library.part, ("", ""))) for library in (*libraries, *lacking)]
+    major = _major(row)
+    judged = [_judged(library, *pins.get(library.part, ("", "")), major) for library in (*libraries, *lacking)]
     return tuple(sorted(judged, key=lambda library: (order.get(library.part, 1), library.part, library.file)))
 
 
-def _judged(library: Library, pin: str, certainty: str) -> Library:
+def _major(row: TritonRelease | None) -> str:
+    """The major version of a release's LLVM by the data; empty if they have none."""
+    if row is None:
+        return ""
+    return row.llvm_version.partition(".")[0] or str(needs_for(row.version).llvm)
+
+
+def _judged(library: Library, pin: str, certainty: str, major: str) -> Library:
     if library.part == "bitcode":
         return library
     inside = {text.revision for text in library.told if text.kind in INSIDE}
@@ -229,13 +249,15 @@ def _judged(library: Library, pin: str, certainty: str) -> Library:
     elif clash:
         verdict = "contradictory"
     elif not revision:
-        verdict = "untold"
+        differs = library.part == "core" and major and library.llvm_version.partition(".")[0] not in {"", major}
+        verdict = "other" if differs else "untold"
     elif not pin:
         verdict = "no pin"
     else:
         verdict = "pinned" if revision == pin else "other"
     also = _on_record(revision.partition("-")[0]) if verdict in {"other", "no pin"} else ()
-    return dataclasses.replace(library, revision=revision, pin=pin, certainty=certainty, verdict=verdict, also=also)
+    judged = dataclasses.replace(library, revision=revision, pin=pin, certainty=certainty, verdict=verdict, also=also)
+    return dataclasses.replace(judged, pin_version=major if library.part == "core" else "")
 
 
 def _on_record(llvm: str) -> tuple[str, ...]:
