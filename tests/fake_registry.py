@@ -21,15 +21,24 @@ class FakeRegistry(ThreadingHTTPServer):
     Args:
         api: whether it knows `/referrers/`.
         page: referrers a page.
-        blind: it says OCI-Subject but never lists anything.
+        blind: it sends OCI-Subject and answers the API with an empty list.
+        silent: it lists referrers, but does not send OCI-Subject.
         digest_tags: it takes the tag `sha256-HEX` for the digest `sha256:HEX`, as GitLab's registry does.
     """
 
     daemon_threads = True
 
-    def __init__(self, *, api: bool = True, page: int = 1000, blind: bool = False, digest_tags: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        api: bool = True,
+        page: int = 1000,
+        blind: bool = False,
+        silent: bool = False,
+        digest_tags: bool = False,
+    ) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.api, self.page, self.blind = api, page, blind
+        self.api, self.page, self.blind, self.silent = api, page, blind, silent
         self.digest_tags = digest_tags
         self.blobs: dict[str, bytes] = {}
         self.manifests: dict[str, tuple[str, bytes]] = {}  # by tag and by digest
@@ -140,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
         subject = (json.loads(body).get("subject") or {}).get("digest")
         with registry.lock:
             registry.manifests[name] = registry.manifests[digest] = (self.headers["Content-Type"], body)
-        more = {"OCI_Subject": subject} if subject and (registry.api or registry.blind) else {}
+        more = {"OCI_Subject": subject} if subject and registry.api and not registry.silent else {}
         self._answer(201, Docker_Content_Digest=digest, **more)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = _serve  # noqa: N815

@@ -20,7 +20,7 @@ from toolchain.bundle.importer import import_bundle
 from toolchain.cli.app import app
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_file
-from toolchain.core.errors import ConfigError, LockedError, SourceError
+from toolchain.core.errors import ConfigError, LockedError, RegistryError, SourceError
 from toolchain.lock import file as lockfile
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
@@ -165,6 +165,23 @@ def test_through_a_registry(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
         brought = place.import_bundle(ref=ref)
         assert brought.digest == done.published.digest
         assert all(one.new for one in brought.taken)
+
+
+def test_the_tag_of_a_bundle_moves_last(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(place.root / "no login"))
+    with fake_registry() as registry:
+        ref = RegistryRef(registry.host, "some/ns/bundle", "v1")
+        export(place.request, "triton", ref)
+        puts = [line for line in registry.seen if line.startswith("PUT ")]
+        assert len(puts) > 10
+        assert [put.endswith("/manifests/v1") for put in puts] == [False] * (len(puts) - 1) + [True]
+        registry.blobs.clear()
+        registry.manifests.clear()
+        registry.statuses["^PUT .*/manifests/sha256:"] = [400] * 10
+        with pytest.raises(RegistryError):
+            export(place.request, "triton", ref)
+        assert registry.blobs
+        assert registry.manifests == {}
 
 
 def test_a_source_that_is_not_there_or_a_base_that_is_not_built(place: Place) -> None:

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_registry import fake_registry
 from tests.unit.test_kernel_store import KERNELS, Machine, rules_of
+from toolchain.core.errors import ToolchainError
 from toolchain.kernels import oci_store
 from toolchain.kernels.oci_store import OciStore
 from toolchain.kernels.store import Addition, Result
 from toolchain.oci.layout import Layout
 from toolchain.oci.layout_place import LayoutPlace
-from toolchain.oci.reference import LayoutRef
+from toolchain.oci.reference import LayoutRef, RegistryRef
+from toolchain.oci.registry import Registry
+from toolchain.oci.repository_place import RepositoryPlace
 
 
 def opened(root: Path, scratch: str) -> OciStore:
@@ -88,6 +92,25 @@ def test_a_pack_goes_out_when_it_is_full(tmp_path: Path, layout: Layout, monkeyp
     second = opened(tmp_path, "b")
     second.prepare("0" * 12, ["gfx942"])
     assert [second.holds(f"{number:064x}") for number in range(4)] == [True, True, True, False]
+
+
+def test_the_tag_of_a_pack_moves_last(tmp_path: Path) -> None:
+    with fake_registry() as server, Registry(server.host, login="", backoff=0.001, attempts=2) as registry:
+        store = OciStore(RepositoryPlace(RegistryRef(server.host, "kernels"), registry), tmp_path / "scratch")
+        store.prepare("0" * 12, ["gfx942"])
+        record = Result(inputs={}, code=b"x", metadata=b"{}").record()
+        store.add(Addition("0" * 64, "gfx942", record))
+        assert store.flush() == 1
+        puts = [line for line in server.seen if line.startswith("PUT ")]
+        assert len(puts) > 3
+        assert ["/manifests/k-" in put for put in puts] == [False] * (len(puts) - 1) + [True]
+        server.blobs.clear()
+        server.manifests.clear()
+        server.statuses["^PUT .*/blobs/"] = [500] * 20
+        store.add(Addition("1" * 64, "gfx942", record))
+        with pytest.raises(ToolchainError):
+            store.flush()
+        assert server.manifests == {}
 
 
 def test_a_list_that_leads_out_of_its_pack_is_passed_over(

@@ -136,9 +136,19 @@ def test_without_the_api(without_api: FakeRegistry, layout: Layout, subject: Des
 
 def test_a_registry_that_takes_subjects_but_lists_none(layout: Layout, subject: Descriptor) -> None:
     with fake_registry(blind=True) as server, connection(server) as registry:
-        done = attach(layout, [about(layout, subject, "a")], RegistryRef(server.host, "x"), registry=registry)
-        assert done.how == "tag"
+        made, ref = about(layout, subject, "a"), RegistryRef(server.host, "x")
+        assert attach(layout, [made], ref, registry=registry).how == "tag"
         assert fallback_tag(subject.digest) in server.manifests
+        assert digests(referrers(ref, subject.digest, registry=registry)) == {made.digest}
+        assert attach(layout, [made], ref, registry=registry).how == "none"
+
+
+def test_a_registry_that_lists_without_the_header(layout: Layout, subject: Descriptor) -> None:
+    with fake_registry(silent=True) as server, connection(server) as registry:
+        made, ref = about(layout, subject, "a"), RegistryRef(server.host, "x")
+        assert attach(layout, [made], ref, registry=registry).how == "api"
+        assert fallback_tag(subject.digest) not in server.manifests
+        assert digests(referrers(ref, subject.digest, registry=registry)) == {made.digest}
 
 
 def test_what_others_listed_stays(without_api: FakeRegistry, layout: Layout, subject: Descriptor) -> None:

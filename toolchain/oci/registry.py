@@ -210,17 +210,13 @@ class Registry(Transport):
         except HTTPError as error:
             raise TryAgainError(self.unreachable(error)) from None
 
-    def put_manifest(self, repository: str, reference: str, content: bytes, media_type: str) -> str:
-        """Bring a manifest or index there under a digest or a tag; tried again when it fails, as it does no harm twice.
-
-        Returns:
-            What the registry says that it lists the manifest as a referrer of (OCI-Subject); empty if it says nothing.
-        """
+    def put_manifest(self, repository: str, reference: str, content: bytes, media_type: str) -> None:
+        """Put a manifest or index under a digest or a tag, and retry on failure, because a second PUT does no harm."""
         retries = self.retries()
-        return retries.run(lambda: self.put_once(repository, reference, content, media_type, failures=retries.failures))
+        retries.run(lambda: self.put_once(repository, reference, content, media_type, failures=retries.failures))
 
-    def put_once(self, repository: str, reference: str, content: bytes, media_type: str, *, failures: int) -> str:
-        """Like `put_manifest`, but a single attempt, after so many failures before."""
+    def put_once(self, repository: str, reference: str, content: bytes, media_type: str, *, failures: int) -> None:
+        """Try once what `put_manifest` retries, after so many earlier failures."""
         digest = sha256_bytes(content)
         try:
             with self.request(
@@ -234,7 +230,7 @@ class Registry(Transport):
                 self.traffic.sent += len(content)
                 stored = got.headers.get("Docker-Content-Digest", digest)
                 if got.status_code in {200, 201, 202} and stored == digest:
-                    return got.headers.get("OCI-Subject", "")
+                    return
                 problem = self.failed(got, f"{self.host} does not take {repository}:{reference}")
                 if got.status_code in TRANSIENT or (got.status_code in _UNSETTLED and failures < _UNSETTLED_TRIES):
                     raise TryAgainError(problem, got.headers.get("Retry-After"))
