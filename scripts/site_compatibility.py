@@ -13,13 +13,13 @@ from toolchain.catalog.bases import load_bases
 from toolchain.catalog.components import LlvmRequirements, check_generation, needs_for
 from toolchain.catalog.costs import costs
 from toolchain.catalog.floors import load_floors
-from toolchain.catalog.hip import rocms
 from toolchain.catalog.pythons import load_pythons
 from toolchain.catalog.release_data import aotriton_releases, is_commit, numbers, triton_releases
 from toolchain.catalog.releases import aotriton_release, triton_release
+from toolchain.catalog.rocm import rocms
 from toolchain.catalog.stages import STAGES
 from toolchain.catalog.tried import Tried, tried
-from toolchain.catalog.wheels import wheel_rows
+from toolchain.catalog.wheel_rows import wheel_rows
 from toolchain.core.errors import ToolchainError
 from toolchain.data import load
 from toolchain.engine.resources import MEMORY

@@ -37,7 +37,7 @@ def _wheel(folder: Path, version: str) -> Path:
 
 def _cached(folder: Path) -> Path:
     """A layout with a Triton cache of one kernel."""
-    from toolchain.kernels.triton_cache import Entry, entry_folder, labels, write_manifest  # noqa: PLC0415
+    from toolchain.kernels.cache_entries import Entry, entry_folder, labels, write_manifest  # noqa: PLC0415
     from toolchain.oci.image import ImageSpec, add_layer, write_image  # noqa: PLC0415
     from toolchain.oci.labels import CACHE_CALLS, CACHE_MOUNT  # noqa: PLC0415
     from toolchain.oci.layer import compress, write_layer  # noqa: PLC0415

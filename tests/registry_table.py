@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from toolchain.oci.rules import Rules, known
+from toolchain.oci.registry_rules import Rules, known
 
 _WAY = {"whole": "one piece", "chunks": "chunks of {size}"}
 

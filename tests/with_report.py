@@ -19,7 +19,7 @@ def register(how: str) -> None:
     stages.STAGES = (*stages.STAGES, row)
     # Only now: what follows reads the table when it is loaded.
     from tests import report_stage  # noqa: PLC0415
-    from toolchain.publish import files  # noqa: PLC0415
+    from toolchain.publish import plain_files as files  # noqa: PLC0415
     from toolchain.stages import makers  # noqa: PLC0415
 
     makers.MAKERS["report"] = lambda _: report_stage.ReportStage(contained=how == "contained")

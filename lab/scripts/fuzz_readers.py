@@ -42,10 +42,10 @@ from toolchain.core.cache import Cache  # noqa: E402
 from toolchain.core.digest import sha256_bytes  # noqa: E402
 from toolchain.core.errors import ToolchainError  # noqa: E402
 from toolchain.kernels.aks2 import read_archive  # noqa: E402
+from toolchain.kernels.cache_entries import Entry as Cached  # noqa: E402
+from toolchain.kernels.cache_entries import entry_folder, labels, write_manifest  # noqa: E402
 from toolchain.kernels.cache_image import read_cache  # noqa: E402
 from toolchain.kernels.ledger import Entry, Ledger, look  # noqa: E402
-from toolchain.kernels.triton_cache import Entry as Cached  # noqa: E402
-from toolchain.kernels.triton_cache import entry_folder, labels, write_manifest  # noqa: E402
 from toolchain.oci import descriptor as media  # noqa: E402
 from toolchain.oci.layout import Layout  # noqa: E402
 from toolchain.stages.triton_wheel import unzip  # noqa: E402

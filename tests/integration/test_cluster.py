@@ -18,8 +18,8 @@ from toolchain.kernels import cluster
 from toolchain.kernels.bounds import Limits
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Ledger, look, reproducible
+from toolchain.kernels.result_store import FolderStore
 from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.store import FolderStore
 
 pytestmark = [
     pytest.mark.timeout(120),

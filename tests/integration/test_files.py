@@ -22,7 +22,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.reference import RegistryRef
 from toolchain.pipeline.plan import find
 from toolchain.pipeline.records import read_record
-from toolchain.publish.files import write_archives
+from toolchain.publish.plain_files import write_archives
 from toolchain.request.model import Request
 from toolchain.stages.stage import Built
 from toolchain.trust.keys import new_key

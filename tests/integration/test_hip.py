@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from toolchain.catalog.floors import load_floors
-from toolchain.catalog.hip import rocm_of, stubs_of
+from toolchain.catalog.rocm import rocm_of, stubs_of
 from toolchain.core import recipe
 from toolchain.core.errors import ContractError
 from toolchain.core.recipe import Mount, Recipe

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.catalog.hip import rocm_of
+from toolchain.catalog.rocm import rocm_of
 from toolchain.core import recipe
 from toolchain.core.cache import Cache, default_cache
 from toolchain.core.recipe import Mount

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.catalog.hip import Rocm, rocms, stubs_of
+from toolchain.catalog.rocm import Rocm, rocms, stubs_of
 from toolchain.core.cache import Cache, default_cache
 from toolchain.core.errors import SourceError, UnreachableError
 from toolchain.sources.mirrors import apt_mirrors

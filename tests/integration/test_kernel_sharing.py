@@ -31,10 +31,10 @@ from toolchain.kernels.ledger import Ledger, reproducible
 from toolchain.kernels.pool import CompileSetup
 from toolchain.kernels.reached import Reach
 from toolchain.kernels.result_name import Naming
+from toolchain.kernels.result_store import FolderStore
 from toolchain.kernels.rules import RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.store import FolderStore
 
 __all__ = ["python"]  # the fixture
 Files = dict[str, str]

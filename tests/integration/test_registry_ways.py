@@ -23,7 +23,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.reference import RegistryRef
 from toolchain.oci.referrers import write_artifact
 from toolchain.oci.registry import Registry
-from toolchain.oci.rules import for_host
+from toolchain.oci.registry_rules import for_host
 
 pytestmark = pytest.mark.registry
 MIB = 1 << 20

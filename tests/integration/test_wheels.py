@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Said, toolchain
-from toolchain.catalog.wheels import wheel_row
+from toolchain.catalog.wheel_rows import wheel_row
 from toolchain.core import recipe
 from toolchain.core.cache import Cache, default_cache
 from toolchain.core.digest import sha256_file

@@ -20,7 +20,7 @@ from toolchain.oci.image import ImageSpec, add_layer, write_image
 from toolchain.oci.layer import compress, write_layer, write_tar_gz
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.records import write_record
-from toolchain.publish.files import check_folder, write_archives
+from toolchain.publish.plain_files import check_folder, write_archives
 from toolchain.request.model import Request
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
@@ -110,7 +110,7 @@ def test_what_is_there_is_not_packed_again(
         packed.append(out.name)
         return write_tar_gz(tree, out, **how)
 
-    monkeypatch.setattr("toolchain.publish.files.write_tar_gz", counted)
+    monkeypatch.setattr("toolchain.publish.plain_files.write_tar_gz", counted)
     assert write_archives(request_.cache, [one], tmp_path / "out") == first
     assert packed == []
     assert capsys.readouterr().err == ""

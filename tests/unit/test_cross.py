@@ -31,7 +31,7 @@ from toolchain.core.recipe import Mount
 from toolchain.engine.progress import Progress
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
-from toolchain.pipeline.images import named_images
+from toolchain.pipeline.finished_images import named_images
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.prefetch import Prefetch
 from toolchain.pipeline.reuse import Reuse, take

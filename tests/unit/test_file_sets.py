@@ -27,9 +27,9 @@ from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.file_sets import FileSets
 from toolchain.kernels.ledger import DONE, FAILED, Entry, Ledger
 from toolchain.kernels.result_name import Naming
+from toolchain.kernels.result_store import FolderStore
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.store import FolderStore
 from toolchain.request.model import Request
 from toolchain.stages import aotriton_images, kernel_workers, kernels, triton_cache
 from toolchain.stages.kernel_workers import KernelProject

@@ -27,8 +27,8 @@ from toolchain.pipeline.reuse import Reuse, reference
 from toolchain.publish.artifacts import DeliveredFiles, bring_wheels, deliver_files
 from toolchain.publish.attestations import attach_to_files
 from toolchain.publish.consumer import use_of
-from toolchain.publish.files import write_archives
 from toolchain.publish.images import deliver
+from toolchain.publish.plain_files import write_archives
 from toolchain.request.model import Request
 from toolchain.sources.store import Store
 from toolchain.stages.stage import Built, Planned

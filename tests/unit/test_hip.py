@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.request_fixtures import specs
-from toolchain.catalog import hip as catalog
+from toolchain.catalog import rocm as catalog
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, SourceError, UnsupportedError
 from toolchain.request.model import Request

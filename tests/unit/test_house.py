@@ -90,3 +90,8 @@ def test_a_circle_is_found(tmp_path: Path) -> None:
     rooms["green"].clear()
     assert HOUSE.floors(rooms) == {"red": 2, "blue": 1, "green": 0, "alone": 3}
     assert HOUSE.drawn(rooms).startswith("4 rooms, 4 floors, 3 arrows\n 3  alone\n")
+
+
+def test_no_two_modules_share_a_name() -> None:
+    names = [path.stem for path in (TOP / "toolchain").rglob("*.py") if not path.stem.startswith("__")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -21,7 +21,7 @@ from toolchain.core.record import Record
 from toolchain.oci import labels
 from toolchain.oci.image import labels_of
 from toolchain.oci.layout import Layout
-from toolchain.pipeline.images import (
+from toolchain.pipeline.finished_images import (
     Publication,
     contents_of,
     finished_images,

@@ -12,7 +12,7 @@ from tests.unit.test_kernel_store import KERNELS, Machine, rules_of
 from toolchain.core.errors import ToolchainError
 from toolchain.kernels import oci_store
 from toolchain.kernels.oci_store import OciStore
-from toolchain.kernels.store import Addition, Result
+from toolchain.kernels.result_store import Addition, Result
 from toolchain.oci.layout import Layout
 from toolchain.oci.layout_place import LayoutPlace
 from toolchain.oci.reference import LayoutRef, RegistryRef

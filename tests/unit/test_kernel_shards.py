@@ -21,10 +21,10 @@ from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
 from toolchain.kernels.result_name import name_of
+from toolchain.kernels.result_store import Addition, FolderStore, KernelStore
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shards import cut, shard_of
 from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.store import Addition, FolderStore, KernelStore
 
 NAMES = ("a", "b", "c", "d", "e")
 RULES = [

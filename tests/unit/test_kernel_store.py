@@ -19,9 +19,9 @@ from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
 from toolchain.kernels.result_name import Naming, name_of
+from toolchain.kernels.result_store import Addition, FolderStore, KernelStore, Result
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.store import Addition, FolderStore, KernelStore, Result
 
 KERNELS = ("one", "two", "three")
 
@@ -269,7 +269,7 @@ def test_what_a_killed_run_did_not_store_is_stored_by_the_next(tmp_path: Path) -
 WRITER = """
 import sys
 from pathlib import Path
-from toolchain.kernels.store import Addition, FolderStore, Result
+from toolchain.kernels.result_store import Addition, FolderStore, Result
 store = FolderStore(Path(sys.argv[1]))
 for number in range(150):
     name = f"{number:064x}"

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.test_kernel_shards import RULES, folder, merge, run
 from tests.unit.test_kernel_store import Machine
 from toolchain.core.errors import ConfigError
-from toolchain.kernels.store import DamagedError, read_record, read_seconds
+from toolchain.kernels.result_store import DamagedError, read_record, read_seconds
 
 DEEP = "[" * 100_000
 

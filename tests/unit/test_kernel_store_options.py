@@ -14,7 +14,7 @@ from toolchain.cli import build_cmd
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError
 from toolchain.kernels.oci_store import OciStore
-from toolchain.kernels.store import FolderStore, Result, UnsignedError, read_record
+from toolchain.kernels.result_store import FolderStore, Result, UnsignedError, read_record
 from toolchain.pipeline import run
 from toolchain.pipeline.kernel_store import open_store, result_key, shared_results
 from toolchain.request.model import Request

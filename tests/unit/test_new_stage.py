@@ -27,7 +27,7 @@ from toolchain.catalog.stages import (
 from toolchain.core.cache import Cache
 from toolchain.oci.labels import LICENSES
 from toolchain.oci.layout import Layout
-from toolchain.publish.files import FORMS
+from toolchain.publish.plain_files import FORMS
 from toolchain.request.option_values import SOURCES
 from toolchain.stages.makers import MAKERS
 

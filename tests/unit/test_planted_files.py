@@ -18,7 +18,7 @@ from toolchain.cli.config_file import read_config
 from toolchain.core.digest import canonical
 from toolchain.core.errors import ConfigError, ResourceError
 from toolchain.kernels.result_name import FORMAT
-from toolchain.kernels.store import Addition, FolderStore
+from toolchain.kernels.result_store import Addition, FolderStore
 from toolchain.lock import file as lockfile
 from toolchain.trust.keys import new_key
 

@@ -15,7 +15,7 @@ from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import parse
 from toolchain.oci.registry import Registry
-from toolchain.oci.rules import UNKNOWN, Rules, check_sizes, for_host, for_location, known
+from toolchain.oci.registry_rules import UNKNOWN, Rules, check_sizes, for_host, for_location, known
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "registries.md"
 

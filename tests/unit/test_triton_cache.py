@@ -32,15 +32,7 @@ from toolchain.core.errors import (
 )
 from toolchain.core.process import piped
 from toolchain.core.recipe import root
-from toolchain.kernels.cache_image import TritonCache, read_cache, require_call, require_hit
-from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, rule_of
-from toolchain.kernels.campaign import run_campaign
-from toolchain.kernels.executors import LocalExecutor
-from toolchain.kernels.ledger import Ledger
-from toolchain.kernels.rules import Rule, RuleSet
-from toolchain.kernels.shards import shard_of
-from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.triton_cache import (
+from toolchain.kernels.cache_entries import (
     LAUNCHES,
     Entry,
     dummy_key,
@@ -50,6 +42,14 @@ from toolchain.kernels.triton_cache import (
     lay_out,
     write_manifest,
 )
+from toolchain.kernels.cache_image import TritonCache, read_cache, require_call, require_hit
+from toolchain.kernels.calls import Call, Outcome, by_gpu, calls_of, in_orders, listed, rule_of
+from toolchain.kernels.campaign import run_campaign
+from toolchain.kernels.executors import LocalExecutor
+from toolchain.kernels.ledger import Ledger
+from toolchain.kernels.rules import Rule, RuleSet
+from toolchain.kernels.shards import shard_of
+from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.worker_process import MakeWorker
 from toolchain.oci import labels as names
 from toolchain.oci.descriptor import Descriptor

@@ -15,15 +15,15 @@ from tests.cluster_fixtures import Direct, Standin
 from tests.unit.test_triton_cache import FOUR, TESTS, call, made, rules, starting
 from toolchain.core.errors import KernelError
 from toolchain.kernels.bounds import Limits
+from toolchain.kernels.cache_entries import check_made, entry_folder, lay_out, unpack
 from toolchain.kernels.calls import Call, Outcome, in_orders
 from toolchain.kernels.campaign import run_campaign
 from toolchain.kernels.cluster_worker import Compiler
 from toolchain.kernels.ledger import Ledger
 from toolchain.kernels.pool import CompileSetup
 from toolchain.kernels.result_name import Naming
+from toolchain.kernels.result_store import FolderStore
 from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.store import FolderStore
-from toolchain.kernels.triton_cache import check_made, entry_folder, lay_out, unpack
 from toolchain.stages.triton_cache import outcomes_of
 
 pytest.importorskip("triton")

@@ -20,7 +20,7 @@ from tests.evidence_fixtures import finished_base, finished_torch
 from tests.request_fixtures import PACKAGES, request_of, with_base
 from toolchain.bundle.export import export
 from toolchain.bundle.importer import import_bundle
-from toolchain.catalog.wheels import WheelRow, torch_row, wheel_row, wheel_rows
+from toolchain.catalog.wheel_rows import WheelRow, torch_row, wheel_row, wheel_rows
 from toolchain.core import recipe
 from toolchain.core.cache import Cache
 from toolchain.core.errors import BuildError, ContractError, SourceError, UnsupportedError

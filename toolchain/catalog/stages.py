@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from toolchain.catalog.codegen import codegens
-from toolchain.catalog.wheels import wheel_rows
+from toolchain.catalog.wheel_rows import wheel_rows
 
 ALL = "all"
 WITH_KERNELS = ("kernels", "aotriton")

@@ -16,7 +16,7 @@ from toolchain.cli.build_options import with_request
 from toolchain.core import console
 from toolchain.core.cache import Cache, default_cache
 from toolchain.core.errors import ConfigError, KernelError, did_you_mean
-from toolchain.pipeline.images import names_of
+from toolchain.pipeline.finished_images import names_of
 from toolchain.pipeline.records import read_record
 from toolchain.pipeline.run import build as build_stages
 from toolchain.request.model import Request, options
@@ -76,7 +76,7 @@ def build(
     """
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
     if archive is not None:
-        from toolchain.publish.files import check_folder  # noqa: PLC0415
+        from toolchain.publish.plain_files import check_folder  # noqa: PLC0415
 
         check_folder(stage, archive, request.sources)
     built = build_stages(request, stage, reuse=reuse)
@@ -191,7 +191,7 @@ def _reuse(where: str | None, only: bool, key: Path | None, offline: bool) -> Re
 
 
 def _archive(request: Request, built: list[Built], folder: Path, reuse: Reuse | None) -> None:
-    from toolchain.publish.files import write_archives  # noqa: PLC0415
+    from toolchain.publish.plain_files import write_archives  # noqa: PLC0415
 
     if reuse is not None:
         from toolchain.publish.artifacts import bring_wheels  # noqa: PLC0415 - the registry client

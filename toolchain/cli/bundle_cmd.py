@@ -11,9 +11,9 @@ import typer
 
 from toolchain.catalog import stages
 from toolchain.cli import options as o
-from toolchain.cli.amounts import amounts_told
 from toolchain.cli.build_options import HOW, with_request
 from toolchain.cli.images_cmd import IMAGE_HELP
+from toolchain.cli.transfers import amounts_told
 from toolchain.core import console
 from toolchain.core.cache import cache_of
 from toolchain.core.locks import in_use

@@ -61,7 +61,7 @@ def cache_prune(
     With IMAGE, remove only the named images, however recently used.
     """
     from toolchain.pipeline.cache_usage import Pruned, prune  # noqa: PLC0415 - other verbs need none of it
-    from toolchain.pipeline.images import named_images  # noqa: PLC0415
+    from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415
 
     if images and unfinished:
         raise ConfigError(

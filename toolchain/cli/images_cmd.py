@@ -43,7 +43,7 @@ def is_image_name(text: str) -> bool:
 
 def images(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:
     """List finished images, newest first, with their contents and where they were published."""
-    from toolchain.pipeline.images import contents_of, finished_images, image_row, publications  # noqa: PLC0415
+    from toolchain.pipeline.finished_images import contents_of, finished_images, image_row, publications  # noqa: PLC0415
     from toolchain.pipeline.records import tell_unread  # noqa: PLC0415
 
     where = cache_of(cache)
@@ -119,7 +119,7 @@ def _named_here(cache: Cache, name: str) -> list[tuple[NamedImage, dict[str, Any
     """The finished images of a name, each with the build facts of its record."""
     from toolchain.oci.place import NamedImage  # noqa: PLC0415
     from toolchain.oci.reference import LayoutRef  # noqa: PLC0415
-    from toolchain.pipeline.images import full_name, image_row, named_images  # noqa: PLC0415
+    from toolchain.pipeline.finished_images import full_name, image_row, named_images  # noqa: PLC0415
 
     images = []
     for record in named_images(cache, [name]):

@@ -11,8 +11,8 @@ from toolchain.catalog import stages
 from toolchain.catalog.costs import Cost, cost_of
 from toolchain.catalog.stages import row as stage_row
 from toolchain.cli import options as o
-from toolchain.cli.amounts import amounts_told
 from toolchain.cli.build_options import HOW, with_request
+from toolchain.cli.transfers import amounts_told
 from toolchain.core import console
 from toolchain.core.errors import PolicyError, SourceError, UnreachableError
 from toolchain.engine.resources import MEMORY, cores

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolchain.cli import options as o
-from toolchain.cli.amounts import amounts_told
 from toolchain.cli.images_cmd import is_image_name
+from toolchain.cli.transfers import amounts_told
 from toolchain.core import console
 from toolchain.core.cache import Cache, cache_of
 from toolchain.core.errors import ConfigError
@@ -53,7 +53,7 @@ def publish(
     IMAGE is a name that `toolchain images` lists, an input digest, or a unique prefix of either. REF is a published
     image: it is copied with all platforms and everything that is attached to it, and verified before and after.
     """
-    from toolchain.pipeline.images import named_images  # noqa: PLC0415 - brings cryptography in
+    from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - brings cryptography in
     from toolchain.publish.images import deliver  # noqa: PLC0415 - brings the registry client in
     from toolchain.publish.packing import packing  # noqa: PLC0415
     from toolchain.trust.keyless import Keyless  # noqa: PLC0415

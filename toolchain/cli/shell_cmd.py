@@ -10,7 +10,7 @@ from toolchain.catalog import stages
 from toolchain.cli import options as o
 from toolchain.cli.build_options import HOW, with_request
 from toolchain.core import console
-from toolchain.pipeline.shell import open_shell
+from toolchain.pipeline.stage_shell import open_shell
 from toolchain.request.model import Request
 
 StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.complete_stage)]

@@ -14,7 +14,7 @@ from typing import BinaryIO, cast
 from toolchain.core.errors import HostileInputError, KernelError
 from toolchain.core.stored_file import StoredFile, on_disk, too_large
 from toolchain.core.zips import entry, open_zip
-from toolchain.kernels.store import LARGEST_OBJECT
+from toolchain.kernels.result_store import LARGEST_OBJECT
 
 MAGIC = b"AKS2"
 _HEADER = struct.Struct("<4sIII")  # unpacked bytes, kernels, bytes of the directory

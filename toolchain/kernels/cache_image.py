@@ -1,6 +1,6 @@
 """Reads an image with a Triton cache by MCV's published rules ("compat"), and reports what the cache serves.
 
-Written apart from what writes such images, `kernels.triton_cache`, so that it can find that one's mistakes.
+Written apart from what writes such images, `kernels.cache_entries`, so that it can find that one's mistakes.
 """
 
 from __future__ import annotations

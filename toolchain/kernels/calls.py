@@ -16,9 +16,9 @@ from toolchain.core import strict_json
 from toolchain.core.digest import canonical
 from toolchain.core.errors import ConfigError, UnsupportedError
 from toolchain.data import FOLDER, load, typed_row
+from toolchain.kernels.cache_entries import PACKED, packed_kernels
 from toolchain.kernels.ledger import DONE, Entry
 from toolchain.kernels.rules import Rule
-from toolchain.kernels.triton_cache import PACKED, packed_kernels
 
 _FILE = FOLDER / "calls.toml"
 _MOST = 10_000  # calls of a user's list

@@ -18,6 +18,7 @@ from toolchain.core.digest import canonical, sha256_file, write_atomically
 from toolchain.core.errors import KernelError, ResourceError
 from toolchain.core.filesystem import is_inside, read_regular
 from toolchain.kernels.bounds import MemoryBounds
+from toolchain.kernels.cache_entries import check_made
 from toolchain.kernels.codeobject import metadata_fault
 from toolchain.kernels.executors import Executor
 from toolchain.kernels.ledger import (
@@ -32,12 +33,11 @@ from toolchain.kernels.ledger import (
     reproducible,
 )
 from toolchain.kernels.pool import Outcome
+from toolchain.kernels.result_store import LARGEST_METADATA
 from toolchain.kernels.rules import Rule, RuleSet, in_order
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.status import STATUS, Board
-from toolchain.kernels.store import LARGEST_METADATA
 from toolchain.kernels.summary import summary
-from toolchain.kernels.triton_cache import check_made
 from toolchain.kernels.worker_process import machine_fault
 
 REPORT = "report.json"

@@ -17,9 +17,9 @@ from toolchain.core.filesystem import read_regular
 from toolchain.kernels.bounds import Limits, MemoryBounds
 from toolchain.kernels.ledger import DONE, FAILED
 from toolchain.kernels.pool import CompileSetup, Outcome, Slot, WorkerPool
+from toolchain.kernels.result_store import LARGEST_METADATA, LARGEST_OBJECT
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.scheduler import PATIENCE, check_version, security
-from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
 from toolchain.kernels.worker_process import Job, machine_fault
 
 LOG = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import Any
 
 from toolchain.core import strict_json
 from toolchain.core.errors import DigestError, RegistryError, ToolchainError
-from toolchain.kernels.store import Addition
+from toolchain.kernels.result_store import Addition
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import children_of, parse_object

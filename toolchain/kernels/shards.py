@@ -16,9 +16,9 @@ from toolchain.core import strict_json
 from toolchain.core.digest import canonical, sha256_json
 from toolchain.core.errors import ConfigError, KernelError
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry
+from toolchain.kernels.result_store import DamagedError, KernelStore, UnsignedError, opened, sealed
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.store import DamagedError, KernelStore, UnsignedError, opened, sealed
 
 _WORDS = {
     "rules": "other kernels, or other options that select them",

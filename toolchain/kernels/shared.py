@@ -13,11 +13,11 @@ from typing import Any
 from toolchain.core import strict_json
 from toolchain.core.errors import KernelError, ResourceError, ToolchainError
 from toolchain.core.filesystem import NewFile, is_inside, read_regular
+from toolchain.kernels.cache_entries import check_made
 from toolchain.kernels.codeobject import metadata_fault
 from toolchain.kernels.ledger import DONE, Entry, Maker
 from toolchain.kernels.result_name import Naming, name_of
-from toolchain.kernels.rules import Rule
-from toolchain.kernels.store import (
+from toolchain.kernels.result_store import (
     LARGEST_METADATA,
     LARGEST_OBJECT,
     Addition,
@@ -28,7 +28,7 @@ from toolchain.kernels.store import (
     UnsignedError,
     read_record,
 )
-from toolchain.kernels.triton_cache import check_made
+from toolchain.kernels.rules import Rule
 
 LOG = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from toolchain.core import strict_json
 from toolchain.core.filesystem import NewFile, emptied, read_regular
-from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
+from toolchain.kernels.result_store import LARGEST_METADATA, LARGEST_OBJECT
 
 LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from toolchain.core.errors import DigestError, RegistryError
 from toolchain.oci import descriptor as media
-from toolchain.oci import rules
+from toolchain.oci import registry_rules as rules
 from toolchain.oci.descriptor import Descriptor, check_digest
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import parse_object

@@ -22,7 +22,7 @@ from toolchain.core.pace import Pace
 from toolchain.oci import auth, logins
 from toolchain.oci.descriptor import check_digest
 from toolchain.oci.manifest import parse_object
-from toolchain.oci.rules import for_host
+from toolchain.oci.registry_rules import for_host
 from toolchain.oci.ways import Habits
 
 LOG = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from toolchain.core.digest import sha256_file
 from toolchain.core.errors import DigestError, RegistryError, ToolchainError
 from toolchain.core.web import TRANSIENT, TryAgainError, header_number
 from toolchain.oci.descriptor import Descriptor
-from toolchain.oci.rules import UNKNOWN, for_location
+from toolchain.oci.registry_rules import UNKNOWN, for_location
 from toolchain.oci.transport import Body, Transport
 from toolchain.oci.ways import NO_CHUNKS, NO_WHOLE, NOT_THE_WAY, choose
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import requests
 
 from toolchain.core.web import header_number
-from toolchain.oci.rules import CHUNK, UNKNOWN, Rules
+from toolchain.oci.registry_rules import CHUNK, UNKNOWN, Rules
 
 # The smallest chunk that is tried. A server in front of a registry accepts at least a megabyte by default.
 LEAST = 256 << 10

@@ -14,8 +14,8 @@ from toolchain.core.errors import ConfigError
 from toolchain.core.locks import kept
 from toolchain.kernels.oci_store import OciStore
 from toolchain.kernels.result_name import Naming
+from toolchain.kernels.result_store import FolderStore, KernelStore
 from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.store import FolderStore, KernelStore
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
 from toolchain.request.model import Request

@@ -15,7 +15,7 @@ from toolchain.oci.image import diff_ids_of, labels_of
 from toolchain.oci.labels import INPUT_DIGEST
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
-from toolchain.pipeline.images import named_images, one_image
+from toolchain.pipeline.finished_images import named_images, one_image
 from toolchain.pipeline.records import known_record, stages_below
 from toolchain.pipeline.reproduce import expected_of, require_whole
 from toolchain.request.declaration import Option

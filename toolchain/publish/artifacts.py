@@ -22,7 +22,7 @@ from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
 from toolchain.pipeline.reuse import reference
 from toolchain.publish.attestations import AttachedEvidence, attach_to_files
-from toolchain.publish.files import FORMS, write_archives
+from toolchain.publish.plain_files import FORMS, write_archives
 from toolchain.request.model import Request
 from toolchain.sources.store import Store
 from toolchain.stages.stage import Built, Planned

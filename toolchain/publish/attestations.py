@@ -26,7 +26,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.place import Place
 from toolchain.oci.referrers import write_artifact
 from toolchain.oci.tagged import Tagged
-from toolchain.pipeline.images import require_below
+from toolchain.pipeline.finished_images import require_below
 from toolchain.pipeline.records import isolation_facts, stages_below
 from toolchain.trust import attest, cosign, dsse, keyless, numbers, sbom
 from toolchain.trust.image_facts import (

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from toolchain.catalog.codegen import codegens
 from toolchain.core.console import one_line
 from toolchain.core.errors import EngineError, UntrustedError
-from toolchain.kernels.triton_cache import FOLDER as CACHE
+from toolchain.kernels.cache_entries import FOLDER as CACHE
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import are_files

@@ -16,13 +16,13 @@ from toolchain.oci.image import standard_annotations, write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
-from toolchain.pipeline.images import Publication, note_publication, note_use
+from toolchain.pipeline.finished_images import Publication, note_publication, note_use
 from toolchain.pipeline.reuse import input_tag
 from toolchain.publish.artifacts import DeliveredFiles, deliver_files
 from toolchain.publish.attestations import AttachedEvidence, attach_evidence, collect
 from toolchain.publish.consumer import Use, use_of
-from toolchain.publish.files import FORMS, no_plain_form
 from toolchain.publish.packing import Packing, packed_image
+from toolchain.publish.plain_files import FORMS, no_plain_form
 from toolchain.trust.image_facts import ImageFacts
 from toolchain.trust.keyless import Keyless
 from toolchain.trust.keys import Signer

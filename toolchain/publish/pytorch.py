@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolchain.catalog.aotriton_generations import Generation, generation_of
-from toolchain.catalog.hip import rocm_of
 from toolchain.catalog.releases import aotriton_release
+from toolchain.catalog.rocm import rocm_of
 from toolchain.core import strict_json
 from toolchain.core.digest import sha256_file
 from toolchain.core.errors import ContractError, DocumentError, SourceError, ToolchainError, UnsupportedError

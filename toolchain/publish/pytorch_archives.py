@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toolchain.catalog.floors import load_floors
-from toolchain.catalog.hip import rocm_of
 from toolchain.catalog.releases import aotriton_release
+from toolchain.catalog.rocm import rocm_of
 from toolchain.core import strict_json
 from toolchain.core.digest import sha256_file
 from toolchain.core.errors import ContractError, SourceError, ToolchainError

@@ -13,10 +13,10 @@ from toolchain.catalog.base_ref import BaseRef, parse_base
 from toolchain.catalog.bases import load_bases
 from toolchain.catalog.floors import load_floors
 from toolchain.catalog.gpus import known_gpus
-from toolchain.catalog.hip import parse_rocms, rocms
 from toolchain.catalog.release_data import aotriton_releases
+from toolchain.catalog.rocm import parse_rocms, rocms
 from toolchain.catalog.stages import CAMPAIGNS
-from toolchain.catalog.wheels import wheel_rows
+from toolchain.catalog.wheel_rows import wheel_rows
 from toolchain.core.cache import Cache, cache_of
 from toolchain.request import option_values as reading
 from toolchain.request.declaration import Option, declared, option

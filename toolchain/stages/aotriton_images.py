@@ -28,10 +28,10 @@ from toolchain.kernels.launches import launch_files
 from toolchain.kernels.ledger import TIMEOUT, Entry, Ledger
 from toolchain.kernels.pool import CompileSetup
 from toolchain.kernels.result_name import Naming
+from toolchain.kernels.result_store import LARGEST_METADATA, LARGEST_OBJECT
 from toolchain.kernels.rules import Rule, RuleSet, cut
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
-from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
 from toolchain.stages import kernel_workers
 from toolchain.stages.aotriton_inside import OBJECTS, lay_copies, lay_objects
 from toolchain.stages.kernel_check import check_numbers

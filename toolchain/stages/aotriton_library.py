@@ -18,8 +18,8 @@ from toolchain.catalog.aotriton_generations import (
 )
 from toolchain.catalog.floors import floor_of, load_floors
 from toolchain.catalog.gpus import short_list
-from toolchain.catalog.hip import headers_of, rocm_of, stubs_of
 from toolchain.catalog.releases import aotriton_release
+from toolchain.catalog.rocm import headers_of, rocm_of, stubs_of
 from toolchain.core import strict_json
 from toolchain.core.digest import sha256_file, sha256_json
 from toolchain.core.errors import BuildError, HostileInputError, PinError, UnsupportedError

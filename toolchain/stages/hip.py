@@ -1,4 +1,4 @@
-"""HIP without a ROCm: headers, and a library to link with for each ROCm, made from rows of data (`catalog.hip`).
+"""HIP without a ROCm: headers, and a library to link with for each ROCm, made from rows of data (`catalog.rocm`).
 
 The image holds below `PLACE`: `hip6/include` for each set of headers; `rocm6`, a prefix as CMake finds HIP in it, for
 each ROCm; and `liblzma`, which the portable system lacks.
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain.catalog.hip import DEFAULT_ROCM, Headers, Library, Stub, headers_of, libraries, rocm_of, stubs_of
+from toolchain.catalog.rocm import DEFAULT_ROCM, Headers, Library, Stub, headers_of, libraries, rocm_of, stubs_of
 from toolchain.core import process
 from toolchain.core.errors import SourceError, UnsupportedError
 from toolchain.core.filesystem import copy_built, emptied

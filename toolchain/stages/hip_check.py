@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.catalog.floors import Floor
-from toolchain.catalog.hip import Stub
 from toolchain.catalog.release_data import numbers
+from toolchain.catalog.rocm import Stub
 from toolchain.core.errors import ContractError
 from toolchain.stages.elf import Linked, read_linked
 

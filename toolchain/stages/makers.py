@@ -10,7 +10,7 @@ from functools import partial
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.codegen import Codegen, codegens
 from toolchain.catalog.stages import StageRow
-from toolchain.catalog.wheels import WheelRow, wheel_rows
+from toolchain.catalog.wheel_rows import WheelRow, wheel_rows
 from toolchain.request.model import Request
 from toolchain.stages.stage import Stage
 

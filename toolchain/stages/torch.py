@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from toolchain.catalog.wheels import torch_row
+from toolchain.catalog.wheel_rows import torch_row
 from toolchain.core.digest import sha256_json
 from toolchain.core.errors import UnsupportedError
 from toolchain.request.model import Request

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolchain.catalog.wheels import wheel_row
+from toolchain.catalog.wheel_rows import wheel_row
 from toolchain.core import console, recipe, strict_json
 from toolchain.core.cache import LEDGER
 from toolchain.core.digest import write_atomically
@@ -16,7 +16,7 @@ from toolchain.core.errors import ContractError, KernelError, UnsupportedError
 from toolchain.core.filesystem import emptied
 from toolchain.core.recipe import Mount, digests
 from toolchain.core.stored_file import on_disk
-from toolchain.kernels import triton_cache
+from toolchain.kernels import cache_entries as triton_cache
 from toolchain.kernels.calls import (
     Call,
     Outcome,

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from toolchain.catalog.wheels import WheelRow, wheel_row, wheel_rows
+from toolchain.catalog.wheel_rows import WheelRow, wheel_row, wheel_rows
 from toolchain.core import recipe, strict_json
 from toolchain.core.digest import write_atomically
 from toolchain.core.errors import BuildError, ContractError, SourceError, ToolchainError

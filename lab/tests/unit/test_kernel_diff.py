@@ -20,7 +20,7 @@ from toolchain.catalog.gpus import known_gpus
 from toolchain.catalog.limits import limits_of
 from toolchain.cli.app import app
 from toolchain.core.errors import ConfigError, KernelError, RegressionError
-from toolchain.kernels.store import Addition, FolderStore, Result
+from toolchain.kernels.result_store import Addition, FolderStore, Result
 from toolchain_lab.examine.diff import compare
 from toolchain_lab.examine.facts import Facts, read_object, read_ptx
 from toolchain_lab.examine.kernels import Kernel

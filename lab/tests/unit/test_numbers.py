@@ -21,8 +21,8 @@ from toolchain.core.errors import ConfigError, SourceError, UntrustedError
 from toolchain.core.stored_file import StoredFile
 from toolchain.kernels.aotriton_plan import Archive, Cluster
 from toolchain.kernels.launches import launch_files, of_rule
+from toolchain.kernels.result_store import Addition, FolderStore, Result
 from toolchain.kernels.rules import Rule
-from toolchain.kernels.store import Addition, FolderStore, Result
 from toolchain.trust.attest import subjects
 from toolchain.trust.numbers import result, statement
 from toolchain_lab.bridge import read_metadata, run_program

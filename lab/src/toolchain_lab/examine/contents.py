@@ -16,7 +16,7 @@ from toolchain.core.stored_file import StoredFile, on_disk
 from toolchain.core.zips import entry, open_zip
 from toolchain.kernels.aks2 import MAGIC, open_aks2
 from toolchain.kernels.launches import NAME, Launches
-from toolchain.kernels.store import LARGEST_OBJECT, DamagedError, read_stored
+from toolchain.kernels.result_store import LARGEST_OBJECT, DamagedError, read_stored
 from toolchain_lab.examine.offload import MAGIC_BYTES, Part, is_bundle, parts
 
 IMAGES = "aotriton.images/"

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from toolchain.core.errors import HostileInputError, KernelError
 from toolchain.core.stored_file import too_large
-from toolchain.kernels.store import LARGEST_OBJECT
+from toolchain.kernels.result_store import LARGEST_OBJECT
 
 PLAIN, PACKED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
 MAGIC_BYTES = len(PLAIN)

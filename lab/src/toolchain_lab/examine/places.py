@@ -234,7 +234,7 @@ def images_of(what: str, cache: Cache, scratch: Path) -> tuple[Layout, Sequence[
         SourceError, ConfigError: there is none.
     """
     if "/" not in what and not what.startswith("oci:"):
-        from toolchain.pipeline.images import named_images  # noqa: PLC0415 - brings the plan in
+        from toolchain.pipeline.finished_images import named_images  # noqa: PLC0415 - brings the plan in
 
         layout = Layout(cache.images)
         return layout, [layout.resolve(record.manifest) for record in named_images(cache, [what])]

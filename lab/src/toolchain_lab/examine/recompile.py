@@ -19,7 +19,7 @@ from toolchain.core.errors import ConfigError, KernelError, ResourceError, Sourc
 from toolchain.core.filesystem import read_regular
 from toolchain.core.recipe import Mount
 from toolchain.engine import namespace, view
-from toolchain.kernels.store import LARGEST_METADATA, LARGEST_OBJECT
+from toolchain.kernels.result_store import LARGEST_METADATA, LARGEST_OBJECT
 from toolchain.stages.triton_wheel import unzip
 from toolchain_lab.examine.interpreter import Interpreter, interpreter_at, triton_of
 from toolchain_lab.examine.wheel_llvm import wheel_named

@@ -17,7 +17,7 @@ from toolchain.core.record import Record
 from toolchain.kernels.ledger import look
 from toolchain.oci.compressed import unpacked
 from toolchain.oci.layout import Layout
-from toolchain.pipeline.images import full_name
+from toolchain.pipeline.finished_images import full_name
 from toolchain.pipeline.records import stages_below
 from toolchain_lab.examine.kernels import Kernel, kernels_in
 from toolchain_lab.report.content import Cell, Column, Kind, Picture, Report, Section, Table, Tone

@@ -16,7 +16,7 @@ from toolchain.catalog.architectures import machine_of
 from toolchain.catalog.gpus import pack as pack_of
 from toolchain.catalog.gpus import short_list
 from toolchain.catalog.stages import STAGES, involves
-from toolchain.catalog.wheels import wheel_rows
+from toolchain.catalog.wheel_rows import wheel_rows
 from toolchain.core import console, strict_json
 from toolchain.core.cache import Cache
 from toolchain.core.digest import FORMAT, sha256_file, sha256_json, write_atomically
