@@ -294,6 +294,25 @@ def test_a_wheel_runs_nothing_on_the_host(campaign: Path, tmp_path: Path, monkey
     assert not ran.exists()
 
 
+@pytest.mark.parametrize(
+    "answer",
+    ["no JSON", "[1]", '{"status": 7}', '{"id": "other", "status": "done"}', '{"id": "add-fp16", "status": "done"}'],
+)
+def test_whatever_a_wheel_answers_is_a_kernel_that_does_not_compile(
+    campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """Triton runs in the worker's process, so it can answer in the worker's place; the last one left no object."""
+    wheel = tmp_path / f"triton-9.9.0-cp3{sys.version_info[1]}-abi3-linux_x86_64.whl"
+    lines = f"ready\n{answer}\n".encode()
+    code = "import os\nfor at in os.listdir('/proc/self/fd'):\n"
+    code += f"  try: os.write(int(at), {lines!r})\n  except OSError: pass\n"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("triton/__init__.py", f"{code}os._exit(0)\n")
+    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
+    attempt(campaign / "gfx942" / "add-fp16.hsaco", "--triton-wheel", wheel, code=KernelError.code)
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
 def test_the_current_folder_is_no_triton_and_not_shown(
     campaign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 import sys
@@ -17,8 +18,11 @@ from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_file
 from toolchain.core.errors import ConfigError, KernelError, ResourceError, SourceError
 from toolchain.core.filesystem import read_regular
+from toolchain.core.locks import in_use
 from toolchain.core.recipe import Mount
 from toolchain.engine import namespace, view
+from toolchain.kernels.ledger import DONE, FAILED
+from toolchain.kernels.pool import is_answer
 from toolchain.kernels.result_store import LARGEST_METADATA, LARGEST_OBJECT
 from toolchain.stages.triton_wheel import unzip
 from toolchain_lab.examine.interpreter import Interpreter, interpreter_at, triton_of
@@ -57,7 +61,7 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
         ConfigError: this machine has no CPython that it is for.
     """
     named = f"pypi:triton=={text}" if _VERSION.fullmatch(text) and not Path(text).exists() else text
-    with wheel_named(named, cache) as wheel:
+    with wheel_named(named, cache) as wheel, in_use(cache, make=True):
         match = _TAG.fullmatch(wheel.name)
         oldest = int(match[1]) if match else sys.version_info[1]
         python = _python(range(oldest, _NEWEST if match and match[2] == "abi3" else oldest + 1))
@@ -153,7 +157,7 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
 def compile_rules(
     rules: Sequence[Mapping[str, Any]], triton: Triton, cache: Cache, *, timeout: float
 ) -> list[dict[str, Any]]:
-    """Compile rules, one after the other; an answer each, see aotriton/worker.py.
+    """Compile rules, one after the other; return an answer each: `status`, `reason`, `seconds`, and `sha256` if done.
 
     Triton and the kernels' source are code: they run in namespaces of their own as a build does, without a network and
     without the caller's files.
@@ -162,13 +166,13 @@ def compile_rules(
         timeout: seconds for all of them.
 
     Raises:
-        KernelError: the worker does not start, or died.
+        KernelError: the worker does not start, died, or answered in another form than aotriton/worker.py.
         ConfigError: the Python imports no Triton.
         EngineError: there are no such namespaces here.
     """
     namespace.enter()
     precisions = {str(rule.get("precision", "")) for rule in rules} - {""}
-    with tempfile.TemporaryDirectory(prefix="toolchain-try-") as scratch:
+    with in_use(cache, make=True), tempfile.TemporaryDirectory(prefix="toolchain-try-") as scratch:
         made, copies = Path(scratch, "made"), Path(scratch, "copies")
         view.own(made)
         settings = cache.engine / "settings"
@@ -191,19 +195,54 @@ def compile_rules(
                 view.command(words, settings, show=show),
                 stdin="".join(f"{json.dumps(task)}\n" for task in tasks), capture=True, timeout=timeout,
             )  # fmt: skip
-            answers = [strict_json.read(line) for line in done.stdout.splitlines()][1:]
         except process.CommandError as error:
             raise KernelError("the kernel did not compile", why=error.why, fix="see what Triton says of it") from error
-        if len(answers) != len(rules):
-            raise KernelError("the kernel did not compile", why="the compiler died", fix="try another Triton")
-        for number, (rule, answer) in enumerate(zip(rules, answers, strict=True)):
-            if answer["status"] == "done":
-                out = Path(rule["out"])
-                out.parent.mkdir(parents=True, exist_ok=True)
-                for suffix in (".hsaco", ".json"):
-                    content = read_regular(made / str(number) / f"kernel{suffix}", LARGEST_OBJECT, within=made)
-                    out.with_suffix(suffix).write_bytes(content)
-        return answers
+        answers = _answers(done.stdout, rules)
+        return [
+            _collected(answer, made / str(number), Path(rule["out"])) if answer["status"] == DONE else answer
+            for number, (rule, answer) in enumerate(zip(rules, answers, strict=True))
+        ]
+
+
+def _answers(printed: str, rules: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the worker's answers. Triton and the kernels' source run in its process, and can print anything.
+
+    Raises:
+        KernelError: the lines are not an answer to each rule.
+    """
+    lines = printed.splitlines()[1:]
+    if len(lines) != len(rules):
+        raise KernelError("the kernel did not compile", why="the compiler died", fix="try another Triton")
+    answers = []
+    for line, rule in zip(lines, rules, strict=True):
+        try:
+            answer = strict_json.read(line)
+        except ValueError:
+            answer = None
+        if not is_answer(answer, rule["id"], (DONE, FAILED)):
+            why = f"the compiler's answer is invalid: {line[:500]}"
+            raise KernelError("the kernel did not compile", why=why, fix="try another Triton")
+        answers.append({"reason": "", "seconds": 0.0, **answer})
+    return answers
+
+
+def _collected(answer: Mapping[str, Any], made: Path, out: Path) -> dict[str, Any]:
+    """Copy the object of an answer and the JSON beside it, and return the answer with the digest of the copy.
+
+    Raises:
+        KernelError: one of them is missing, too large or no regular file.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    digests = {}
+    for suffix, limit in ((".hsaco", LARGEST_OBJECT), (".json", LARGEST_METADATA)):
+        try:
+            content = read_regular(made / f"kernel{suffix}", limit, within=made.parent)
+        except OSError as error:
+            why = f"the compiler left no kernel{suffix} that can be read: {error.strerror or error}"
+            raise KernelError("the kernel did not compile", why=why, fix="try another Triton") from error
+        out.with_suffix(suffix).write_bytes(content)
+        digests[suffix] = hashlib.sha256(content).hexdigest()
+    return {**answer, "sha256": digests[".hsaco"]}
 
 
 def _version(python: Interpreter, installed: Sequence[Mount], settings: Path) -> str:

@@ -14,6 +14,7 @@ from toolchain.core import process, strict_json
 from toolchain.core.cache import Cache
 from toolchain.core.check_result import Object
 from toolchain.core.errors import EngineError
+from toolchain.core.locks import in_use
 from toolchain.core.recipe import Mount
 from toolchain.engine import launcher, namespace, view
 from toolchain_lab.bridge import require_numpy
@@ -56,7 +57,7 @@ def check_contained(
         if on_row is not None:
             on_row(row, len(checked), len(objects))
 
-    with tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch:
+    with in_use(cache, make=True), tempfile.TemporaryDirectory(prefix="toolchain-check-") as scratch:
         copies = Path(scratch, "copies")
         prefix, modules = Path(sys.base_prefix).resolve(), require_numpy()
         show = [
