@@ -12,7 +12,7 @@ import pytest
 from tests.unit.test_kernel_shards import RULES, folder, merge, run
 from tests.unit.test_kernel_store import Machine
 from toolchain.core.errors import ConfigError
-from toolchain.kernels.result_store import DamagedError, read_record, read_seconds
+from toolchain.kernels.result_store import DamagedError, Result, read_record, read_seconds
 
 DEEP = "[" * 100_000
 
@@ -35,6 +35,22 @@ def test_a_record_with_such_is_damaged(said: str) -> None:
         read_record(line.encode() + b"\n", {})
     with pytest.raises(DamagedError):
         read_record(DEEP.encode() + b"\n", {})
+
+
+@pytest.mark.parametrize("value", [1.0, True])
+def test_a_result_of_an_equal_constant_of_another_type_is_not_taken(value: Any) -> None:
+    """Its name differs, but an edited store can give it under the name of the other, with its signature."""
+    made = Result(inputs={"rule": {"constexprs": {"BLOCK": value}}}, code=b"object", metadata=b"{}").record()
+    assert read_record(made, {"rule": {"constexprs": {"BLOCK": value}}}).code == b"object"
+    with pytest.raises(DamagedError, match="by another rule"):
+        read_record(made, {"rule": {"constexprs": {"BLOCK": 1}}})
+
+
+@pytest.mark.parametrize("rule", ["abc", 7, [1]])
+def test_a_result_whose_rule_is_no_object_is_damaged(rule: Any) -> None:
+    made = Result(inputs={"rule": rule}, code=b"object", metadata=b"{}").record()
+    with pytest.raises(DamagedError):
+        read_record(made, {"rule": {"target": "gfx942"}})
 
 
 @pytest.mark.parametrize("changes", [{"of": 30_000_000}, {"shard": 0}, {"shard": 3}, {"shard": -1}])

@@ -134,7 +134,7 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
         UnsignedError: no signature, or by another key.
     """
     result = stored_record(record, key)
-    if dict(result.inputs) != dict(inputs):
+    if not _same(dict(result.inputs), dict(inputs)):
         raise DamagedError(difference(result.inputs, inputs))
     return result
 
@@ -171,7 +171,13 @@ def _result(line: bytes, code: bytes, key: Key | None) -> Result:
     return result
 
 
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two values are the same JSON. To Python 1, 1.0 and True are equal; to a compiler they are not."""
+    return canonical(one) == canonical(other)
+
+
 def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Say in which inputs a result differs from the one that is wanted."""
     words = {
         "triton": "by another Triton",
         "environment": "in another environment",
@@ -180,10 +186,11 @@ def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
         "sources": "from other sources",
         "rule": "by another rule",
     }
-    rule, wanted_rule = dict(made.get("rule") or {}), dict(wanted.get("rule") or {})
-    if rule.get("target") != wanted_rule.get("target"):
-        return f"it was made for {rule.get('target')}, not for {wanted_rule.get('target')}"
-    differing = [text for name, text in words.items() if made.get(name) != wanted.get(name)]
+    rules = [rule if isinstance(rule := inputs.get("rule"), dict) else {} for inputs in (made, wanted)]
+    target, wanted_target = (rule.get("target") for rule in rules)
+    if target != wanted_target:
+        return f"it was made for {target}, not for {wanted_target}"
+    differing = [text for name, text in words.items() if not _same(made.get(name), wanted.get(name))]
     return f"it was made {', '.join(differing) or 'from other inputs'}"
 
 
