@@ -102,3 +102,9 @@ def test_a_key_in_another_case_is_refused(keys: Keys, value: Any) -> None:
 )
 def test_a_key_that_no_program_folds_is_read(value: Any) -> None:
     assert strict_json.read(json.dumps(value), keys=MANIFEST_KEYS) == value
+
+
+def test_a_document_of_millions_of_empty_values_is_refused() -> None:
+    """Each takes two bytes, and some hundred bytes of memory."""
+    with pytest.raises(DocumentError, match="values"):
+        strict_json.read(b"[" + b"[]," * 3_000_000 + b"1]")

@@ -16,6 +16,7 @@ from toolchain.core.errors import DocumentError
 
 LIMIT = 64 << 20  # bytes; an SBOM of LLVM has a few million
 DEEPEST = 64  # objects and lists inside one another
+_MOST = 3_000_000  # commas and brackets; a campaign of 300,000 kernels has half of that
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 Keys: TypeAlias = "Mapping[str, Keys | None]"
@@ -34,12 +35,16 @@ def read(content: bytes | str, name: str = "the document", *, keys: Keys | None 
 
     Raises:
         DocumentError: a key that occurs twice or in another case, a number that is not finite, half a surrogate pair;
-            or it is too large, or nested too deep. A ValueError too.
+            or it is too large, has too many values, or is
+            nested too deep. A ValueError too.
         ValueError: it is not JSON, or not UTF-8.
     """
     if len(content) > limit:
         raise _error(name, f"it has {len(content)} bytes; {limit} are accepted")
     text = content if isinstance(content, str) else content.decode("utf-8")
+    # A value of two bytes takes some hundred bytes of memory.
+    if (count := sum(text.count(sign) for sign in "[{,")) > _MOST:
+        raise _error(name, f"it has {count} values; {_MOST} are accepted")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         value: dict[str, Any] = {}
