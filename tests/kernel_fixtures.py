@@ -64,6 +64,18 @@ def make_object(gpu: str, kernel: str, *, machine: int = 224, osabi: int = 64, d
     return head + names + symbols + sections + headers
 
 
+def endless(content: bytes) -> dict[str, bytes]:
+    """Code objects whose tables have no end."""
+    sections, segments = bytearray(content), bytearray(content)
+    # No number of sections in the header: the first section has it, and all are at its place.
+    struct.pack_into("<HHH", sections, 58, 0, 0, 0)
+    (first,) = struct.unpack_from("<Q", sections, 40)
+    struct.pack_into("<Q", sections, first + 32, 1 << 60)
+    struct.pack_into("<HH", segments, 54, 0, 0xFFFF)
+    struct.pack_into("<I", segments, first + 44, 0xFFFFFFFF)
+    return {"sections": bytes(sections), "segments": bytes(segments)}
+
+
 def make_rule(kernel: str, *, target: str = "gfx942", cluster: str = "", warps: int = 4) -> Rule:
     """A rule that nothing but its kernel's name tells from others."""
     return Rule(

@@ -9,6 +9,7 @@ from typing import Any
 from toolchain.catalog.gpus import check_gpu, gpu_of_flag, machine_flag
 from toolchain.core.errors import KernelError
 from toolchain.core.filesystem import open_regular
+from toolchain.core.metered import metered
 
 EM_AMDGPU = 224
 ELFOSABI_AMDGPU_HSA = 64
@@ -45,7 +46,7 @@ def _fault(path: Path, gpu: str, kernel: str) -> str:
         if path.stat().st_size == 0:
             return "the file is empty"
         with open_regular(path) as stream:
-            elf = ELFFile(stream)
+            elf = ELFFile(metered(stream))
             table = elf.get_section_by_name(".dynsym")
             rows = table.iter_symbols() if isinstance(table, SymbolTableSection) else ()
             symbols = {str(symbol.name): int(symbol["st_size"]) for symbol in rows if symbol.name}

@@ -4,13 +4,16 @@ of the tool."""
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from toolchain.catalog.gpus import gpu_of_flag
-from toolchain.core import errors, process, strict_json
+from toolchain.core import errors, filesystem, process, strict_json
+from toolchain.core.metered import metered
+from toolchain.kernels.result_store import LARGEST_METADATA
 from toolchain_lab.emulator import codeobject
 from toolchain_lab.emulator.codeobject import CodeObject
 from toolchain_lab.emulator.disassembly import Disassembler, find_disassembler
@@ -78,14 +81,27 @@ def disassembler(given: Path | None = None) -> Disassembler:
 
 def load(path: Path, kernel: str | None = None) -> CodeObject:
     """Load a code object of a GPU that the tool knows, see `codeobject.load`."""
-    return codeobject.load(path, gpu_of_flag, kernel)
+    return codeobject.load(path, gpu_of_flag, kernel, opened=_opened)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a code object, which may be hostile; a link to it may lead anywhere, as the user named it."""
+    real = Path(os.path.realpath(path))
+    with filesystem.open_regular(real) as stream:
+        yield metered(stream)
 
 
 def read_metadata(path: Path) -> Metadata:
     """Read the JSON beside a code object, see `metadata.read_metadata`."""
     from toolchain_lab.emulator import metadata  # noqa: PLC0415 - numpy
 
-    return metadata.read_metadata(path, strict_json.read)
+    return metadata.read_metadata(path, _json)
+
+
+def _json(path: Path) -> Any:
+    real = Path(os.path.realpath(path))
+    return strict_json.read(filesystem.read_regular(real, LARGEST_METADATA), path.name)
 
 
 def require_numpy(user: str = "the emulator") -> Path:

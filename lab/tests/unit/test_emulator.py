@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.tests.emulator_fixtures import LDS, SCRATCH, code_object, get, pair, program, put, run, wave_of, workgroup
+from tests.kernel_fixtures import endless, make_object
 from toolchain.cli.app import app
 from toolchain.core.errors import ConfigError, EngineError
 from toolchain_lab import bridge
@@ -503,3 +505,27 @@ def test_every_error_has_an_exit_code_of_the_tool() -> None:
     for kind, code in codes.items():
         told = bridge.translated(kind("it failed", why="so", fix="do"))
         assert (told.code, told.what, told.why, told.fix) == (code, "it failed", "so", "do")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("table", ["sections", "segments"])
+def test_a_table_without_end_is_no_code_object(table: str, tmp_path: Path) -> None:
+    path = tmp_path / "k.hsaco"
+    path.write_bytes(endless(make_object("gfx942", "k"))[table])
+    with pytest.raises(CodeObjectError):
+        bridge.load(path)
+
+
+@pytest.mark.timeout(60)
+def test_a_json_that_has_no_end_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "k.json").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.json")
+    for name in ("k", "pipe"):
+        with pytest.raises(NotEmulatedError):
+            bridge.read_metadata(tmp_path / f"{name}.hsaco")
+
+
+@pytest.mark.timeout(60)
+def test_metadata_of_millions_of_empty_values_is_refused() -> None:
+    with pytest.raises(ValueError, match="too many"):
+        messagepack.unpack(b"\xdd\x00\x3d\x09\x00" + b"\x80" * 4_000_000)

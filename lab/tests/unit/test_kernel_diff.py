@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
@@ -260,3 +261,21 @@ def test_each_mistake_has_its_own_message(built: Path, tmp_path: Path) -> None:
         assert done.exit_code == code, done.output
         seen.add(done.stderr.splitlines()[0].replace(str(tmp_path), ""))
     assert len(seen) == 7
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "body",
+    [
+        ".local " * 200_000,
+        ".local\n" * 200_000 + "}",
+        ".local" + " " * 60_000 + "}",
+        "\n" * 200_000,
+        ".maxntid " + "9" * 5000 + "\n}",
+    ],
+)
+def test_a_hostile_ptx_ends_at_once(body: str) -> None:
+    """Patterns that reach over lines would take hours, and a number of any length ends in a traceback."""
+    with contextlib.suppress(KernelError):
+        (facts,) = read_ptx(f"\n.target sm_90\n.entry k(\n{body}\n", "k.ptx")
+        assert (facts.threads, facts.scratch) == (0, 0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from toolchain_lab.emulator.errors import CodeObjectError, NotEmulatedError
 from toolchain_lab.emulator.messagepack import unpack
@@ -92,12 +93,19 @@ class CodeObject:
     workgroup_size: int
 
 
-def load(path: Path, gpu_of_flag: Callable[[int], str | None], kernel: str | None = None) -> CodeObject:
+def load(
+    path: Path,
+    gpu_of_flag: Callable[[int], str | None],
+    kernel: str | None = None,
+    *,
+    opened: Callable[[Path], AbstractContextManager[BinaryIO]] = lambda path: path.open("rb"),
+) -> CodeObject:
     """Read a code object.
 
     Args:
         gpu_of_flag: LLVM's name of the GPU with a flag EF_AMDGPU_MACH; None for an unknown one.
         kernel: the kernel's name; it may be left out where there is one alone.
+        opened: opens the file. Its stream may raise ValueError when a hostile file is read too often.
 
     Raises:
         CodeObjectError: the file is not a whole AMDGPU code object, or lacks the kernel.
@@ -107,7 +115,7 @@ def load(path: Path, gpu_of_flag: Callable[[int], str | None], kernel: str | Non
     from elftools.elf.elffile import ELFFile  # noqa: PLC0415
 
     try:
-        with path.open("rb") as stream:
+        with opened(path) as stream:
             elf = ELFFile(stream)
             if elf.elfclass != 64 or elf["e_machine"] not in (224, "EM_AMDGPU"):
                 raise ValueError(f"an ELF{elf.elfclass} for machine {elf['e_machine']}, not an AMDGPU ELF64")

@@ -6,6 +6,7 @@ import struct
 from typing import Any
 
 _DEPTH = 16
+_MOST = 2_000_000  # values; a library of 5,000 kernels has about 1.2 million
 # First byte to (format, or a plain value); lengths of text, bytes, arrays and maps follow in the same order.
 _NUMBERS = {
     0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
@@ -23,7 +24,7 @@ def unpack(data: bytes) -> Any:
     """The value at the beginning of `data`.
 
     Raises:
-        ValueError: the data ends early, has an extension type, or nests too deep.
+        ValueError: the data ends early, has an extension type, nests too deep, or has more values than any real file.
     """
     return _Reader(data).value(_DEPTH)
 
@@ -32,6 +33,7 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._place = 0
+        self._left = _MOST
 
     def _take(self, size: int) -> bytes:
         taken = self._data[self._place : self._place + size]
@@ -43,6 +45,9 @@ class _Reader:
     def value(self, depth: int) -> Any:
         if not depth:
             raise ValueError("the metadata nests too deep")
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("the metadata has too many values")
         first = self._take(1)[0]
         if first < 0x80:
             return first

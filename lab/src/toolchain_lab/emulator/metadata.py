@@ -40,19 +40,19 @@ class Metadata:
     scratch: int
 
 
-def read_metadata(path: Path, read: Callable[[bytes, str], Any]) -> Metadata:
+def read_metadata(path: Path, read: Callable[[Path], Any]) -> Metadata:
     """The JSON beside an object.
 
     Args:
         path: the object's.
-        read: reads JSON; its second argument is the file's name, for messages. Raises ValueError for what is not JSON.
+        read: reads a file of JSON. Raises ValueError for what is not JSON, and OSError for what cannot be read.
 
     Raises:
         NotEmulatedError: there is none, or it lacks what a launch needs.
     """
     beside = path.parent / f"{path.stem}.json"
     try:
-        content = read(beside.read_bytes(), beside.name)
+        content = read(beside)
     except OSError as error:
         raise NotEmulatedError(
             f"{path.name} has no JSON beside it", why=f"{beside}: {error.strerror}", fix="keep both files together"

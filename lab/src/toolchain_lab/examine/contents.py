@@ -23,6 +23,7 @@ IMAGES = "aotriton.images/"
 _GPU = re.compile(rf"(?:amd-)?(?:{'|'.join(sorted({*known_gpus(), *map(pack, known_gpus())}))})|sm_\d+\w?")
 _RESULT = re.compile(r"(?:.*/)?results/(?:[0-9a-f]{2}/[0-9a-f]{62}|[0-9a-f]{64})")
 _OBJECTS = (".hsaco", ".co")
+_LARGEST_PTX = 16 << 20  # bytes; the kernels of a large model have less than one million each
 _LARGEST_BESIDE = 1 << 20  # bytes of the JSON beside a code object, which has some thousands
 _AGAIN = "get it again, or build it again"
 # Called with the error of a damaged file, which is then skipped.
@@ -114,7 +115,7 @@ def _items(file: StoredFile) -> Iterator[Code | Beside | LaunchList | Pack]:
     if path.endswith(_OBJECTS):
         yield from _objects(file, stem)
     elif suffix == "ptx":
-        yield Code(name=path, file=path, size=file.size, read=lambda: file.read(LARGEST_OBJECT), stem=stem)
+        yield Code(name=path, file=path, size=file.size, read=lambda: file.read(_LARGEST_PTX), stem=stem)
     elif suffix in {"aks2", "zip"}:
         yield Pack(path, file)
     elif suffix == "json":

@@ -25,13 +25,13 @@ _MOST = 4096  # sections and segments; a code object has some twenty
 _MOST_SYMBOLS, _LONGEST_NAME = 100_000, 8192
 _LARGEST_NAMES = 16 << 20
 
-_TARGET = re.compile(r"^\s*\.target\s+(\w+)", re.MULTILINE)
+# PTX is read line by line: patterns that reach over lines take hours for a hostile file.
+_LONGEST_LINE = 1 << 16
+_TARGET = re.compile(r"\s*\.target\s+(\w+)")
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
-_NUMBER = {
-    "threads": re.compile(r"\.(?:max|req)ntid\s+(\d+)"),
-    "scratch": re.compile(r"\.local\s+[^;\n]*?\[(\d+)\]"),
-    "lds": re.compile(r"\.shared\s+[^;\n]*?\[(\d+)\]"),
-}
+_THREADS = re.compile(r"\.(?:max|req)ntid\s+(\d{1,9})\b")
+_SPACE = re.compile(r"\.(local|shared)\s")
+_SIZE = re.compile(r"\[(\d{1,9})\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,30 +214,67 @@ def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
     """The kernels of a PTX file, as far as its text has them: registers are allocated later.
 
     Raises:
-        KernelError: it names no target, or holds no kernel.
+        KernelError: it names no target, holds no kernel, or has a longer line than any compiler writes.
     """
-    target = _TARGET.search(text)
-    starts = list(_ENTRY.finditer(text))
-    if target is None or not starts or "}" not in text[starts[-1].end() :]:
-        why = "it names no .target" if target is None else "it holds no whole .entry"
-        raise KernelError(f"{where} is not a complete PTX", why=why, fix="compile it again")
-    above = text[: starts[0].start()]
-    kernels = []
-    for at, entry in enumerate(starts):
-        body = text[entry.start() : starts[at + 1].start() if at + 1 < len(starts) else len(text)]
-        lines = [line.partition("//")[0].strip() for line in body.splitlines()]
-        code = [line for line in lines if line.endswith(";") and not line.startswith((".loc", ".file", ".reg"))]
-        numbers = {name: form.findall(body) for name, form in _NUMBER.items()}
-        shared = numbers["lds"] + _NUMBER["lds"].findall(above)
-        kernels.append(
-            Facts(
-                name=entry[1],
-                gpu=target[1],
-                code=len(code),
-                digest=hashlib.sha256("\n".join(code).encode()).hexdigest(),
-                threads=int((numbers["threads"] or [0])[0]),
-                lds=sum(map(int, shared)),
-                scratch=sum(map(int, numbers["scratch"])),
-            )
+    target, kernels, above = "", list[_Entry](), 0
+    for line in text.splitlines():
+        if len(line) > _LONGEST_LINE:
+            raise _not_ptx(where, f"a line has {len(line)} characters; {_LONGEST_LINE} are read")
+        if not target and (match := _TARGET.match(line)):
+            target = match[1]
+        if match := _ENTRY.search(line):
+            kernels.append(_Entry(match[1]))
+        if kernels:
+            kernels[-1].take(line)
+        elif (space := _space(line)) is not None and space[0] == "shared":
+            above += space[1]
+    if not target or not kernels or not kernels[-1].closed:
+        why = "it holds no whole .entry" if target else "it names no .target"
+        raise _not_ptx(where, why)
+    return tuple(
+        Facts(
+            name=kernel.name,
+            gpu=target,
+            code=kernel.code,
+            digest=kernel.digest.hexdigest(),
+            threads=kernel.threads,
+            lds=kernel.space["shared"] + above,
+            scratch=kernel.space["local"],
         )
-    return tuple(kernels)
+        for kernel in kernels
+    )
+
+
+def _not_ptx(where: str, why: str) -> KernelError:
+    return KernelError(f"{where} is not a complete PTX", why=why, fix="compile it again")
+
+
+class _Entry:
+    """A kernel of a PTX file, as its lines are read."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.code = 0
+        self.digest = hashlib.sha256()
+        self.threads = 0
+        self.space = {"local": 0, "shared": 0}
+        self.closed = False
+
+    def take(self, line: str) -> None:
+        """Take a line, the first one with the name included."""
+        self.closed = self.closed or "}" in line
+        if not self.threads and (match := _THREADS.search(line)):
+            self.threads = int(match[1])
+        if (space := _space(line)) is not None:
+            self.space[space[0]] += space[1]
+        plain = line.partition("//")[0].strip()
+        if plain.endswith(";") and not plain.startswith((".loc", ".file", ".reg")):
+            self.digest.update(f"\n{plain}".encode() if self.code else plain.encode())
+            self.code += 1
+
+
+def _space(line: str) -> tuple[str, int] | None:
+    """The state space of a declaration, and its bytes; None for any other line."""
+    if (match := _SPACE.search(line)) is None or (size := _SIZE.search(line, match.end())) is None:
+        return None
+    return match[1], int(size[1])

@@ -12,6 +12,7 @@ from typing import Any
 
 from toolchain.core.cache import Cache
 from toolchain.core.errors import EngineError
+from toolchain.core.metered import metered
 from toolchain_lab.bridge import disassembler
 from toolchain_lab.emulator.disassembly import Disassembler, disassemble
 from toolchain_lab.emulator.errors import NotEmulatedError
@@ -78,7 +79,7 @@ def instructions(content: bytes, kernel: str, gpu: str, tool: Disassembler) -> l
         path = Path(scratch, "kernel.hsaco")
         path.write_bytes(content)
         lines = disassemble(path, gpu, tool)
-    table: Any = ELFFile(io.BytesIO(content)).get_section_by_name(".dynsym")
+    table: Any = ELFFile(metered(io.BytesIO(content))).get_section_by_name(".dynsym")
     symbol = (table.get_symbol_by_name(kernel) or [None])[0]
     if symbol is None:
         raise LookupError(kernel)

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, BinaryIO
 
 from toolchain.core.errors import HostileInputError, KernelError
+from toolchain.core.metered import metered
 from toolchain.core.stored_file import StoredFile
 from toolchain.kernels.codeobject import EM_AMDGPU
 from toolchain_lab.examine.offload import Sealed, parts, skip_zeros
@@ -93,7 +94,7 @@ class _Found:
         self.needed: list[str] = []
         self.versions: set[str] = set()
         self.targets: set[str] = set()
-        elf = ELFFile(stream)
+        elf = ELFFile(metered(stream))
         self.machine = elf["e_machine"]
         if elf.num_sections() > _MOST:
             raise ValueError("it has too many sections")
