@@ -104,3 +104,12 @@ def test_a_function_that_nothing_calls_reads_nothing(tmp_path: Path) -> None:
 def test_a_circle_ends(tmp_path: Path) -> None:
     tree(tmp_path, a="import b", b="import a")
     assert reached(tmp_path, "a.py") == {"a.py", "b.py"}
+
+
+def test_no_file_has_the_digest_of_a_link(tmp_path: Path) -> None:
+    """A module can tell the two apart, so a result of one must not have the name of the other's."""
+    (tmp_path / "link").symlink_to("data")
+    (tmp_path / "file").write_text("link data")
+    (tmp_path / "other").write_text("data")
+    assert len(set(Reach(tmp_path).whole.values())) == 3
+    assert not Reach(tmp_path).whole["link"].startswith("sha256:")

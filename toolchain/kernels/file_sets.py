@@ -11,12 +11,12 @@ from toolchain.core import recipe
 from toolchain.core.digest import sha256_bytes
 from toolchain.core.errors import SourceError
 from toolchain.core.filesystem import emptied, read_regular
+from toolchain.kernels.reached import link_digest
 from toolchain.kernels.result_name import Naming
 
 _LARGEST_FILE = 1 << 30  # bytes
 # The same for every file and on every machine, because a compile process can see it.
 _TIME = 0
-_LINK = "link "
 
 
 class FileSets:
@@ -66,7 +66,7 @@ def _copy(top: Path, path: str, target: Path, digest: str) -> None:
     """Copy a file, or a link as the link that it is, if it has a digest as `Reach.digests` gives it."""
     source = top / path
     target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_symlink() and digest == sha256_bytes(_LINK.encode() + os.fsencode(source.readlink())):
+    if source.is_symlink() and digest == link_digest(source):
         target.symlink_to(source.readlink())
         return
     content = read_regular(source, _LARGEST_FILE, within=top)

@@ -192,20 +192,25 @@ class Reach:
 
     @cached_property
     def whole(self) -> dict[str, str]:
-        """`sha256:…` of all files of the tree by path."""
+        """`sha256:…` of all files of the tree by path; of links see `link_digest`."""
         digests = {}
         for folder, below, names in os.walk(self._tree):
             below[:] = [name for name in below if name not in {".git", "__pycache__"}]
             for name in (*names, *below):
                 path = Path(folder) / name
                 if path.is_symlink():
-                    digest = sha256_bytes(b"link " + os.fsencode(path.readlink()))
+                    digest = link_digest(path)
                 elif path.is_file():
                     digest = sha256_file(path)
                 else:
                     continue
                 digests[path.relative_to(self._tree).as_posix()] = digest
         return dict(sorted(digests.items()))
+
+
+def link_digest(path: Path) -> str:
+    """Return what stands for a link in place of its content. No file has it, because it does not begin as a digest."""
+    return f"link:{sha256_bytes(os.fsencode(path.readlink()))}"
 
 
 def _scan(module: ast.Module) -> _Scanned:
