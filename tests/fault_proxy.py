@@ -224,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Break off as `reset` does, at a registry that keeps what came before: it takes that as a chunk."""
         body = self.rfile.read(fault.after)
         seen.body = len(body)
-        path = desk.upstream(self.path.partition("?")[0])
+        path = desk.upstream("PATCH", self.path.partition("?")[0])
         upstream.request("PATCH", path, body, {"Content-Type": "application/octet-stream"})
         got = upstream.getresponse()
         got.read()
@@ -235,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
         size = int(self.headers.get("Content-Length") or 0)
         kind = fault.kind if fault is not None else ""
         desk = self.server.desk
-        path = desk.upstream(self.path) if desk is not None else self.path
+        path = desk.upstream(self.command, self.path) if desk is not None else self.path
         upstream.putrequest(self.command, path, skip_host=True, skip_accept_encoding=True)
         for name, value in self.headers.items():
             if name.lower() not in _HOP | {"authorization"}:

@@ -16,6 +16,7 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 # What Docker Hub says of its limits: issues 2464 and 1907 of https://github.com/docker/hub-feedback. It asks for a wait
 # of 60 seconds; no one waits here.
 TOO_MANY = {"ratelimit-limit": "100;w=21600", "ratelimit-remaining": "0;w=21600", "Retry-After": "0"}
+_DIGEST_TAG = re.compile(r"(/manifests/sha256)-([0-9a-f]{64})$")
 _UPLOAD = re.compile(r"^/v2/.+/blobs/uploads/")
 
 
@@ -39,6 +40,8 @@ class Manners:
         keeps: what a PUT brought before it broke off is kept (docker-registry forgets the whole upload).
         marked: uploads keep the addresses of docker-registry, by which it is known.
         referrers: `api`: manifests with a subject are listed; `blind`: they are said to be (OCI-Subject), and are not.
+        digest_tags: a request for the tag `sha256-HEX` is answered with the manifest of that digest, as GitLab does:
+            https://github.com/oras-project/oras-go/issues/1396
         too_many: so many requests about manifests are answered with 429 first, as Docker Hub does.
         login: makes what asks for a login and gives the tokens.
     """
@@ -59,6 +62,7 @@ class Manners:
     keeps: bool = False
     marked: bool = False
     referrers: Literal["", "api", "blind"] = ""
+    digest_tags: bool = False
     too_many: int = 0
     login: Callable[[], ScopedLogin] | None = None
 
@@ -74,6 +78,7 @@ DOCKER_HUB = Manners(marked=True, referrers="api", too_many=2, code="TOOMANYREQU
 DOCKER_HUB_2024 = Manners(marked=True, referrers="blind", login=_HUB)
 GITLAB = Manners(
     marked=True,
+    digest_tags=True,
     login=_login(name="localhost", path="/jwt/auth", service="container_registry", word="token", says=False),
 )
 HARBOR = Manners(
@@ -157,8 +162,10 @@ class Desk:
             return manners.no_whole or (413 if 0 < manners.whole_limit < size else 0)
         return manners.no_empty_end if not size and found.chunks else 0
 
-    def upstream(self, path: str) -> str:
-        """Where a request goes behind the proxy."""
+    def upstream(self, method: str, path: str) -> str:
+        """Return where a request goes behind the proxy."""
+        if self.manners.digest_tags and method in {"GET", "HEAD"}:
+            path = _DIGEST_TAG.sub(r"\1:\2", path)
         found = None if self.manners.marked else self._session(path)
         query = urlsplit(path).query
         if found is None:

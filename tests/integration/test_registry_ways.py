@@ -191,10 +191,9 @@ def _written(proxy: FaultProxy) -> set[str]:
         (QUAY, "quay.io", "api"),
         (DOCKER_HUB, "docker.io", "api"),
         (DOCKER_HUB_2024, "docker.io", "tag"),
-        (GITLAB, "registry.gitlab.com", "tag"),
         (HARBOR, "", "api"),
     ],
-    ids=["Quay", "Docker Hub", "Docker Hub in 2024", "GitLab", "Harbor"],
+    ids=["Quay", "Docker Hub", "Docker Hub in 2024", "Harbor"],
 )
 def test_what_is_said_about_an_image_is_listed_where_the_registry_lists(
     registry_host: str, images: dict[int, Image], manners: Manners, host: str, how: str
@@ -213,6 +212,25 @@ def test_what_is_said_about_an_image_is_listed_where_the_registry_lists(
         assert attach(image.layout, [said], dest, registry=registry).how == "none"
         found = referrers(dest, image.index.digest, registry=registry)
         assert [(one.digest, one.artifact_type) for one in found] == [(said.digest, "test/x")]
+
+
+def test_nothing_is_attached_where_the_tag_of_the_list_answers_with_the_image(
+    registry_host: str, images: dict[int, Image]
+) -> None:
+    """As GitLab has it; a refusal is better than an SBOM that nobody finds."""
+    image = images[SMALL]
+    content = image.layout.put_bytes(b"{}", "application/json")
+    said = write_artifact(image.layout, image.index, content, artifact_type="test/x")
+    with (
+        fault_proxy(registry_host, manners=GITLAB) as proxy,
+        Registry(proxy.host, login=login_of(proxy), backoff=0.01) as registry,
+    ):
+        registry.rules = for_host("registry.gitlab.com")
+        dest = RegistryRef(registry.host, repository(registry))
+        publish(image.layout, image.index, dest, registry=registry)
+        assert referrers(dest, image.index.digest, registry=registry) == ()
+        with pytest.raises(RegistryError, match="for a digest"):
+            attach(image.layout, [said], dest, registry=registry)
 
 
 def test_a_token_service_at_another_host_gets_the_login_and_the_registry_the_token(

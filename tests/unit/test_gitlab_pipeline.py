@@ -1,0 +1,86 @@
+"""The pipeline for GitLab: valid by GitLab's schema, and its calls of the tool are parsed by the tool itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.unit.test_site import calls, check_line
+from tests.unit.test_workflows import TOP
+
+PIPELINE = TOP / "examples" / "gitlab" / "gitlab-ci.yml"
+JOBS: dict[str, Any] = yaml.safe_load(PIPELINE.read_text(encoding="utf-8"))
+VALUES = {**JOBS["variables"], "SIGNING_KEY": "key", "layer": f"registry.example/ns/name@sha256:{'1' * 64}"}
+
+
+def valid(path: Path) -> bool:
+    done = subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.gitlab-ci",
+         "--data-transform", "gitlab-ci", str(path)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode in {0, 1}, done.stderr
+    return done.returncode == 0
+
+
+def test_it_is_valid_by_the_schema() -> None:
+    assert valid(PIPELINE)
+
+
+@pytest.mark.parametrize("change", [{"stage": [1]}, {"cache": {"when": "sometimes"}}, {"tag": ["privileged"]}])
+def test_the_schema_refuses_mistakes(tmp_path: Path, change: dict[str, Any]) -> None:
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text(yaml.safe_dump({**JOBS, "layer": {**JOBS["layer"], **change}}))
+    assert not valid(wrong)
+
+
+def test_the_tool_parses_its_calls() -> None:
+    lines = "\n".join(line for name in ("verify", "layer") for line in JOBS[name]["script"])
+    found = list(calls(Template(lines).safe_substitute(VALUES)))
+    assert [words[1] for words in found] == ["verify", "build", "publish", "verify"]
+    for words in found:
+        check_line([word for word in words if word not in {">", "published.json"}])
+
+
+@pytest.mark.parametrize("job", ["verify", "layer"])
+def test_its_scripts_are_clean_shell(job: str) -> None:
+    variables = "".join(
+        f"export {name}=x\n" for name in (*JOBS["variables"], *JOBS[job].get("variables", ()), "SIGNING_KEY")
+    )
+    script = "\n".join([*JOBS[".tool"]["before_script"], *JOBS[job]["script"]])
+    program = shutil.which("shellcheck")
+    assert program is not None
+    # A list of packages is meant to be split.
+    done = subprocess.run(
+        [program, "--shell=sh", "--exclude=SC2086", "-"],
+        input=variables + script,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+@pytest.mark.parametrize("ref", ["host:5000/ns/name:latest", "host:5000/ns/name"])
+def test_the_layer_is_named_by_its_digest(tmp_path: Path, ref: str) -> None:
+    (line,) = (line for line in JOBS["layer"]["script"] if line.startswith("layer="))
+    (tmp_path / "published.json").write_text(json.dumps({"published": [{"refs": [ref], "digest": "sha256:1"}]}))
+    done = subprocess.run(
+        ["sh", "-c", f'{line}; echo "$layer"'],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "host:5000/ns/name@sha256:1\n"
