@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from tests.evidence_fixtures import finished_base, finished_llvm
 from tests.request_fixtures import specs
+from tests.tiny_image import make
 from toolchain.cli.app import app
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, SourceError
@@ -168,6 +169,20 @@ def test_inspect_takes_a_name(home: Home) -> None:
     assert home.call("inspect", "nothing-such", code=5)["exit_code"] == 5
     (used,) = home.call("inspect", "llvm", "--use")["images"]
     assert used["use"]["prefix"] == "/usr/lib64/llvm-triton-22.1.8"
+
+
+def test_an_image_with_two_tags_is_listed_once(tmp_path: Path) -> None:
+    layout, digest = make(tmp_path)
+    index = json.loads((layout / "index.json").read_text())
+    (image,) = index["manifests"]
+    tagged = [{**image, "annotations": {"org.opencontainers.image.ref.name": tag}} for tag in ("one", "two")]
+    (layout / "index.json").write_text(json.dumps({**index, "manifests": tagged}))
+    done = CliRunner().invoke(app, ["inspect", f"oci:{layout}"])
+    assert done.exit_code == 0, done.output
+    heads = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
+    assert heads == [f"one, two  {digest}"]
+    (row,) = json.loads(CliRunner().invoke(app, ["inspect", f"oci:{layout}", "--json"]).stdout)["images"]
+    assert (row["ref"], row["also"]) == ("one", ["two"])
 
 
 def test_prune_takes_a_name(home: Home) -> None:

@@ -157,6 +157,15 @@ def test_a_listing_is_a_table_where_it_fits() -> None:
     assert max(map(len, drawn(LISTING, 20))) <= 20
 
 
+@pytest.mark.parametrize(("width", "on_the_line"), [(80, 4), (61, 3), (60, 2), (30, 1)])
+def test_a_cell_of_the_head_that_does_not_fit_goes_below_whole(width: int, on_the_line: int) -> None:
+    row = ("n" * 40, "0123456789ab", "amd64", "2026-11-27 06:50", "w" * 30)
+    columns = ("image", "digest", "arch", "finished", "note")
+    head, *lines = drawn(Listing(columns=columns, rows=[row], head=columns[:4]), width)
+    assert len(head.split()) == on_the_line
+    assert any("2026-11-27 06:50" in line for line in lines), "the date is on one line"
+
+
 def test_in_a_pipe_nothing_is_wider_than_100_columns_or_than_columns(narrow: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name not in NO_TERMINAL}
     for verb, columns, most in (("plan", {}, 100), ("pins", {"COLUMNS": "70"}, 70)):

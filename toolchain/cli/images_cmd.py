@@ -100,7 +100,12 @@ def inspect(
                 open_place(parse(image)) as place,
             ):
                 layout, images = place.images(Path(scratch))
-                rows = [_describe(layout, image.name, image.image) for image in images]
+                names = _names(images)
+                images = [image for image in images if names[image.image.digest][0] == image.name]
+                rows = [
+                    {**_describe(layout, image.name, image.image), "also": names[image.image.digest][1:]}
+                    for image in images
+                ]
         uses = _uses(layout, images) if use else []
     if json_:
         documents = [{**row, **({"use": uses[at].as_json()} if use else {})} for at, row in enumerate(rows)]
@@ -113,6 +118,14 @@ def inspect(
         return
     for row in rows:
         _tell(row)
+
+
+def _names(images: Sequence[NamedImage]) -> dict[str, list[str]]:
+    """Return the names of each image by its digest: a folder may have several tags for one."""
+    names: dict[str, list[str]] = {}
+    for image in images:
+        names.setdefault(image.image.digest, []).append(image.name)
+    return names
 
 
 def _named_here(cache: Cache, name: str) -> list[tuple[NamedImage, dict[str, Any]]]:
@@ -130,7 +143,7 @@ def _named_here(cache: Cache, name: str) -> list[tuple[NamedImage, dict[str, Any
 
 
 def _tell(row: dict[str, Any]) -> None:
-    console.text(f"{row['ref']}  {row['digest']}")
+    console.text(f"{', '.join((row['ref'], *row.get('also', ())))}  {row['digest']}")
     for file in row["files"]:
         console.text(f"  {file['file']}  {file['digest']}  {console.size(file['bytes'])}  {file['media_type']}")
     for image in row["images"]:

@@ -27,7 +27,7 @@ class Listing:
     Args:
         columns: their names.
         rows: a cell for each column; nothing in it is markup.
-        head: the columns in the line of a row if the table is too wide; the others follow below.
+        head: the columns in the line of a row if the table is too wide, as many as fit; the others follow below.
         right: the columns that are aligned on the right.
         lines: whether the table has lines around it.
     """
@@ -48,7 +48,7 @@ class Listing:
         if needed <= options.max_width:
             yield table
             return
-        yield from shown._stacked()
+        yield from shown._stacked(options.max_width)
 
     def _table(self) -> Table:
         look = Table(title=self.title or None, title_justify="left", pad_edge=self.lines)
@@ -60,10 +60,18 @@ class Listing:
             look.add_row(*(_text(cell) for cell in row))
         return look
 
-    def _stacked(self) -> RenderResult:
+    def _fitting(self, width: int) -> list[int]:
+        """Return the numbers of the head's columns; the last ones go below the row if its line is wider than `width`."""
+        at = [number for number, name in enumerate(self.columns) if name in self.head]
+        texts = [self.columns, *self.rows]
+        while len(at) > 1 and sum(2 + max(_width(_text(row[number])) for row in texts) for number in at) - 2 > width:
+            at.pop()
+        return at
+
+    def _stacked(self, width: int) -> RenderResult:
         if self.title:
             yield Text(self.title, style="table.title")
-        at = [number for number, name in enumerate(self.columns) if name in self.head]
+        at = self._fitting(width)
         cells = [[_text(row[number]) for number in at] for row in self.rows]
         names = [Text(self.columns[number], style="table.header") for number in at]
         widths = [max(_width(row[column]) for row in (names, *cells)) for column in range(len(at))]
