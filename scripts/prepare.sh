@@ -1,7 +1,11 @@
-# Sourced by ./quickstart and ./test: installs what is missing. Sets `venv` and `toolchain`.
+# Sourced by ./quickstart and ./test: installs what is missing. Sets `venv` and `toolchain`. If `log` is set, apt and pip write there.
 # shellcheck shell=sh
 venv="${TOOLCHAIN_VENV:-$PWD/.venv}"
 toolchain=$venv/bin/toolchain
+
+logged() {
+  if [ -n "${log:-}" ]; then "$@" >>"$log" 2>&1; else "$@" >&2; fi
+}
 
 # Debian packages that are not there yet.
 prepare_system() {
@@ -15,11 +19,9 @@ prepare_system() {
     echo "not root: run apt-get install$missing" >&2
     return 1
   fi
+  logged apt-get update -qq
   # shellcheck disable=SC2086
-  {
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing
-  } >&2
+  logged env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing
 }
 
 # llvm-objdump for the emulator, from the newest LLVM that the distribution has; 1 where it has none that will do.
@@ -27,7 +29,7 @@ prepare_objdump() {
   for version in 22 21 20 19; do
     [ ! -x "/usr/bin/llvm-objdump-$version" ] || return 0
   done
-  [ "$(id -u)" -ne 0 ] || apt-get update -qq >&2
+  [ "$(id -u)" -ne 0 ] || logged apt-get update -qq
   for version in 22 21 20 19; do
     if apt-cache show "llvm-$version" >/dev/null 2>&1; then
       prepare_system "llvm-$version"
@@ -54,7 +56,7 @@ prepare_venv() {
   }
   [ -x "$venv/bin/python" ] || "$python" -I -m venv "$venv"
   # --no-deps: the lock holds everything, and pip 23 looks beyond it (requirements/README.md).
-  "$venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r "requirements/$kind.lock" >&2
-  "$venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./lab >&2
+  logged "$venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r "requirements/$kind.lock"
+  logged "$venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./lab
   cat pyproject.toml lab/pyproject.toml "requirements/$kind.lock" >"$venv/.prepared"
 }

@@ -1,41 +1,32 @@
-"""What the quickstart made: images, sizes, seconds of each stage; and the command of the full build."""
+"""What the quickstart made, by `build --json` on standard input, and the command of the full build."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
-from rich.table import Table
-
+from toolchain.cli.listing import Listing
 from toolchain.core import console
-from toolchain.core.cache import Cache, default_cache
 from toolchain.core.check_result import describe
-from toolchain.pipeline.records import records
 
 
 def main(seconds: int, out: Path) -> None:
     """Print it."""
-    cache = Cache(default_cache())
-    table = Table(title="made")
-    for column in ("stage", "image", "unpacked", "blob", "seconds", "steps"):
-        table.add_column(column, overflow="fold")
-    for record in records(cache):
-        facts = record.facts
-        steps = ", ".join(f"{name} {took:.0f}" for name, took in facts.get("seconds", {}).items())
-        table.add_row(
-            record.stage,
-            record.image + (f"\n({record.partial})" if record.partial else ""),
-            console.size(facts["unpacked_bytes"]),
-            console.size(facts["blob_bytes"]),
-            f"{facts['total_seconds']:.0f}",
-            steps,
-        )
-        for row in facts.get("by_kernel", ()):
-            times = f"median {row['median_seconds']} s, at most {row['max_seconds']} s"
-            table.add_row("", f"  {row['kernel']} {row['gpu']}", "", f"{row['done']} objects", "", times)
-    console.show(table)
-    for record in records(cache):
-        if numbers := record.facts.get("numbers"):
+    stages = json.load(sys.stdin)["stages"]
+    columns = ("stage", "image", "unpacked", "seconds")
+    rows = [
+        [
+            stage["name"],
+            stage["image"],
+            console.size(stage["facts"]["unpacked_bytes"]),
+            f"{stage['facts']['total_seconds']:.0f}",
+        ]
+        for stage in stages
+    ]
+    console.show(Listing(columns=columns, rows=rows, head=columns, right=columns[2:]))
+    for stage in stages:
+        if numbers := stage["facts"].get("numbers"):
             console.text(f"numbers: {describe(numbers)}")
             for row in numbers["groups"]:
                 of_all = sum(row[name] for name in ("right", "wrong", "skipped", "refused"))

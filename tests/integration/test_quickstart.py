@@ -39,6 +39,13 @@ def layers(layout: Layout, name: str) -> list[Path]:
     return [layout.blob(d.digest) for d in layout.walk(index) if d.media_type == media.LAYER_GZIP]
 
 
+def test_its_screen_is_short_and_the_rest_is_in_its_log(quickstart: Quickstart) -> None:
+    assert len(f"{quickstart.said.out}{quickstart.said.err}".splitlines()) <= 60
+    log = Path(f"{quickstart.out}.log").read_text(encoding="utf-8")
+    assert "COPY --from" in log
+    assert "COPY --from" not in quickstart.said.out
+
+
 def test_it_says_what_it_made(quickstart: Quickstart) -> None:
     assert LLVM in quickstart.said.out
     assert "LLVM version 22.1.8" in quickstart.said.out

@@ -61,7 +61,7 @@ class Listing:
         return look
 
     def _fitting(self, width: int) -> list[int]:
-        """Return the numbers of the head's columns; the last ones go below the row if its line is wider than `width`."""
+        """Return the numbers of the columns of the head that fit into `width`; the last ones go below the row."""
         at = [number for number, name in enumerate(self.columns) if name in self.head]
         texts = [self.columns, *self.rows]
         while len(at) > 1 and sum(2 + max(_width(_text(row[number])) for row in texts) for number in at) - 2 > width:

@@ -1,0 +1,71 @@
+"""What ./quickstart shows and what goes to its log, with stand-ins for the programs that it starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).resolve().parents[2]
+_NOISE = "for at in $(seq 100); do echo noise of $0 $at; echo more $at >&2; done"
+# As root, on a machine without any package.
+_PROGRAMS = {"id": "echo 0", "dpkg-query": "exit 1", "apt-get": _NOISE, "apt-cache": "exit 0"}
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def quickstart(folder: Path, toolchain: str, apt: str = _NOISE) -> tuple[subprocess.CompletedProcess[str], str]:
+    for name, text in {**_PROGRAMS, "apt-get": apt}.items():
+        program(folder / "bin" / name, text)
+    venv = folder / "venv"
+    program(venv / "bin/toolchain", toolchain)
+    # pip is noisy; of the scripts the last prints one line.
+    program(
+        venv / "bin/python",
+        f'case "$*" in *" pip install"*) {_NOISE};; *json.load*) echo one two;; *summary*) echo made;; esac',
+    )
+    checkout = folder / "checkout"
+    for name in ("quickstart", "pyproject.toml", "lab/pyproject.toml", "requirements/run.lock", "scripts/prepare.sh"):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_bytes((TOP / name).read_bytes())
+    out = folder / "to/out"
+    environment = {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "TOOLCHAIN_VENV": str(venv),
+        "QUICKSTART_OUT": str(out),
+    }
+    words = ["/bin/sh", str(checkout / "quickstart")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    return done, (folder / "to/out.log").read_text()
+
+
+def test_output_of_apt_pip_and_the_build_goes_to_the_log(tmp_path: Path) -> None:
+    done, log = quickstart(tmp_path, f'[ "$1" = verify ] && echo trusted && exit; {_NOISE}')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["trusted", "made"]
+    assert "noise" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 20
+    for name in ("apt-get", "python", "toolchain"):
+        assert f"{name} 100" in log
+
+
+@pytest.mark.parametrize("verb", ["plan", "build", "publish", "verify"])
+def test_a_step_that_fails_shows_the_end_of_the_log_and_keeps_its_exit_code(tmp_path: Path, verb: str) -> None:
+    done, log = quickstart(tmp_path, f'[ "$1" != {verb} ] || {{ echo the reason >&2; exit 17; }}')
+    assert done.returncode == 17
+    assert "the reason" in done.stderr
+    assert str(tmp_path / "to/out.log") in done.stderr
+    assert ("the reason" in log) == (verb != "verify"), "the result of verify is on the screen"
+    assert "== done" not in done.stderr
+
+
+def test_apt_that_fails_is_shown(tmp_path: Path) -> None:
+    done, _ = quickstart(tmp_path, "exit 0", apt="echo no such mirror >&2; exit 100")
+    assert done.returncode == 100
+    assert "no such mirror" in done.stderr
