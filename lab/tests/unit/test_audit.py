@@ -19,7 +19,15 @@ from lab.tests.emulated_objects import KERNELS, compile_all, rule
 from tests.evidence_fixtures import Stand, ed25519_signer, small_image
 from tests.kernel_fixtures import aks2, stored
 from toolchain.cli.app import app
-from toolchain.core.errors import ConfigError, KernelError, RegressionError, SourceError, ToolchainError, UntrustedError
+from toolchain.core.errors import (
+    ConfigError,
+    HostileInputError,
+    KernelError,
+    RegressionError,
+    SourceError,
+    ToolchainError,
+    UntrustedError,
+)
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
 from toolchain.trust import dsse
@@ -224,6 +232,20 @@ def test_libraries_tell_their_glibc_and_code(tmp_path: Path) -> None:
 def test_a_fat_binary_that_leads_back_to_itself_ends() -> None:
     header = b"\x50\xed\x55\xba" + struct.pack("<HHQ", 1, 0, 0)
     assert list(nvidia_targets(io.BytesIO(header * 4), 0, 4 * len(header))) == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("word", [b"\1" * 8, b"\x50\xed\x55\xba\1\0\x10\0" + bytes(8)])
+def test_a_section_of_too_many_fat_binaries_is_refused(word: bytes) -> None:
+    content = word * 500_001
+    with pytest.raises(HostileInputError):
+        list(nvidia_targets(io.BytesIO(content), 0, len(content)))
+
+
+@pytest.mark.timeout(60)
+def test_a_file_of_empty_bundles_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.co").write_bytes((b"__CLANG_OFFLOAD_BUNDLE__" + bytes(8)) * 150_000)
+    assert "offload bundles" in str(run(tmp_path, code=KernelError.code)["damaged"])
 
 
 def test_what_holds_no_code_is_refused(tmp_path: Path) -> None:

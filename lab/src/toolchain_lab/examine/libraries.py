@@ -19,6 +19,7 @@ from toolchain_lab.examine.revisions import INSIDE, revisions
 _FATBIN = b"\x50\xed\x55\xba"
 _ELF = b"\x7fELF"
 _MOST = 100_000  # sections, dynamic tags and versions that are looked at
+_MOST_ENTRIES, _MOST_WORDS = 500_000, 10_000  # the largest library of PyTorch has some 100,000 entries
 _CHUNK = 1 << 20
 _FORWARD = re.compile(r"GLIBC_(\d{1,6}(?:\.\d{1,6}){1,3})")
 
@@ -94,6 +95,7 @@ class _Found:
         self.needed: list[str] = []
         self.versions: set[str] = set()
         self.targets: set[str] = set()
+        self._left = stream.seek(0, 2)  # bytes that sections of device code may have
         elf = ELFFile(metered(stream))
         self.machine = elf["e_machine"]
         if elf.num_sections() > _MOST:
@@ -110,9 +112,17 @@ class _Found:
                 rows = (aux.name for _, auxes in islice(section.iter_versions(), _MOST) for aux in auxes)
                 self.versions |= {match[1] for name in islice(rows, _MOST) if (match := _FORWARD.fullmatch(name))}
             elif section.name == ".hip_fatbin":
+                self._take(section["sh_size"], path)
                 self._amd(stream, section["sh_offset"], section["sh_size"], path)
             elif section.name == ".nv_fatbin":
+                self._take(section["sh_size"], path)
                 self.targets |= set(nvidia_targets(stream, section["sh_offset"], section["sh_size"]))
+
+    def _take(self, size: int, path: str) -> None:
+        """Refuse sections of device code that overlap: a small file would be read many times over."""
+        self._left -= size
+        if self._left < 0:
+            raise HostileInputError(f"{path} has sections of device code that overlap", fix="get it again")
 
     def _amd(self, stream: BinaryIO, start: int, size: int, path: str) -> None:
         size = min(size, stream.seek(0, 2) - start)
@@ -132,10 +142,18 @@ def newest(versions: Iterable[str]) -> str:
 
 
 def nvidia_targets(stream: BinaryIO, start: int, size: int) -> Iterator[str]:
-    """Return the architectures of the entries of CUDA's fat binaries in a section; PTX as `compute_90`."""
+    """Return the architectures of the entries of CUDA's fat binaries in a section; PTX as `compute_90`.
+
+    Raises:
+        HostileInputError: it has more entries, or more words between them, than any library.
+    """
     place, last = start, start + size
+    entries, words = _MOST_ENTRIES, _MOST_WORDS
     while (place := skip_zeros(stream, place, last)) + 16 <= last:
         magic, _, head, length = struct.unpack("<4sHHQ", _exactly(stream, place, 16))
+        entries, words = (entries, words - 1) if magic != _FATBIN or head < 16 else (entries - 1, words)
+        if entries < 0 or words < 0:
+            raise HostileInputError("a section of CUDA's fat binaries has too many of them", fix="get the file again")
         if magic != _FATBIN or head < 16:
             place += 8
             continue
@@ -148,6 +166,9 @@ def nvidia_targets(stream: BinaryIO, start: int, size: int) -> Iterator[str]:
                 break
             yield f"{'compute' if kind == 1 else 'sm'}_{arch}"
             entry += header + payload
+            entries -= 1
+            if entries < 0:
+                break
         place = end
 
 

@@ -25,11 +25,13 @@ _COUNT, _ROW = struct.Struct("<Q"), struct.Struct("<QQQ")
 _HEADERS = {1: struct.Struct("<HHIQ"), 2: struct.Struct("<HHIIQ"), 3: struct.Struct("<HHQQQ")}
 _ZLIB, _ZSTD = 0, 1
 _MOST_ROWS, _LONGEST_TARGET = 4096, 1024
+_MOST_BUNDLES = 100_000  # one for each object file that a library was linked from
 # Bundles of ROCm's libraries unpack to some 30 times their size.
 _LARGEST, _RATIO, _FREE = 8 << 30, 200, 256 << 20
 _WINDOW = 27  # log2 of zstd's window, which is the largest that clang's compressor uses
 _IN_MEMORY = 16 << 20
 _CHUNK = 1 << 20
+_FEW = 64
 _AGAIN = "get the file again, or build it again"
 
 
@@ -89,7 +91,11 @@ def parts(stream: BinaryIO, size: int, where: str, *, start: int = 0) -> Iterato
         HostileInputError: a bundle unpacks to more than any real one, or its code objects overlap.
     """
     at, end = start, start + size
+    left = _MOST_BUNDLES
     while (at := skip_zeros(stream, at, end)) < end:
+        left -= 1
+        if left < 0:
+            raise HostileInputError(f"{where} has more than {_MOST_BUNDLES} offload bundles", fix=_AGAIN)
         stream.seek(at)
         head = stream.read(min(MAGIC_BYTES, end - at))
         if head == PLAIN:
@@ -105,8 +111,10 @@ def parts(stream: BinaryIO, size: int, where: str, *, start: int = 0) -> Iterato
 def skip_zeros(stream: BinaryIO, at: int, end: int) -> int:
     """Return the place of the next byte that is not zero, or `end`."""
     stream.seek(at)
+    size = _FEW  # most often nothing is skipped, and many short parts follow one another
     while at < end:
-        piece = stream.read(min(_CHUNK, end - at))
+        piece = stream.read(min(size, end - at))
+        size = min(4 * size, _CHUNK)
         if not piece:
             return end
         if rest := piece.lstrip(b"\0"):
