@@ -237,6 +237,22 @@ def test_indexes_that_name_one_another_many_times_are_looked_at_once(layout: Lay
     assert len(list(taken.walk(item))) == 7 + 7
 
 
+def test_a_tag_is_written_after_the_content(layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = small_index(layout, tmp_path, size=100)
+    there = Layout(tmp_path / "there").ensure()
+
+    def broken(place: LayoutPlace, source: Layout, blob: Descriptor) -> int:
+        there.put_file(source.blob(blob.digest), digest=blob.digest)
+        if blob.digest == item.digest:
+            there.blob(blob.digest).write_bytes(b" " * blob.size)
+        return blob.size
+
+    monkeypatch.setattr(LayoutPlace, "_copy", broken)
+    with pytest.raises(DigestError):
+        publish(layout, item, LayoutRef(there.root, "x"))
+    assert there.refs() == {}
+
+
 def test_gc_keeps_what_is_reachable(layout: Layout, tmp_path: Path) -> None:
     kept = small_index(layout, tmp_path, size=1000, seed=1)
     named = small_index(layout, tmp_path, size=1000, seed=2)

@@ -71,10 +71,10 @@ class LayoutPlace(Place):
         for item in items:
             pushed += 0 if same else self._copy(layout, item)
             with_size(there, item)
-        for tag in tags:
-            there.tag(descriptor, tag)
         if there.read(descriptor) != layout.read(descriptor):
             raise DigestError(f"{self.ref} does not hold what was published", fix="publish again")
+        for tag in tags:
+            there.tag(descriptor, tag)
         ref, skipped = str(self.ref.at(digest=descriptor.digest)), sum(item.size for item in items) - pushed
         return Published(ref, descriptor.digest, tuple(tags), pushed, skipped)
 
