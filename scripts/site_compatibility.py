@@ -20,7 +20,7 @@ from toolchain.catalog.rocm import rocms
 from toolchain.catalog.stages import STAGES
 from toolchain.catalog.tried import Tried, tried
 from toolchain.catalog.wheel_rows import wheel_rows
-from toolchain.core.errors import ToolchainError
+from toolchain.core.errors import ToolchainError, UnsupportedError
 from toolchain.data import load
 from toolchain.engine.resources import MEMORY
 from toolchain.request.model import DEFAULT_GLIBC
@@ -76,7 +76,7 @@ def _tested(what: str, of: str, column: str) -> str:
 
 def refused(error: ToolchainError) -> str:
     """The cell of something that the code refuses."""
-    return f"refused: [{error.code}](exit-codes.md), {error.what}"
+    return f"[refused: {error.code}](exit-codes.md), {error.what}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -90,7 +90,7 @@ def compatibility() -> str:
     return "\n".join([
         "# Compatibility\n",
         MADE,
-        ("**tested**: it was built and run; the link has the figures, and the text says which part. **refused** names the exit code."
+        ("**tested**: it was built and run; the link has the figures, and the text says which part. **refused** has the exit code, or the reason."
         " **untried**: it was never built. `plan` prints the same in its first line and refuses too, except where only the fetched"
         " tree decides.\n"),
         "## Triton: its LLVM and its wheels\n",
@@ -139,7 +139,7 @@ def _line(version: str) -> tuple[int, ...]:
 def _wheel(version: str, python: str) -> str:
     row: dict[str, str] = next((one for one in load("tried")["python"] if one["version"] == python), {})
     if _line(version) > _line(row.get("last", "99.0")):
-        return "refused: [7](exit-codes.md)"
+        return "[refused: 7](exit-codes.md)"
     if _line(version) < _line(row.get("first", "0.0")):
         return "the tree decides"
     return _UNTRIED
@@ -162,7 +162,7 @@ def _tritons() -> str:
         wheels = [_wheel(one.version, python) if named else "needs its source" for python in pythons]
         further = "".join(f"; {pin.target} `{pin.llvm[:8]}` {pin.certainty}" for pin in one.codegen)
         # What has an LLVM for a GPU is built by the portable recipe alone.
-        last = "refused: [7](exit-codes.md)" if one.codegen else wheels[-1]
+        last = "[refused: 7](exit-codes.md)" if one.codegen else wheels[-1]
         rows.append([one.version, f"`{llvm[:8]}` {one.certainty}{further}", _UNTRIED, _UNTRIED, *wheels, last])
     head = ["Triton", "LLVM, and how surely", "layer for glibc 2.31", "layer for debian13"]
     return table([*head, *(f"wheel, Python {one}" for one in pythons), "wheel of debian13 (3.13)"], rows)
@@ -187,13 +187,16 @@ def _pairs() -> str:
         if needs is None and not is_commit(named):
             continue
         cells = []
+        old = any(row.version == named and not row.backends for row in triton_releases())
         for number in sorted(llvms):
             done = [row for row in built if (row.of, row.llvm) == (named, llvms[number])]
             try:
+                if old:
+                    raise UnsupportedError("older than the two backends")
                 if needs is not None:
                     check_generation(needs, number, where="it")
             except ToolchainError:
-                cells.append("refused")
+                cells.append("refused: older than the two backends" if old else "refused")
             else:
                 otherwise = _UNTRIED if needs is not None else "the tree decides"
                 cells.append("<br>".join(f"{row.as_}: {tested(row)}" for row in done) or otherwise)
@@ -203,7 +206,7 @@ def _pairs() -> str:
 
 def _all_refused(version: str, error: ToolchainError, cells: int) -> list[str]:
     why = error.what.removeprefix(f"Triton {version}").removeprefix(":").strip()
-    return [version, why, *[f"refused: [{error.code}](exit-codes.md)"] * cells]
+    return [version, why, *[f"[refused: {error.code}](exit-codes.md)"] * cells]
 
 
 def _others() -> str:
@@ -230,7 +233,7 @@ def _systems() -> str:
         for floor, column in (*((floor, f"glibc {floor}") for floor in floors), (base, "debian13")):
             tested = _tested("consumer", one["name"], column)
             if floor in floors and not floors[floor].tested:
-                cells.append("refused: [7](exit-codes.md)")
+                cells.append("[refused: 7](exit-codes.md)")
             else:
                 cells.append(tested or (_UNTRIED if _line(one["glibc"]) >= _line(floor) else "refused: older"))
         rows.append([one["name"], one["glibc"], *cells])
@@ -270,7 +273,7 @@ def _bases() -> str:
         )
         rows.append([f"`{name}`", builds, hip or "none", aotriton, one.note])
     rows.append(["your own, `oci:DIR`", "**tested**: debian13's image given as one", "what it holds",
-                 "untried; without hipStreamGetDevice in its HIP refused: [7](exit-codes.md)",
+                 "untried; without hipStreamGetDevice in its HIP [refused: 7](exit-codes.md)",
                  "checked before anything is built: [what it must hold](bases.md#a-base-of-your-own)"])  # fmt: skip
     return table(["base", "LLVM and Triton", "HIP", "AOTriton", "remarks"], rows)
 
@@ -282,7 +285,7 @@ def _aotritons() -> str:
         same = [" ".join(generation.packs) or "in the library", f"`{generation.python}`"]
         if generation.refused:
             pins = [f"`{text[:8]}`" if text else "unknown" for text in (one.triton, one.llvm)]
-            rows.append([one.name, *pins, *same, f"refused: [7](exit-codes.md): {generation.refused}"])
+            rows.append([one.name, *pins, *same, f"[refused: 7](exit-codes.md): {generation.refused}"])
             continue
         try:
             known = aotriton_release(one.name)
@@ -322,7 +325,7 @@ def _architectures() -> str:
                 as_ = {"triton": "wheel"}.get(stage.name, stage.name)
                 cells.append(next((tested(one) for one in tried() if (one.what, one.as_) == (as_, arch)), _UNTRIED))
             else:
-                cells.append("refused: [7](exit-codes.md)")
+                cells.append("[refused: 7](exit-codes.md)")
         rows.append([arch, *cells])
     text = "`--arch`, on an amd64 machine. For amd64 the tables above hold."
     return f"{text}\n\n" + table(["architecture", *(stage.name for stage in STAGES)], rows)
@@ -382,8 +385,8 @@ def what_it_takes() -> str:
         table(head, rows),
         ("- The number of jobs follows from cores and memory; `--jobs` sets it, as far as memory allows.\n"
         "- Disk is what must be free before a stage is begun; a build with less ends at once with"
-        " [exit code 9](exit-codes.md). Where it is not asked the stage needs little. Most of that room is free again when the stage is done. So a whole build needs"
-        " what its largest stage asks for, besides the base and sources that are there by then: 17 GB in all for LLVM.\n"
+        " [exit code 9](exit-codes.md). Most of that room is free again when the stage is done. Have 17 GB free for LLVM: 14 while"
+        " it builds, 3 for base and sources.\n"
         "- The compiler cache of one build is part of that room. It stays for the next build, and grows to 20 GB at most.\n"
         "- Memory is what the number of jobs is counted with: 5.4 GB for each link, 1.6 GB for each compile or kernel. It is a"
         " reserve, not a measurement: a worker of flash-attn took 262 MB at most.\n"

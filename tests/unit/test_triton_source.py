@@ -382,3 +382,11 @@ def test_the_image_gets_the_wheel_of_the_base_s_own_python() -> None:
     assert for_python(wheels, "3.13") == wheels[1]
     with pytest.raises(BuildError, match=r"own Python 3\.12"):
         for_python(wheels, "3.12")
+
+
+def test_a_release_older_than_the_two_backends_is_refused_by_the_plan(request_: Request) -> None:
+    request = replace(request_, triton="2.1.0", sources=specs({"llvm": "distro:llvm-toolchain-17"}))
+    with pytest.raises(UnsupportedError, match="older than the two backends") as refused:
+        plan(request, "triton")
+    assert "toolchain build llvm" in refused.value.fix
+    assert plan(request, "llvm"), "its LLVM alone can be built"

@@ -74,6 +74,7 @@ class TritonRelease:
         version: `3.7.1`; empty for a commit without a release.
         commit, llvm: empty when unknown. Without its commit a release is found at its tag.
         llvm_version: `17.0.0git`, read from the wheel of the index; only in rows whose LLVM is unknown.
+        backends: whether its tree has the AMD and the NVIDIA backend.
         warnings: what was decided for the user, e.g. which patch release `3.7` became.
     """
 
@@ -81,6 +82,7 @@ class TritonRelease:
     commit: str = ""
     llvm: str = ""
     llvm_version: str = ""
+    backends: bool = True
     repository: str = ""
     certainty: Certainty
     source: str

@@ -9,6 +9,7 @@ from toolchain.request.model import Request
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source
 from toolchain.stages.llvm import DEFAULT_TRITON
+from toolchain.stages.triton_tree import older_than_backends
 
 UPSTREAM = "https://github.com/triton-lang/triton"
 AMD_FORK = "https://github.com/ROCm/triton"
@@ -44,6 +45,8 @@ def triton_spec(request: Request) -> SourceSpec:
     if is_commit(named.lower()):
         return SourceSpec(kind="git", where=UPSTREAM, version=named.lower())
     row = newest_patch(named)
+    if not row.backends:
+        raise older_than_backends(f"{row.title} cannot be built here")
     if not row.commit and not row.tag:
         raise PinError(
             f"unknown source of Triton {row.version}",

@@ -76,11 +76,17 @@ def require_tree(tree: Path, name: str) -> None:
 def require_backends(tree: Path) -> None:
     """Require a Triton that has both backends in its tree, as every Triton since January 2024 has."""
     if missing := [backend for backend in _BACKENDS if not os.path.lexists(tree / backend)]:
-        raise UnsupportedError(
-            f"this Triton has no {' and no '.join(missing)}",
-            why="the recipes build the AMD and the NVIDIA backend, which are in Triton's tree since January 2024",
-            fix="use Triton 3.0 or newer; the LLVM of an older one can be built alone: toolchain build llvm",
-        )
+        raise older_than_backends(f"this Triton has no {' and no '.join(missing)}")
+
+
+def older_than_backends(what: str) -> UnsupportedError:
+    """Return the error for a Triton from before its two backends."""
+    return UnsupportedError(
+        what,
+        why="it is older than the two backends: the recipes build the AMD and the NVIDIA backend, which are in Triton's"
+        " tree since January 2024",
+        fix="use Triton 3.0 or newer; the LLVM of an older one can be built alone: toolchain build llvm",
+    )
 
 
 def _is_empty(tree: Path, folder: str) -> bool:
