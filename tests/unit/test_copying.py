@@ -147,3 +147,16 @@ def test_no_tag_moves_before_the_evidence_is_attached(published: Published) -> N
         with pytest.raises(RegistryError, match="for a digest"):
             deliver(published.cache, [record], RegistryRef(registry.host, "ns"), signer=published.signer)
         assert tags_of(registry) == []
+
+
+@pytest.mark.parametrize("api", [True, False])
+def test_tags_of_image_and_files_are_written_last(published: Published, api: bool) -> None:
+    record = read_record(published.cache, published.input_digest)
+    with fake_registry(api=api) as registry:
+        dest = RegistryRef(registry.host, "ns")
+        (done,) = deliver(published.cache, [record], dest, signer=published.signer, files=True)
+        puts = [line.rpartition("/manifests/")[2] for line in registry.seen if line.startswith("PUT ")]
+    assert done.files is not None
+    named = [str(parse(ref).tag) for ref in (*done.files.refs, *done.refs)]
+    assert len(named) == 4
+    assert puts[-4:] == named
