@@ -397,7 +397,6 @@ def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
         **{name: [*below, name] for name in wheels},
         "triton-cache": ["base", "torch", "llvm", "triton", "flash-attn", "triton-cache"],
         "wheels": [*below, *wheels, "wheels"],
-        "worker": ["base", "llvm", "triton", "worker"],
         "all": ["base", "llvm", "triton", "kernels"],
     }
 
