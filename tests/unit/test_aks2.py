@@ -15,6 +15,7 @@ import pytest
 from tests.kernel_fixtures import aks2
 from toolchain.core.digest import sha256_bytes
 from toolchain.core.errors import ContractError, HostileInputError, KernelError
+from toolchain.core.unpack_budget import UnpackBudget
 from toolchain.kernels.aks2 import open_aks2, read_archive
 from toolchain.kernels.aotriton_plan import Archive, Cluster
 from toolchain.stages.aotriton_images import check_images
@@ -166,3 +167,13 @@ def test_kernels_over_the_same_bytes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.aks2").write_bytes(data)
     with pytest.raises(HostileInputError):
         list(read_archive(tmp_path / "a.aks2"))
+
+
+def test_many_small_archives_share_a_budget() -> None:
+    """Each may unpack to 256 MiB, and a thousand of them to as much in all."""
+    data, budget = aks2(("k", bytes(100 << 20))), UnpackBudget()
+    for _ in range(2):
+        with open_aks2(io.BytesIO(data), len(data), budget) as (kernel,):
+            assert kernel.size == 100 << 20
+    with pytest.raises(HostileInputError), open_aks2(io.BytesIO(data), len(data), budget):
+        pass

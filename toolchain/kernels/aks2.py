@@ -13,6 +13,7 @@ from typing import BinaryIO, cast
 
 from toolchain.core.errors import HostileInputError, KernelError
 from toolchain.core.stored_file import StoredFile, on_disk, too_large
+from toolchain.core.unpack_budget import UnpackBudget
 from toolchain.core.zips import entry, open_zip
 from toolchain.kernels.result_store import LARGEST_OBJECT
 
@@ -22,8 +23,6 @@ _ENTRY = struct.Struct("<IIIII")  # shared memory, threads of a block, offset, s
 _LARGEST = 4 << 30
 _LARGEST_DIRECTORY = 64 << 20
 _LONGEST_NAME = 4096
-# Code objects pack to a tenth of their size. A file that unpacks to far more is a bomb.
-_RATIO, _FREE = 200, 256 << 20
 _DICTIONARY = 80 << 20  # bytes of memory that LZMA may take; its highest preset asks for 65 MiB
 _IN_MEMORY = 16 << 20
 _CHUNK = 1 << 20
@@ -56,11 +55,12 @@ class Kernel:
 
 
 @contextmanager
-def open_aks2(stream: BinaryIO, size: int) -> Iterator[tuple[Kernel, ...]]:
+def open_aks2(stream: BinaryIO, size: int, budget: UnpackBudget | None = None) -> Iterator[tuple[Kernel, ...]]:
     """Open an .aks2 file, and return its entries in its order. They are read on demand, from a temporary file.
 
     Args:
         size: bytes of the file.
+        budget: shared with other files; by default the file has one of its own.
 
     Raises:
         KernelError: it is damaged.
@@ -72,7 +72,8 @@ def open_aks2(stream: BinaryIO, size: int) -> Iterator[tuple[Kernel, ...]]:
     _, total, count, directory = _HEADER.unpack(head)
     if directory > total or count * _ENTRY.size > directory:
         raise _damaged("with impossible sizes", f"{total} bytes, directory {directory}, {count} kernels")
-    if total > min(_LARGEST, _FREE + _RATIO * size) or directory > _LARGEST_DIRECTORY:
+    budget = budget or UnpackBudget(size)
+    if total > _LARGEST or directory > _LARGEST_DIRECTORY or not budget.takes(total):
         raise HostileInputError(
             f"an AKS2 file of {size} bytes unpacks to {total}", why=f"its directory has {directory}", fix=_AGAIN
         )

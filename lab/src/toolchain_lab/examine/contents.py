@@ -13,6 +13,7 @@ from toolchain.catalog.gpus import known_gpus, pack
 from toolchain.core import strict_json
 from toolchain.core.errors import DocumentError, HostileInputError, KernelError, SourceError, ToolchainError
 from toolchain.core.stored_file import StoredFile, on_disk
+from toolchain.core.unpack_budget import UnpackBudget
 from toolchain.core.zips import entry, open_zip
 from toolchain.kernels.aks2 import MAGIC, open_aks2
 from toolchain.kernels.launches import NAME, Launches
@@ -89,10 +90,13 @@ class Pack:
 
     path: str
     _file: StoredFile = field(repr=False)
+    _budget: UnpackBudget = field(repr=False)
 
     def codes(self, on_fault: OnFault) -> Iterator[Code]:
         """Return the code objects. A damaged entry hides no other."""
-        codes = _zipped(self._file, on_fault) if self.path.endswith(".zip") else _packed(self._file)
+        self._budget.add(self._file.size)
+        is_zip = self.path.endswith(".zip")
+        codes = _zipped(self._file, self._budget, on_fault) if is_zip else _packed(self._file, self._budget)
         return _guarded(codes, on_fault)
 
 
@@ -102,22 +106,23 @@ def contents(files: Iterable[StoredFile], on_fault: OnFault) -> Iterator[Code | 
     Args:
         on_fault: called with the error of a damaged file, which is then skipped.
     """
+    budget = UnpackBudget()
     for file in files:
         try:
-            yield from _items(file)
+            yield from _items(file, budget)
         except FAULTS as error:
             on_fault(error)
 
 
-def _items(file: StoredFile) -> Iterator[Code | Beside | LaunchList | Pack]:
+def _items(file: StoredFile, budget: UnpackBudget) -> Iterator[Code | Beside | LaunchList | Pack]:
     path = file.path
     stem, _, suffix = path.rpartition(".")
     if path.endswith(_OBJECTS):
-        yield from _objects(file, stem)
+        yield from _objects(file, stem, budget)
     elif suffix == "ptx":
         yield Code(name=path, file=path, size=file.size, read=lambda: file.read(_LARGEST_PTX), stem=stem)
     elif suffix in {"aks2", "zip"}:
-        yield Pack(path, file)
+        yield Pack(path, file, budget)
     elif suffix == "json":
         if (beside := _beside(file, stem)) is not None:
             yield beside
@@ -137,23 +142,24 @@ def bundled(path: Path) -> Iterator[Code]:
         file = on_disk(path, path.name, Path(os.path.realpath(path)).parent)
         with file.open() as stream:
             if is_bundle(stream.read(MAGIC_BYTES)):
-                yield from _of_bundle(file, stream, "")
+                yield from _of_bundle(file, stream, "", UnpackBudget())
     except OSError as error:
         raise KernelError(f"cannot read {path}", why=str(error.strerror), fix="check the path") from error
 
 
-def _objects(file: StoredFile, stem: str) -> Iterator[Code]:
+def _objects(file: StoredFile, stem: str, budget: UnpackBudget) -> Iterator[Code]:
     """A code object, or those of a bundle under its name."""
     with file.open() as stream:
         if is_bundle(stream.read(MAGIC_BYTES)):
-            yield from _of_bundle(file, stream, stem)
+            yield from _of_bundle(file, stream, stem, budget)
         else:
             yield Code(name=file.path, file=file.path, size=file.size, read=lambda: _rest(file, stream), stem=stem)
 
 
-def _of_bundle(file: StoredFile, stream: BinaryIO, stem: str) -> Iterator[Code]:
+def _of_bundle(file: StoredFile, stream: BinaryIO, stem: str, budget: UnpackBudget) -> Iterator[Code]:
     found = False
-    for part in parts(stream, file.size, file.path):
+    budget.add(file.size)
+    for part in parts(stream, file.size, file.path, budget=budget):
         if not isinstance(part, Part):
             raise SealedError(
                 f"{file.path} is a compressed bundle, and its GPUs are unknown",
@@ -181,7 +187,7 @@ def _rest(file: StoredFile, stream: BinaryIO) -> bytes:
     return stream.read(file.size)
 
 
-def _zipped(file: StoredFile, on_fault: OnFault) -> Iterator[Code]:
+def _zipped(file: StoredFile, budget: UnpackBudget, on_fault: OnFault) -> Iterator[Code]:
     """The kernels of a .zip of .aks2 under any name; other entries are no kernels."""
     with file.open() as stream:
         if stream.read(2) != b"PK":
@@ -193,7 +199,7 @@ def _zipped(file: StoredFile, on_fault: OnFault) -> Iterator[Code]:
                 if row.is_dir() or not (known or packed.head(len(MAGIC)) == MAGIC):
                     continue
                 inside = replace(packed, path=_inside(file.path, row.filename))
-                for code in _guarded(_packed(inside), on_fault):
+                for code in _guarded(_packed(inside, budget), on_fault):
                     yield replace(code, file=f"{file.path}: {row.filename}")
 
 
@@ -203,10 +209,10 @@ def _inside(path: str, name: str) -> str:
     return name if own else f"{path.removesuffix('.zip')}/{name}"
 
 
-def _packed(file: StoredFile) -> Iterator[Code]:
+def _packed(file: StoredFile, budget: UnpackBudget) -> Iterator[Code]:
     """The kernels of an .aks2 file."""
     try:
-        with file.start() as stream, open_aks2(stream, file.size) as kernels:
+        with file.start() as stream, open_aks2(stream, file.size, budget) as kernels:
             for kernel in kernels:
                 name = f"{file.path.removesuffix('.aks2')}/{kernel.name}"
                 yield Code(name=name, file=file.path, size=kernel.size, read=kernel.read, shared=kernel.shared)

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from toolchain.core.errors import HostileInputError, KernelError
 from toolchain.core.metered import metered
 from toolchain.core.stored_file import StoredFile
+from toolchain.core.unpack_budget import UnpackBudget
 from toolchain.kernels.codeobject import EM_AMDGPU
 from toolchain_lab.examine.offload import Sealed, parts, skip_zeros
 from toolchain_lab.examine.revisions import INSIDE, revisions
@@ -95,6 +96,7 @@ class _Found:
         self.needed: list[str] = []
         self.versions: set[str] = set()
         self.targets: set[str] = set()
+        self._budget = UnpackBudget()
         self._left = stream.seek(0, 2)  # bytes that sections of device code may have
         elf = ELFFile(metered(stream))
         self.machine = elf["e_machine"]
@@ -121,13 +123,14 @@ class _Found:
     def _take(self, size: int, path: str) -> None:
         """Refuse sections of device code that overlap: a small file would be read many times over."""
         self._left -= size
+        self._budget.add(size)
         if self._left < 0:
             raise HostileInputError(f"{path} has sections of device code that overlap", fix="get it again")
 
     def _amd(self, stream: BinaryIO, start: int, size: int, path: str) -> None:
         size = min(size, stream.seek(0, 2) - start)
         try:
-            for part in parts(stream, size, path, start=start):
+            for part in parts(stream, size, path, start=start, budget=self._budget):
                 if isinstance(part, Sealed):
                     self.sealed += 1
                 elif part.size and part.gpu:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from toolchain.core.errors import HostileInputError, KernelError
 from toolchain.core.stored_file import too_large
+from toolchain.core.unpack_budget import UnpackBudget
 from toolchain.kernels.result_store import LARGEST_OBJECT
 
 PLAIN, PACKED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
@@ -26,8 +27,7 @@ _HEADERS = {1: struct.Struct("<HHIQ"), 2: struct.Struct("<HHIIQ"), 3: struct.Str
 _ZLIB, _ZSTD = 0, 1
 _MOST_ROWS, _LONGEST_TARGET = 4096, 1024
 _MOST_BUNDLES = 100_000  # one for each object file that a library was linked from
-# Bundles of ROCm's libraries unpack to some 30 times their size.
-_LARGEST, _RATIO, _FREE = 8 << 30, 200, 256 << 20
+_LARGEST = 8 << 30
 _WINDOW = 27  # log2 of zstd's window, which is the largest that clang's compressor uses
 _IN_MEMORY = 16 << 20
 _CHUNK = 1 << 20
@@ -78,20 +78,23 @@ def is_bundle(head: bytes) -> bool:
     return head.startswith((PLAIN, PACKED))
 
 
-def parts(stream: BinaryIO, size: int, where: str, *, start: int = 0) -> Iterator[Part | Sealed]:
+def parts(
+    stream: BinaryIO, size: int, where: str, *, start: int = 0, budget: UnpackBudget | None = None
+) -> Iterator[Part | Sealed]:
     """Return the code objects of all bundles in a part of a file, one bundle after the other.
 
     Args:
         stream: can be read from any offset.
         size: bytes from `start`.
         where: for messages.
+        budget: shared with other parts; by default this one has one of its own.
 
     Raises:
         KernelError: a bundle is damaged.
         HostileInputError: a bundle unpacks to more than any real one, or its code objects overlap.
     """
     at, end = start, start + size
-    left = _MOST_BUNDLES
+    left, budget = _MOST_BUNDLES, budget or UnpackBudget(size)
     while (at := skip_zeros(stream, at, end)) < end:
         left -= 1
         if left < 0:
@@ -102,7 +105,7 @@ def parts(stream: BinaryIO, size: int, where: str, *, start: int = 0) -> Iterato
             rows, used = _rows(stream, at, end - at, where)
             yield from rows
         elif head.startswith(PACKED):
-            used = yield from _packed(stream, at, end - at, where)
+            used = yield from _packed(stream, at, end - at, where, budget)
         else:
             raise _damaged(where, f"at byte {at} no bundle begins")
         at += used
@@ -153,7 +156,9 @@ def _rows(stream: BinaryIO, at: int, size: int, where: str) -> tuple[list[Part],
     return found, end - at
 
 
-def _packed(stream: BinaryIO, at: int, size: int, where: str) -> Generator[Part | Sealed, None, int]:
+def _packed(
+    stream: BinaryIO, at: int, size: int, where: str, budget: UnpackBudget
+) -> Generator[Part | Sealed, None, int]:
     """The parts of a compressed bundle; returns its bytes."""
     stream.seek(at + len(PACKED))
     head = stream.read(2)
@@ -169,7 +174,7 @@ def _packed(stream: BinaryIO, at: int, size: int, where: str) -> Generator[Part 
     packed, unpacked = (size, numbers[0]) if version == 1 else numbers
     if not len(PACKED) + form.size <= packed <= size:
         raise _damaged(where, f"it has {size} bytes, and {packed} by its header")
-    if unpacked > min(_LARGEST, _FREE + _RATIO * packed):
+    if unpacked > _LARGEST or not budget.takes(unpacked):
         raise HostileInputError(f"{where} holds a bundle of {packed} bytes that unpacks to {unpacked}", fix=_AGAIN)
     try:
         unpack, errors = _unpacker(method, where)
