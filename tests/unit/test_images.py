@@ -171,6 +171,12 @@ def test_inspect_takes_a_name(home: Home) -> None:
     assert used["use"]["prefix"] == "/usr/lib64/llvm-triton-22.1.8"
 
 
+def test_an_archive_is_no_name_and_the_message_says_how_to_unpack_it(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["inspect", "oci-archive:x y.tar", "--cache", str(tmp_path)])
+    assert done.exit_code == 3
+    assert "skopeo copy 'oci-archive:x y.tar' oci:DIR" in " ".join(done.stderr.split())
+
+
 def test_an_image_with_two_tags_is_listed_once(tmp_path: Path) -> None:
     layout, digest = make(tmp_path)
     index = json.loads((layout / "index.json").read_text())

@@ -85,6 +85,9 @@ def test_unknown_is_refused(run: CliRunner) -> None:
     result = run.invoke(app(), ["--pytorch", "2.10"])
     assert isinstance(result.exception, PinError)
     assert result.stdout == ""
+    (release,) = (row.aotriton for row in pins.pytorch_rows() if row.version == "2.10")
+    assert f"AOTriton {release}," in result.exception.what
+    assert f"--aotriton {release} " in result.exception.fix
     assert isinstance(run.invoke(app(), ["--aotriton", ""]).exception, ToolchainError)
 
 

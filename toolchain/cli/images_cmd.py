@@ -18,7 +18,7 @@ from toolchain.core.deadline import LONGEST_CHECK, deadline
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
-from toolchain.oci.reference import parse
+from toolchain.oci.reference import OTHER_SCHEMES, parse
 
 if TYPE_CHECKING:
     from toolchain.oci.place import NamedImage
@@ -38,7 +38,7 @@ InspectArg = Annotated[
 
 def is_image_name(text: str) -> bool:
     """Whether an `IMAGE|REF` argument names an image of the cache: references contain a slash or begin with `oci:`."""
-    return "/" not in text and not text.startswith("oci:")
+    return "/" not in text and not text.startswith(("oci:", *OTHER_SCHEMES))
 
 
 def images(cache: o.CacheOpt = None, json_: o.JsonOpt = False) -> None:

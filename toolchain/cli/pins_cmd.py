@@ -31,6 +31,7 @@ from toolchain.catalog.releases import (
 from toolchain.cli.listing import Listing
 from toolchain.cli.options import JsonOpt
 from toolchain.core import console
+from toolchain.core.errors import PinError
 from toolchain.sources.spec import users_path
 
 _Fact = PytorchRow | AotritonRelease | TritonRelease | LlvmPin | CodegenPin
@@ -84,7 +85,13 @@ def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path
         return {"triton": row, "llvm": row.pin}
     if pytorch is not None:
         torch = aotriton_for_pytorch(pytorch)
-        release = aotriton_release(torch.aotriton)
+        release = aotriton_release(torch.aotriton, allow_unknown=True)
+        if not release.llvm:
+            raise PinError(
+                f"PyTorch {pytorch} takes AOTriton {release.name}, whose LLVM is unknown",
+                why=release.source,
+                fix=f"name LLVM yourself: toolchain plan aotriton --aotriton {release.name} --source llvm=PATH|URL@SHA",
+            )
         return {"pytorch": torch, "aotriton": release, "llvm": release.pin}
     release = aotriton_release(aotriton or "")
     return {"aotriton": release, "llvm": release.pin}

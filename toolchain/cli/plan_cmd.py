@@ -15,6 +15,7 @@ from toolchain.cli.build_options import HOW, with_request
 from toolchain.cli.transfers import amounts_told
 from toolchain.core import console
 from toolchain.core.errors import PolicyError, SourceError, UnreachableError
+from toolchain.core.pages import page
 from toolchain.engine.resources import MEMORY, cores
 from toolchain.pipeline.plan import PlanRow, online_in, settled, undecided_in
 from toolchain.pipeline.plan import plan as plan_stages
@@ -48,7 +49,7 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
         names = " ".join(f"--allow-binary {name}" for name in refused)
         console.warn(f"`build` will refuse prebuilt inputs (exit code {PolicyError.code}) unless you add: {names}")
     for name in unknown_names(request):
-        console.warn(f"no prebuilt on record is called {name!r}; docs/reference/prebuilt.md lists the names")
+        console.warn(f"no prebuilt on record is called {name!r}; {page('docs/reference/prebuilt.md')} lists the names")
     for planned in online_in(rows, request):
         console.warn(f"`build --offline` will refuse to make {planned.image} (exit code {UnreachableError.code})")
     for name in undecided_in(rows, request):
@@ -114,7 +115,7 @@ def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[st
     """The costs of unbuilt stages on this machine, a line each, at most 80 columns wide."""
     costs = [(row, cost) for row in rows if (cost := _cost_of(row, request))]
     if costs:
-        yield f"still to build, on {count} core{'s' if count != 1 else ''} (estimates: docs/costs.md):"
+        yield f"still to build, on {count} core{'s' if count != 1 else ''} (estimates: {page('docs/costs.md')}):"
     names = [f"{row.planned.name} {row.arch}".rstrip() for row, _ in costs]
     width = max((9, *(len(name) + 1 for name in names)))
     for name, (row, cost) in zip(names, costs, strict=True):

@@ -21,13 +21,14 @@ from typing import TypeGuard
 from toolchain.catalog.aotriton_generations import Generation, generation_of
 from toolchain.catalog.gpus import check_gpu
 from toolchain.core.errors import KernelError, SourceError
+from toolchain.core.pages import page
 from toolchain.kernels.rules import Rule, RuleSet, Value, arguments_of, parsed
 
 COMPILE, CLUSTER, FLATZIP = "Bare.compile", "Bare.cluster", "Bare.flatzip"
 IMAGES = "aotriton.images"
 _HINTS = (1, 8, 16)
 _WAVES = 1  # Triton's own default, up to 3.1 at least
-_REPORT = "take an AOTriton that docs/compatibility.md says is tested; report it for one that is"
+_REPORT = f"take an AOTriton that {page('docs/compatibility.md')} says is tested; report it for one that is"
 # (argument, type) in the kernel's order, and (argument, value) of the constants, sorted.
 Signature = tuple[tuple[tuple[str, str], ...], tuple[tuple[str, Value], ...]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias
@@ -15,6 +16,9 @@ TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?")
 _COMPONENT = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+# What skopeo copies into a folder.
+_UNPACKED = ("oci-archive:", "docker-archive:", "docker-daemon:", "dir:")
+OTHER_SCHEMES = ("docker://", "https://", "http://", *_UNPACKED)
 _FORMS = "oci:DIR[:TAG] or REGISTRY[:PORT]/NS[/NAME][:TAG|@DIGEST]"
 
 
@@ -115,9 +119,12 @@ def parse(text: str) -> Target:
     """
     if text.startswith("oci:"):
         return _layout(text)
-    for scheme in ("docker://", "https://", "http://", "oci-archive:", "docker-archive:", "docker-daemon:", "dir:"):
+    for scheme in OTHER_SCHEMES:
         if text.startswith(scheme):
-            raise _no_reference(text, f"{scheme} is not known here", f"use {_FORMS}")
+            fix = f"use {_FORMS}"
+            if scheme in _UNPACKED:
+                fix = f"unpack it into a folder, and name that as oci:DIR: skopeo copy {shlex.quote(text)} oci:DIR"
+            raise _no_reference(text, f"{scheme} is not read here", fix)
     host, slash, rest = text.partition("/")
     if not slash or not ("." in host or ":" in host or host == "localhost") or not _is_host(host):
         raise _no_reference(text, "it does not begin with a registry's host", f"use {_FORMS}")

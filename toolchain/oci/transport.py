@@ -19,6 +19,7 @@ from toolchain.core.amounts import tell
 from toolchain.core.digest import CHUNK
 from toolchain.core.errors import RegistryError, ToolchainError, UnreachableError
 from toolchain.core.pace import Pace
+from toolchain.core.pages import page
 from toolchain.oci import auth, logins
 from toolchain.oci.descriptor import check_digest
 from toolchain.oci.manifest import parse_object
@@ -315,7 +316,7 @@ def _advice(host: str, status: int, code: str, *, sending: bool) -> str:
         (
             status == 413,
             "raise the limit of the registry, or of the server in front of it (in nginx client_max_body_size); see "
-            + _PAGE,
+            + page(_PAGE),
         ),
         (
             code in _GONE or status in web.TRANSIENT or status >= 500,
@@ -328,6 +329,6 @@ def _advice(host: str, status: int, code: str, *, sending: bool) -> str:
             if sending
             else f"check the name and the tag; what is private there needs a login: {login}",
         ),
-        (True, f"ask who runs the registry: it would answer the same again ({_PAGE} says how it is asked)"),
+        (True, f"ask who runs the registry: it would answer the same again ({page(_PAGE)} says how it is asked)"),
     )
     return next(text for fits, text in known if fits)

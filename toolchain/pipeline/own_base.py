@@ -13,6 +13,7 @@ from toolchain.catalog.release_data import numbers
 from toolchain.core import console, strict_json
 from toolchain.core.digest import sha256_bytes, write_atomically
 from toolchain.core.errors import UnsupportedError
+from toolchain.core.pages import page
 from toolchain.core.recipe import Runner
 from toolchain.data import FOLDER, load
 from toolchain.request.model import Request
@@ -185,7 +186,7 @@ def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[s
         raise UnsupportedError(
             "the base does not run a shell",
             why="\n".join(done.tail[-5:]),
-            fix=f"builds are shell scripts: see {DOCS} for what a base must hold",
+            fix=f"builds are shell scripts: see {page(DOCS)} for what a base must hold",
         )
     rows = [line.removeprefix("found ").partition(" ") for line in lines if line.startswith("found ")]
     return {name: version.strip() for name, _, version in rows}
@@ -202,7 +203,7 @@ def _refused(
     return UnsupportedError(
         f"the base {request.base} lacks: {names}",
         why="\n".join(lines),
-        fix="\n".join([*_install(lacking, tools), f"what a base must hold: {DOCS}"]),
+        fix="\n".join([*_install(lacking, tools), f"what a base must hold: {page(DOCS)}"]),
     )
 
 

@@ -24,6 +24,7 @@ from toolchain.core import strict_json
 from toolchain.core.digest import sha256_file, sha256_json
 from toolchain.core.errors import BuildError, HostileInputError, PinError, UnsupportedError
 from toolchain.core.filesystem import emptied, is_inside, read_built
+from toolchain.core.pages import page
 from toolchain.core.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request.model import Request
 from toolchain.sources.patch import copy_tree
@@ -334,6 +335,6 @@ def require_aotriton(tree: Path, release: str = "") -> Generation:
         raise UnsupportedError(
             "this AOTriton cannot be built",
             why=f"it plans its kernels as {', '.join(generation.releases)}: {generation.refused}",
-            fix="take another release: docs/compatibility.md lists those that can be built",
+            fix=f"take another release: {page('docs/compatibility.md')} lists those that can be built",
         )
     return generation

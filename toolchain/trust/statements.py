@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from toolchain.core import strict_json
 from toolchain.core.errors import DigestError, DocumentError, RegistryError, UntrustedError
+from toolchain.core.pages import page
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
@@ -111,7 +112,7 @@ def signed_by(
             f"signature: nothing signed is attached to {digest}",
             why=broken,
             fix="if this is a mirror, copy it again by `toolchain publish DEST REF`, because skopeo leaves signatures"
-            " behind (docs/tasks/mirror.md); if you publish it, sign it: publish --key FILE",
+            f" behind ({page('docs/tasks/mirror.md')}); if you publish it, sign it: publish --key FILE",
         )
     statements = []
     for envelope in (opened for opened in good if opened.payload_type == dsse.IN_TOTO):

@@ -14,8 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from tests.kernel_fixtures import aks2, stored
+from tests.tiny_image import make
+from toolchain.cli.app import app
 from toolchain.core.check_result import REFUSED, Object, describe, enough
 from toolchain.core.errors import ConfigError, SourceError, UntrustedError
 from toolchain.core.stored_file import StoredFile
@@ -332,3 +335,11 @@ def test_a_folder_that_holds_no_plan(content: str | None, tmp_path: Path) -> Non
             (tmp_path / name).write_text(content)
     with pytest.raises(SourceError, match="holds no plan of AOTriton"):
         launches_of(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("words", [("kernels", "check"), ("report",)])
+def test_a_layout_given_as_a_folder_is_named_with_oci(words: tuple[str, ...], tmp_path: Path) -> None:
+    layout, _ = make(tmp_path)
+    done = CliRunner().invoke(app, [*words, str(layout), "--cache", str(tmp_path / "cache")])
+    assert done.exit_code == ConfigError.code
+    assert f"oci:{layout}" in "".join(done.stderr.split())

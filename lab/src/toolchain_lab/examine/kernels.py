@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from toolchain.core.cache import Cache
@@ -80,7 +81,9 @@ def kernels_in(
             f"{what} holds no compiled kernels",
             why="\n".join(["nothing in it is a code object, a pack of AOTriton, a result of a kernel store or PTX",
                            *files.notes()]),
-            fix="name a folder, pack, prefix, store, archive, wheel or image with kernels",
+            fix=f"for the images in this folder: oci:{what}"
+            if (Path(what) / "oci-layout").is_file()
+            else "name a folder, pack, prefix, store, archive, wheel or image with kernels",
         )  # fmt: skip
     return sorted(_numbered(kernels), key=lambda kernel: kernel.key)
 

@@ -104,7 +104,9 @@ def _nothing(known: _Known, label: str, gpus: Sequence[str], there: Collection[s
     return ConfigError(
         f"{label} holds no code objects{wanted}",
         why=f"there is no file {SUFFIX}, no pack of AOTriton and no result of a kernel store",
-        fix="name a folder, image, pack or kernel store that has some",
+        fix=f"for the images in this folder: oci:{label}"
+        if (Path(label) / "oci-layout").is_file()
+        else "name a folder, image, pack or kernel store that has some",
     )
 
 
