@@ -133,6 +133,15 @@ def test_what_a_pytorch_does_not_download_is_refused_and_files_that_are_no_pytor
         read_pytorch(tmp_path / "nothing")
 
 
+def test_a_pytorch_that_compiles_aotriton_itself_is_told_from_a_file_of_another_kind(tmp_path: Path) -> None:
+    commit = "0123456789" * 4
+    text = f"ExternalProject_Add(aotriton\n  GIT_REPOSITORY https://host.example/aotriton\n  GIT_TAG {commit})\n"
+    with pytest.raises(UnsupportedError) as refused:
+        read_pytorch(tree_of(tmp_path, text))
+    assert commit in refused.value.what
+    assert "AOTRITON_INSTALLED_PREFIX" in refused.value.fix
+
+
 def test_packs_of_a_release_that_is_not_on_record_are_chosen_as_pytorch_does(tmp_path: Path) -> None:
     wanted = read_pytorch(tree_of(tmp_path, LISTS.replace("0.13b", "0.99b")))
     assert [archive.pack for archive in wanted.needed("7.2", ("gfx1103", "gfx942"))] == [

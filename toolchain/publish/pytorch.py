@@ -138,6 +138,13 @@ def read_pytorch(path: Path) -> Wanted:
         return _of_lists(cmake, text, values)
     if "aotriton_version.txt" in text:
         return _of_version_file(text, top / VERSION_FILE)
+    if tag := re.search(r"\bGIT_TAG\s+\"?([0-9A-Za-z._-]+)", text):
+        raise UnsupportedError(
+            f"this PyTorch downloads no AOTriton: it compiles {tag[1]} itself",
+            why=f"{cmake} has a GIT_TAG, and neither a list of archives nor aotriton_version.txt",
+            fix="build that commit, and set AOTRITON_INSTALLED_PREFIX to its prefix: toolchain build aotriton"
+            f" --source aotriton=https://github.com/ROCm/aotriton@{tag[1]}",
+        )
     raise SourceError(
         f"{cmake} is not known to name an AOTriton",
         why="it sets no __AOTRITON_SHA256_LIST and reads no aotriton_version.txt",

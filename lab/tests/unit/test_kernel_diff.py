@@ -109,6 +109,7 @@ def test_scalar_registers_and_lds_bound_them_too() -> None:
 
 def test_a_kernel_against_itself_is_empty(built: Path) -> None:
     result = run(built / "a", built / "a")
+    assert (result["a"], result["b"]) == (str(built / "a"), str(built / "a"))
     assert result["counts"]["same"] == 4
     assert result["kernels"] == []
 

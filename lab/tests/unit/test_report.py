@@ -148,8 +148,11 @@ def test_a_comparison_has_both_sides(tmp_path: Path) -> None:
         replace(each, sha256="0" * 64, facts=each.facts and replace(each.facts, digest="x", vgpr=256, vgpr_spills=50))
         for each in kernels[:9]
     ]
-    (tmp_path / "d.json").write_text(json.dumps(compare(kernels, [*worse, *kernels[9:-1]]).as_json()))
+    (tmp_path / "d.json").write_text(
+        json.dumps(compare(kernels, [*worse, *kernels[9:-1]]).as_json() | {"a": "old/", "b": HOSTILE})
+    )
     html = made(tmp_path, tmp_path / "d.json")
+    assert "From old/ to " in html
     listed, groups = data_of(html)
     assert listed["table"]["count"] == 10
     assert column(listed, "vgpr_b").count(256) == 9

@@ -64,7 +64,7 @@ def kernels_diff(
             f"{unseen} kernels have the same code size but different bytes; llvm-objdump would compare instructions"
         )
     if json_:
-        console.data(difference.as_json())
+        console.data({"a": a, "b": b, **difference.as_json()})
     else:
         for line in screen(difference, rows):
             console.text(line)

@@ -65,11 +65,14 @@ def diff_report(value: Mapping[str, Any], name: str) -> Report:
     same = counts["same"]
     note = f"{same:,} kernels with the same bytes are counted, not listed." if same else ""
     sections = [
-        Section(title="Kernels that are not the same", table=_differences(listed), note=note),
+        Section(title="Kernels whose bytes differ", table=_differences(listed), note=note),
         Section(title="By kernel and GPU", table=_groups(value["groups"])),
     ]
+    # A file that another version wrote has no names of the sides.
+    a, b = str(value.get("a", "A")), str(value.get("b", "B"))
+    subject = f"A is {a}, B is {b}; {name}"
     return Report(
-        kind="kernels, A against B", title="What changed from A to B", subject=name, figures=figures, sections=sections
+        kind="kernels, A against B", title=f"From {a} to {b}", subject=subject, figures=figures, sections=sections
     )
 
 
