@@ -8,6 +8,7 @@ import json
 import shutil
 import struct
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,14 @@ def test_a_section_of_too_many_fat_binaries_is_refused(word: bytes) -> None:
 def test_a_file_of_empty_bundles_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.co").write_bytes((b"__CLANG_OFFLOAD_BUNDLE__" + bytes(8)) * 150_000)
     assert "offload bundles" in str(run(tmp_path, code=KernelError.code)["damaged"])
+
+
+@pytest.mark.timeout(60)
+def test_an_archive_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
+    head = tarfile.TarInfo("big.bin")
+    head.size = 40 << 24
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(head.tobuf()) + gzip.compress(bytes(1 << 24)) * 40)
+    run(tmp_path / "x.tar.gz", code=HostileInputError.code)
 
 
 def test_what_holds_no_code_is_refused(tmp_path: Path) -> None:

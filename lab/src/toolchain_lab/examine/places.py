@@ -22,6 +22,7 @@ from toolchain.core.filesystem import open_regular, read_regular
 from toolchain.core.process import CommandError
 from toolchain.core.stored_file import StoredFile, on_disk
 from toolchain.core.tar_headers import CheckedHeader, require
+from toolchain.core.unpack_budget import UnpackBudget
 from toolchain.core.zips import entry, open_zip
 from toolchain.kernels import oci_store
 from toolchain.kernels.aks2 import MAGIC
@@ -178,7 +179,8 @@ def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[S
     elif _TAR.fullmatch(name):
         # Without a buffer, because another program may read on where this one stopped.
         with open_regular(path) as regular, decompressed(path, cast("Any", regular).raw) as stream:
-            yield from _tar_files(stream, name, notes)
+            packed = os.fstat(regular.fileno()).st_size
+            yield from _tar_files(_Budgeted(stream, UnpackBudget(packed), name), name, notes)
     else:
         yield on_disk(path, name, path.parent)
 
@@ -210,6 +212,24 @@ def _folder_files(root: Path, notes: Notes) -> Iterator[StoredFile]:
                 notes.link(within)
             elif path.is_file() and not notes.is_unfinished(within):  # pipes and devices are left out
                 yield on_disk(path, within, root)
+
+
+class _Budgeted:
+    """A decompressed archive as tarfile reads it, which ends with an error where a small file unpacks to gigabytes."""
+
+    def __init__(self, stream: Any, budget: UnpackBudget, name: str) -> None:
+        self._stream, self._budget, self._name = stream, budget, name
+
+    def read(self, size: int) -> bytes:
+        """Read bytes.
+
+        Raises:
+            HostileInputError: the budget is used up.
+        """
+        content: bytes = self._stream.read(size)
+        if not self._budget.takes(len(content)):
+            raise HostileInputError(f"{self._name} unpacks to more than 200 times its size", fix=_AGAIN)
+        return content
 
 
 def _tar_files(stream: Any, where: str, notes: Notes) -> Iterator[StoredFile]:
