@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource
+from toolchain.pipeline.lockfile import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource
 
 A, B = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 ODD = 'it\'s "quoted" \\ \x7f\n\té'

@@ -21,10 +21,10 @@ from toolchain.cli.app import app
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_file
 from toolchain.core.errors import ConfigError, LockedError, RegistryError, SourceError
-from toolchain.lock import file as lockfile
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
+from toolchain.pipeline import lockfile
 from toolchain.pipeline.plan import plan
 from toolchain.sources.resolve import fetch_source, locate
 from toolchain.sources.store import Store

@@ -27,9 +27,9 @@ from toolchain.core.errors import (
     ToolchainError,
     UnsupportedError,
 )
-from toolchain.lock import file as lockfile
-from toolchain.lock.file import Lock
 from toolchain.oci.layout import Layout
+from toolchain.pipeline import lockfile
+from toolchain.pipeline.lockfile import Lock
 from toolchain.sources.tree import tree_digest
 
 

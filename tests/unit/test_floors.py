@@ -19,12 +19,11 @@ from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import floor_of, load_floors
 from toolchain.core.cache import Cache
 from toolchain.core.errors import LockedError, UnsupportedError
-from toolchain.lock import file as lockfile
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import ImageSpec, write_image, write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
-from toolchain.pipeline import locking
+from toolchain.pipeline import lockfile, locking
 from toolchain.pipeline.plan import find, plan
 from toolchain.pipeline.records import read_record
 from toolchain.pipeline.targets import stages_of

@@ -11,9 +11,9 @@ import pytest
 
 from tests.lock_fixtures import ODD, A, B, base, lock, source, wheel
 from toolchain.core.errors import ConfigError
-from toolchain.lock import file as lockfile
-from toolchain.lock.diff import differences
-from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedPatch
+from toolchain.pipeline import lockfile
+from toolchain.pipeline.lock_differences import differences
+from toolchain.pipeline.lockfile import Lock, LockedBase, LockedPackage, LockedPatch
 
 # The file
 

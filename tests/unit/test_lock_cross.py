@@ -24,13 +24,12 @@ from toolchain.cli.app import app
 from toolchain.core.cache import Cache
 from toolchain.core.digest import canonical
 from toolchain.core.errors import ConfigError, HostileInputError, LockedError, SourceError, UnsupportedError
-from toolchain.lock import file as lockfile
-from toolchain.lock.diff import differences
-from toolchain.lock.file import Lock, LockedBase
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
-from toolchain.pipeline import locking
+from toolchain.pipeline import lockfile, locking
 from toolchain.pipeline import run as pipeline
+from toolchain.pipeline.lock_differences import differences
+from toolchain.pipeline.lockfile import Lock, LockedBase
 from toolchain.pipeline.plan import plan
 from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages.base import BaseStage

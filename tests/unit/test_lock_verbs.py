@@ -25,10 +25,9 @@ from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_bytes
 from toolchain.core.errors import LockedError
 from toolchain.engine.progress import Progress
-from toolchain.lock import file as lockfile
-from toolchain.lock.diff import differences
-from toolchain.pipeline import locking
+from toolchain.pipeline import lockfile, locking
 from toolchain.pipeline import run as pipeline
+from toolchain.pipeline.lock_differences import differences
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.prefetch import Prefetch
 from toolchain.pipeline.workspace import BuildWorkspace

@@ -19,9 +19,8 @@ from toolchain.cli.build_options import make_request, with_request
 from toolchain.cli.config_file import read_config
 from toolchain.cli.parsing import Command
 from toolchain.core.errors import ConfigError
-from toolchain.lock import file as lockfile
-from toolchain.lock.file import Lock
-from toolchain.pipeline import locking, records
+from toolchain.pipeline import lockfile, locking, records
+from toolchain.pipeline.lockfile import Lock
 from toolchain.request import model as request_module
 from toolchain.request.declaration import option
 from toolchain.request.model import Request

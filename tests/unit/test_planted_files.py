@@ -19,7 +19,7 @@ from toolchain.core.digest import canonical
 from toolchain.core.errors import ConfigError, ResourceError
 from toolchain.kernels.result_name import FORMAT
 from toolchain.kernels.result_store import Addition, FolderStore
-from toolchain.lock import file as lockfile
+from toolchain.pipeline import lockfile
 from toolchain.trust.keys import new_key
 
 SECRET = b"jobs = 4 # root:$6$secret\n"

@@ -19,9 +19,8 @@ from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.pythons import check_range, load_pythons, python_of
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, ContractError, LockedError, PinError, SourceError, UnsupportedError
-from toolchain.lock import file as lockfile
 from toolchain.oci.reference import LayoutRef
-from toolchain.pipeline import locking
+from toolchain.pipeline import lockfile, locking
 from toolchain.pipeline.plan import find, plan
 from toolchain.pipeline.records import read_record
 from toolchain.pipeline.targets import stages_of

@@ -9,7 +9,7 @@ import pytest
 from toolchain.catalog.base_ref import BaseRef, parse_base
 from toolchain.cli.build_options import make_request
 from toolchain.core.errors import ConfigError, SourceError
-from toolchain.lock.file import LockedSource
+from toolchain.pipeline.lockfile import LockedSource
 from toolchain.request.model import options
 from toolchain.sources.spec import SourceSpec, of_github, parse_source_spec
 

@@ -53,7 +53,7 @@ def modules(folder: Path, *words: str) -> set[str]:
         (("cache", "--help"), IDLE - {"toolchain.request.model"}),
         (
             ("plan", "--drop-binary", "libdevice", "--json"),
-            {*HEAVY, "rich", "toolchain.kernels", *ENGINES, "toolchain.lock.file"},
+            {*HEAVY, "rich", "toolchain.kernels", *ENGINES, "toolchain.pipeline.lockfile"},
         ),
         (
             (*("plan", "aotriton", "--aotriton", "0.13b", "--source", LLVM), *("--drop-binary", "libdevice", "--json")),

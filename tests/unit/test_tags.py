@@ -17,7 +17,7 @@ from tests.small_llvm import small_llvm
 from toolchain.catalog.releases import triton_release
 from toolchain.cli.app import app
 from toolchain.core.errors import ConfigError, SourceError
-from toolchain.lock import file as lockfile
+from toolchain.pipeline import lockfile
 from toolchain.sources.network import mirrored, parse_mirrors
 
 UPSTREAM = "https://github.com/triton-lang/triton"

@@ -12,8 +12,8 @@ from toolchain.core.console import one_line
 from toolchain.core.digest import sha256_json
 from toolchain.core.errors import HostileInputError, SourceError, UnsupportedError
 from toolchain.core.record import LayerFacts, OtherVersionError, Record, RecordError
-from toolchain.lock.diff import differences
-from toolchain.lock.file import Lock, LockedBase, LockedSource
+from toolchain.pipeline.lock_differences import differences
+from toolchain.pipeline.lockfile import Lock, LockedBase, LockedSource
 from toolchain.pipeline.locking import locked_packages, refused
 from toolchain.stages.sysroot import PARTIAL
 

@@ -13,8 +13,6 @@ from toolchain.catalog.architectures import this_machine
 from toolchain.core import console, strict_json
 from toolchain.core.digest import canonical
 from toolchain.core.errors import ConfigError, HostileInputError, SourceError
-from toolchain.lock import file as lockfile
-from toolchain.lock.file import Lock, LockedBase
 from toolchain.oci import descriptor as media
 from toolchain.oci import labels
 from toolchain.oci.descriptor import Descriptor
@@ -24,7 +22,9 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.place import Published
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
+from toolchain.pipeline import lockfile
 from toolchain.pipeline.fetching import fetch_for
+from toolchain.pipeline.lockfile import Lock, LockedBase
 from toolchain.pipeline.locking import lock_of, locked_source, resolve, safe_name
 from toolchain.pipeline.plan import PlanRow, plan, settled
 from toolchain.pipeline.records import read_record

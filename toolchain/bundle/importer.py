@@ -27,8 +27,6 @@ from toolchain.core.digest import write_atomically
 from toolchain.core.errors import DigestError, HostileInputError, RegistryError, UnreachableError
 from toolchain.core.locks import held
 from toolchain.core.record import KEYS, Record
-from toolchain.lock import file as lockfile
-from toolchain.lock.file import Lock, LockedBase, LockedSource
 from toolchain.oci import descriptor as media
 from toolchain.oci.blobs import MANIFEST_LIMIT
 from toolchain.oci.descriptor import Descriptor
@@ -37,6 +35,8 @@ from toolchain.oci.manifest import CONFIG_KEYS, children_of, parse_object
 from toolchain.oci.place import Place
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import Target
+from toolchain.pipeline import lockfile
+from toolchain.pipeline.lockfile import Lock, LockedBase, LockedSource
 from toolchain.pipeline.locking import refused
 from toolchain.pipeline.records import image_tag, known_record, write_record
 from toolchain.request.model import DEFAULT_GLIBC, build_command

@@ -27,7 +27,7 @@ from toolchain.request.declaration import PANELS, Option
 from toolchain.request.model import DEFAULT_GLIBC, Request
 
 if TYPE_CHECKING:
-    from toolchain.lock.file import Lock
+    from toolchain.pipeline.lockfile import Lock
 
 
 HOW = ("check", "jobs", "runner", "fresh", "kernel_store", "kernel_key", "scheduler")
@@ -280,7 +280,7 @@ def make_request(
     _note_used(request.cache, request)
     lock: Lock | None = None
     if request.locked or request.lock_file is not None:
-        from toolchain.lock.file import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
+        from toolchain.pipeline.lockfile import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
 
         lock = read(request.lock_file or Path(DEFAULT))
     choice = Choice(

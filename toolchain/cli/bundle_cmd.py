@@ -17,8 +17,8 @@ from toolchain.cli.transfers import amounts_told
 from toolchain.core import console
 from toolchain.core.cache import cache_of
 from toolchain.core.locks import in_use
-from toolchain.lock.file import DEFAULT
 from toolchain.oci.reference import parse
+from toolchain.pipeline.lockfile import DEFAULT
 from toolchain.request.model import Request
 
 DestArg = Annotated[str, typer.Argument(help="oci:DIR[:TAG] or REGISTRY/NS/NAME:TAG.", show_default=False)]

@@ -12,7 +12,7 @@ from toolchain.cli import options as o
 from toolchain.cli.build_options import HOW, with_request
 from toolchain.core import console
 from toolchain.core.errors import ConfigError
-from toolchain.lock.file import DEFAULT
+from toolchain.pipeline.lockfile import DEFAULT
 from toolchain.request.model import Request
 
 StageArg = Annotated[str, typer.Argument(help=stages.choice(), autocompletion=o.complete_stage)]

@@ -16,9 +16,9 @@ from toolchain.core import console
 from toolchain.core.cache import Cache
 from toolchain.core.digest import EPOCH, FORMAT, sha256_file, sha256_json
 from toolchain.core.errors import ConfigError, LockedError, SourceError, UnreachableError
-from toolchain.lock.diff import differences
-from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, State, read, write
 from toolchain.pipeline.fetching import fetch_for
+from toolchain.pipeline.lock_differences import differences
+from toolchain.pipeline.lockfile import Lock, LockedBase, LockedPackage, LockedPatch, LockedSource, State, read, write
 from toolchain.pipeline.records import known_record
 from toolchain.request.declaration import declared, plain
 from toolchain.request.model import Request

@@ -24,7 +24,7 @@ from toolchain.stages.triton_tree import compare, gitlink_of, head_of, submodule
 from toolchain.stages.triton_wheel import BINARY
 
 if TYPE_CHECKING:
-    from toolchain.lock.file import Lock
+    from toolchain.pipeline.lockfile import Lock
 
 WHEEL = "--source triton=pypi:3.7.1"
 # Where a value comes from, the strongest first.

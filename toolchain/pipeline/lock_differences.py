@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from toolchain.lock.file import Lock, LockedBase, LockedPackage, LockedSource
+from toolchain.pipeline.lockfile import Lock, LockedBase, LockedPackage, LockedSource
 
 _LISTED = 20  # differing packages named one by one
 
