@@ -406,6 +406,20 @@ def test_a_summary_of_many_kernels_is_short() -> None:
     assert not any("--keep-going" in text for text in lines)
 
 
+def test_a_summary_of_kernels_of_which_none_compiled_has_the_reason_and_does_not_offer_to_go_on_without_all() -> None:
+    reason = "CompilationError: at 17:14:\n    x = undefined\n        ^\nNameError('undefined is not defined')"
+    entries = tuple(Entry.of(make_rule(f"kernel_{number}"), FAILED, reason=reason) for number in range(6))
+    result = CampaignResult(entries=entries, skipped=0, partial=False, about={})
+    lines = summary(result, seconds=4.0, command="toolchain build kernels", keep_going=False)
+    assert "      6  CompilationError: at 17:14: NameError('undefined is not defined')" in lines
+    assert lines[-1] == "  toolchain build kernels"
+    assert not any("keep-going" in text for text in lines)
+    done = Entry.of(make_rule("good"), DONE, size=10)
+    result = CampaignResult(entries=(*entries, done), skipped=0, partial=False, about={})
+    lines = summary(result, seconds=4.0, command="toolchain build kernels", keep_going=False)
+    assert any("keep-going" in text for text in lines)
+
+
 def test_what_a_store_gave_is_not_told_as_tried() -> None:
     entries = tuple(Entry.of(make_rule(f"kernel_{number}"), DONE, size=10) for number in range(6))
     result = CampaignResult(entries=entries, skipped=1, partial=False, about={}, shared={"taken": 3})

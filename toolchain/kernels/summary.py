@@ -40,6 +40,12 @@ def summary(result: CampaignResult, *, seconds: float, command: str, keep_going:
         lines += ["slowest:", *(f"  {entry.seconds:7.1f} s  {_tail(entry.out, WIDTH - 13)}" for entry in timed)]
     if result.bad:
         lines += [f"{len(result.bad)} have no object:", *_reasons(result.bad)]
+    if (
+        result.bad
+        and not result.done
+        and all(entry.status != TIMEOUT and not entry.over_memory for entry in result.bad)
+    ):
+        return [*lines, "none compiled: correct the source, or take another Triton, and run again:", f"  {command}"]
     return [*lines, *_advice(result.bad, command, keep_going=keep_going)]
 
 
@@ -71,7 +77,10 @@ def _reasons(bad: Sequence[Entry]) -> list[str]:
 
 
 def _first(entry: Entry) -> str:
-    return console.one_line(entry.reason.partition("\n")[0]) or "no reason"
+    """Return the first line of a reason; where that only names a place, as Triton's do, also the last one."""
+    first, _, rest = entry.reason.strip().partition("\n")
+    last = next((line.strip() for line in reversed(rest.splitlines()) if line.strip(" ^")), "")
+    return console.one_line(f"{first} {last}" if first.endswith(":") and last else first) or "no reason"
 
 
 def _advice(bad: Sequence[Entry], command: str, *, keep_going: bool) -> list[str]:

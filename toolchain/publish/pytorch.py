@@ -300,7 +300,8 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
     faults, commits = [], {}
     version = version_of(prefix)
     if version != wanted.version:
-        faults.append(f"its header says version {version or 'nothing'}, PyTorch asks for {wanted.release}")
+        found = f"its header says version {version}" if version else "it has no header that defines a version"
+        faults.append(f"{found}, PyTorch asks for {wanted.release}")
     if not (prefix / LIBRARY).exists():
         faults.append(f"it has no {LIBRARY}, which PyTorch links")
     elif rocm:
