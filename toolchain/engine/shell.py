@@ -39,6 +39,7 @@ _TERMINAL = "/terminal"  # as the engine sees it
 _INSIDE = "/run/toolchain-terminal"
 _BEGUN, _ENDED = "@shell begun", "@shell ended"
 _CACHE = re.compile(r"--mount=type=cache,id=([^,\s]+),target=([^,\s]+)\s*")
+_BIND = re.compile(r"--mount=type=bind,(?:[^,\s]+,)*target=([^,\s]+)")
 _RUN = re.compile(r"^RUN\s", re.IGNORECASE)
 _COMMAND = re.compile(r"^RUN\s+((?:--\S+\s+)*)(.*)$", re.IGNORECASE | re.DOTALL)
 
@@ -66,6 +67,11 @@ class Step:
     options: str
     command: str
     caches: Mapping[str, str]
+
+    @property
+    def sources(self) -> list[str]:
+        """The folders in the container that hold the stages below, sources and recipes."""
+        return _BIND.findall(self.options)
 
 
 def step_of(containerfile: str) -> Step:
@@ -122,6 +128,9 @@ class Shell:
             if not overlays:
                 self.tell("no build of this stage has left a tree: its folder is empty")
             self.tell(f"the step runs: {step.command}")
+            self.tell(
+                f"sources and recipes: {', '.join(step.sources)}; kept folders: {', '.join(step.caches.values())}"
+            )
             # A RUN is one line, and what is to run may be several.
             script = base64.b64encode(self._script().encode()).decode()
             containerfile = f'{step.before}RUN {step.options}eval "$(echo {script} | base64 -d)"\n'
