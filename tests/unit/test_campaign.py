@@ -17,7 +17,7 @@ import pytest
 from tests.kernel_fixtures import FakeWorkers, make_rule
 from toolchain.core.errors import KernelError, ResourceError
 from toolchain.kernels import pool, worker_process
-from toolchain.kernels.campaign import CampaignResult, run_campaign
+from toolchain.kernels.campaign import CampaignResult, Reporting, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Ledger
 from toolchain.kernels.pool import Outcome
@@ -54,7 +54,7 @@ class Place:
                 self.out,
                 worker_tree="/src",
                 keep_going=keep_going,
-                on_count=lambda done, total, label: self.counts.append((done, total, label)),
+                reporting=Reporting(on_count=lambda done, total, label: self.counts.append((done, total, label))),
             )
 
 

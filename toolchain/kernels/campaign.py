@@ -106,6 +106,24 @@ class CampaignResult:
         ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reporting:
+    """The reports of a campaign to its caller.
+
+    Args:
+        on_count: called with rules finished, all rules, and the name of the last one.
+        on_end: called with the lines of a summary, also before failures are raised.
+        command: the command line, for advice on how to continue.
+    """
+
+    on_count: Callable[[int, int, str], None] | None = None
+    on_end: Callable[[Sequence[str]], None] | None = None
+    command: str = ""
+
+
+SILENT = Reporting()
+
+
 def run_campaign(
     rules: RuleSet | Sequence[Rule],
     executor: Executor,
@@ -114,9 +132,7 @@ def run_campaign(
     *,
     worker_tree: str,
     keep_going: bool = False,
-    on_count: Callable[[int, int, str], None] | None = None,
-    on_end: Callable[[Sequence[str]], None] | None = None,
-    command: str = "",
+    reporting: Reporting = SILENT,
     bounds: MemoryBounds | None = None,
     shared: SharedResults | None = None,
     scope: str = "",
@@ -130,9 +146,6 @@ def run_campaign(
         out: folder of the objects, `Rule.out` below it; also gets `report.json`.
         worker_tree: the source tree as the workers see it.
         keep_going: mark failed rules as known bad, an empty object and a JSON that says so, instead of raising.
-        on_count: called with rules finished, all rules, and the name of the last one.
-        on_end: called with the lines of a summary, also before failures are raised.
-        command: the command line, for advice on how to continue.
         bounds: those of the executor's workers, for the status.
         shared: stores to take results from, and to add new ones to.
         scope: see `Naming.scope`. What an earlier run compiled with another one is used, and not added to the stores.
@@ -148,9 +161,9 @@ def run_campaign(
         shared.prepare(wanted)
     out.mkdir(parents=True, exist_ok=True)
     place, began = ledger.path.with_name(STATUS), time.monotonic()
-    with Board(place, wanted, workers=executor.workers, bounds=bounds, command=command) as board:
+    with Board(place, wanted, workers=executor.workers, bounds=bounds, command=reporting.command) as board:
         todo = {rule.id: rule for rule in wanted}
-        run = _Run(wanted, todo, executor, ledger, out, worker_tree, on_count, board, shared)
+        run = _Run(wanted, todo, executor, ledger, out, worker_tree, reporting.on_count, board, shared)
         alike, earlier = ledger.begin(scope), run.earlier()
         run.to_the_end(earlier if alike else ())
         compiled_here = executor.about() or (shared.about if shared is not None else {})
@@ -161,10 +174,11 @@ def run_campaign(
             about=compiled_here if len(earlier) < len(wanted) else {},
             shared=asdict(shared.counts) if shared is not None else {},
         )
-        if on_end is not None:
-            lines = summary(result, seconds=time.monotonic() - began, command=command, keep_going=keep_going)
+        if reporting.on_end is not None:
+            seconds = time.monotonic() - began
+            lines = summary(result, seconds=seconds, command=reporting.command, keep_going=keep_going)
             where = ["to look at all of them:", f"  toolchain report {shlex.quote(str(ledger.path.parent))}"]
-            on_end([*lines, *(where if result.bad else [])])
+            reporting.on_end([*lines, *(where if result.bad else [])])
         _settle(result, ledger, out, keep_going=keep_going)
     return result
 

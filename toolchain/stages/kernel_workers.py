@@ -197,7 +197,7 @@ class Workers:
         Args:
             calls: of a wheel. What does not compile, or is refused, is for the caller to tell.
         """
-        from toolchain.kernels.campaign import run_campaign  # noqa: PLC0415 - a plan compiles nothing
+        from toolchain.kernels.campaign import Reporting, run_campaign  # noqa: PLC0415 - a plan compiles nothing
 
         return run_campaign(
             rules,
@@ -206,9 +206,11 @@ class Workers:
             self.setup.out,
             worker_tree=self.setup.source,
             keep_going=calls or self.workspace.request.keep_going,
-            on_count=on_count or self.workspace.count,
-            on_end=None if calls else _tell,
-            command=console.command(),
+            reporting=Reporting(
+                on_count=on_count or self.workspace.count,
+                on_end=None if calls else _tell,
+                command=console.command(),
+            ),
             bounds=self.bounds,
             shared=self.shared,
             scope=self.setup.naming.scope,
