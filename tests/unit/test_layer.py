@@ -159,6 +159,16 @@ def test_a_layer_of_ours_refuses_pipes_and_drops_setuid(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t", "t.tar"]
 
 
+@pytest.mark.parametrize("name", ["usr/.wh.lib", ".wh..wh..opq", "usr/.wh.d/x"])
+@pytest.mark.parametrize("normalise", [True, False])
+def test_a_tree_that_deletes_files_of_the_layers_below(tmp_path: Path, name: str, normalise: bool) -> None:
+    fill(tmp_path / "t", [name, "usr/a.wh.b"])
+    with pytest.raises(HostileInputError, match="layers below"):
+        write_layer(tmp_path / "t", tmp_path / "t.tar", normalise=normalise)
+    assert not (tmp_path / "t.tar").exists()
+    write_layer(tmp_path / "t", tmp_path / "t.tar", normalise=normalise, whiteouts=True)
+
+
 def test_a_base_keeps_modes_owners_and_pipes(tmp_path: Path) -> None:
     tree = tmp_path / "t"
     fill(tree, ["bin/su"])

@@ -106,6 +106,19 @@ def test_layers_that_lie(tmp_path: Path) -> None:
         layer_files(tmp_path / "bomb", media.LAYER)
 
 
+@pytest.mark.parametrize("names", [["a" * 5000], [f"{at}" for at in range(6)], ["a" * 40, "b" * 40]])
+def test_more_names_than_any_layer_has_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    """A gzip layer of 20 MB could name millions of empty files, which were all kept in memory."""
+    monkeypatch.setattr("toolchain.oci.layer_files.MOST", 5)
+    monkeypatch.setattr("toolchain.oci.layer_files._LARGEST_NAMES", 79)
+    path = tar(tmp_path / "t", *((name, b"") for name in names))
+    with pytest.raises(UntrustedError, match=r"a layer holds (more members|a name that is longer)"):
+        layer_files(path, media.LAYER)
+    assert len(layer_files(tar(tmp_path / "u", *((f"{at}", b"") for at in range(5))), media.LAYER)) == 5
+
+
 def _member(name: str, kind: bytes = tarfile.REGTYPE, content: bytes = b"", **more: Any) -> bytes:
     info = tarfile.TarInfo(name)
     info.type, info.size = kind, len(content)

@@ -205,7 +205,7 @@ class _Packer:
         if file is not None:
             self.file("file", source.name, title or safe_name(file.name), file, got.digest)
         else:
-            layer = write_layer(got.path, self.work / "tree.tar")
+            layer = write_layer(got.path, self.work / "tree.tar", whiteouts=True)
             packed = compress(layer, self.work / "tree.tar.gz", "gzip")
             self.file("tree", source.name, f"{source.name}.tar.gz", packed.path, packed.digest)
             layer.path.unlink()

@@ -30,6 +30,8 @@ Compression = Literal["none", "gzip", "zstd"]
 LEVELS: dict[str, int] = {"none": 0, "gzip": 9, "zstd": 19}
 MEDIA_TYPES: dict[str, str] = {"none": media.LAYER, "gzip": media.LAYER_GZIP, "zstd": media.LAYER_ZSTD}
 
+_WHITEOUT = b".wh."
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -79,7 +81,7 @@ class HashedFile(NewFile):
             super().__exit__(kind, value, at)
 
 
-def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int = 0) -> Layer:
+def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int = 0, whiteouts: bool = False) -> Layer:
     """Write the content of `tree` as a layer whose root is `tree` itself.
 
     Members are sorted by the bytes of their path, all of the time `EPOCH`; hard links point to their first name. The
@@ -90,13 +92,15 @@ def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int 
         normalise: owner 0:0, modes 0755 and 0644, no attributes, nothing but files, links and directories. Without it
             (a base's root file system) owners, modes, file capabilities and device nodes stay; sockets are left out.
         first_id: the id that is 0 in the layer, where `tree` was written in a user namespace; the next is 1, and so on.
+        whiteouts: whether names that start with `.wh.` are accepted. In an image they delete files of the layers below.
 
     Raises:
-        HostileInputError: an owner is below `first_id`, or `normalise` is set and there is a device, pipe or socket.
+        HostileInputError: an owner is below `first_id`, there is a whiteout, or `normalise` is set and there is a
+            device, pipe or socket.
         BuildError: a file changed while it was read.
     """
     with HashedFile(out) as sink:
-        _write_tree(tree, sink, normalise=normalise, first_id=first_id)
+        _write_tree(tree, sink, normalise=normalise, first_id=first_id, whiteouts=whiteouts)
     return Layer(sink.digest, sink.size, out)
 
 
@@ -130,6 +134,7 @@ def _write_tree(
     exclude: Sequence[str] = (),
     prefix: bytes = b"",
     first_id: int = 0,
+    whiteouts: bool = True,
 ) -> None:
     """Write the content of `tree` as a tar into `sink`, every name below `prefix` (see `write_layer`)."""
     if not tree.is_dir():
@@ -140,6 +145,12 @@ def _write_tree(
         sink.write(tar.Member(name=prefix, kind=tar.DIRECTORY, mode=0o755, mtime=EPOCH).header())
     for name in sorted(_names(root, b"", tuple(os.fsencode(pattern) for pattern in exclude))):
         path = os.path.join(root, name)  # noqa: PTH118 - bytes paths: names need not be UTF-8
+        if not whiteouts and name.rpartition(b"/")[2].startswith(_WHITEOUT):
+            raise HostileInputError(
+                f"{os.fsdecode(path)} would delete a file of the layers below",
+                why="a name that starts with .wh. is a whiteout of OCI images, so the file itself is never unpacked",
+                fix="rename it, or exclude it from what is installed",
+            )
         status = os.lstat(path)
         full = prefix + b"/" + name if prefix else name
         member = _member(path, full, status, normalise=normalise, first_id=first_id)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Literal, Self, cast
 
 from toolchain.core import tar_headers
 from toolchain.core.digest import CHUNK
+from toolchain.core.entry_names import LONGEST_PATH, MOST
 from toolchain.core.errors import UntrustedError
 from toolchain.core.tar_headers import CheckedHeader
 from toolchain.oci.compressed import DAMAGED, PLAIN, Readable, unpacked
@@ -21,6 +22,8 @@ from toolchain.oci.compressed import DAMAGED, PLAIN, Readable, unpacked
 _DAMAGED = (tarfile.TarError, OSError, ValueError, RecursionError, *DAMAGED)
 _GLANCE_LIMIT = 64 << 20
 _HEADER_LIMIT = 1 << 20  # long names and attributes are read whole into memory
+# The paths of a layer are kept until its end, and six bytes of a gzip layer are enough for a member.
+_LARGEST_NAMES = 256 << 20  # characters; LLVM's have a million
 _LONG = frozenset({tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK})
 # What every reader of tars takes for the same. Of the rest (global headers, sparse files, kinds that only some know)
 # one would write what another does not see.
@@ -168,6 +171,7 @@ def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, t
     tar_headers.require()
     known: set[str] = set()
     folders: dict[str, bool] = {}
+    names = 0
     with (
         unpacked(path, media_type) as plain,
         tarfile.open(fileobj=cast("Any", stream := _Watched(plain)), mode="r|", tarinfo=LayerMember) as tar,
@@ -175,6 +179,10 @@ def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, t
         for member in tar:
             cast("Any", tar).members = []  # tarfile keeps every member for a look-up that a stream never makes
             name = _name(member)
+            names += len(name) + len(member.linkname)
+            if len(folders) >= MOST or names > _LARGEST_NAMES:
+                why = f"more than {MOST} members, or {_LARGEST_NAMES} characters of names"
+                raise UntrustedError("a layer holds more members than any real one", why=why)
             if name in folders:
                 raise UntrustedError(f"a layer holds {name} twice", why=path.name)
             folders[name] = member.isdir()
@@ -194,6 +202,8 @@ def _name(member: tarfile.TarInfo) -> str:
     """The path of a member, which must be written in the one way that leaves nothing to interpret."""
     if any(key.startswith("GNU.sparse") for key in member.pax_headers):
         raise UntrustedError("a layer holds a sparse file", why="readers disagree about it")
+    if max(len(member.name), len(member.linkname)) > LONGEST_PATH:
+        raise UntrustedError("a layer holds a name that is longer than a path", why=f"{shown(member.name[:100])} …")
     name = member.name.removeprefix("./")
     if name not in {"", "."} and not {"", ".", ".."}.isdisjoint(name.split("/")):
         raise UntrustedError(f"a layer holds a name that is not a plain path: {shown(member.name)}")
