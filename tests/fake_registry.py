@@ -45,6 +45,7 @@ class FakeRegistry(ThreadingHTTPServer):
         self.seen: list[str] = []
         self.before_put: Callable[[str], None] | None = None
         self.statuses: dict[str, list[int]] = {}  # answers instead, by "VERB pattern"
+        self.instead: dict[str, list[bytes]] = {}  # manifests that it answers with first, by "VERB reference"
         self.lock = threading.Lock()
 
     @property
@@ -140,6 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "PUT":
             with registry.lock:
                 kind, content = registry.manifests.get(name, ("", b""))
+                if other := registry.instead.get(f"{self.command} {name}"):
+                    content = other.pop(0)
             digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
             self._answer(200 if kind else 404, content, Content_Type=kind, Docker_Content_Digest=digest)
             return

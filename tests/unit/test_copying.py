@@ -160,3 +160,32 @@ def test_tags_of_image_and_files_are_written_last(published: Published, api: boo
     named = [str(parse(ref).tag) for ref in (*done.files.refs, *done.refs)]
     assert len(named) == 4
     assert puts[-4:] == named
+
+
+def test_a_source_whose_tag_moves_during_the_copy(published: Published, tmp_path: Path) -> None:
+    """What is copied is what was verified, and the tag that names something else now is left out."""
+    with fake_registry() as first, fake_registry() as second:
+        copy(LayoutRef(published.folder), RegistryRef(first.host, "ns"), tmp_path)
+        content = first.manifests["latest"][1]
+        other = content.replace(b"{", b"{ ", 1)
+        first.instead["GET latest"] = [content, other, other]
+        source = RegistryRef(first.host, "ns").image(published.name)
+        copied = copy(source, RegistryRef(second.host, "ns"), tmp_path)
+        assert len(first.instead["GET latest"]) < 2, "the tag was asked for again"
+        assert copied.digest == published.delivered.digest
+        assert "latest" not in second.manifests
+        assert other not in [value for _, value in second.manifests.values()]
+
+
+def test_a_destination_that_says_it_has_what_it_lacks(published: Published, tmp_path: Path) -> None:
+    """HEAD names the digest of the new image, while the tag still gives an older one."""
+    with fake_registry() as registry:
+        dest = RegistryRef(registry.host, "ns")
+        copy(LayoutRef(published.folder), dest, tmp_path)
+        kind, content = registry.manifests["latest"]
+        older = content.replace(b"{", b"{ ", 1)
+        registry.manifests["latest"] = (kind, older)
+        registry.instead["HEAD latest"] = [content]
+        with pytest.raises(DigestError, match="is not what was published"):
+            copy(LayoutRef(published.folder), dest, tmp_path)
+        assert registry.instead["HEAD latest"] == []

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import FILES, Stand, ed25519_signer, image_facts, small_image
+from tests.fake_registry import fake_registry
+from tests.places import attach, publish, referrers
 from toolchain.catalog.base_ref import parse_base
 from toolchain.core.cache import Cache
 from toolchain.core.digest import canonical
@@ -18,7 +20,7 @@ from toolchain.core.errors import ConfigError, EngineError, RegistryError, Sourc
 from toolchain.oci import descriptor as media
 from toolchain.oci.image import write_index
 from toolchain.oci.layout import Layout
-from toolchain.oci.reference import LayoutRef, parse
+from toolchain.oci.reference import LayoutRef, RegistryRef, parse
 from toolchain.pipeline.plan import find
 from toolchain.pipeline.records import read_record
 from toolchain.pipeline.reuse import Reuse, make_reuse, reference, take
@@ -365,3 +367,28 @@ def test_names(shelf: Shelf) -> None:
     image = shelf.planned.image
     assert str(reference(parse("ghcr.io/own/ns"), shelf.planned)) == f"ghcr.io/own/ns/{image}:{short}"
     assert str(reference(parse("oci:/out"), shelf.planned)) == f"oci:/out:{image}.{short}"
+
+
+@pytest.mark.parametrize("good_first", [True, False])
+def test_a_tag_that_names_another_image_the_second_time(tmp_path: Path, good_first: bool) -> None:
+    """What was read first decides, and the digest of those bytes is what the record names."""
+    shelf = Shelf(tmp_path)
+    stand = shelf.stand
+    older = write_index(stand.layout, [small_image(stand.layout, stand.work, files={"usr/lib64/thing/x": b"old"})])
+    with fake_registry() as server:
+        tag = str(reference(RegistryRef(server.host, "ns"), shelf.planned).tag)
+        ref = RegistryRef(server.host, f"ns/{shelf.planned.image}")
+        publish(stand.layout, older, ref.at(tag="older"))
+        publish(stand.layout, stand.index, ref.at(tag=tag))
+        attach(stand.layout, referrers(stand.ref, stand.manifest.digest), ref)
+        good, bad = (server.manifests[name][1] for name in (tag, "older"))
+        server.instead[f"GET {tag}"] = [good, *[bad] * 9] if good_first else [bad, *[good] * 9]
+        reuse = Reuse(place=RegistryRef(server.host, "ns"), key=stand.signer.public, only=True)
+        if good_first:
+            built = take(shelf.request, shelf.planned, reuse)
+            assert built is not None
+            assert built.taken_from.endswith(f"@{stand.manifest.digest}")
+        else:
+            with pytest.raises(UntrustedError, match="does not verify"):
+                take(shelf.request, shelf.planned, reuse)
+            shelf.nothing_came()

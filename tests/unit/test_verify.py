@@ -433,3 +433,41 @@ def test_a_tag_that_moves_while_it_is_pulled(stand: Stand, tmp_path: Path, monke
             top = fetch_image(ref, own, registry=registry)
             assert top.digest == expected.digest
             assert verify(ref, own, top, key=stand.signer.public, registry=registry, now=NOW).verdict == verdict
+
+
+def test_an_older_image_under_a_tag(stand: Stand, tmp_path: Path) -> None:
+    """A registry can serve what the key signed before. Age and inputs tell it from the newer image; the name cannot."""
+    stand.say_all()
+    older = stand.image_facts.record
+    newer = image_facts(inputs={**older.inputs, "base": f"sha256:{'e' * 64}"}, finished=FINISHED + 9 * 86400)
+    other = Stand(Layout(tmp_path / "newer"), tmp_path / "w", newer, stand.signer)
+    other.say_all()
+    assert look(other, max_age=5, input_digest=newer.record.input_digest).verdict == "trusted"
+    assert look(stand).verdict == "trusted", "it is what the key says that it is"
+    assert "longer ago than 5 days" in wrong(look(stand, max_age=5))
+    assert newer.record.input_digest in wrong(look(stand, input_digest=newer.record.input_digest))
+    assert look(stand, image=newer.record.image).verdict == "trusted", "two builds of one name differ in their inputs"
+
+
+def test_referrers_that_change_while_an_image_is_verified(stand: Stand) -> None:
+    """The list is asked for once, and what is believed is the bytes that were read once."""
+    stand.say_all()
+    with fake_registry() as server, Registry(server.host, login="") as registry:
+        ref = RegistryRef(server.host, "x", "t")
+        publish(stand.layout, stand.index, ref, registry=registry)
+        attach(stand.layout, referrers(stand.ref, stand.manifest.digest), ref, registry=registry)
+        whole = server.referrers
+        answers: list[str] = []
+
+        def once(subject: str) -> list[dict[str, Any]]:
+            found = [] if subject in answers else whole(subject)
+            answers.append(subject)
+            return found
+
+        server.referrers = once  # type: ignore[method-assign]
+        verdict = verify(ref, stand.layout, stand.index, key=stand.signer.public, registry=registry, now=NOW)
+        assert verdict.verdict == "trusted"
+        assert len(answers) == len(set(answers))
+        assert "nothing signed" in wrong(
+            verify(ref, stand.layout, stand.index, key=stand.signer.public, registry=registry, now=NOW)
+        )
