@@ -436,7 +436,7 @@ def test_a_tag_that_moves_while_it_is_pulled(stand: Stand, tmp_path: Path, monke
 
 
 def test_an_older_image_under_a_tag(stand: Stand, tmp_path: Path) -> None:
-    """A registry can serve what the key signed before. Age and inputs tell it from the newer image; the name cannot."""
+    """A registry can serve what the key signed before. Age and inputs tell it from the newer image, names do not."""
     stand.say_all()
     older = stand.image_facts.record
     newer = image_facts(inputs={**older.inputs, "base": f"sha256:{'e' * 64}"}, finished=FINISHED + 9 * 86400)

@@ -529,3 +529,17 @@ def test_a_json_that_has_no_end_is_not_read(tmp_path: Path) -> None:
 def test_metadata_of_millions_of_empty_values_is_refused() -> None:
     with pytest.raises(ValueError, match="too many"):
         messagepack.unpack(b"\xdd\x00\x3d\x09\x00" + b"\x80" * 4_000_000)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["s_branch 65535"], {0: 0xFFFF}),
+        (["s_cbranch_scc0 65535", "s_endpgm"], {0: 0xFFFF}),
+        (["s_barrier", "s_branch 65534"], {1: 0xFFFE}),
+        (["s_branch 0", "s_branch 65534"], {0: 0, 1: 0xFFFE}),
+    ],
+)
+def test_loops_of_nothing_but_branches_are_stopped(lines: list[str], words: dict[int, int]) -> None:
+    with pytest.raises(FaultyKernelError, match="does not end"):
+        workgroup(program("gfx942", lines, words)).run(reverse=False, limits=Limits(instructions=1000))
