@@ -19,7 +19,8 @@ from toolchain.kernels.aotriton_plan import parse_signature, read_plan
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Entry
 from toolchain.kernels.rules import RuleSet
-from toolchain.stages.aotriton_images import KernelImages, compare, upstream_arguments
+from toolchain.stages.aotriton_comparison import Answer, compare, read_answers
+from toolchain.stages.aotriton_images import KernelImages, upstream_arguments
 
 
 def entry(
@@ -31,8 +32,10 @@ def entry(
     )  # fmt: skip
 
 
-def answer(sha256: str = "", *, code: int = 0, status: str = "", error: str = "") -> dict[str, object]:
-    return {"sha256": sha256, "size": len(sha256), "code": code, "status": status, "error": error, "reason": "said"}
+def answer(sha256: str = "", *, code: int = 0, status: str = "", error: str = "") -> Answer:
+    return Answer(
+        id="x", code=code, status=status, sha256=sha256, size=len(sha256), error=error, reason="the last lines"
+    )
 
 
 def test_upstreams_script_is_given_the_signature_it_wrote(tmp_path: Path) -> None:
@@ -63,7 +66,7 @@ def test_the_same_bytes_and_the_same_failures_pass() -> None:
         ({"a": answer("ff"), "b": answer("dd")}, r"b failed here \(TypeError: boom\), an object there"),
     ],
 )
-def test_other_bytes_and_a_failure_of_our_own_are_told(answers: dict[str, dict[str, object]], pattern: str) -> None:
+def test_other_bytes_and_a_failure_of_our_own_are_told(answers: dict[str, Answer], pattern: str) -> None:
     with pytest.raises(ContractError) as caught:
         compare([entry("a", "done", "ff")], [entry("b", "failed")], answers)
     assert re.search(pattern, caught.value.why)
@@ -100,7 +103,7 @@ def test_other_bytes_and_a_failure_of_our_own_are_told(answers: dict[str, dict[s
     ],
 )
 def test_only_the_same_failure_is_alike(
-    status: str, reason: str, exit_code: int | None, there: dict[str, object], alike: bool
+    status: str, reason: str, exit_code: int | None, there: Answer, alike: bool
 ) -> None:
     bad = [entry("b", status, reason=reason, exit_code=exit_code)]
     if alike:
@@ -153,3 +156,14 @@ def test_a_kernel_that_was_stopped_for_its_memory_is_not_given_to_upstreams_scri
     images = KernelImages(folder, tmp_path / "t", "image", workspace)
     assert images.against_upstream(RuleSet(rules, total=3), result)["failures"] == 1
     assert [(row["id"], row["timeout"]) for row in sent] == [(good.id, 0), (late.id, 60.0)]
+
+
+@pytest.mark.parametrize("printed", ["garbage", "[]", '{"id": 7}', '{"id": "x", "code": "0"}', "[" * 10**5])
+def test_what_is_no_answer_of_the_script_is_told(printed: str) -> None:
+    with pytest.raises(ContractError, match="no result"):
+        read_answers(printed)
+
+
+def test_a_rule_without_an_answer_is_told() -> None:
+    with pytest.raises(ContractError, match="no result"):
+        compare([entry("a", "done", "ff")], [], {})

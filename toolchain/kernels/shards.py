@@ -15,6 +15,7 @@ from typing import Any
 from toolchain.core import strict_json
 from toolchain.core.digest import canonical, sha256_json
 from toolchain.core.errors import ConfigError, KernelError
+from toolchain.core.typed import typed
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry
 from toolchain.kernels.result_store import DamagedError, KernelStore, UnsignedError, opened, sealed
 from toolchain.kernels.rules import Rule, RuleSet
@@ -192,9 +193,13 @@ def _marks(store: KernelStore, shared: SharedResults, identity: Mapping[str, Any
 
 def _bad(mark: Mapping[str, Any]) -> list[Entry]:
     try:
-        rows = [Entry(**{**row, "bitcode": ()}) for row in mark["bad"]]
-    except (KeyError, TypeError) as error:
-        raise ConfigError("the mark of a shard is malformed", why=repr(error), fix="run that shard again") from error
+        rows = [typed(Entry, {**row, "bitcode": ()}) for row in mark["bad"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            "the mark of a shard is malformed",
+            why="its list of failed kernels has not the form that a shard writes",
+            fix="run that shard again",
+        ) from error
     return [entry for entry in rows if entry.status in {FAILED, TIMEOUT}]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -23,9 +22,9 @@ from toolchain.core.recipe import Mount
 from toolchain.kernels.aks2 import read_archive
 from toolchain.kernels.aotriton_plan import Archive, BarePlan, Cluster, read_plan
 from toolchain.kernels.bounds import patience
-from toolchain.kernels.campaign import KNOWN_BAD, CampaignResult
+from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.launches import launch_files
-from toolchain.kernels.ledger import TIMEOUT, Entry, Ledger
+from toolchain.kernels.ledger import TIMEOUT, Ledger
 from toolchain.kernels.pool import CompileSetup
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.result_store import LARGEST_METADATA, LARGEST_OBJECT
@@ -33,6 +32,7 @@ from toolchain.kernels.rules import Rule, RuleSet, cut
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
 from toolchain.stages import kernel_workers
+from toolchain.stages.aotriton_comparison import compare, read_answers
 from toolchain.stages.aotriton_inside import OBJECTS, lay_copies, lay_objects
 from toolchain.stages.kernel_check import check_numbers
 from toolchain.stages.kernel_workers import (
@@ -262,8 +262,7 @@ class KernelImages:
             ],
         }
         done = self._run("upstream.py", [], job, [], path=SITE)
-        answers = {row["id"]: row for row in map(strict_json.read, done.stdout.strip().splitlines())}
-        return compare(chosen, bad, answers)
+        return compare(chosen, bad, read_answers(done.stdout))
 
     def _run(
         self, script: str, words: Sequence[str], job: Mapping[str, Any], mounts: Sequence[Mount], *, path: str
@@ -319,50 +318,6 @@ def upstream_arguments(rule: Rule, word: str = "") -> list[str]:
         "--num_warps", str(rule.num_warps), "--num_stages", str(rule.num_stages),
         "--waves_per_eu", str(rule.waves_per_eu), "--target", word or rule.target, "--signature", signature,
     ]  # fmt: skip
-
-
-def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Compare entries of the campaign with what upstream's script made of the same rules; see `against_upstream`."""
-    differing = [
-        f"{entry.out}: {entry.sha256[:16]} here, {str(answers[entry.id]['sha256'])[:16] or 'nothing'} by upstream's"
-        for entry in chosen
-        if answers[entry.id]["sha256"] != entry.sha256
-    ]
-    unlike = [
-        f"{entry.out} {entry.status} here ({_first(entry.reason) or 'no reason'}), {_there(answers[entry.id])} there"
-        for entry in bad
-        if not _alike(entry, answers[entry.id])
-    ]
-    if differing or unlike:
-        raise ContractError(
-            f"{len(differing)} of {len(chosen)} sampled kernels differ from what AOTriton's own script makes, and "
-            f"{len(unlike)} of {len(bad)} failures differ there",
-            why="\n".join([*differing, *unlike][:20]),
-            fix="report this with the log; --no-contract skips the comparison, and compiles nothing again",
-        )
-    return {"sampled": len(chosen), "equal": len(chosen), "failures": len(bad), "alike": len(bad)}
-
-
-def _first(reason: str) -> str:
-    return (reason.splitlines() or [""])[0][:200]
-
-
-def _there(answer: Mapping[str, Any]) -> str:
-    return "an object" if answer["size"] else f"{answer['error'] or _first(answer['reason'])} (code {answer['code']})"
-
-
-def _alike(entry: Entry, answer: Mapping[str, Any]) -> bool:
-    """Whether upstream's script failed as the campaign did. A different failure proves nothing."""
-    if answer["size"]:
-        return False
-    if entry.status == TIMEOUT:
-        return bool(answer["status"] == KNOWN_BAD[TIMEOUT])
-    if entry.exit_code is not None:
-        return bool(answer["code"] == entry.exit_code)
-    if kind := re.match(r"[A-Za-z_][\w.]*(?=:|$)", _first(entry.reason)):
-        return bool(answer["code"] != 0 and str(answer["error"]).partition(":")[0] == kind[0])
-    # The campaign's own check refused the object.
-    return bool(answer["code"] == 0)
 
 
 def packed(plan: BarePlan, clusters: Sequence[Cluster]) -> list[Archive]:

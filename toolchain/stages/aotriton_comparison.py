@@ -1,0 +1,110 @@
+"""The comparison of a campaign's kernels with what AOTriton's own compile script makes of the same rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolchain.core import strict_json
+from toolchain.core.errors import ContractError
+from toolchain.core.typed import TypedError, typed
+from toolchain.kernels.campaign import KNOWN_BAD
+from toolchain.kernels.ledger import TIMEOUT, Entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The answer of `aotriton/upstream.py` about one rule.
+
+    Args:
+        code: the exit code of upstream's script.
+        status: `compile_status` of the JSON that the script wrote; empty without one.
+        sha256: 64 hex digits of the object; empty without one.
+        size: bytes of the object.
+        error: the line of the exception that ended the script.
+        reason: the last lines that the script printed.
+    """
+
+    id: str
+    code: int
+    status: str
+    sha256: str
+    size: int
+    error: str
+    reason: str
+
+
+def read_answers(printed: str) -> dict[str, Answer]:
+    """Return the answers by rule. A hostile tree runs beside what prints them, so each is checked.
+
+    Raises:
+        ContractError: a line is no answer.
+    """
+    try:
+        answers = [typed(Answer, strict_json.read(line)) for line in printed.strip().splitlines()]
+    except (TypedError, ValueError, RecursionError) as error:
+        raise _malformed("a line that it printed is no answer") from error
+    return {answer.id: answer for answer in answers}
+
+
+def _malformed(why: str) -> ContractError:
+    return ContractError(
+        "the comparison with AOTriton's own script gave no result",
+        why=why,
+        fix="see the log; --no-contract skips the comparison, and compiles nothing again",
+    )
+
+
+def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str, Answer]) -> dict[str, Any]:
+    """Compare entries of the campaign with what upstream's script made of the same rules.
+
+    Returns:
+        `{"sampled", "equal", "failures", "alike"}`, counts.
+
+    Raises:
+        ContractError: an object has other bytes, a rule that failed here compiles there, or an answer is missing.
+    """
+    if missing := [entry.out for entry in (*chosen, *bad) if entry.id not in answers]:
+        raise _malformed(f"no answer about {missing[0]}")
+    differing = [
+        f"{entry.out}: {entry.sha256[:16]} here, {answers[entry.id].sha256[:16] or 'nothing'} by upstream's"
+        for entry in chosen
+        if answers[entry.id].sha256 != entry.sha256
+    ]
+    unlike = [
+        f"{entry.out} {entry.status} here ({_first(entry.reason) or 'no reason'}), {_there(answers[entry.id])} there"
+        for entry in bad
+        if not _alike(entry, answers[entry.id])
+    ]
+    if differing or unlike:
+        raise ContractError(
+            f"{len(differing)} of {len(chosen)} sampled kernels differ from what AOTriton's own script makes, and "
+            f"{len(unlike)} of {len(bad)} failures differ there",
+            why="\n".join([*differing, *unlike][:20]),
+            fix="report this with the log; --no-contract skips the comparison, and compiles nothing again",
+        )
+    return {"sampled": len(chosen), "equal": len(chosen), "failures": len(bad), "alike": len(bad)}
+
+
+def _first(reason: str) -> str:
+    return (reason.splitlines() or [""])[0][:200]
+
+
+def _there(answer: Answer) -> str:
+    return "an object" if answer.size else f"{answer.error or _first(answer.reason)} (code {answer.code})"
+
+
+def _alike(entry: Entry, answer: Answer) -> bool:
+    """Return whether upstream's script failed as the campaign did. A different failure proves nothing."""
+    if answer.size:
+        return False
+    if entry.status == TIMEOUT:
+        return answer.status == KNOWN_BAD[TIMEOUT]
+    if entry.exit_code is not None:
+        return answer.code == entry.exit_code
+    if kind := re.match(r"[A-Za-z_][\w.]*(?=:|$)", _first(entry.reason)):
+        return answer.code != 0 and answer.error.partition(":")[0] == kind[0]
+    # The campaign's own check refused the object.
+    return answer.code == 0
