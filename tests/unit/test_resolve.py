@@ -16,9 +16,11 @@ from tests.at_once import failures
 from tests.request_fixtures import specs
 from toolchain.core import digest
 from toolchain.core.cache import Cache
-from toolchain.core.digest import sha256_file
+from toolchain.core.digest import sha256_file, sha256_json
 from toolchain.core.errors import DigestError, HostileInputError, SourceError, UnreachableError, UnsupportedError
+from toolchain.pipeline.fetching import patches_as_they_are
 from toolchain.request import model as request_module
+from toolchain.request.model import Request
 from toolchain.sources import distro, pypi, resolve
 from toolchain.sources.distro import known_packages
 from toolchain.sources.pypi import PypiFile, known_files
@@ -330,6 +332,44 @@ def test_patched(tmp_path: Path, checkout: Path, cache: Cache) -> None:
     assert (got.path / "mlir" / "CMakeLists.txt").read_text() == "new\n"
     assert (plain.path / "mlir" / "CMakeLists.txt").read_text() == "old\n"
     assert got.digest == plain.digest, "patches count apart"
+
+
+def test_a_patch_that_changes_before_it_is_applied(
+    tmp_path: Path, checkout: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tree in the store would bear the digest of the earlier patch, and later builds would take it."""
+    text = "--- a/mlir/CMakeLists.txt\n+++ b/mlir/CMakeLists.txt\n@@ -1 +1 @@\n-old\n+new\n"
+    patch = tmp_path / "p"
+    patch.write_text(text)
+    source = locate("thing", parse_source_spec(str(checkout)), cache=cache)
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(resolve, "_keep", lambda *_: None)
+
+        def edited(what: object) -> str:
+            patch.write_text(text.replace("+new", "+evil"))
+            return sha256_json(what)
+
+        meanwhile.setattr(resolve, "sha256_json", edited)
+        with pytest.raises(SourceError, match="was changed while it was copied"):
+            fetch_source(source, cache=cache, offline=True, patches=[patch])
+    patch.write_text(text)
+    got = fetch_source(source, cache=cache, offline=True, patches=[patch])
+    assert (got.path / "mlir" / "CMakeLists.txt").read_text() == "new\n"
+
+
+def test_a_build_reads_its_patches_once(tmp_path: Path, cache: Cache) -> None:
+    patches = tuple(tmp_path / name / "same name.patch" for name in "ab")
+    for patch in patches:
+        patch.parent.mkdir()
+        patch.write_text(f"{patch}")
+    with patches_as_they_are(Request(cache=cache, patches={"llvm": patches})) as kept:
+        for patch in patches:
+            patch.write_text("edited during the build")
+        assert [path.read_text() for path in kept.patches["llvm"]] == [f"{patch}" for patch in patches]
+        assert [path.name for path in kept.patches["llvm"]] == ["same name.patch"] * 2
+    assert list(cache.work.iterdir()) == []
+    with patches_as_they_are(request := Request(cache=cache)) as same:
+        assert same is request
 
 
 def test_offline_names_what_is_missing(cache: Cache) -> None:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from toolchain.core.locks import in_use
 from toolchain.request.model import Request
+from toolchain.sources.edits import shipped
+from toolchain.sources.patch import copy_tree
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.tree import FetchedSource, Source
 
@@ -23,3 +32,28 @@ def fetch_for(request: Request, source: Source, *, patched: bool = False, verify
         mirrors=request.mirrors,
         tests=request.takes_tests(source.name),
     )
+
+
+@contextlib.contextmanager
+def patches_as_they_are(request: Request) -> Iterator[Request]:
+    """Copy the user's patches, and give the request that names the copies.
+
+    Inputs, tree and record of a stage read a patch at different times, and a user may edit it during the build.
+    """
+    own = {edits.path for edits in shipped()}
+    if own.issuperset(path for paths in request.patches.values() for path in paths):
+        yield request
+        return
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(in_use(request.cache, make=True))
+        request.cache.work.mkdir(parents=True, exist_ok=True)
+        top = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=request.cache.work, prefix="patches-")))
+
+        def copied(path: Path) -> Path:
+            if path in own:
+                return path
+            copy = Path(tempfile.mkdtemp(dir=top)) / path.name
+            copy_tree(path.resolve(), copy)
+            return copy
+
+        yield replace(request, patches={name: tuple(map(copied, paths)) for name, paths in request.patches.items()})

@@ -18,7 +18,7 @@ from toolchain.core.errors import BuildError, PolicyError, ToolchainError, Unrea
 from toolchain.core.locks import held, in_use
 from toolchain.core.process import CommandError
 from toolchain.pipeline.compiler_cache import key_of
-from toolchain.pipeline.fetching import fetch_for
+from toolchain.pipeline.fetching import fetch_for, patches_as_they_are
 from toolchain.pipeline.plan import PlanRow, ask_tags, find, online_in, plan, tritons, undecided_in
 from toolchain.pipeline.prefetch import Prefetch
 from toolchain.pipeline.records import known_record, record_as_it_is, tell_unread
@@ -65,13 +65,13 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
     # What may come finished from elsewhere needs no sources.
     building = [row.planned for row in rows if row.to_build or _again(request, row.planned)]
     sources = [source for planned in building if reuse is None for source in planned.sources]
-    fetching = Prefetch(request, sources)
     first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
-    run = _Run(first=first, prefetch=fetching, reuse=reuse, ready=ready)
     results: dict[str, Built] = {}
-    for of_arch in by_arch(request):
-        for built in _build_stages(of_arch, target, run):
-            results.setdefault(built.input_digest, built)
+    with patches_as_they_are(request) as kept:
+        run = _Run(first=first, prefetch=Prefetch(kept, sources), reuse=reuse, ready=ready)
+        for of_arch in by_arch(kept):
+            for built in _build_stages(of_arch, target, run):
+                results.setdefault(built.input_digest, built)
     return list(results.values())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -323,11 +324,21 @@ def _keep(file: Path, digest: str, store: Store, cache: Cache) -> Path:
 
 
 def _patched(source: FetchedSource, patches: Sequence[Path], store: Store, how: _How) -> Path:
-    stack = sha256_json([sha256_file(patch) for patch in patches])
+    digests = [sha256_file(patch) for patch in patches]
+    stack = sha256_json(digests)
     part = f"{how.part.name}\npatches {stack}"
     brought = store.brought(source.digest, part=how.part.name)
 
     def unpack(dest: Path) -> None:
-        apply_patches(source.path, patches, dest)
+        store.partial.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=store.partial, prefix="patches-") as folder:
+            copies = []
+            for number, (patch, digest) in enumerate(zip(patches, digests, strict=True)):
+                copies.append(Path(folder) / f"{number}" / patch.name)
+                copies[-1].parent.mkdir()
+                copy_tree(patch.resolve(), copies[-1])
+                if sha256_file(copies[-1]) != digest:  # else the tree would bear another patch's digest
+                    raise SourceError(f"{patch} was changed while it was copied", fix="run the command again")
+            apply_patches(source.path, copies, dest)
 
     return store.tree(source.digest, unpack, part=part, verify=how.verify, brought=brought, take_brought=brought)
