@@ -46,17 +46,26 @@ fi
 # The check's program uses C++ functions that MLIR renames. Its syntax is checked as soon as the generated headers exist,
 # because a function that is missing would otherwise show after hours.
 source=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$tree/CMakeCache.txt" 2>/dev/null || :)
-if ninja -C "$tree" -t query mlir-headers >/dev/null 2>&1 && [ -d "$source/../mlir/include" ]; then
-  set -- mlir-headers
+# MLIR names the targets of its generated headers ...IncGen, and not all of them are below `mlir-headers` in every release.
+headers=$(ninja -C "$tree" -t targets all 2>/dev/null | sed -n 's/^\([A-Za-z0-9_]*IncGen\|mlir-headers\): phony$/\1/p' | grep -v Test || :)
+if [ -n "$headers" ] && [ -d "$source/../mlir/include" ]; then
   for target in intrinsics_gen omp_gen acc_gen target_parser_gen vt_gen; do
-    if ninja -C "$tree" -t query "$target" >/dev/null 2>&1; then set -- "$@" "$target"; fi
+    if ninja -C "$tree" -t query "$target" >/dev/null 2>&1; then headers="$headers $target"; fi
   done
-  ninja -C "$tree" ${JOBS:+-j"$JOBS"} "$@"
+  # shellcheck disable=SC2086  # targets are words
+  ninja -C "$tree" ${JOBS:+-j"$JOBS"} $headers
   lld=
   if [ "${LLD:-OFF}" = ON ]; then lld=-DCONTRACT_LLD; fi
   "${cxx:-c++}" -std=c++17 -fno-rtti -fsyntax-only -w -D__STDC_CONSTANT_MACROS -D__STDC_FORMAT_MACROS -D__STDC_LIMIT_MACROS \
     $lld -I"$source/include" -I"$source/../mlir/include" -I"$source/../lld/include" -I"$tree/include" \
     -I"$tree/tools/mlir/include" "$here/use.cpp" >"$work.log" 2>&1 || {
+    # A generated header that no target here makes is no fault of the layer; then the contract check itself decides.
+    if grep -q -e "'[^']*\.inc' file not found" "$work.log"; then
+      grep -m 1 -e error: "$work.log" >&2
+      echo "toolchain: the contract check's program is not checked before the build, because that header is not made yet" >&2
+      rm -rf "$work" "$work.log"
+      exit 0
+    fi
     grep -m 20 -e error: "$work.log" >&2 || tail -n 20 "$work.log" >&2
     echo "toolchain: the contract check's program does not compile against this MLIR; the layer itself may be right" >&2
     echo "toolchain: llvm-config/contract/use.cpp has the names that it knows" >&2
