@@ -122,3 +122,19 @@ def test_what_does_not_belong_is_refused(
         place.import_bundle()
     assert says in str(caught.value)
     nothing_counts(place)
+
+
+@pytest.mark.parametrize("what", ["index.json", "blobs/sha256", "a blob"])
+def test_links_in_the_folder_of_a_bundle_are_not_followed(place: Place, tmp_path: Path, what: str) -> None:
+    """A folder that someone else fills may name any file of this machine."""
+    place.export()
+    layout = Layout(place.out.path)
+    value = layout.read_json(layout.resolve(f"bundle-{place.target}"))
+    link = layout.blob(first_file(value)["digest"]) if what == "a blob" else layout.root / what
+    away = tmp_path / "away"
+    link.rename(away)
+    link.symlink_to(away)
+    with pytest.raises(ToolchainError) as refused:
+        place.import_bundle()
+    assert refused.value.code in {13, 17, 5, 18, 3}, refused.value.code
+    nothing_counts(place)
