@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from toolchain.catalog.architectures import emulator, this_machine
@@ -49,12 +48,8 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
         tell_unread(request.cache)
     for row in rows:
         _allowed(request, row.planned, row.built)
-    # With `reuse` all of it may come from elsewhere; then this waits for the first stage that does not.
-    ready = functools.cache(
-        lambda: _ready(request, rows if reuse is None else plan(request, target, proved=request.contract))
-    )
     if reuse is None:
-        ready()
+        _ready(request, rows)
     rows = _looked_into(request, target, rows, fetch=reuse is None)
     if reuse is None and (names := undecided_in(rows, request)):
         raise PolicyError(
@@ -68,7 +63,7 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
     first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
     results: dict[str, Built] = {}
     with patches_as_they_are(request) as kept:
-        run = _Run(first=first, prefetch=Prefetch(kept, sources), reuse=reuse, ready=ready)
+        run = _Run(first=first, prefetch=Prefetch(kept, sources), reuse=reuse, request=request, rows=rows)
         for of_arch in by_arch(kept):
             for built in _build_stages(of_arch, target, run):
                 results.setdefault(built.input_digest, built)
@@ -98,12 +93,29 @@ class _Run:
 
     Args:
         first: how each stage was planned before anything was built, by architecture and name.
+        request: the request for all architectures.
+        rows: the plan.
+        finished: the stages that are built or taken, by architecture and name.
+        checked: not empty once `ready` was called.
     """
 
     first: Mapping[tuple[str, str], Planned]
     prefetch: Prefetch
     reuse: Reuse | None
-    ready: Callable[[], None]
+    request: Request
+    rows: Sequence[PlanRow]
+    finished: set[tuple[str, str]] = field(default_factory=set)
+    checked: list[bool] = field(default_factory=list)
+
+    def ready(self) -> None:
+        """Check once what the remaining stages need of this machine.
+
+        With `reuse` every stage may come from elsewhere, so the check waits for the first stage that does not.
+        """
+        if self.reuse is not None and not self.checked:
+            self.checked.append(True)
+            left = [row for row in self.rows if (row.arch or this_machine(), row.planned.name) not in self.finished]
+            _ready(self.request, left)
 
 
 def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
@@ -122,7 +134,8 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
         built = None if again else find(request.cache, planned, proved=own.contract)
         if built is None:
             with in_use(request.cache, make=True), stage_lock(request.cache, planned):
-                # The one we waited for may have made it, and only then a base has a digest to be found by.
+                # Another process may have built it meanwhile. A base is planned again, because its digest is known only
+                # after its build.
                 if planned.input_digest is None or planned.online:
                     planned = stage.plan(own, planned_below)
                 built = None if again else find(request.cache, planned, proved=own.contract)
@@ -144,6 +157,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
         within_lock(request, [built.planned])
         stands = planned is first and built.planned == first
         before[stage.name] = built
+        run.finished.add((own.arch[0], stage.name))
     return list(before.values())
 
 
