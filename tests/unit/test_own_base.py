@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.evidence_fixtures import small_image
+from toolchain.catalog.architectures import this_machine
+from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import load_bases
 from toolchain.core.cache import Cache
+from toolchain.core.errors import UntrustedError
 from toolchain.core.recipe import root
-from toolchain.pipeline.own_base import Need, Way, needs, needs_of, users_of
+from toolchain.oci.image import write_index
+from toolchain.oci.layout import Layout
+from toolchain.pipeline.own_base import Need, Way, check, needs, needs_of, users_of
 from toolchain.request.model import Request
 from toolchain.sources.spec import SourceSpec
 from toolchain.stages.stage import Planned
@@ -112,6 +118,27 @@ def test_the_probe_runs_in_a_plain_shell_and_knows_every_tool(tmp_path: Path) ->
         assert any(word in text for word in (f"found {way.tool}", f" {way.tool} ", f" {way.tool};", "found $1")), (
             way.tool
         )
+
+
+@pytest.mark.parametrize("how", ["bomb", "damaged"])
+def test_a_base_is_compared_with_its_digests_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The engine unpacks all that a layer holds."""
+    layout = Layout(tmp_path / "l").ensure()
+    image = small_image(layout, tmp_path / "w", arch=this_machine(), files={"usr/lib64/thing/big": bytes(1 << 20)})
+    layout.tag(write_index(layout, [image]), "x")
+    if how == "bomb":
+        monkeypatch.setattr("toolchain.oci.compressed.FREE", 1 << 18)
+        monkeypatch.setattr("toolchain.oci.compressed.RATIO", 1)
+    else:
+        blob = layout.blob(layout.children(image)[1].digest)
+        blob.write_bytes(bytes(blob.stat().st_size))
+    monkeypatch.setattr("toolchain.engine.buildah.Buildah.ensure_image", lambda *_: pytest.fail("it was unpacked"))
+    request = Request(cache=Cache(tmp_path / "c"), base=parse_base(f"oci:{layout.root}:x"))
+    with pytest.raises(UntrustedError) as refused:
+        check(request, [Planned(name="llvm", image="x", inputs={}, engine=True)])
+    assert refused.value.code == 17
 
 
 def test_the_base_that_all_is_built_on_has_the_packages() -> None:

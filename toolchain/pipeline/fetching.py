@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from toolchain.core.locks import in_use
+from toolchain.core.locks import in_use, kept
 from toolchain.request.model import Request
 from toolchain.sources.edits import shipped
 from toolchain.sources.patch import copy_tree
@@ -48,6 +48,7 @@ def patches_as_they_are(request: Request) -> Iterator[Request]:
         stack.enter_context(in_use(request.cache, make=True))
         request.cache.work.mkdir(parents=True, exist_ok=True)
         top = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=request.cache.work, prefix="patches-")))
+        stack.enter_context(kept(top))
 
         def copied(path: Path) -> Path:
             if path in own:

@@ -12,13 +12,16 @@ from toolchain.catalog.codegen import codegens
 from toolchain.catalog.release_data import numbers
 from toolchain.core import console, strict_json
 from toolchain.core.digest import sha256_bytes, write_atomically
-from toolchain.core.errors import UnsupportedError
+from toolchain.core.errors import UnsupportedError, UntrustedError
 from toolchain.core.pages import page
 from toolchain.core.recipe import Runner
 from toolchain.data import FOLDER, load
+from toolchain.oci.check import verify_layout
+from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.layout import Layout
 from toolchain.request.model import Request
 from toolchain.sources.pypi import pypi_row, python_of_wheel
-from toolchain.stages.base import local_image
+from toolchain.stages.base import LocalImage, local_image
 from toolchain.stages.prebuilt import Known, known_files
 from toolchain.stages.stage import Planned
 
@@ -163,6 +166,7 @@ def _tools_of(request: Request) -> dict[str, str]:
         return {str(name): str(version) for name, version in strict_json.read(kept.read_bytes()).items()}
     except (OSError, ValueError, AttributeError):
         pass
+    _require_intact(request, image)
     console.note(f"base {request.base}: looking for what the builds need in it")
     from toolchain.engine.buildah import Buildah  # noqa: PLC0415 - what is remembered starts no engine
 
@@ -171,6 +175,16 @@ def _tools_of(request: Request) -> dict[str, str]:
     tools = probe(engine, name, words, text)
     write_atomically(kept, json.dumps(tools, indent=1, sort_keys=True).encode())
     return tools
+
+
+def _require_intact(request: Request, image: LocalImage) -> None:
+    """Refuse a base that differs from its digests, or that the engine would unpack without an end."""
+    layout = Layout(image.root)
+    top = Descriptor(image.media_type, image.digest, layout.blob(image.digest).stat().st_size)
+    if problems := verify_layout(layout, top):
+        raise UntrustedError(
+            f"the base {request.base} is not what its digests say", why=problems[0], fix="fetch or make it again"
+        )
 
 
 def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[str, str]:
