@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -62,7 +62,8 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
     sources = [source for planned in building if reuse is None for source in planned.sources]
     first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
     results: dict[str, Built] = {}
-    with patches_as_they_are(request) as kept:
+    # Where everything is finished, nothing is written: the cache may be another user's.
+    with patches_as_they_are(request) if building else nullcontext(request) as kept:
         run = _Run(first=first, prefetch=Prefetch(kept, sources), reuse=reuse, request=request, rows=rows)
         for of_arch in by_arch(kept):
             for built in _build_stages(of_arch, target, run):
