@@ -5,7 +5,7 @@ of its modules does it; imports only for types are included. A room's floor is t
 
     python scripts/house.py            # the figures and the rooms, floor by floor
 
-docs/develop.md shows what it prints.
+docs/concepts.md shows the picture.
 """
 
 from __future__ import annotations

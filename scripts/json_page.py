@@ -22,7 +22,7 @@ Standard output has exactly one JSON document; human-readable messages go to sta
 usage errors, print an [error](#error) instead; only a bug (exit code 1) prints nothing. Sizes are in bytes, digests
 are `sha256:` and 64 hexadecimal digits.
 
-Later versions may add keys; existing keys keep their meaning. `init` and `keygen` have no `--json`. A key in *italics*
+Later versions may add keys; existing keys keep their meaning. `keygen` has no `--json`. A key in *italics*
 may be missing.
 
 """

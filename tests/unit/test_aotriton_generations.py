@@ -27,7 +27,7 @@ from toolchain.cli.build_options import make_request
 from toolchain.core.errors import SourceError, UnsupportedError
 from toolchain.pipeline.fetching import fetch_for
 from toolchain.request.model import option_named
-from toolchain.stages.aotriton import AotritonStage
+from toolchain.stages.aotriton import AotritonStage, gpus_by_pack, lacking
 from toolchain.stages.aotriton_library import database_source, require_aotriton
 
 RELEASES = aotriton_releases()
@@ -240,3 +240,12 @@ def test_an_id_is_the_one_that_git_gives(tmp_path: Path) -> None:
 def test_the_words_of_the_seed_read_as_gpus_of_its_release() -> None:
     gpus = parse_gpus("MI300X;MI200;Navi31")
     assert set(gpus) <= set(generation_of("0.7.1b").gpus)
+
+
+def test_packs_are_those_of_the_release_and_not_of_the_table_of_gpus() -> None:
+    """0.11b has one pack for gfx1100 and gfx1150, which later releases divide."""
+    old = generation_of("0.11b")
+    assert gpus_by_pack(("gfx1100", "gfx1150"), old) == {"amd-gfx11xx": ["gfx1100", "gfx1150"]}
+    every = tuple(sorted(gpu for gpus in old.packs.values() for gpu in gpus))
+    assert lacking(every, old) == {}
+    assert lacking(("gfx1100",), generation_of("0.13b")) == {"amd-gfx110x": ("gfx1101", "gfx1102", "gfx1103")}

@@ -202,6 +202,7 @@ def test_a_pack_that_lacks_gpus_of_its_family_shows_it_in_its_name(request_: Req
             **one.facts,
             "gpus": ["gfx1100", "gfx1102", "gfx942"],
             "lacking": {"amd-gfx110x": ["gfx1101", "gfx1103"]},
+            "gpus_by_pack": {"amd-gfx110x": ["gfx1100", "gfx1102"]},
         },
     )
     assert [path.name for path in write_archives(request_.cache, [one], tmp_path)] == [

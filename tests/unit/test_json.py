@@ -21,7 +21,7 @@ from toolchain.publish.consumer import Kind
 TOP = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((TOP / "docs" / "json.schema.json").read_text())
 # These print a line of text; what they write is the result.
-WITHOUT = {"trust", "init", "keygen", "kernels worker", "shell", "report"}
+WITHOUT = {"keygen", "kernels worker", "shell", "report"}
 SAME = {"kernels run": "build", "kernels merge": "build"}
 Said = list[tuple[str, str, int, Any]]
 

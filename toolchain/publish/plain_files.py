@@ -13,7 +13,6 @@ from pathlib import Path
 
 from toolchain import __version__
 from toolchain.catalog.architectures import machine_of
-from toolchain.catalog.gpus import pack as pack_of
 from toolchain.catalog.gpus import short_list
 from toolchain.catalog.stages import STAGES, involves
 from toolchain.catalog.wheel_rows import wheel_rows
@@ -207,7 +206,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
             lacks = pack in facts.get("lacking", {})
             kind = "images" + ("-partial" if part or lacks else "")
             # Two parts of one pack for different GPUs are different things.
-            kind += f"-{short_list([gpu for gpu in facts['gpus'] if f'amd-{pack_of(gpu)}' == pack])}" if lacks else ""
+            kind += f"-{short_list(facts['gpus_by_pack'][pack])}" if lacks else ""
             known_bad = int(by_pack.get(pack, 0) if by_pack else bad)
             kind += f"-knownbad{known_bad}" if known_bad else ""
             out = folder / f"aotriton-{short}-{kind}-{pack}.tar.gz"

@@ -47,7 +47,7 @@ class HeldSource(Protocol):
 
 
 class HeldLock(Protocol):
-    """The lock that a request is held to: a `lock.file.Lock`."""
+    """The lock that a request is held to: a `pipeline.lockfile.Lock`."""
 
     def source(self, name: str) -> HeldSource | None:
         """The source or wheel of that name."""

@@ -20,7 +20,6 @@ from toolchain.catalog.aotriton_generations import (
     refuse_foreign,
     refuse_gpus_not_in,
 )
-from toolchain.catalog.gpus import known_gpus
 from toolchain.core import recipe
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_json, write_atomically
@@ -182,6 +181,7 @@ class AotritonStage:
                     "bitcode": _bitcode(result),
                     "found_binaries": intake.rows(findings),
                     "packs": list(made.packs),
+                    "gpus_by_pack": gpus_by_pack(gpus, generation),
                     "lacking": {name: list(lacks) for name, lacks in lacking(gpus, generation).items()},
                     "against_upstream": dict(made.against),
                     **({"numbers": dict(made.numbers)} if made.numbers else {}),
@@ -249,12 +249,17 @@ def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
         yield cache.work / name
 
 
+def gpus_by_pack(gpus: Sequence[str], of: Generation) -> dict[str, list[str]]:
+    """Return the requested GPUs of each image pack, as the release divides them."""
+    packs = sorted({of.pack(gpu) for gpu in gpus}) if not of.inside else []
+    return {f"amd-{pack}": [gpu for gpu in gpus if of.pack(gpu) == pack] for pack in packs}
+
+
 def lacking(gpus: Sequence[str], of: Generation) -> dict[str, tuple[str, ...]]:
     """By image pack, the GPUs that it is for and that were not requested; complete packs are left out."""
     packs = {of.pack(gpu) for gpu in gpus} if not of.inside else set()
-    missing = {
-        f"amd-{pack}": tuple(gpu for gpu in known_gpus() if of.pack(gpu) == pack and gpu not in gpus) for pack in packs
-    }
+    # The release's own packs, because a GPU that is added to the tool's table must not change what a release lacks.
+    missing = {f"amd-{pack}": tuple(gpu for gpu in of.packs.get(pack, ()) if gpu not in gpus) for pack in packs}
     return {name: lacks for name, lacks in sorted(missing.items()) if lacks}
 
 

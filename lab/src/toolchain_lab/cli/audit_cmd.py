@@ -84,7 +84,7 @@ def audit(
             "--statement and --key belong together",
             fix="--key FILE --statement FILE; for an image reference only --key",
         )
-    if not rebuild and (source or triton_wheel or with_python) is not None:
+    if not rebuild and any(option is not None for option in (source, triton_wheel, with_python)):
         raise ConfigError("--source, --triton-wheel and --with-python need --rebuild", fix="add --rebuild N")
     if rebuild and source is None:
         raise ConfigError("--rebuild needs the kernels' source", fix="--source DIR --triton-wheel VERSION")
