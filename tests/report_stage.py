@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_file
+from toolchain.core.errors import SourceError
 from toolchain.core.recipe import Recipe
 from toolchain.core.record import Record
 from toolchain.oci.layout import Layout
 from toolchain.request.model import Request
-from toolchain.sources.resolve import locate
 from toolchain.sources.unpack import unpack_tar
 from toolchain.stages.stage import (
     Built,
@@ -42,11 +43,16 @@ class ReportStage:
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
-        source = locate("notes", request.sources["notes"], cache=request.cache)
+        if (spec := request.sources.get("notes")) is None:
+            raise SourceError("the report has no source", fix="name one: --source notes=PATH")
+        source = request.locate("notes", spec)
         sources, base = source_inputs([source], request.patches), dependencies["base"].input_digest
         inputs = None
         if sources is not None and base is not None:
-            inputs = {**common_inputs(self.name, request), "base": base, "sources": sources, "how": self.contained}
+            # An edited recipe makes another image, so its files are inputs.
+            recipe = {path.name: sha256_file(path) for path in sorted((HERE / "report").iterdir())}
+            own = {"base": base, "sources": sources, "how": self.contained, "recipe": recipe}
+            inputs = {**common_inputs(self.name, request), **own}
         image = f"report-{source.short_id}"
         return Planned(name=self.name, image=image, inputs=inputs, sources=(source,), engine=self.contained)
 
