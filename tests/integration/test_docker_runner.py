@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from tests import tiny_image
 from tests.dockerd_fixture import dockerd
 from tests.kernel_fixtures import make_rule
+from tests.other_user import read_by_another
 from toolchain.core.cache import Cache
 from toolchain.core.errors import EngineError, LimitError
 from toolchain.core.process import CommandError
@@ -25,6 +28,8 @@ from toolchain.engine.docker_probe import describe, proved
 from toolchain.engine.isolation import SCRIPT
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.rules import Rule
+from toolchain.sources.resolve import fetch_source, locate
+from toolchain.sources.spec import SourceSpec
 
 pytestmark = [pytest.mark.engine, pytest.mark.beside]
 TOP = Path(__file__).parents[2]
@@ -101,6 +106,36 @@ def test_runs_with_mounts_environment_and_exit_code(runner: DockerRunner, image:
     assert result.stdout == "from the host\na 'b'\n"
     assert "loud" in lines
     assert "from the host" in (tmp_path / "log").read_text()
+
+
+def test_a_private_tree_stays_private_while_a_container_reads_it(runner: DockerRunner, image: str) -> None:
+    """The daemon binds the folder for the container; other local users see it neither there nor in the daemon's own."""
+    secret = "of one user alone, in docker"
+    with tempfile.TemporaryDirectory(prefix="toolchain-test-", dir="/tmp") as folder:
+        place = Path(folder)
+        place.chmod(0o755)
+        cache = Cache(place / "cache")
+        (place / "tree").mkdir(mode=0o700)
+        (place / "tree" / "code.c").write_text(secret)
+        (place / "tree" / "code.c").chmod(0o600)
+        spec = SourceSpec(kind="local", where=str(place / "tree"))
+        got = fetch_source(locate("notes", spec, cache=cache), cache=cache, offline=True)
+        (place / "out").mkdir(mode=0o700)
+        script = "cat /in/code.c >/out/read; while ! test -e /out/end; do sleep 0.1; done"
+        mounts = [Mount(got.path, "/in"), Mount(place / "out", "/out", read_only=False)]
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(runner.run, image, ["/bin/sh", "-c", script], mounts=mounts)
+            try:
+                for _ in range(300):
+                    if (place / "out" / "read").exists() and (place / "out" / "read").read_text() == secret:
+                        break
+                    time.sleep(0.1)
+                assert (place / "out" / "read").read_text() == secret
+                roots = [process / "root" / "in" for process in Path("/proc").glob("[0-9]*")]
+                assert read_by_another(secret, place, *roots) == []
+            finally:
+                (place / "out" / "end").touch()
+            assert running.result(timeout=60).returncode == 0
 
 
 def test_has_no_network(runner: DockerRunner, image: str) -> None:
