@@ -48,10 +48,18 @@ class Engine:
     def build(
         self, containerfile: str, *words: str | os.PathLike[str], check: bool = True, network: bool = False
     ) -> process.Result:
-        """`buildah build` of a Containerfile of the repository, with the repository as context."""
+        """`buildah build` of a Containerfile of the repository, with the repository as context.
+
+        On a busy machine buildah now and then ends before it has passed on the last lines of a command that failed.
+        So a build that may fail is run again when it does, and the result with more lines is returned.
+        """
         file = root() / containerfile
         options = ("--isolation", "chroot", "--layers=false", "--file", file)
-        return self("build", *options, *words, root(), check=check, network=network)
+        result = self("build", *options, *words, root(), check=check, network=network)
+        if result.returncode == 0:
+            return result
+        again = self("build", *options, *words, root(), check=check, network=network)
+        return max(result, again, key=lambda one: len(one.tail))
 
 
 def roomy_memory() -> Path | None:

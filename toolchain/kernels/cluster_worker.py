@@ -69,7 +69,7 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
         A finished one also has the bytes of its object as `code`, and of the JSON beside it as `json`.
         """
         try:
-            with TemporaryDirectory(dir=self._setup.out) as folder, self._pool.slot(self._files(rules[0])) as slot:
+            with TemporaryDirectory(dir=self._folder.name) as folder, self._pool.slot(self._files(rules[0])) as slot:
                 answers = [self._compiled(rule, Path(folder) / rule.out, slot) for rule in rules]
             return {"worker": str(self._worker.name), "about": dict(self._pool.about), "answers": answers}
         except ToolchainError as error:

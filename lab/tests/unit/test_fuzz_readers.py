@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import warnings
 from collections.abc import Callable
@@ -33,6 +34,8 @@ def test_mutants_end_in_an_error_of_the_tool(known: dict[str, Kind], name: str) 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # zipfile's, of names that come twice
         outcome = fuzz(known[name], 25, f"sample-{name}")
+        # A reader that a damaged file stopped holds its temporary file in a cycle until it is collected.
+        gc.collect()
     assert outcome.faults == []
     assert outcome.mutants == 25
     assert outcome.answers["read"] < 25
