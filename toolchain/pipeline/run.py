@@ -88,7 +88,7 @@ def _looked_into(request: Request, target: str, rows: list[PlanRow], *, fetch: b
     return plan(request, target, proved=request.contract) if tagged or fetch else rows
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Run:
     """The state of one call, the same for all stages and architectures.
 
@@ -97,7 +97,7 @@ class _Run:
         request: the request for all architectures.
         rows: the plan.
         finished: the stages that are built or taken, by architecture and name.
-        checked: not empty once `ready` was called.
+        checked: whether `ready` has looked at the remaining stages.
     """
 
     first: Mapping[tuple[str, str], Planned]
@@ -106,7 +106,7 @@ class _Run:
     request: Request
     rows: Sequence[PlanRow]
     finished: set[tuple[str, str]] = field(default_factory=set)
-    checked: list[bool] = field(default_factory=list)
+    checked: bool = False
 
     def ready(self) -> None:
         """Check once what the remaining stages need of this machine.
@@ -114,7 +114,7 @@ class _Run:
         With `reuse` every stage may come from elsewhere, so the check waits for the first stage that does not.
         """
         if self.reuse is not None and not self.checked:
-            self.checked.append(True)
+            self.checked = True
             left = [row for row in self.rows if (row.arch or this_machine(), row.planned.name) not in self.finished]
             _ready(self.request, left)
 
