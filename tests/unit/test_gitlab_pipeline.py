@@ -70,7 +70,9 @@ def test_its_scripts_are_clean_shell(job: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+@pytest.mark.skipif(
+    shutil.which("jq") is None, reason="JQ IS NOT INSTALLED: the line that reads the plan is NOT tested"
+)
 @pytest.mark.parametrize("ref", ["host:5000/ns/name:latest", "host:5000/ns/name"])
 def test_the_layer_is_named_by_its_digest(tmp_path: Path, ref: str) -> None:
     (line,) = (line for line in JOBS["layer"]["script"] if line.startswith("layer="))

@@ -259,7 +259,7 @@ def test_multiprocessing_starts_nothing_of_the_current_folder(tmp_path: Path, mo
     assert not ran.exists()
 
 
-@pytest.mark.skipif(shutil.which("apt-config") is None, reason="no apt here: its hooks are NOT tested")
+@pytest.mark.skipif(shutil.which("apt-config") is None, reason="APT IS NOT INSTALLED: its hooks are NOT tested")
 def test_apt_runs_no_hooks_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = ("Pre-Invoke", "Post-Invoke", "Post-Invoke-Success")
     machine = tmp_path / "apt.conf"
@@ -271,7 +271,9 @@ def test_apt_runs_no_hooks_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not [line for line in lines if line.startswith("APT::Update::P") and "Invoke" in line and "::" in line[13:]]
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
+@pytest.mark.skipif(
+    shutil.which("git") is None, reason="GIT IS NOT INSTALLED: what it runs in a checkout is NOT tested"
+)
 @pytest.mark.parametrize("url", ["ext::sh -c touch% {ran}", "{tree}"])
 def test_a_checkout_fetches_nothing_when_it_is_asked_for_a_commit(tmp_path: Path, url: str) -> None:
     """In a partial clone git would fetch a missing object from where the checkout's configuration says."""
