@@ -193,7 +193,7 @@ def _not_found(
     return SourceError(
         f"the distribution has no source package {wanted}",
         why=known,
-        fix="check the name at packages.debian.org, or give the archive itself as URL#sha256=DIGEST",
+        fix="check the name of the source package, or give the archive itself as URL#sha256=DIGEST",
     )
 
 

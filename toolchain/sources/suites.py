@@ -211,7 +211,7 @@ class Suite:
                 if package.pool
                 else f"the suite {self.name} names {package.file}, and the mirror has that file no more",
                 why=output,
-                fix="name another version or suite (packages.debian.org lists them), or give URL#sha256=DIGEST",
+                fix="name another version or suite (see `toolchain pins --distro`), or give URL#sha256=DIGEST",
             )
         return UnreachableError(
             f"{package.file} could not be fetched", why=output, fix="check that apt-get update works here"
