@@ -1,0 +1,82 @@
+"""The four 8-bit floating-point types of Triton and AMD's matrix instructions, as `uint8` bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from toolchain_lab.emulator.bits import Array
+
+
+@dataclass(frozen=True)
+class Float8:
+    """A type of one sign bit, an exponent, and a mantissa.
+
+    Args:
+        mantissa: bits of the mantissa.
+        bias: of the exponent.
+        largest: bits of the largest finite number.
+        infinite: whether the type has infinities, as E5M2 has; the FNUZ types and E4M3FN have NaN only.
+        nan: bits of NaN. A FNUZ type has one NaN and no negative zero, and its bits are 0x80.
+    """
+
+    mantissa: int
+    bias: int
+    largest: int
+    infinite: bool
+    nan: int
+
+    @cached_property
+    def _positive(self) -> Array:
+        """The values of the bits from 0 to `largest`."""
+        bits = np.arange(self.largest + 1)
+        exponent, fraction = bits >> self.mantissa, bits & (1 << self.mantissa) - 1
+        normal = fraction + (exponent > 0) * (1 << self.mantissa)
+        values: Array = np.ldexp(normal.astype(np.float64), np.maximum(exponent, 1) - self.bias - self.mantissa)
+        return values
+
+    @cached_property
+    def _values(self) -> Array:
+        table = np.full(128, np.nan)
+        table[: self.largest + 1] = self._positive
+        if self.infinite:
+            table[self.largest + 1] = np.inf
+        both = np.concatenate([table, -table])
+        if self.nan == 0x80:
+            both[0x80] = np.nan
+        return both.astype(np.float32)
+
+    def decode(self, bits: Array) -> Array:
+        """Return the values of `uint8` bits as `float32`, which holds each of them."""
+        return np.asarray(self._values[bits])
+
+    def encode(self, values: Array, *, saturate: bool = False) -> Array:
+        """Return values rounded to nearest, ties to even, as `uint8` bits.
+
+        Args:
+            saturate: whether a finite number that is too large becomes the largest one; else infinity, or NaN.
+        """
+        wide = np.asarray(values, np.float64)
+        magnitude, table = np.abs(wide), self._positive
+        # The bits are consecutive, so the even one of two neighbours has the even mantissa.
+        above = np.minimum(np.searchsorted(table, magnitude), self.largest)
+        below = np.maximum(above - 1, 0)
+        middle = (table[below] + table[above]) / 2
+        bits = np.where((magnitude > middle) | ((magnitude == middle) & (above % 2 == 0)), above, below)
+        limit = 1.5 * table[-1] - table[-2] / 2
+        over = (magnitude > limit) | ((magnitude == limit) & (self.largest % 2 == 1))
+        over &= ~np.isfinite(wide) if saturate else True
+        bits = np.where(over, self.largest + 1 if self.infinite else self.nan, bits)
+        bits = np.where(np.isnan(wide), self.nan, bits)
+        negative = np.signbit(wide) & ((bits != 0) | (self.nan != 0x80))
+        return np.where(negative, bits | 0x80, bits).astype(np.uint8)
+
+
+E4M3FN = Float8(3, 7, 0x7E, infinite=False, nan=0x7F)
+E4M3FNUZ = Float8(3, 8, 0x7F, infinite=False, nan=0x80)
+E5M2 = Float8(2, 15, 0x7B, infinite=True, nan=0x7F)
+E5M2FNUZ = Float8(2, 16, 0x7F, infinite=False, nan=0x80)
+# By Triton's name.
+TYPES = {"fp8e4nv": E4M3FN, "fp8e4b8": E4M3FNUZ, "fp8e5": E5M2, "fp8e5b16": E5M2FNUZ}
