@@ -22,7 +22,6 @@ from toolchain.core.digest import write_atomically, write_output
 from toolchain.core.errors import ConfigError, PatchError
 from toolchain.oci.logins import _login_files
 from toolchain.pipeline.prefetch import Prefetch
-from toolchain.publish.pytorch import VERSION_FILE
 from toolchain.request.model import Request
 from toolchain.sources.spec import of_folder
 from toolchain.sources.tree import Source
@@ -58,17 +57,10 @@ def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/null")
-    for path in (tmp_path / "pipe", tmp_path / "link"):
+    for path in (tmp_path / "pipe", tmp_path / "link", tmp_path / "folder"):
         with pytest.raises(ConfigError, match="cannot write"):
             write_output(path, b"", option="--out")
     assert ((tmp_path / "pipe").is_fifo(), (tmp_path / "link").is_symlink()) == (True, True)
-    (tmp_path / "aotriton.cmake").write_text('file(aotriton_version.txt)\nset(URL "https://x.example/")\n')
-    version = tmp_path / VERSION_FILE
-    version.parent.mkdir(parents=True)
-    version.write_text(f"0.8b\nmanylinux_2_28\nrocm6.2\n{'1' * 40}\n{'2' * 64}\n")
-    words = ["pytorch", os.fspath(tmp_path / "aotriton.cmake"), "--patch", os.fspath(tmp_path / "folder")]
-    fails(words, 3, f"cannot write {tmp_path}/folder")
-    fails([*words[:-1], os.fspath(tmp_path / "pipe")], 3, "it is not a plain file")
     assert not list(tmp_path.glob(".folder*"))
 
 

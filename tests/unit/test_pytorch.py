@@ -1,20 +1,18 @@
-"""publish.pytorch and its verb: what a PyTorch asks of AOTriton, what serves it, and the edits."""
+"""publish.pytorch and its verb: the AOTriton that a PyTorch needs, and whether archives or a prefix fit."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from toolchain.cli.app import app
-from toolchain.core.digest import sha256_file
 from toolchain.core.errors import ContractError, SourceError, UnsupportedError
 from toolchain.oci.layer import write_tar_gz
-from toolchain.publish.pytorch import CMAKE, VERSION_FILE, as_patch, check_prefix, edits, found_in, read_pytorch
+from toolchain.publish.pytorch import CMAKE, VERSION_FILE, check_prefix, read_pytorch
 from toolchain.publish.pytorch_archives import lay
 from toolchain.stages.elf import Linked
 
@@ -68,49 +66,11 @@ def test_the_lists_are_read_and_the_usual_build_alone(tmp_path: Path) -> None:
     assert not read_pytorch(tree_of(tmp_path / "new", variable)).fixed_url
 
 
-def test_only_digests_of_what_lies_here_are_edited_and_the_patch_applies(tmp_path: Path) -> None:
-    top, here = tree_of(tmp_path / "tree", LISTS), tmp_path / "here"
-    (here / "0.13b").mkdir(parents=True)
-    (here / "0.13b" / RUNTIME).write_text("runtime")
-    (here / NAVI).write_text("images")
-    wanted = read_pytorch(top)
-    digests = found_in(here, wanted, wanted.archives)
-    assert digests == {
-        RUNTIME: sha256_file(here / "0.13b" / RUNTIME).removeprefix("sha256:"),
-        NAVI: sha256_file(here / NAVI).removeprefix("sha256:"),
-    }
-    changed = edits(wanted, digests, url="http://127.0.0.1:1")
-    patch = tmp_path / "edits.diff"
-    patch.write_text(as_patch(wanted, changed))
-    subprocess.run(["patch", "-s", "-p1", "-d", top, "-i", patch], check=True)
-    after = read_pytorch(top)
-    assert [archive.sha256 for archive in after.archives] == ["0" * 64, digests[RUNTIME], "4" * 64, digests[NAVI]]
-    assert after.url == "http://127.0.0.1:1/"
-    assert "5" * 64 in (top / CMAKE).read_text()
-    assert edits(after, digests) == {}, "it asks for what lies here"
-
-
-def test_a_digest_is_edited_where_it_is_or_refused(tmp_path: Path) -> None:
-    longer = LISTS.replace("rocm6.4", "rocm7.2.1")
-    wanted = read_pytorch(tree_of(tmp_path / "longer", longer))
-    (changed,) = edits(wanted, {RUNTIME: "a" * 64}).values()
-    assert changed == longer.replace(f'"{"0" * 64}"  # rocm7.2\n', f'"{"a" * 64}"  # rocm7.2\n')
-
-    odd = read_pytorch(tree_of(tmp_path / "odd", LISTS.replace(f'"{"0" * 64}"  # rocm7.2', '"(none"  # rocm7.2')))
-    assert "(none" not in edits(odd, {RUNTIME: "a" * 64})[CMAKE]
-
-    silent = LISTS.replace("# rocm", "# ROCm ")
-    with pytest.raises(SourceError, match=f"which digest is that of {RUNTIME}"):
-        edits(read_pytorch(tree_of(tmp_path / "silent", silent)), {RUNTIME: "a" * 64})
-
-
-def test_the_file_of_older_pytorchs_is_read_and_edited(tmp_path: Path) -> None:
+def test_the_file_of_older_pytorchs_is_read(tmp_path: Path) -> None:
     text = f"0.7b\nmanylinux_2_17;manylinux_2_17\nrocm6.1;rocm6.2\n{COMMIT}\n{'1' * 64};{'2' * 64}\ngz\n"
     wanted = read_pytorch(tree_of(tmp_path, OLD, text))
     assert (wanted.release, wanted.rocms) == ("0.7b", ("6.1", "6.2"))
-    (archive,) = wanted.needed("6.2", ("gfx942",))
-    changed = edits(wanted, {archive.name: "3" * 64})
-    assert changed == {VERSION_FILE: text.replace("2" * 64, "3" * 64)}
+    assert [archive.sha256 for archive in wanted.needed("6.2", ("gfx942",))] == ["2" * 64]
     (tmp_path / VERSION_FILE).unlink()
     with pytest.raises(UnsupportedError, match="gfx950"):
         wanted.needed("6.2", ("gfx950",))
@@ -189,7 +149,7 @@ def test_a_prefix_is_checked_as_pytorch_does_not(tmp_path: Path) -> None:
             lambda at: (
                 (at / "lib/aotriton.images").rename(at / "i") and (at / "lib/aotriton.images").symlink_to("../i")
             ),
-            "a link",
+            "a symlink",
         ),
     ):
         at = tmp_path / "damaged"
@@ -208,40 +168,29 @@ def test_a_prefix_is_checked_as_pytorch_does_not(tmp_path: Path) -> None:
         check_prefix(prefix_of(tmp_path / "old", "amd-gfx942", version=(0, 12, 1)), wanted, ("gfx942",))
 
 
-def test_the_verb_tells_and_writes_the_patch(tmp_path: Path) -> None:
+def test_the_verb_shows_what_fits(tmp_path: Path) -> None:
     top = tree_of(tmp_path / "tree", LISTS)
     (tmp_path / RUNTIME).write_text("runtime")
     words = ["pytorch", str(top), "--rocm", "7.2", "--gpu", "Navi32", "--from", str(tmp_path), "--json"]
-    done = CliRunner().invoke(app, [*words, "--patch", str(tmp_path / "p.diff")])
+    done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     assert [(row["name"], bool(row["found"])) for row in result["archives"]] == [(RUNTIME, True), (NAVI, False)]
-    assert result["edited"] == [CMAKE]
-    assert (tmp_path / "p.diff").read_text().startswith(f"--- a/{CMAKE}\n")
     assert CliRunner().invoke(app, [*words, "--prefix", str(top)]).exit_code == ContractError.code
     prefix = ["--prefix", str(prefix_of(tmp_path / "prefix", "amd-gfx950"))]
     taken = CliRunner().invoke(app, ["pytorch", str(top), *prefix, "--gpu", "gfx950"])
     assert taken.output.splitlines()[-1] == "prefix: 0.13.0, amd-gfx950", "PyTorch itself has no pack of it"
     asked = CliRunner().invoke(app, ["pytorch", str(top), *prefix, "--rocm", "7.3"])
     assert "not a complete ELF file" in asked.output, "a prefix may be for a ROCm that PyTorch does not name"
-    unchanged = CliRunner().invoke(app, ["pytorch", str(top), "--patch", str(tmp_path / "none.diff")])
-    assert "rocm6.4-shared.tar.gz  no digest" in unchanged.output
-    assert "is empty" in unchanged.output
     assert CliRunner().invoke(app, ["pytorch", str(top), "--from", str(tmp_path / "nothing")]).exit_code == 3
 
 
 def test_values_for_builds_are_not_taken_for_the_verbs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree_of(tmp_path, LISTS)
-    values = 'gpu = "gfx950"\nrocm = "6,7"\npatch = ["triton=my.patch"]\nsource = ["hip6=x"]\n'
-    (tmp_path / "t.toml").write_text(values)
-    monkeypatch.setenv("TOOLCHAIN_CONFIG", "t.toml")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TOOLCHAIN_PATCH", "triton=my.patch")
-    done = CliRunner().invoke(app, ["pytorch", "."])
+    (tmp_path / "t.toml").write_text('gpu = "gfx950"\nrocm = "6,7"\n')
+    monkeypatch.setenv("TOOLCHAIN_CONFIG", str(tmp_path / "t.toml"))
+    done = CliRunner().invoke(app, ["pytorch", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    (tmp_path / "empty").mkdir()
-    audited = CliRunner().invoke(app, ["audit", "empty", "--cache", str(tmp_path / "cache")])
-    assert audited.exit_code != 2, audited.output  # usage: the file's list of sources is not the folder
 
 
 OURS = "aotriton-6e00ef3e0000"

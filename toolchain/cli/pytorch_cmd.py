@@ -11,7 +11,6 @@ import typer
 from toolchain.catalog.gpus import parse_gpus
 from toolchain.cli import options as o
 from toolchain.core import console
-from toolchain.core.digest import write_output
 from toolchain.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,10 +25,6 @@ ToOpt = Annotated[
     typer.Option("--to", metavar="DIR", help="Copy the archives of --from here, under the names that PyTorch expects."),
 ]
 PrefixOpt = Annotated[Path | None, typer.Option("--prefix", metavar="DIR", help="Installed AOTriton to check.")]
-UrlOpt = Annotated[str, typer.Option("--url", help="URL of the archives, for a tree with a fixed address.")]
-PatchOpt = Annotated[
-    Path | None, typer.Option("--patch", metavar="FILE", help="Write the required edits as a patch for `git apply`.")
-]
 
 
 def pytorch(
@@ -39,19 +34,17 @@ def pytorch(
     archives: FromOpt = None,
     to: ToOpt = None,
     prefix: PrefixOpt = None,
-    url: UrlOpt = "",
-    patch: PatchOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Show which AOTriton a PyTorch tree needs, whether archives or a prefix provide it, and the required edits."""
-    from toolchain.publish import pytorch as facts  # noqa: PLC0415 - for a verb that runs
+    """Show which AOTriton a PyTorch tree needs, and whether archives or a prefix provide it."""
+    from toolchain.publish import pytorch as facts  # noqa: PLC0415 - `--help` does not need it
 
     for folder, name in ((archives, "--from"), (prefix, "--prefix")):
         if folder is not None and not folder.is_dir():
             raise ConfigError(f"{name} {folder} is not a folder", fix="name an existing folder")
     wanted = facts.read_pytorch(tree)
     gpus = parse_gpus(gpu)
-    # With a prefix alone PyTorch downloads nothing, and takes any ROCm and any GPU.
+    # With only a prefix PyTorch downloads nothing, and accepts any ROCm and any GPU.
     needed = wanted.needed(rocm, gpus) if prefix is None or archives is not None else []
     laid: dict[str, str] = {}
     if to is not None:
@@ -62,20 +55,13 @@ def pytorch(
         laid, archives = lay(archives, to, wanted, needed), to
     checked = facts.check_prefix(prefix, wanted, gpus, rocm) if prefix is not None else {}
     found = facts.found_in(archives, wanted, needed) if archives is not None else {}
-    changed = facts.edits(wanted, found, url=url)
-    if patch is not None:
-        write_output(patch, facts.as_patch(wanted, changed).encode(), option="--patch")
-        if not changed:
-            console.note(f"nothing is to edit: {patch} is empty")
-    if url and not wanted.fixed_url:
-        console.note(f"--url edits nothing: this PyTorch reads the address from {facts.URL_VARIABLE}")
     if json_:
         rows = [
             {"name": archive.name, "sha256": archive.sha256, "found": found.get(archive.name)} for archive in needed
         ]
         address = {"url": wanted.url, "fixed_url": wanted.fixed_url}
         release = {"release": wanted.release, "commit": wanted.commit, "rocm": list(wanted.rocms)}
-        local = {"archives": rows, "laid": laid, "edited": sorted(changed), "prefix": checked}
+        local = {"archives": rows, "laid": laid, "prefix": checked}
         console.data({**release, **address, **local})
         return
     console.text(f"AOTriton {wanted.release}  {wanted.commit or 'no commit'}  ROCm {', '.join(wanted.rocms)}")
@@ -87,8 +73,6 @@ def pytorch(
         console.text(f"{archive.name}  {digest}  {state}".rstrip())
     for name, ours in laid.items():
         console.text(f"{ours} copied to {wanted.release}/{name}")
-    for path in sorted(changed):
-        console.text(f"to edit: {path}")
     if checked:
         packs = ", ".join(name for name in checked if name != "version")
         unchecked = "kernels in the library" if gpus else "images unchecked, as --gpu names none"
@@ -96,7 +80,7 @@ def pytorch(
 
 
 def _state(archive: Archive, found: Mapping[str, str]) -> str:
-    """Whether an archive is here, and is the one that PyTorch wants."""
+    """Return whether an archive was found, and whether its digest is the one in the tree."""
     digest = found.get(archive.name)
     if digest is None:
         return "missing"

@@ -1,19 +1,19 @@
-"""The AOTriton that a PyTorch source tree requires, whether archives or a prefix here fit, and the necessary edits.
+"""The AOTriton that a PyTorch source tree requires, and whether archives or a prefix here fit.
 
 PyTorch's `cmake/External/aotriton.cmake` names one release, a runtime archive for each ROCm and an image archive for
-each pack of GPUs, all by SHA-256. Up to 2.6 another file, `.ci/docker/aotriton_version.txt`, names archives with all.
+each pack of GPUs, all by SHA-256. Up to PyTorch 2.6 the file `.ci/docker/aotriton_version.txt` names archives that
+hold both.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolchain.catalog.aotriton_generations import Generation, generation_of
+from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.catalog.releases import aotriton_release
 from toolchain.catalog.rocm import rocm_of
 from toolchain.core import strict_json
@@ -33,14 +33,19 @@ _LARGEST = 1 << 20
 _SET = re.compile(r"\bset\s*\(\s*__AOTRITON_(\w+)\s((?:[^()#\"]|\"[^\"]*\"|#[^\n]*)*)\)")
 _VALUE = re.compile(r"\"([^\"]*)\"|#[^\n]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# A release, a ROCm, a floor or a pack: each becomes part of a file's name.
+# Releases, ROCms, floors and packs become parts of file names.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*")
 
 
 @dataclass(frozen=True)
 class Archive:
-    """One file that PyTorch downloads: its name, the SHA-256 that it insists on (64 hex digits; all 0, or none, where
-    upstream did not make the file), the packs of GPUs in it; of a runtime the ROCm that it is for."""
+    """A file that PyTorch downloads.
+
+    Args:
+        sha256: 64 hex digits; all zeros, or empty, if upstream did not make the file.
+        rocm: of a runtime, the ROCm that it is for.
+        pack: of images, the pack of GPUs in it.
+    """
 
     name: str
     sha256: str
@@ -54,11 +59,10 @@ class Wanted:
 
     Args:
         release: of AOTriton, as in its URLs.
-        commit: what PyTorch builds where it has no archive.
+        commit: what PyTorch builds if it has no archive.
         archives: runtimes in the file's order, then images.
-        url: where the archives are, with a slash behind it.
-        fixed_url: whether no variable changes that.
-        files: the texts that decide it, by path in the tree.
+        url: of the folder with the archives; ends with a slash.
+        fixed_url: whether PyTorch ignores `URL_VARIABLE`.
     """
 
     release: str
@@ -66,20 +70,19 @@ class Wanted:
     archives: tuple[Archive, ...]
     url: str
     fixed_url: bool
-    files: Mapping[str, str]
 
     @property
     def version(self) -> str:
-        """`0.13.0`, as the header of an installed AOTriton says it."""
+        """Return the version as in the header of an installed AOTriton: `0.13.0`."""
         return ".".join((*re.sub(r"[a-z].*$", "", self.release).split("."), "0", "0")[:3])
 
     @property
     def rocms(self) -> tuple[str, ...]:
-        """`6.4` of each ROCm with a runtime."""
+        """Return the ROCms that have a runtime, such as `6.4`."""
         return tuple(archive.rocm for archive in self.archives if archive.rocm)
 
     def needed(self, rocm: str, gpus: Sequence[str]) -> list[Archive]:
-        """The archives for one ROCm and these GPUs; for every one if none is named.
+        """Return the archives for a ROCm and these GPUs; an empty value selects all.
 
         Raises:
             UnsupportedError: there is no runtime for that ROCm, or no pack for a GPU.
@@ -87,7 +90,7 @@ class Wanted:
         if rocm and rocm not in self.rocms:
             raise UnsupportedError(
                 f"this PyTorch names no AOTriton runtime for ROCm {rocm}",
-                why=f"it has them for {', '.join(self.rocms)}; for any other its build compiles the library itself",
+                why=f"it has runtimes for {', '.join(self.rocms)}; for any other ROCm it compiles the library itself",
                 fix=f"build with one of those, or set AOTRITON_INSTALLED_PREFIX to a prefix of {self.release}",
             )
         packs = {archive.pack for archive in self.archives if archive.pack}
@@ -108,31 +111,31 @@ class Wanted:
 
 
 def packs_by_gpu(release: str, packs: Iterable[str], gpus: Sequence[str]) -> dict[str, str]:
-    """The pack of each GPU of a release, `amd-gfx110x`; empty text for one whose kernels are in the library.
+    """Return the pack of each GPU of a release, such as `amd-gfx110x`; empty if its kernels are in the library.
 
     Args:
-        packs: those that PyTorch names: which of `gpus` they are for if the release is not on record.
+        packs: the packs that PyTorch names; for an unknown release they decide which of `gpus` have one.
     """
-    if (generation := _generation(release)) is not None:
+    try:
+        generation = generation_of(aotriton_release(release, allow_unknown=True).name)
+    except ToolchainError:
+        generation = None
+    if generation is not None:
         found = dict.fromkeys(generation.gpus, "") if generation.inside else {}
         return found | {gpu: f"amd-{pack}" for pack, many in generation.packs.items() for gpu in many}
-    # PyTorch's own rule.
+    # PyTorch selects packs by the same pattern.
     rules = {pack: re.escape(pack.removeprefix("amd-gfx")).replace("x", ".") for pack in packs}
     return {gpu: pack for gpu in gpus for pack, rule in (rules or {"": ""}).items() if re.search(rule, gpu)}
 
 
 def read_pytorch(path: Path) -> Wanted:
-    """Read a PyTorch source tree, or its aotriton.cmake.
-
-    Raises:
-        SourceError: it has no such file, or one of a form that is not known.
-    """
+    """Read a PyTorch source tree, or its aotriton.cmake."""
     cmake = path / CMAKE if path.is_dir() else path
     top = cmake.parents[2] if cmake.as_posix().endswith(CMAKE) else cmake.parent
     text = _text(cmake)
     values: dict[str, list[str]] = {}
     for match in _SET.finditer(text):
-        # The first is the usual one; builds with sanitizers set theirs behind it.
+        # The first value counts: the file sets those of sanitizer builds later.
         values.setdefault(match[1], [value[1] for value in _VALUE.finditer(match[2]) if value[1] is not None])
     if "SHA256_LIST" in values:
         return _of_lists(cmake, text, values)
@@ -146,7 +149,7 @@ def read_pytorch(path: Path) -> Wanted:
             f" --source aotriton=https://github.com/ROCm/aotriton@{tag[1]}",
         )
     raise SourceError(
-        f"{cmake} is not known to name an AOTriton",
+        f"{cmake} names no AOTriton",
         why="it sets no __AOTRITON_SHA256_LIST and reads no aotriton_version.txt",
         fix=f"give PyTorch's tree, or its {CMAKE}",
     )
@@ -155,15 +158,16 @@ def read_pytorch(path: Path) -> Wanted:
 def _text(path: Path, fix: str = f"give PyTorch's tree, or its {CMAKE}") -> str:
     try:
         if path.stat().st_size > _LARGEST:
-            raise SourceError(f"{path} is too large for that file", fix=fix)
+            raise SourceError(f"{path} is larger than {_LARGEST} bytes", fix=fix)
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise SourceError(f"cannot read {path}", why=why, fix=fix) from error
+    except UnicodeDecodeError as error:
+        raise SourceError(f"cannot read {path}", why="it is not UTF-8 text", fix=fix) from error
+    except OSError as error:
+        raise SourceError(f"cannot read {path}", why=error.strerror or "", fix=fix) from error
 
 
 def _check_names(path: Path, names: Iterable[str]) -> None:
-    """Refuse what cannot be part of a file's name, such as `../x`: files are read and written by these."""
+    """Refuse names such as `../x`, because files are read and written under them."""
     for name in names:
         if not _NAME.fullmatch(name):
             raise SourceError(
@@ -196,37 +200,31 @@ def _of_lists(cmake: Path, text: str, values: Mapping[str, list[str]]) -> Wanted
     url = next((text for text in values.get("BASE_URL", []) if text.startswith("http")), BASE_URL)
     commits = [text for text in values.get("CI_COMMIT", []) if re.fullmatch("[0-9a-f]{40}", text)]
     commits += re.findall(r"__AOTRITON_CI_COMMIT\s+\"([0-9a-f]{40})\"", text)
-    fixed = URL_VARIABLE not in text
-    return Wanted(release, (commits or [""])[0], (*runtimes, *packs), url, fixed, {CMAKE: text})
+    return Wanted(release, (commits or [""])[0], (*runtimes, *packs), url, URL_VARIABLE not in text)
 
 
 def _of_version_file(text: str, path: Path) -> Wanted:
     lines = _text(path, "add it from PyTorch's repository: this PyTorch reads its AOTriton there").splitlines()
     if len(lines) < 5 or not all(_DIGEST.fullmatch(digest) for digest in lines[4].strip().split(";")):
         raise SourceError(
-            f"{path} has another form than was expected",
-            why="five lines: release, floor, ROCm, commit and SHA-256",
+            f"{path} has an unknown form",
+            why="expected five lines: release, floor, ROCm, commit and SHA-256",
             fix="give PyTorch's own file",
         )
     release, floors, rocms, commit, digests = (line.strip().split(";") for line in lines[:5])
     if not len(floors) == len(rocms) == len(digests):
         raise SourceError(f"the lists of {path} do not fit together", fix="give PyTorch's own file")
     _check_names(path, [*release, *floors, *rocms])
-    # Each holds all: library and images of every GPU.
     archives = tuple(
         Archive(f"aotriton-{release[0]}-{floor}_x86_64-{rocm}-shared.tar.gz", digest, rocm=rocm.removeprefix("rocm"))
         for floor, rocm, digest in zip(floors, rocms, digests, strict=True)
     )
-    content = {CMAKE: text, VERSION_FILE: "\n".join(lines) + "\n"}
     url = next(iter(re.findall(r"\"(https?://[^\"$]*/)\"", text)), BASE_URL)
-    return Wanted(release[0], commit[0], archives, url, URL_VARIABLE not in text, content)
-
-
-# --- what is here ---
+    return Wanted(release[0], commit[0], archives, url, URL_VARIABLE not in text)
 
 
 def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[str, str]:
-    """SHA-256 (64 hex digits) by name of those archives that are in a folder, or in one called as the release in it."""
+    """Return the SHA-256 (64 hex digits), by name, of the archives in a folder or in its subfolder RELEASE."""
     digests = {}
     for archive in archives:
         for place in (folder / wanted.release / archive.name, folder / archive.name):
@@ -236,66 +234,14 @@ def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[
     return digests
 
 
-def edits(wanted: Wanted, digests: Mapping[str, str], *, url: str = "") -> dict[str, str]:
-    """The files of the tree as they must read for the archives that were found; unchanged ones are left out.
-
-    Args:
-        digests: see `found_in`.
-        url: to be written where the address is fixed; empty to leave it.
-
-    Raises:
-        SourceError: nothing says which of several digests is that of an archive.
-    """
-    texts = dict(wanted.files)
-    for archive in wanted.archives:
-        digest = digests.get(archive.name, archive.sha256)
-        if digest == archive.sha256:
-            continue
-        before, texts = texts, {path: _with_digest(text, archive, digest) for path, text in texts.items()}
-        if texts == before:
-            raise SourceError(
-                f"this PyTorch does not say which digest is that of {archive.name}",
-                why=f"several are {archive.sha256[:12] or 'empty'}, and no comment beside one names it",
-                fix=f"write {digest} in its place, then run it again",
-            )
-    if url and wanted.fixed_url:
-        texts = {path: text.replace(f'"{wanted.url}"', f'"{url.rstrip("/")}/"') for path, text in texts.items()}
-    return {path: text for path, text in texts.items() if text != wanted.files[path]}
-
-
-def _with_digest(text: str, archive: Archive, digest: str) -> str:
-    """The text with another digest for one archive; several may have the same one, as zeros or none."""
-    named = rf"rocm{re.escape(archive.rocm)}" if archive.rocm else re.escape(archive.pack)
-    by_comment = re.compile(rf"\"{re.escape(archive.sha256)}\"(\s*#\s*{named}(?![\w+]|\.\d))")
-    if by_comment.search(text):
-        return by_comment.sub(rf'"{digest}"\1', text, count=1)
-    if _DIGEST.fullmatch(archive.sha256) and text.count(archive.sha256) == 1:
-        return text.replace(archive.sha256, digest)
-    return text
-
-
-def as_patch(wanted: Wanted, changed: Mapping[str, str]) -> str:
-    """A patch for the top of the tree, as `git apply` and `patch -p1` take it."""
-    out: list[str] = []
-    for path, new in changed.items():
-        lines = (wanted.files[path].splitlines(keepends=True), new.splitlines(keepends=True))
-        out += difflib.unified_diff(*lines, fromfile=f"a/{path}", tofile=f"b/{path}")
-    return "".join(out)
-
-
 def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = "") -> dict[str, str]:
-    """Check an installed AOTriton against the requirements of a PyTorch, which checks nothing itself.
+    """Check an installed AOTriton against the requirements of a PyTorch, because PyTorch itself checks nothing.
 
     Args:
-        rocm: that PyTorch is built with, as `7.2`; empty to leave the library's HIP unchecked.
+        rocm: the ROCm of PyTorch, such as `7.2`; empty to leave the library's HIP unchecked.
 
     Returns:
-        `version`, and by pack the commit that its signature names.
-
-    Raises:
-        ContractError: another version, no library or one for another ROCm, a GPU without images or signature, images
-            that PyTorch would not copy, or foreign files in lib/.
-        UnsupportedError: no row knows the ROCm.
+        `version`, and by pack the commit in its signature.
     """
     faults, commits = [], {}
     version = version_of(prefix)
@@ -309,7 +255,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
     images = prefix / "lib" / "aotriton.images"
     if images.is_symlink():
         faults.append(
-            "lib/aotriton.images is a link, and PyTorch copies no more than that: unpack archives into one folder"
+            "lib/aotriton.images is a symlink, and PyTorch copies it as one: unpack all archives into one folder"
         )
     known = packs_by_gpu(wanted.release, {archive.pack for archive in wanted.archives if archive.pack}, gpus)
     for gpu in gpus:
@@ -317,7 +263,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
             faults.append(f"AOTriton {wanted.release} has no images for {gpu}")
             continue
         if not known[gpu]:
-            continue  # its kernels are in the library, which nothing lists
+            continue  # its kernels are inside the library
         signature = images / known[gpu] / "__signature__"
         try:
             commits[known[gpu]] = str(
@@ -342,7 +288,6 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
 
 
 def _wrong_hip_of(path: Path, rocm: str) -> list[str]:
-    """The fault of the HIP that a library requires."""
     from toolchain.stages.elf import read_linked  # noqa: PLC0415 - most calls read no ELF
 
     soname = rocm_of(rocm).soname
@@ -353,13 +298,13 @@ def _wrong_hip_of(path: Path, rocm: str) -> list[str]:
 
 
 def wrong_hip(library: Linked, soname: str) -> list[str]:
-    """The fault of the HIP that a library requires."""
+    """Return what is wrong with the HIP that a library links; nothing if it is `soname`."""
     asks = [name for name in library.needed if name.startswith("libamdhip64.so")]
     return [] if asks == [soname] else [f"its library asks for {', '.join(asks) or 'no HIP'}, not {soname}"]
 
 
 def version_of(prefix: Path) -> str:
-    """`0.13.0` as the installed header says it; empty if none does."""
+    """Return the version that an installed header defines, such as `0.13.0`; empty without one."""
     for name in ("config.h", "version.h"):
         try:
             text = (prefix / "include" / "aotriton" / name).read_text(encoding="utf-8")
@@ -369,10 +314,3 @@ def version_of(prefix: Path) -> str:
         if all(parts):
             return ".".join(part[1] for part in parts if part)
     return ""
-
-
-def _generation(release: str) -> Generation | None:
-    try:
-        return generation_of(aotriton_release(release, allow_unknown=True).name)
-    except ToolchainError:
-        return None

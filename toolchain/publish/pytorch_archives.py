@@ -1,6 +1,6 @@
-"""Archives as `build aotriton --archive` names them, laid under the names that a PyTorch asks for.
+"""Copies of the archives of `build aotriton --archive` under the names that a PyTorch expects.
 
-A name of PyTorch's says the release, the ROCm and the oldest glibc. Each is read back before an archive gets one.
+PyTorch's names state the release, the ROCm and the oldest glibc, so each archive is checked for these first.
 """
 
 from __future__ import annotations
@@ -29,14 +29,10 @@ _FIX = "build that release whole, from its own commit and without patches: --aot
 
 
 def lay(folder: Path, into: Path, wanted: Wanted, needed: Sequence[Archive]) -> dict[str, str]:
-    """Copy what serves from `folder` to `into`, in a folder called as the release.
+    """Copy the needed archives from `folder` to `into`/RELEASE; archives that `folder` lacks are left out.
 
     Returns:
-        The name in `folder` of each file, by the name that PyTorch asks for. What is not there is left out.
-
-    Raises:
-        ContractError: an archive is not what the name would say.
-        SourceError: several could be meant.
+        The file's name in `folder`, by the name that PyTorch expects.
     """
     found = [(archive, ours) for archive in needed if (ours := _ours(folder, archive)) is not None]
     for archive, ours in found:
@@ -47,7 +43,7 @@ def lay(folder: Path, into: Path, wanted: Wanted, needed: Sequence[Archive]) -> 
         if faults:
             raise ContractError(f"{ours.name} is not what {archive.name} says", why="; ".join(faults), fix=_FIX)
     laid = {}
-    for archive, ours in found:  # behind the checks: either all are laid or none
+    for archive, ours in found:  # after all checks, so that all are copied or none
         target = into / wanted.release / archive.name
         target.parent.mkdir(parents=True, exist_ok=True)
         with NewFile(target) as new, ours.open("rb") as stream:
@@ -61,7 +57,7 @@ def _ours(folder: Path, archive: Archive) -> Path | None:
     if archive.rocm:
         tail = rf"glibc_[0-9_]+_x86_64-rocm{rocm_of(archive.rocm).major}(?:-[\w+-]+)?-shared\.tar\.gz"
     else:
-        # What is a part, or has kernels that are known bad, says so here.
+        # The middle marks archives with a part of the kernels, or with kernels that are known to be bad.
         tail = rf"images-(?:[\w+-]+-)?{re.escape(archive.pack)}\.tar\.gz"
     candidates = sorted(path for path in folder.iterdir() if re.fullmatch(_OURS + tail, path.name))
     if len(candidates) > 1:
@@ -74,7 +70,7 @@ def _ours(folder: Path, archive: Archive) -> Path | None:
 
 
 def _commits(wanted: Wanted) -> set[str]:
-    """The commits that may call themselves this release: PyTorch's own, and that on record."""
+    """Return the commits that are this release: PyTorch's own, and that of the catalog."""
     try:
         known = aotriton_release(wanted.release, allow_unknown=True).commit
     except ToolchainError:
@@ -91,8 +87,8 @@ def _runtime(tree: Path, archive: Archive, wanted: Wanted) -> list[str]:
     try:
         header = read_regular(tree / "include/aotriton/config.h", _LARGEST, within=tree).decode(errors="replace")
         library = read_linked((tree / LIBRARY).resolve(strict=True))
-    except (OSError, ContractError) as error:
-        return [*faults, f"it has no header or no {LIBRARY} that can be read: {error}"]
+    except (OSError, ContractError):
+        return [*faults, f"its header or {LIBRARY} cannot be read"]
     made = _SHA1.search(header)
     if made is None or made[1] not in _commits(wanted):
         faults.append(f"it was made of {made[1] if made else 'no commit'}, which is not the release")
@@ -116,7 +112,6 @@ def _images(tree: Path, archive: Archive, wanted: Wanted) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError, ToolchainError):
         return [f"it has no signature of {archive.pack} that can be read"]
     faults = [] if made in _commits(wanted) else [f"it was made of {made}, which is not the release"]
-    return [
-        *faults,
-        *([f"kernels of it are missing: see {PARTIAL} in it"] if (folder / PARTIAL).exists() else []),
-    ]
+    if (folder / PARTIAL).exists():
+        faults.append(f"kernels of it are missing: see {PARTIAL} in it")
+    return faults
