@@ -1,4 +1,4 @@
-"""The plain files of a stage as an artifact beside its image: published, and brought back."""
+"""Publish the plain files of a stage as an artifact next to its image, and fetch them back."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeliveredFiles:
-    """The files of an image where they were published."""
+    """The published files of an image."""
 
     refs: tuple[str, ...]
     digest: str
@@ -47,7 +47,7 @@ class DeliveredFiles:
     evidence: AttachedEvidence
 
     def as_json(self) -> dict[str, Any]:
-        """The `files` of a row of `publish --json`."""
+        """Return the key `files` of a row of `publish --json`."""
         return vars(self) | {"files": [file.as_json() for file in self.files], "evidence": self.evidence.as_json()}
 
 
@@ -60,25 +60,20 @@ def deliver_files(
     *,
     signer: Signer | Keyless | None,
 ) -> DeliveredFiles | None:
-    """Publish archives, wheels and reports of an image beside it, as one artifact whose subject is the index.
+    """Publish archives, wheels and reports of an image as one artifact whose subject is the index.
 
     Args:
-        made: what is known of the image for each architecture.
-        index: it is at `place` already.
-        refs: where the files go, each with a tag; the first names them for display.
+        made: the facts of the image, one for each architecture.
+        index: the index, which `place` already holds.
+        refs: the destinations, each with a tag; the first is shown to the user.
         signer: signs a provenance that names each file.
 
     Returns:
         None if the stage has no plain form.
-
-    Raises:
-        SourceError: a file can no longer be made.
-        RegistryError, UnreachableError: it could not be published.
     """
     if made[0].record.stage not in FORMS:
         return None
     cache.work.mkdir(parents=True, exist_ok=True)
-    # Beside the cache's own images; the archives are moved, never copied.
     with tempfile.TemporaryDirectory(dir=cache.work, prefix="files-") as folder:
         paths = [_write(cache, facts.record, Path(folder) / str(at)) for at, facts in enumerate(made)]
         layout = Layout(Path(folder) / "layout").ensure()
@@ -112,20 +107,17 @@ def _write(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 
 def _lasting(value: Any) -> Any:
-    """A report without what took how long: the same work gives the same bytes, wherever and whenever it is done."""
+    """Return a report without durations, because equal work must give equal bytes."""
     if isinstance(value, Mapping):
         return {key: _lasting(item) for key, item in value.items() if not str(key).endswith("seconds")}
     return [_lasting(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-# Brought back
-
-
 def bring_wheels(request: Request, built: Sequence[Built], reuse: Reuse) -> None:
-    """Bring the wheels of images that were taken instead of built into the store, from the files beside them.
+    """Fetch the wheels of reused images into the store, from the files published next to these images.
 
-    An image's report, which the key has signed, names each wheel by its digest. Only those bytes are taken, whoever
-    wrote the artifact. A note names what is not available; writing the archive then fails for that wheel.
+    The signed report of an image names each wheel by its digest. Only those bytes are taken, so the artifact itself
+    needs no trust. A note names the wheels that are not available; writing their archives then fails.
     """
     for stage in built:
         wanted = {str(wheel["digest"]): str(wheel["file"]) for wheel in stage.facts.get("wheels", ())}

@@ -1,4 +1,4 @@
-"""SBOM and provenance of finished images: what a build leaves for them, how they are made, and where they go."""
+"""Make SBOM and provenance of finished images, sign them, and attach them to what was published."""
 
 from __future__ import annotations
 
@@ -47,7 +47,12 @@ _ANNOTATED = {CREATED: timestamp(EPOCH)}
 
 @dataclass(frozen=True)
 class AttachedEvidence:
-    """Attached evidence of an image: its kinds, the way, the number of bytes sent, and cosign's tags."""
+    """Attached evidence of an image.
+
+    Args:
+        how: `api`, `tag` or `layout`, the way in which it is found; `none` if nothing was sent.
+        tags: cosign's tags that name it too.
+    """
 
     kinds: tuple[str, ...]
     signed_by: str
@@ -56,24 +61,17 @@ class AttachedEvidence:
     tags: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The form of `publish --json`."""
+        """Return the form of `publish --json`."""
         return {key: value for key, value in vars(self).items() if key != "tags" or value}
 
 
-# When it is published
-
-
 def collect(cache: Cache, record: Record) -> ImageFacts:
-    """Collect the facts of a finished image.
-
-    Raises:
-        SourceError: the record of a stage that it stands on is gone.
-    """
+    """Collect the facts of a finished image."""
     dependencies = stages_below(cache, record.inputs)
     require_below(record, dependencies)
     base = next((dependency for dependency in (record, *dependencies) if dependency.stage == "base"), None)
     installed = parse_dpkg_status(_in_base(cache, base, "var/lib/dpkg/status"))
-    # The resolved list if that is still the one of this base: it has digests, and rpms too.
+    # The resolved list, if it is still the one of this base, has digests, and covers RPM bases.
     packages = (_resolved(cache, "base", base) or installed) if base else ()
     for dependency in (record, *dependencies):
         if dependency.stage in _COMPILED_IN:
@@ -90,7 +88,7 @@ def collect(cache: Cache, record: Record) -> ImageFacts:
 
 
 def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
-    """The packages of a base or sysroot; empty if its list is no longer the one that it was made of."""
+    """Return the resolved packages of a stage; empty if the list has changed since the stage was built."""
     inputs = record.inputs
     try:
         name, arch = str(inputs.get("base", "")), str(inputs.get("arch", ""))
@@ -103,7 +101,7 @@ def _resolved(cache: Cache, stage: str, record: Record) -> tuple[Package, ...]:
 
 
 def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
-    """The packages of a sysroot; those of an old system say of which, since the base has others of the same names."""
+    """Return the packages of a sysroot, marked with its system because the base has packages of the same names."""
     packages = _resolved(cache, "sysroot", record)
     glibc = str(record.inputs.get("base", "")).removeprefix("glibc-")
     floor = load_floors().get(glibc)
@@ -111,13 +109,13 @@ def _compiled_against(cache: Cache, record: Record) -> tuple[Package, ...]:
 
 
 def _headers_of_python(cache: Cache, record: Record) -> tuple[Package, ...]:
-    """The packages whose headers wheels were compiled with; all else of an interpreter's root only runs it."""
+    """Return the packages of an interpreter's root whose headers wheels were compiled with."""
     packages = _resolved(cache, "python", record)
     rows = {row.headers: row.distro for row in load_pythons().values()}
     return tuple(replace(package, system=rows[package.name]) for package in packages if package.name in rows)
 
 
-# Packages that came into the objects or the image besides the base's, by stage.
+# By stage: functions that list the packages, besides the base's, that end in objects or in the image.
 _COMPILED_IN: Mapping[str, Callable[[Cache, Record], tuple[Package, ...]]] = {
     "sysroot": _compiled_against,
     "python": _headers_of_python,
@@ -126,7 +124,7 @@ _COMPILED_IN: Mapping[str, Callable[[Cache, Record], tuple[Package, ...]]] = {
 
 
 def _in_base(cache: Cache, base: Record | None, path: str) -> str:
-    """A file out of the base's layers; empty if there is none."""
+    """Return the text of a file in the base's layers; empty if there is none."""
     layout = Layout(cache.images)
     if base is None or not base.manifest or not layout.has(base.manifest):
         return ""
@@ -138,7 +136,7 @@ def _in_base(cache: Cache, base: Record | None, path: str) -> str:
 
 
 def bill(image_facts: ImageFacts, layout: Layout, manifest: Descriptor) -> dict[str, Any]:
-    """The SBOM of an image in a layout."""
+    """Return the SBOM of an image in a layout."""
     config, *layers = layout.children(manifest)
     files = layer_files(layout.blob(layers[-1].digest), layers[-1].media_type)
     diff_id = diff_ids_of(layout.read_json(config))[-1]
@@ -147,7 +145,7 @@ def bill(image_facts: ImageFacts, layout: Layout, manifest: Descriptor) -> dict[
 
 @dataclass(frozen=True)
 class _Content:
-    """The layer of an artifact: its bytes, their media type, the artifact's annotations."""
+    """The only layer of an artifact, its media type, and the artifact's annotations."""
 
     content: bytes
     kind: str
@@ -164,18 +162,15 @@ def attach_evidence(
     signer: Signer | Keyless | None,
     scratch: Path,
 ) -> AttachedEvidence:
-    """Make SBOM and provenance of an image, and attach them to it and to its index.
+    """Make SBOM and provenance of an image, and attach them to its manifest and to its index.
 
-    With a key or an identity both go in signed envelopes. Without one only the SBOM goes, as plain SPDX: anyone can
-    compare it with the bytes, while an unsigned provenance proves nothing.
-
-    With a key the envelopes are also, beside a signature, under the tags where cosign looks; and if the signer says so,
-    in bundles.
+    With a key or an identity both are attached in signed envelopes. Without one only the SBOM is attached, as plain
+    SPDX, because an unsigned provenance proves nothing. With a key the envelopes and a signature are also written under
+    cosign's tags, and into bundles if the signer asks for them.
 
     Args:
         layout: holds the image.
-        place: the repository or folder that holds it too.
-        scratch: a folder for temporary files.
+        place: the repository or folder that holds the image too.
     """
     document, subjects = bill(image_facts, layout, manifest), (manifest, index)
     if signer is None:
@@ -200,15 +195,13 @@ def attach_to_files(
     signer: Signer | Keyless | None,
     scratch: Path,
 ) -> AttachedEvidence:
-    """Sign the provenance of files that are beside an image, and attach it to their artifact.
+    """Sign the provenance of published files, and attach it to their artifact; without a signer do nothing.
 
-    Each file is a subject of its own, so that it can be looked up by the file alone. Without a key nothing is attached:
-    the image's SBOM is that of the image.
+    Each file is a subject, so that its provenance can be found by its digest.
 
     Args:
-        made_by: the build of each architecture, with the files that came of it.
-        files: the manifest of the artifact; `place` holds it.
-        scratch: a folder for temporary files.
+        made_by: the build of each architecture, with its files.
+        files: the manifest of the artifact, which `place` holds.
     """
     if signer is None:
         return AttachedEvidence((), "", "none", 0)
@@ -235,7 +228,7 @@ def _sign(
     image: str,
     kinds: tuple[str, ...],
 ) -> AttachedEvidence:
-    """Sign statements about the subjects, and attach them in every form that the signer wants."""
+    """Sign statements, and attach them to the subjects in every form that the signer asks for."""
     with _own_layout(scratch) as own:
         if isinstance(signer, Keyless):
             signed_before = _signed_before(signer.identity, subjects[0], place, own)
@@ -250,7 +243,7 @@ def _sign(
         contents = [
             _Content(statement.as_bytes(), dsse.MEDIA_TYPE, {PREDICATE_TYPE: kind}) for kind, statement in signed
         ]
-        if signer.bundles:  # never a provenance without the SBOM: who finds a bundle looks at nothing else
+        if signer.bundles:  # of all statements, because a reader of bundles ignores the other forms
             contents += [_bundled(kind, cosign.bundle(envelope, signer.public)) for kind, envelope in envelopes]
         done = _attach(contents, subjects, place, scratch, kinds)
         name = str(place.ref.at()) if place.ref.remote else image  # a folder's path means nothing elsewhere
@@ -263,11 +256,7 @@ def _sign(
 def attach_statement(
     statement: attest.Statement, digests: Sequence[str], place: Place, *, kind: str, signer: Signer, scratch: Path
 ) -> AttachedEvidence:
-    """Sign a statement about an image and attach it; what is there already is not sent again.
-
-    Args:
-        digests: of the image's manifest, and of the index that names it.
-    """
+    """Sign a statement about an image and attach it to these digests of its manifest and its index."""
     subjects = [place.manifest(digest)[0] for digest in digests]
     with _own_layout(scratch) as own:
         ((_, envelope),) = _by_key(signer, [statement], lambda: _signed_before(signer.public, subjects[0], place, own))
@@ -308,7 +297,10 @@ def _by_identity(signer: Keyless, statement: attest.Statement, known: Mapping[by
 def _by_key(
     signer: Signer, statements: Sequence[attest.Statement], known: Callable[[], Mapping[bytes, Evidence]]
 ) -> list[tuple[str, dsse.Envelope]]:
-    """The statements signed, each with its predicate's type; as before where signing again would give another."""
+    """Return signed statements with their predicate types.
+
+    If signing twice gives different bytes, signatures that are already attached are reused.
+    """
     before = (
         {}
         if signer.repeats
@@ -327,7 +319,7 @@ def _bundled(kind: str, bundle: bytes) -> _Content:
 def _tagged(
     own: Layout, signer: Signer, named: str, envelopes: Sequence[tuple[str, dsse.Envelope]], subject: str
 ) -> tuple[Tagged, ...]:
-    """Signature and envelopes as they go under the tags where cosign looks."""
+    """Return a signature and the envelopes in the form of cosign's tags."""
     signature = cosign.signature_layer(own, signer, named, subject)
     layers = [cosign.attestation_layer(own, envelope.as_bytes(), kind) for kind, envelope in envelopes]
     return (
@@ -339,12 +331,14 @@ def _tagged(
 def _signed_before(
     who: PublicKey | Identity, manifest: Descriptor, place: Place, scratch: Layout
 ) -> dict[bytes, Evidence]:
-    """Existing envelopes by payload: a new signature would differ, and an identity would make another public entry."""
+    """Return the existing signatures by payload.
+
+    They are reused because a new signature would differ, and with an identity would add an entry to a public log.
+    """
     by_payload: dict[bytes, Evidence] = {}
     there = gather(place, [manifest.digest], scratch)
-    for attached in sorted(
-        there, key=lambda attached: attached.media_type == keyless.MEDIA_TYPE
-    ):  # bundles wrap what is there too
+    # Bundles last, because they repeat envelopes that are attached too.
+    for attached in sorted(there, key=lambda attached: attached.media_type == keyless.MEDIA_TYPE):
         with contextlib.suppress(UntrustedError):
             if isinstance(who, PublicKey):
                 envelope = attached.envelope()

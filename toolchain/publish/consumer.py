@@ -1,4 +1,4 @@
-"""Lines for a consumer's Containerfile that copy an image's content, and what the image does not tell."""
+"""Lines for a consumer's Containerfile that copy an image's content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from toolchain.oci.reference import TAG, Target
 
 Kind = Literal["llvm", "llvm-part", "aotriton", "triton", "kernels", "wheels", "triton-cache", "base", "unknown"]
 _NAME = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
-# Paths in a layer that identify each kind, whoever made the image. The group is the prefix.
+# Paths in a layer that identify each kind of image. The group is the prefix.
 _PREFIX = r"((?:[A-Za-z0-9._+-]+/)*[A-Za-z0-9._+-]+)"
 _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("llvm", re.compile(rf"{_PREFIX}/lib(?:64)?/cmake/(?:mlir/MLIR|llvm/LLVM)Config\.cmake")),
@@ -37,7 +37,7 @@ _SIGNS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("triton-cache", re.compile(rf"({CACHE})/.*")),
 )
 _PART = re.compile(r"(usr/lib64/llvm-triton-[A-Za-z0-9._-]+)/.*")
-# An LLVM that Triton makes code for a GPU with: no Triton is built on it.
+# An LLVM that only generates a GPU's code; Triton is not built on it.
 _FOR_GPU = re.compile("|".join(rf"(?:^|/){re.escape(codegen.llvm)}-[^/]*$" for codegen in codegens()))
 _SYSTEM = re.compile(r"(usr/lib|etc)/os-release")
 _RELEASE = "ENV TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
@@ -48,10 +48,10 @@ class Use:
     """The use of an image in a Containerfile.
 
     Args:
-        source: as `COPY --from` names it.
-        prefix: the folder that is copied, absolute; empty if it is not known.
-        lines: of a Containerfile, comments among them.
-        unknown: what the image does not tell.
+        source: the value of `COPY --from`.
+        prefix: the folder that is copied, absolute; empty if unknown.
+        lines: of a Containerfile, including comments.
+        unknown: facts that the image does not tell.
     """
 
     kind: Kind
@@ -61,7 +61,7 @@ class Use:
     unknown: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The form of `publish --json` and `inspect --use --json`."""
+        """Return the form of `publish --json` and `inspect --use --json`."""
         return {
             "kind": self.kind,
             "from": self.source,
@@ -71,7 +71,7 @@ class Use:
         }
 
     def text(self) -> Iterator[str]:
-        """The lines to print; what is not known stands among them as comments."""
+        """Yield the lines to print, unknown facts as comments."""
         yield from self.lines
         yield from (f"# not known: {one_line(gap)}" for gap in self.unknown)
 
@@ -87,12 +87,12 @@ class _Content:
 
 
 def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") -> Use:
-    """The use of an image or index in a layout.
+    """Return the use of an image or index in a layout.
 
     Args:
         top: the image or index.
-        where: the reference that consumers have: a registry's, or that of a layout folder.
-        name: the image's name, for a layout folder; otherwise its label or tag says it.
+        where: the reference that consumers use.
+        name: the image's name, for a layout folder; empty to take it from its label or tag.
     """
     if why := _pasteable(where):
         return Use("unknown", "", "", (), (why,))
@@ -104,11 +104,11 @@ def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") ->
     config, *layers = layout.children(images[0])
     labels = labels_of(layout.read_json(config))
     own = INPUT_DIGEST in labels
-    # Our own images hold what they are for in the topmost layer; of others that is unknown.
+    # This tool's images have their content in the topmost layer; others may have it in any.
     content = replace(_content(layout, layers[-1:] if own else layers[::-1], own=own), own=own)
     mount = labels.get(CACHE_MOUNT, "")
     content = replace(content, mount=mount if re.fullmatch(r"(/[A-Za-z0-9._+-]+)+", mount) else "")
-    if content.kind == "llvm" and labels.get(PARTIAL):  # a part may have a CMake package
+    if content.kind == "llvm" and labels.get(PARTIAL):  # a part of LLVM can have a CMake package too
         content = replace(content, kind="llvm-part")
     by_name = name or labels.get(TITLE, "") or where.tag or ""
     source, before = _source(where, top, by_name)
@@ -137,7 +137,7 @@ def _content(layout: Layout, layers: Iterable[Descriptor], *, own: bool) -> _Con
                             return _Content("llvm-part", match[1])
                         return _Content(kind, match[1], wheel)
                 if _SYSTEM.fullmatch(file):
-                    if own:  # a base of ours; it holds an LLVM too, the distribution's, which is not what it is for
+                    if own:  # a base of this tool, which can hold the distribution's LLVM too
                         return _Content("base")
                     system = True
                 if not part and (match := _PART.fullmatch(file)):
@@ -150,7 +150,7 @@ def _content(layout: Layout, layers: Iterable[Descriptor], *, own: bool) -> _Con
 
 
 def _wheel(path: Path, media_type: str, file: str) -> str:
-    """The name of the wheel that was unpacked there; empty if its own description does not give it."""
+    """Return the name of the unpacked wheel; empty if its metadata does not give it."""
     match = re.search(r"([^/]+)\.dist-info/WHEEL$", file)
     content = read_member(path, media_type, file) or b""
     tags = HeaderParser().parsestr(content.decode("utf-8", "replace")).get_all("Tag") or []
@@ -162,9 +162,9 @@ def _wheel(path: Path, media_type: str, file: str) -> str:
 
 
 def _pasteable(where: Target) -> str:
-    """The reason not to print a line for a reference, whose name could add a line or words; empty if it is safe."""
+    """Return why a reference cannot be printed safely in a line; empty if it can."""
     if where.path is None:
-        return ""  # it was read as a reference, by the same grammar
+        return ""  # the grammar of references allows nothing unsafe
     if where.tag is not None and not TAG.fullmatch(where.tag):
         return "how to name it: its tag is not valid in a reference"
     folder = str(where.path.absolute())
@@ -174,7 +174,7 @@ def _pasteable(where: Target) -> str:
 
 
 def _source(where: Target, image: Descriptor, name: str) -> tuple[str, tuple[str, ...]]:
-    """The value of `--from=`, and the lines before it."""
+    """Return the value of `--from=`, and the lines before it."""
     if where.path is None:
         return str(where.at(digest=image.digest)), ()
     plain = name if _NAME.fullmatch(name) else "image"

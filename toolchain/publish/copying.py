@@ -82,16 +82,10 @@ class _Everything:
 def copy_images(source: Target, dest: Target, scratch: Path) -> list[Copied]:
     """Copy the image that `source` names, or all images of a folder, to a namespace or folder.
 
-    Platforms, SBOM, provenance, signatures and files go along, and the tags move last.
+    All platforms, SBOM, provenance, signatures and files are copied before any tag moves.
 
     Args:
         scratch: a folder for temporary files, which hold the whole image.
-
-    Raises:
-        UntrustedError: the bytes or the attached SBOM contradict the digests, before or after the copy.
-        ConfigError: the image has no name that the destination can have.
-        RegistryError: something would be lost, or is refused.
-        UnreachableError: no answer.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     copied = []
@@ -117,7 +111,7 @@ def _named(source: Target) -> list[Target]:
 
 
 def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
-    """Bring an image with all that is attached to it into a layout, and verify it."""
+    """Fetch an image with all that is attached to it into a layout, and verify it."""
     top = place.fetch(layout)
     _require_intact(place, layout, top, "before the copy")
     found = _Everything(layout, top, layout.images_below(top) if top.media_type in media.MANIFESTS else [])
@@ -145,7 +139,7 @@ def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
 
 
 def _cosign_layers(place: Place, subject: str, layout: Layout, known: frozenset[str]) -> list[Tagged]:
-    """Bring the layers that cosign keeps about a digest under tags of its own."""
+    """Fetch the layers that cosign keeps about a digest under its own tags."""
     tagged = []
     for kind in _KINDS:
         if (tag := about_tag(subject, kind)) in known:
@@ -186,7 +180,7 @@ def _name(place: Place, found: _Everything, known: frozenset[str]) -> None:
 
 
 def _bring(found: _Everything, dest: Target) -> Copied:
-    """Put an image and all that is attached to it into the destination, compare, and let the tags name it."""
+    """Write an image and its artifacts to the destination, compare them, and move the tags."""
     layout, top = found.layout, found.top
     refs = {dest.image(found.name, tag): there for tag, there in found.tags.items()}
     with open_place(next(iter(refs))) as there:
@@ -202,7 +196,7 @@ def _bring(found: _Everything, dest: Target) -> Copied:
             back = Layout(Path(folder)).ensure()
             there.fetch_below(top, there.manifest(top.digest)[1], back)
             _require_intact(there, back, top, "after the copy")
-        # The files before the image: a tag of the image is the sign that all is there.
+        # The image's tags last, because they are the sign that the copy is complete.
         for ref, what in sorted(refs.items(), key=lambda item: item[1].digest == top.digest):
             there.tag(layout, what, [str(ref.tag)])
     return Copied(
@@ -236,7 +230,7 @@ def _lost(there: Place, digest: str, subject: str) -> RegistryError:
 
 
 def _require_intact(place: Place, layout: Layout, top: Descriptor, when: str) -> None:
-    """Check digests and the attached SBOM; signatures stay for `verify` with a key."""
+    """Check digests and the attached SBOM. Signatures need a key, so `verify` checks them."""
     verdict = verify(place, layout, top)
     if verdict.problems:
         raise UntrustedError(

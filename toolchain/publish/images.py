@@ -30,7 +30,7 @@ from toolchain.trust.keys import Signer
 
 @dataclass(frozen=True)
 class Delivered:
-    """One image where it was published."""
+    """A published image."""
 
     image: str
     refs: tuple[str, ...]
@@ -43,7 +43,7 @@ class Delivered:
     files: DeliveredFiles | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """A row of `publish --json`."""
+        """Return a row of `publish --json`."""
         files = self.files.as_json() if self.files is not None else None
         return vars(self) | {"evidence": self.evidence.as_json(), "use": self.use.as_json(), "files": files}
 
@@ -57,22 +57,12 @@ def deliver(
     signer: Signer | Keyless | None = None,
     files: bool = False,
 ) -> list[Delivered]:
-    """Publish finished images, those of one name as one index.
-
-    The bytes of an index over several architectures do not tell which was built first.
+    """Publish finished images. Images of one name, for several architectures, become one index.
 
     Args:
-        records: of the images.
-        compression: how the layers are compressed where they are published.
-        signer: signs SBOM and provenance; without it the SBOM alone is attached (see `attestations.attach_evidence`).
-        files: whether archives, wheels and reports go beside the images.
-
-    Raises:
-        ConfigError: files are wanted, and none of the stages has any; a Triton cache that is not compressed as gzip;
-            or two images of one name are for one architecture.
-        SourceError: the record of a stage that one of them stands on is gone.
-        RegistryError, UnreachableError: it could not be published.
-        DigestError, EngineError, ResourceError: a layer cannot be compressed again (`publish.packing`).
+        compression: of the published layers.
+        signer: signs SBOM and provenance; without it only the SBOM is attached (see `attestations.attach_evidence`).
+        files: whether archives, wheels and reports are published too.
     """
     stages = {record.stage for record in records}
     if files and not FORMS.keys() & stages:
@@ -80,7 +70,7 @@ def deliver(
     if compression != "gzip" and "triton-cache" in stages:
         raise ConfigError(
             f"a Triton cache is not published as {compression}",
-            why="MCV, which unpacks it, only reads layers of gzip",
+            why="MCV, which unpacks it, only reads gzip layers",
             fix="leave --compression out",
         )
     by_name: dict[str, list[Record]] = {}
@@ -90,9 +80,9 @@ def deliver(
         arches = [record.arch for record in images]
         if len(set(arches)) < len(arches):
             raise ConfigError(
-                f"two images called {name} are for one architecture",
+                f"two images called {name} are for the same architecture",
                 why=", ".join(f"{record.arch}: {record.input_digest}" for record in images),
-                fix="an index holds one for each: publish them one after the other",
+                fix="publish them one after the other, because an index holds one image for each architecture",
             )
     facts = {name: [collect(cache, record) for record in images] for name, images in by_name.items()}
     note_use(cache, records)
@@ -103,11 +93,11 @@ def deliver(
 
 
 def _tags(images: Sequence[Record], compression: Packing) -> tuple[str, ...]:
-    """The tag that goes along to the newest, then those that name the work.
+    """Return the moving tag and the tags of the input digests.
 
-    The first is `latest`, which is empty here, or `zstd` beside it, since not every engine reads such layers. The work
-    is named by its input digest: of several architectures by a digest over theirs, then by each one's own. By its own
-    it is found by a plan of one architecture alone (`reuse.reference`).
+    The moving tag is empty, which means `latest`, or `zstd`, because not every engine reads zstd layers. An index over
+    several architectures has a tag of a joint digest, and one of each architecture's own input digest, by which a plan
+    for that architecture finds it (`reuse.reference`).
     """
     digests = {record.arch: record.input_digest for record in images}
     joint = (sha256_json(digests),) if len(digests) > 1 else ()
@@ -140,7 +130,7 @@ def _deliver(
         ]
         beside = [dest.image(name, tag_of(tag)) for tag in tags]
         plain = deliver_files(cache, made, index, place, beside, signer=signer) if files else None
-        # The tags move last, so that none of them ever names an image without its evidence.
+        # The tags move last, so that no tag ever names an image without its evidence.
         place.tag(layout, index, [str(ref.tag) for ref in refs])
     names = tuple(str(ref) for ref in refs)
     for record in records:

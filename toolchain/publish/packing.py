@@ -1,4 +1,4 @@
-"""An image's layers as they are sent: compressed as the publisher wants them, by the compressor of this machine."""
+"""Compress an image's layers for publication."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKINGS: tuple[Packing, ...] = ("gzip", "zstd")
 
 
 def packing(text: str) -> Packing:
-    """A compression by its name."""
+    """Return the compression called `text`."""
     for name in PACKINGS:
         if text == name:
             return name
@@ -36,7 +36,7 @@ def packing(text: str) -> Packing:
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """A layer to publish, and the compressor that wrote its blob (`gzip/zlib-1.2.13/9`); empty if it is unknown."""
+    """A layer to publish, and the compressor that wrote its blob (`gzip/zlib-1.2.13/9`); empty if unknown."""
 
     layer: LayerBlob
     compressor: str
@@ -51,20 +51,15 @@ class PackedImage:
 
     @property
     def compressors(self) -> dict[str, str]:
-        """By blob digest, which compressor wrote it."""
+        """Return the known compressors by blob digest."""
         return {layer.layer.descriptor.digest: layer.compressor for layer in self.layers if layer.compressor}
 
 
 def packed_image(cache: Cache, record: Record, how: Packing) -> PackedImage:
-    """A finished image with its layers compressed as `how` says.
+    """Return a finished image with its layers compressed by `how`.
 
-    Two kinds of layers are compressed here: those that the cache keeps uncompressed, and the stage's own. What is
-    compressed in a user's own base stays as it is.
-
-    Raises:
-        DigestError: a layer is not what its image says.
-        EngineError: the zstd program is missing.
-        ResourceError: too little disk.
+    Layers that the cache keeps uncompressed and the stage's own layer are compressed. Compressed layers of a user's own
+    base stay as they are.
     """
     layout = Layout(cache.images).ensure()
     top = layout.resolve(record.manifest)
@@ -77,10 +72,10 @@ def packed_image(cache: Cache, record: Record, how: Packing) -> PackedImage:
 
 
 def _packed(cache: Cache, layer: LayerBlob, how: Packing, record: Record | None) -> PackedLayer:
-    """A layer as it is sent: minutes for gigabytes, so the blob of an earlier time is taken while it is here.
+    """Return a layer compressed by `how`, from an earlier run if its blob is still here: gigabytes take minutes.
 
     Args:
-        record: of the stage whose own layer it is; None for a layer below.
+        record: of the stage whose own layer this is; None for a layer below.
     """
     kind = layer.descriptor.media_type
     if kind not in PLAIN and (record is None or kind == MEDIA_TYPES[how]):
@@ -89,7 +84,7 @@ def _packed(cache: Cache, layer: LayerBlob, how: Packing, record: Record | None)
     note = layout.root / "packed" / f"{sha256_json([layer.diff_id, how]).removeprefix('sha256:')}.json"
     short = layer.diff_id.removeprefix("sha256:")[:12]
     with held(cache.locks / f"pack-{short}.lock", what=f"packing the layer {short}"):
-        # A note that cannot be read is written again.
+        # An unreadable note is written again.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, ToolchainError):
             known = strict_json.read(note.read_bytes())
             blob = Descriptor.from_json(known["blob"])
@@ -121,13 +116,13 @@ def _tar(cache: Cache, layout: Layout, layer: LayerBlob, size: int) -> Iterator[
 
 
 def _unpack(blob: Path, layer: LayerBlob, tar: Path) -> int:
-    """Write a layer's tar, which must be the one that its image names; its bytes."""
+    """Write a layer's tar, check it against the image's diff id, and return its size in bytes."""
     try:
         with unpacked(blob, layer.descriptor.media_type) as stream, HashedFile(tar) as sink:
             while piece := stream.read(CHUNK):
                 sink.write(piece)
     except DAMAGED as error:
-        raise _damaged(blob, layer, str(error)) from error
+        raise _damaged(blob, layer, "it cannot be decompressed") from error
     if sink.digest != layer.diff_id:
         raise _damaged(blob, layer, f"it unpacks to {sink.digest}, not to {layer.diff_id}")
     return sink.size

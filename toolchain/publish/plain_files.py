@@ -1,4 +1,4 @@
-"""Publication of plain files, named as upstream names them: archives of LLVM and AOTriton, Triton's wheel."""
+"""Write plain files with the names that upstream uses: archives of LLVM and AOTriton, and wheels."""
 
 from __future__ import annotations
 
@@ -33,20 +33,16 @@ from toolchain.sources.unpack import unpack_tar
 from toolchain.stages.base import label_of
 from toolchain.stages.wheels import in_store
 
-_DO_NOT = "do not use the image; build it"
 _Write = Callable[[Cache, Record, Path], list[Path]]
 # llvm-<id>-<os>-<arch>
 _ARCH = {"amd64": "x64"}
 
 
 def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -> None:
-    """See before the build that archives can be written after it; makes the folder.
+    """Make the folder for archives, and check before the build that they can be written there.
 
     Args:
-        sources: those of the request, by name.
-
-    Raises:
-        ConfigError: `target` has no plain form; the folder is in a source, or cannot be made or written to.
+        sources: the sources of the request, by name.
     """
     if not any(involves(target, name) for name in FORMS):
         raise no_plain_form("--archive", "build")
@@ -57,7 +53,8 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
             raise ConfigError(
                 f"--archive {folder} is in the source {name}",
                 why=f"every file in {tree} is an input: the next build would include these files, and start again",
-                fix=f"name a folder outside of it: --archive {_beside(tree, folder)}",
+                fix="name a folder outside of it: --archive "
+                + os.path.relpath(tree.resolve().parent / (folder.name or "files")),
             )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,13 +65,8 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
         raise ConfigError(f"nothing can be written to --archive {folder}", why=why, fix="name a folder") from error
 
 
-def _beside(tree: Path, folder: Path) -> Path:
-    """A folder outside of a source, called as the one inside it that was named."""
-    return Path(os.path.relpath(tree.resolve().parent / (folder.name or "files")))
-
-
 def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> list[Path]:
-    """Write every stage that has a plain form. What was written before and is still the same is not packed again.
+    """Write the plain files of every stage that has a plain form. Existing files with the right bytes are kept.
 
     Returns:
         The files, in the order of the stages.
@@ -85,7 +77,7 @@ def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> lis
 
 
 def no_plain_form(option: str, verb: str) -> ConfigError:
-    """The error where an option of a verb is given for stages that have no plain form."""
+    """Return the error for an option that needs plain files, given for stages without any."""
     return ConfigError(
         f"{option} is for {', '.join(FORMS)}",
         why="the other stages have no plain form",
@@ -93,8 +85,8 @@ def no_plain_form(option: str, verb: str) -> ConfigError:
     )
 
 
-def packed_once(write: _Write) -> _Write:
-    """`write`, unless the files that it wrote for this image are in the folder: packing LLVM takes a minute."""
+def _packed_once(write: _Write) -> _Write:
+    """Skip `write` if the files that it wrote for this image are in the folder, because packing LLVM takes a minute."""
 
     @functools.wraps(write)
     def again(cache: Cache, record: Record, folder: Path) -> list[Path]:
@@ -116,7 +108,7 @@ def packed_once(write: _Write) -> _Write:
 
 @contextlib.contextmanager
 def _tree(cache: Cache, record: Record) -> Iterator[Path]:
-    """The stage's own top layer, unpacked."""
+    """Unpack the stage's own layer, the topmost, into a temporary folder."""
     layout = Layout(cache.images)
     layer = layout.children(layout.resolve(record.manifest))[-1]
     with tempfile.TemporaryDirectory(dir=cache.work, prefix="archive-") as scratch:
@@ -126,22 +118,17 @@ def _tree(cache: Cache, record: Record) -> Iterator[Path]:
 
 
 def _platform(cache: Cache, record: Record) -> str:
-    """The architecture that an image says it is for: a request may name several."""
+    """Return the architecture of an image; a request may name several."""
     layout = Layout(cache.images)
     return platform_of(layout.read_json(layout.children(layout.resolve(record.manifest))[0])).arch
 
 
-@packed_once
+@_packed_once
 def llvm(cache: Cache, record: Record, folder: Path) -> list[Path]:
-    """`llvm-<id>-<base>-<arch>.tar.gz` with one top folder."""
+    """Write the prefix as `llvm-<id>-<base>-<arch>.tar.gz`, with one top folder of the same name."""
     stem = record.image.replace("llvm-triton-", "llvm-", 1)
     arch = _platform(cache, record)
     out = folder / f"{stem}-{_ARCH.get(arch, arch)}.tar.gz"
-    return _write_prefix(cache, record, out)
-
-
-def _write_prefix(cache: Cache, record: Record, out: Path) -> list[Path]:
-    """Write the content of a stage's prefix as an archive, with one top folder of the file's name."""
     with _tree(cache, record) as tree:
         prefix = tree / str(record.facts["prefix"]).lstrip("/")
         write_tar_gz(prefix, out, top=out.name.removesuffix(".tar.gz"))
@@ -149,7 +136,7 @@ def _write_prefix(cache: Cache, record: Record, out: Path) -> list[Path]:
 
 
 def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
-    """The wheels under their own names. A wheel that came from the index is not written: nothing here made it."""
+    """Write the wheels that the stage built, under their own names. Wheels from the index are left out."""
     written = []
     for wheel in record.facts.get("wheels", ()):
         kept = in_store(cache, wheel["digest"])
@@ -157,13 +144,15 @@ def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
             raise SourceError(
                 f"{wheel['file']} is no longer in the store",
                 why="the image holds it unpacked",
-                fix="take it from where it was published with --files (--reuse-from), or delete the record of this "
+                fix="fetch it from where it was published with --files (--reuse-from), or delete the record of this "
                 "stage and build it again",
             )
         if not is_plain_name(wheel["file"]):
-            raise HostileInputError(f"the wheel of {record.image} is called {wheel['file'][:200]!r}", fix=_DO_NOT)
+            raise HostileInputError(
+                f"the wheel of {record.image} is called {wheel['file'][:200]!r}", fix="do not use the image; build it"
+            )
         out = folder / wheel["file"]
-        # A copy: who edits the file in place must not edit the store with it.
+        # A copy instead of a hard link, so that an edit of this file does not change the store.
         with NewFile(out) as new, kept.open("rb") as stream:
             shutil.copyfileobj(stream, new.stream)
             new.finish(wheel["digest"])
@@ -171,14 +160,15 @@ def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
     return written
 
 
-@packed_once
+@_packed_once
 def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
-    """The library as `aotriton-<git12>-<base>_<machine>-hip<minor>[-<gpus>]-shared.tar.gz`, and an archive a pack.
+    """Write `aotriton-<git12>-<base>_<machine>-hip<minor>[-<gpus>]-shared.tar.gz`, and an archive for each pack.
 
-    One for several ROCms is an archive for each: `aotriton-<git12>-glibc_2_31_<machine>-rocm6[-<gpus>]-shared.tar.gz`.
-    The platform is the base that it was built on, or that floor, never an unchecked manylinux. A part, a pack
-    that lacks GPUs of its family, and images with kernels that are known bad say so in their names. What was made from
-    a checkout is named `tree<12>` after its content: those digits are not of a commit.
+    A library for several ROCms becomes an archive for each ROCm:
+    `aotriton-<git12>-glibc_2_31_<machine>-rocm6[-<gpus>]-shared.tar.gz`. The platform is the base of the build, or the
+    glibc floor; nothing is called manylinux, because that is not checked. The names mark partial builds, packs that
+    lack GPUs of their family, and images with kernels that are known to be bad. A build from a checkout has
+    `tree<12>`, a digest of its content, because it has no commit.
     """
     facts = record.facts
     short = ("" if _at_commit(record) else "tree") + str(facts["sha1"])[:12]
@@ -189,7 +179,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     bad = int(kernels["failed"]) + int(kernels["timed_out"])
     part = any(record.inputs.get(name) for name in ("select", "limit", "shard"))
     inside = "" if facts["packs"] else ("-partial" if part else "") + (f"-knownbad{bad}" if bad else "")
-    # The library serves the GPUs that it was built for and no others. An old one holds the kernels itself.
+    # The library serves only the GPUs that it was built for. Old releases hold the kernels in the library.
     tail = f"{f'-{gpus}' if gpus else ''}{inside}-shared.tar.gz"
     runtimes = {"": f"aotriton-{short}-{base}_{machine}-hip{hip}{tail}"}
     if rocms := facts.get("rocm", {}):
@@ -205,7 +195,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
         for pack in facts["packs"]:
             lacks = pack in facts.get("lacking", {})
             kind = "images" + ("-partial" if part or lacks else "")
-            # Two parts of one pack for different GPUs are different things.
+            # Partial packs for different GPUs need different names.
             kind += f"-{short_list(facts['gpus_by_pack'][pack])}" if lacks else ""
             known_bad = int(by_pack.get(pack, 0) if by_pack else bad)
             kind += f"-knownbad{known_bad}" if known_bad else ""
@@ -216,20 +206,20 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 
 def _at_commit(record: Record) -> bool:
-    """Whether it was made from a known commit of AOTriton, and not from a checkout or an unknown archive."""
+    """Return whether the build used a known commit of AOTriton, rather than a checkout or an unknown archive."""
     source = next(row for row in record.sources if row.name == "aotriton")
     return source.kind == "git" or bool(commit_of(str(source.digest)))
 
 
 def _all_but(prefix: Path, pack: str) -> tuple[str, ...]:
-    """What is not in the images of one pack."""
+    """Return the paths below the prefix that do not belong to the images of one pack."""
     images = prefix / "lib/aotriton.images"
     kept = {images.parent, images, images / pack}
     beside = (path for folder in (prefix, images.parent, images) for path in folder.iterdir() if path not in kept)
     return tuple(sorted(path.relative_to(prefix).as_posix() for path in beside))
 
 
-# What writes the plain form of a stage's record into a folder, in the order of the stages.
+# The writer of plain files for each stage that has any, in the order of the stages.
 FORMS: dict[str, _Write] = {
     "llvm": llvm, "triton": wheels, "aotriton": aotriton,
     **{row.name: wheels for row in wheel_rows()},
