@@ -109,5 +109,7 @@ def _show(items: Sequence[Item]) -> None:
 
 
 def _ago(used: float) -> str:
+    if not used:
+        return "never"
     days = int(max(0.0, time.time() - used) // _DAY)
     return "today" if days == 0 else f"{days} day{'s' if days > 1 else ''} ago"

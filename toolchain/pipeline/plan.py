@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,17 @@ from toolchain.stages.codegen_llvm import triton_here
 from toolchain.stages.prebuilt import undecided
 from toolchain.stages.stage import Built, Planned
 
+LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A planned stage, whether its result is already here, and what its image is for where that is not this machine
-    alone; and the patches on its sources, by source.
+    """A planned stage.
+
+    Args:
+        built: its result, if that is already here.
+        arch: the architecture of its image; empty if this machine's is the only one in the plan.
+        patches: the patches on its sources, by source.
     """
 
     planned: Planned
@@ -37,7 +44,7 @@ class PlanRow:
 
     @property
     def to_build(self) -> bool:
-        """Whether there is no result to take."""
+        """Whether the stage has no result yet."""
         return self.built is None
 
     def as_json(self) -> dict[str, Any]:
@@ -69,9 +76,6 @@ def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow
 
     Args:
         proved: see `find`.
-
-    Raises:
-        LockedError: with `request.lock`, something is not as it is locked.
     """
     rows = _rows(replace(request, looked_up={}), target, proved=proved)
     within_lock(request, [row.planned for row in rows])
@@ -96,49 +100,62 @@ def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
 
 
 def settled(request: Request, target: str, *, ask: bool = False) -> list[PlanRow]:
-    """The plan once every tag in it is resolved to a commit.
+    """Plan once every tag is resolved to a commit, and every address is known. With `--offline` nothing is fetched.
 
     Args:
-        ask: also query tags that are known, unless `--offline`: a tag may have moved. Then Triton's tree is fetched
-            too, since it says which LLVMs there are; otherwise only where a stage is keyed by what is in it.
+        ask: also query tags that are known, because a tag may have moved, and fetch Triton's tree.
 
     Raises:
         LockedError: a tag moved since it was locked.
     """
     rows = plan(request, target)
-    if ask_tags(request, rows, ask=ask):
-        rows = plan(request, target)
-    trees = [] if request.offline else tritons(rows)
-    if ask or any(planned.name != "triton" for planned, _ in trees):
-        rows = _fetched_for(request, target, rows, {source.name: source for _, source in trees}.values())
+    if request.offline:
+        return plan(request, target) if ask_tags(request, rows) else rows
+    rows = with_tree(request, target, rows, ask=ask, fetch=ask)
     # The tree may have added stages, whose commits are known after a fetch.
-    among = [] if request.offline else [source for row in rows for source in row.planned.sources if source.among]
-    return _fetched_for(request, target, rows, among)
-
-
-def _fetched_for(request: Request, target: str, rows: list[PlanRow], sources: Collection[Source]) -> list[PlanRow]:
-    """The plan once these sources are here."""
-    for source in sources:
+    among = [source for row in rows for source in row.planned.sources if source.among]
+    for source in among:
         fetch_for(request, source)
-    return plan(request, target) if sources else rows
+    return plan(request, target) if among else rows
+
+
+def with_tree(
+    request: Request, target: str, rows: list[PlanRow], *, fetch: bool, ask: bool = False, proved: bool = False
+) -> list[PlanRow]:
+    """Plan once tags are resolved and Triton's tree is in the store, because the tree names its LLVMs.
+
+    Args:
+        rows: the plan so far.
+        fetch: fetch the tree wherever it is built. Otherwise only stages that are keyed by its content need it.
+        ask: also query tags that are known.
+        proved: see `find`.
+    """
+    changed = ask_tags(request, rows, ask=ask)
+    trees = tritons(rows)
+    if fetch or any(planned.name != "triton" for planned, _ in trees):
+        for source in {source.name: source for _, source in trees}.values():
+            LOG.info("%s: fetching %s, whose LLVM pin is compared with the plan", source.name, source.ref)
+            fetch_for(request, source)
+            changed = True
+    return plan(request, target, proved=proved) if changed else rows
 
 
 def ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
-    """Ask for the commits of tags; see `settled`. Whether there is any tag, and so perhaps another plan."""
-    tagged = [source for row in rows for source in row.planned.sources if source.tag]
+    """Resolve tags to commits; return whether any was queried, and so the plan may change."""
+    tagged = [source for row in rows for source in row.planned.sources if source.tag and (ask or not source.digest)]
     for source in tagged:
         if source.digest is None:
             resolved(source, cache=request.cache, offline=request.offline, mirrors=request.mirrors)
-        elif ask and not request.offline:
+        else:
             asked_again(source, cache=request.cache, locked=request.lock is not None, mirrors=request.mirrors)
     return bool(tagged)
 
 
 def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | None:
-    """The finished result for these inputs, if its record and all its blobs are here; it is marked as used.
+    """Return the finished result for these inputs, if its record and all its blobs are here, and mark it as used.
 
     Args:
-        proved: ignore a result built with --no-contract: the same bytes, but untested.
+        proved: ignore a result that was built with --no-contract: it has the same bytes, but is untested.
     """
     digest = planned.input_digest
     record = known_record(cache, digest)
@@ -161,7 +178,11 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
 
 
 def tritons(rows: Sequence[PlanRow], *, checkouts: bool = False) -> list[tuple[Planned, Source]]:
-    """The stages to build that read Triton's tree, each with that source; without a checkout, which is here."""
+    """Return the stages to build that read Triton's tree, each with that source.
+
+    Args:
+        checkouts: include checkouts of the user, which need no fetch.
+    """
     return [
         (row.planned, source)
         for row in rows
@@ -173,12 +194,12 @@ def tritons(rows: Sequence[PlanRow], *, checkouts: bool = False) -> list[tuple[P
 
 
 def undecided_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """The prebuilt files of Triton's source that a build would refuse because no option allows or drops them."""
+    """Return the prebuilt files of Triton's source that a build would refuse because no option decides on them."""
     if not any(planned.name.startswith("triton") for planned, _ in tritons(rows, checkouts=True)):
         return []
     return [row.name for row in undecided(triton_here(request), request)]
 
 
 def online_in(rows: Sequence[PlanRow], request: Request) -> list[Planned]:
-    """The stages to build that only a network can make, with `--offline`."""
+    """Return the stages to build that need a network, with `--offline`."""
     return [row.planned for row in rows if row.to_build and row.planned.online] if request.offline else []

@@ -138,10 +138,12 @@ def isolation_facts(cache: Cache) -> dict[str, Any] | None:
 
 
 def write_record(cache: Cache, record: Record) -> None:
-    """Write the record of a finished stage: from now on the stage is finished."""
+    """Write the record of a finished stage: from now on the stage is finished, and the stages below it are in use."""
     path = cache.record(record.input_digest)
     used_mark(path).unlink(missing_ok=True)
     write_atomically(path, record.as_bytes())
+    for below in stages_below(cache, record.inputs):
+        used_mark(cache.record(below.input_digest)).touch()
 
 
 def record_as_it_is(request: Request, built: Built) -> None:

@@ -1,8 +1,7 @@
-"""The run that makes what a plan says is not here yet."""
+"""Run a plan: take or build each stage that has no result yet."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +17,7 @@ from toolchain.core.locks import held, in_use
 from toolchain.core.process import CommandError
 from toolchain.pipeline.compiler_cache import key_of
 from toolchain.pipeline.fetching import fetch_for, patches_as_they_are
-from toolchain.pipeline.plan import PlanRow, ask_tags, find, online_in, plan, tritons, undecided_in
+from toolchain.pipeline.plan import PlanRow, find, online_in, plan, undecided_in, with_tree
 from toolchain.pipeline.prefetch import Prefetch
 from toolchain.pipeline.records import known_record, record_as_it_is, tell_unread
 from toolchain.pipeline.targets import below, by_arch, request_of, stages_of
@@ -30,19 +29,14 @@ from toolchain.stages.stage import Built, Planned, Stage
 if TYPE_CHECKING:
     from toolchain.pipeline.reuse import Reuse
 
-LOG = logging.getLogger(__name__)
-
 
 def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[Built]:
     """Build every stage of `target` that is not here yet.
 
     Args:
         reuse: where to look for a finished image first, and whose signature is required there.
-
-    Raises:
-        ToolchainError: a stage failed; what is finished stays.
     """
-    # What is wrong with the request must show before the first long step, not behind it.
+    # A wrong request must be refused before the first long step.
     rows = plan(request, target, proved=request.contract)
     if any(row.to_build for row in rows):
         tell_unread(request.cache)
@@ -50,14 +44,15 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
         _allowed(request, row.planned, row.built)
     if reuse is None:
         _ready(request, rows)
-    rows = _looked_into(request, target, rows, fetch=reuse is None)
+    # The tree's LLVM pin is compared with the plan before any LLVM is built.
+    rows = with_tree(request, target, rows, fetch=reuse is None, proved=request.contract)
     if reuse is None and (names := undecided_in(rows, request)):
         raise PolicyError(
             f"no option allows or drops the prebuilt {', '.join(names)} in Triton's source",
             why="prebuilt files are refused by default, and hours of LLVM would be built first",
             fix=f"leave it out: --drop-binary {names[0]}; or let it in: --allow-binary {names[0]}",
         )
-    # What may come finished from elsewhere needs no sources.
+    # A stage that may come finished from elsewhere needs no sources.
     building = [row.planned for row in rows if row.to_build or _again(request, row.planned)]
     sources = [source for planned in building if reuse is None for source in planned.sources]
     first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
@@ -71,29 +66,12 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
     return list(results.values())
 
 
-def _looked_into(request: Request, target: str, rows: list[PlanRow], *, fetch: bool) -> list[PlanRow]:
-    """The plan once Triton's tree is here: what it says against the LLVM below it must show before that is built.
-
-    Args:
-        fetch: whether the tree is wanted; without, only where a stage is keyed by what is in it, and else the commits
-            of tags.
-    """
-    if not (trees := tritons(rows)):
-        return rows
-    tagged = ask_tags(request, rows)
-    fetch = fetch or any(planned.name != "triton" for planned, _ in trees)
-    for source in {source.name: source for _, source in trees}.values() if fetch else ():
-        LOG.info("%s: fetching %s, to hold its LLVM pin against the plan", source.name, source.ref)
-        fetch_for(request, source)
-    return plan(request, target, proved=request.contract) if tagged or fetch else rows
-
-
 @dataclass(kw_only=True)
 class _Run:
-    """The state of one call, the same for all stages and architectures.
+    """The state of one call, shared by all stages and architectures.
 
     Args:
-        first: how each stage was planned before anything was built, by architecture and name.
+        first: the plan of each stage before anything was built, by architecture and name.
         request: the request for all architectures.
         rows: the plan.
         finished: the stages that are built or taken, by architecture and name.
@@ -163,13 +141,15 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
 
 
 def _again(request: Request, planned: Planned) -> bool:
-    """Whether a stage is built even if its image is here: the kernel store of now may lack the results of a shard."""
+    """Return whether a stage is built again, because the kernel store may lack the results of a shard."""
     return request.shard is not None and planned.name in CAMPAIGNS
 
 
 def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], prefetch: Prefetch) -> Planned:
-    """The plan of a stage that is about to be built. A source whose digest is only known after a fetch is fetched for
-    it: without an input digest nothing could be recorded after hours."""
+    """Plan a stage that is about to be built, once the digests of all its sources are known.
+
+    A source whose digest needs a fetch is fetched, because a build without an input digest cannot be recorded.
+    """
     planned = stage.plan(request, dependencies)
     unknown = [source for source in planned.sources if source.digest is None]
     for source in unknown:
@@ -180,15 +160,7 @@ def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], 
 
 
 def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
-    """Refuse what cannot end well on this machine before the first long step, which may be a base that needs no engine.
-
-    Raises:
-        UnreachableError: `--offline`, and a base that only its mirrors can give.
-        ConfigError: the cache folder cannot be written to.
-        ResourceError: too little disk for one of the stages.
-        EngineError: no engine or runner, or none that works here; or no emulator to prove another machine's LLVM with.
-        UnsupportedError: an own base that lacks what the stages need.
-    """
+    """Refuse a build for which this machine lacks a network, disk, an engine, a runner, an emulator or a base."""
     to_build = [row.planned for row in rows if row.to_build]
     if not to_build:
         return
@@ -204,8 +176,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
             fix=f"run {' and '.join(verbs)} once with a network and the same options, or import a bundle",
         )
     for row in rows:
-        # Another machine's LLVM is always proved by running it, whatever part it is. Triton's own build runs programs
-        # of it, proof or not; other stages run nothing of it.
+        # The contract check runs another machine's LLVM. The build of Triton runs programs of it even without a check.
         if row.to_build and row.arch not in {"", this_machine()}:
             if row.planned.name == "triton":
                 emulator(row.arch, proof=False)
@@ -225,13 +196,13 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
 
             console.note(f"contract checks and kernels run on {describe(proved(request.cache))}")
         if request.base.image is not None:
-            from toolchain.pipeline import own_base as ownbase  # noqa: PLC0415 - most bases are recipes
+            from toolchain.pipeline.own_base import check  # noqa: PLC0415 - most bases are recipes
 
-            ownbase.check(request, to_build)
+            check(request, to_build)
 
 
 def _allowed(request: Request, planned: Planned, built: Built | None) -> None:
-    """Prebuilt code must be allowed by name, even if an earlier build allowed it."""
+    """Require that prebuilt code is allowed by name, even if an earlier build allowed it."""
     names = {*planned.binaries, *(built.binaries if built else ())}
     for name in sorted(names.difference(let_in_names(request) if names else ())):
         raise PolicyError(
@@ -253,7 +224,7 @@ def _build_stage(
     from toolchain.engine.progress import Progress  # noqa: PLC0415 - a no-op build needs none of it
     from toolchain.engine.resources import require_disk  # noqa: PLC0415
 
-    # Two works without a digest must not meet in one folder: two bases made at once, say.
+    # Two stages without a digest, as two bases that are made at once, must not share a folder.
     name = planned.input_digest.removeprefix("sha256:")[:12] if planned.input_digest else planned.image
     log = request.cache.logs / f"{stage.name}-{name}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -290,6 +261,6 @@ def _build_stage(
 
 
 def stage_lock(cache: Cache, planned: Planned) -> AbstractContextManager[None]:
-    """One builder for each work; a second one waits and says for whom."""
+    """Let one process build a stage; a second one waits, and says for which."""
     key = planned.input_digest.removeprefix("sha256:")[:16] if planned.input_digest else planned.image
     return held(cache.locks / f"{planned.name}-{key}.lock", what=planned.image)
