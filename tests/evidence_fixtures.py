@@ -32,10 +32,8 @@ from toolchain.publish.attestations import bill
 from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages.base import BaseStage, recipe_digest, write_packages
 from toolchain.stages.llvm import LlvmStage
-from toolchain.stages.python import PythonStage, pythons
 from toolchain.stages.stage import Built, LayerContent, Stage
-from toolchain.stages.sysroot import SysrootStage, sysroot_system
-from toolchain.stages.torch import TorchStage, torch_of
+from toolchain.stages.unpacked import UnpackedStage, pythons_of, sysroot_of, torch_of
 from toolchain.trust import attest, dsse
 from toolchain.trust.image_facts import ImageFacts, Package
 from toolchain.trust.keys import Signer
@@ -221,22 +219,22 @@ def finished_base(cache: Cache, work: Path, version: str = "3.0.3") -> Built:
 def finished_sysroot(cache: Cache, work: Path, arch: str, version: str = "2.41", glibc: str = "") -> Built:
     """Another machine's side of the base, likewise; or an old system, by its glibc."""
     request = Request(cache=cache, arch=(arch,), glibc=glibc)
-    system = sysroot_system(request)
+    system = sysroot_of(request)
     rows = [{"name": "libc6-dev", "version": version, "architecture": arch, "sha256": "6" * 64}]
     write_packages(cache.package_list("sysroot", system.name, arch), {"recipe": system.digest, "packages": rows})
-    return _finished(SysrootStage(), request, work)
+    return _finished(UnpackedStage("sysroot"), request, work)
 
 
 def finished_python(cache: Cache, work: Path) -> Built:
     """The CPython that the base has, likewise."""
     request = Request(cache=cache, glibc=DEFAULT_GLIBC)
-    asked = pythons(request)
+    asked = pythons_of(request)
     rows = [
         {"name": name, "version": "3", "architecture": "amd64", "sha256": "7" * 64}
         for name in ("libpython3.13-dev", "python3.13-minimal")
     ]
     write_packages(cache.package_list("python", asked.name, "amd64"), {"recipe": asked.digest, "packages": rows})
-    return _finished(PythonStage(), request, work)
+    return _finished(UnpackedStage("python"), request, work)
 
 
 def finished_torch(cache: Cache, work: Path) -> Built:
@@ -245,7 +243,7 @@ def finished_torch(cache: Cache, work: Path) -> Built:
     rows = [{"name": "python3-torch", "version": "2.6.0+dfsg-7", "architecture": "amd64", "sha256": "8" * 64}]
     lock = {"recipe": torch_of(request).digest, "packages": rows}
     write_packages(cache.package_list("torch", torch_of(request).name, "amd64"), lock)
-    return _finished(TorchStage(), request, work)
+    return _finished(UnpackedStage("torch"), request, work)
 
 
 def finished_llvm(

@@ -77,6 +77,16 @@ class ReportStage:
         )
 
 
+def copied(_: str, __: Request) -> ReportStage:
+    """Make the stage without a container."""
+    return ReportStage(contained=False)
+
+
+def contained(_: str, __: Request) -> ReportStage:
+    """Make the stage with a container."""
+    return ReportStage(contained=True)
+
+
 def text(cache: Cache, record: Record, folder: Path) -> list[Path]:
     """Its plain form."""
     layout, out = Layout(cache.images), folder / "report.txt"

@@ -22,7 +22,7 @@ def register(how: str) -> None:
     from toolchain.publish import plain_files as files  # noqa: PLC0415
     from toolchain.stages import makers  # noqa: PLC0415
 
-    makers.MAKERS["report"] = lambda _: report_stage.ReportStage(contained=how == "contained")
+    makers.MAKERS["report"] = f"tests.report_stage:{how}"
     files.FORMS["report"] = report_stage.text
 
 

@@ -37,7 +37,7 @@ from toolchain.sources.candidates import first_holder, holder_of
 from toolchain.sources.git import git_digest
 from toolchain.sources.resolve import fetch_source, part_of
 from toolchain.sources.tree import Source
-from toolchain.stages import base, python, sysroot
+from toolchain.stages import base, unpacked
 from toolchain.stages.codegen_library import read_files
 from toolchain.stages.codegen_llvm import codegen_pins, codegen_source, compare_pins
 from toolchain.stages.stage import LayerContent, Planned
@@ -69,7 +69,7 @@ def request_(tmp_path: Path, tree: Path) -> Request:
         glibc=DEFAULT_GLIBC,
     )
     packages = [{"name": "libc6", "version": "2.41", "architecture": "amd64", "sha256": "5" * 64}]
-    recipe, system, all_ = base_recipe("debian13", "amd64"), sysroot.sysroot_system(request), python.pythons(request)
+    recipe, system, all_ = base_recipe("debian13", "amd64"), unpacked.sysroot_of(request), unpacked.pythons_of(request)
     for stage, name, digest in (
         ("base", "debian13", base.recipe_digest(recipe)),
         ("sysroot", system.name, system.digest),

@@ -39,7 +39,7 @@ from toolchain.pipeline.targets import by_arch, stages_of
 from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.publish.images import deliver
 from toolchain.request.model import Request
-from toolchain.stages import base, contract, sysroot
+from toolchain.stages import base, contract, unpacked
 from toolchain.stages.contract import CrossTarget, check_part
 from toolchain.stages.llvm_subset import DISTRIBUTION, SUPPORT, TABLEGEN, subset_of
 from toolchain.stages.stage import LayerContent, Planned
@@ -68,7 +68,7 @@ def lock_all(request: Request) -> Request:
     lock = {"recipe": base.recipe_digest(recipe_), "packages": packages}
     base.write_packages(request.cache.package_list("base", "debian13", "amd64"), lock)
     for arch in OTHERS:
-        system = sysroot.sysroot_system(replace(request, arch=(arch,)))
+        system = unpacked.sysroot_of(replace(request, arch=(arch,)))
         rows = [{"name": "libc6-dev", "version": "2.41", "architecture": machine_of(arch).debian, "sha256": DIGEST}]
         lock = {"recipe": system.digest, "packages": rows}
         base.write_packages(request.cache.package_list("sysroot", "debian13", arch), lock)
@@ -146,7 +146,7 @@ def test_another_machine_s_llvm_is_built_in_this_one_s_base(request_: Request, a
     assert inputs["base"]  # its digest tells the machine that compiles
     assert "llvm-config/cross.cmake" in inputs["recipe"]
     assert f"llvm-config/targets/{arch}.cmake" in inputs["recipe"]
-    assert rows[1].as_json()["partial"] == sysroot.PARTIAL
+    assert rows[1].as_json()["partial"] == unpacked.PARTIAL
 
 
 def test_a_native_build_does_not_depend_on_what_only_cross_builds_use(request_: Request) -> None:

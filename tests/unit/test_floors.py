@@ -29,7 +29,7 @@ from toolchain.pipeline.records import read_record
 from toolchain.pipeline.targets import stages_of
 from toolchain.publish import attestations as evidence
 from toolchain.request.model import DEFAULT_GLIBC, Request
-from toolchain.stages import base, sysroot
+from toolchain.stages import base, unpacked
 from toolchain.trust import sbom
 from toolchain.trust.image_facts import Package
 
@@ -62,7 +62,7 @@ def request_(tmp_path: Path) -> Request:
 def resolve(request: Request, names: tuple[str, ...]) -> None:
     """As after the floor's packages were unpacked."""
     for arch in ("amd64", "arm64"):
-        system = sysroot.sysroot_system(replace(request, arch=(arch,)))
+        system = unpacked.sysroot_of(replace(request, arch=(arch,)))
         rows = [{"name": name, "version": "1", "architecture": arch, "sha256": DIGEST} for name in names]
         lock = {"recipe": system.digest, "packages": rows}
         base.write_packages(request.cache.package_list("sysroot", system.name, arch), lock)
@@ -153,7 +153,7 @@ def test_links_stay_inside_of_the_floor(tmp_path: Path) -> None:
     (tree / "usr/lib/x/libdl.so").symlink_to("/lib/libdl.so.2")
     (tree / "usr/lib/near").symlink_to("x/libdl.so")
     (tree / "lib64").symlink_to("/lib")
-    sysroot.make_links_relative(tree)
+    unpacked.make_links_relative(tree)
     assert (tree / "usr/lib/x/libdl.so").read_text() == "the old one"
     assert str((tree / "usr/lib/x/libdl.so").readlink()) == "../../../lib/libdl.so.2"
     assert str((tree / "usr/lib/near").readlink()) == "x/libdl.so"
@@ -161,9 +161,9 @@ def test_links_stay_inside_of_the_floor(tmp_path: Path) -> None:
 
 
 def test_only_a_floor_s_links_count() -> None:
-    one = sysroot.System(name="a", arch="arm64", suite="trixie", packages=("libc6-dev",))
+    one = unpacked.System(name="a", arch="arm64", suite="trixie", packages=("libc6-dev",))
     assert "links" not in one.as_inputs()
-    assert replace(one, glibc="2.31").as_inputs()["links"] == "relative"
+    assert replace(one, relative=True).as_inputs()["links"] == "relative"
 
 
 # What is reported of it

@@ -23,7 +23,7 @@ from toolchain.core.cache import Cache
 from toolchain.pipeline.plan import plan
 from toolchain.request.model import Request
 from toolchain.stages.base import recipe_digest, write_packages
-from toolchain.stages.sysroot import sysroot_system
+from toolchain.stages.unpacked import sysroot_of
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "input-digests.json"
 DISTRO = {"llvm": "distro:llvm-toolchain-22"}
@@ -65,7 +65,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
         recipe = base_recipe(name, arch)
         for stage, digest in (
             ("base", recipe_digest(recipe)),
-            ("sysroot", sysroot_system(Request(cache=cache, base=parse_base(name), arch=(arch,))).digest),
+            ("sysroot", sysroot_of(Request(cache=cache, base=parse_base(name), arch=(arch,))).digest),
         ):
             write_packages(cache.package_list(stage, name, arch), {"recipe": digest, "packages": rows})
     return cache

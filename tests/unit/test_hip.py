@@ -15,8 +15,7 @@ from toolchain.request.model import Request
 from toolchain.sources.distro import known_packages
 from toolchain.sources.mirrors import Mirror
 from toolchain.sources.suites import Suite
-from toolchain.stages.aotriton_library import refuse_rocm
-from toolchain.stages.hip import check_headers, source_of, version_in, write_stubs
+from toolchain.stages.hip import check_headers, hip_stage, source_of, version_in, write_stubs
 
 HIP5, HIP6 = catalog.headers()
 
@@ -89,7 +88,7 @@ def test_a_rocm_that_no_row_knows_is_refused() -> None:
 def test_a_named_base_has_its_own_hip(tmp_path: Path) -> None:
     request = Request(cache=Cache(tmp_path), rocm=("6",))
     with pytest.raises(UnsupportedError, match="name two libraries"):
-        refuse_rocm(request)
+        hip_stage("hip", request)
 
 
 def test_the_distribution_serves_where_no_source_is_named(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ from tests.request_fixtures import specs
 from toolchain.core.cache import Cache
 from toolchain.pipeline.records import asked_for
 from toolchain.request.model import DEFAULT_GLIBC, Request
-from toolchain.stages.sysroot import SysrootStage
+from toolchain.stages.unpacked import UnpackedStage
 from toolchain.trust.invocation import request_command
 
 
 def asked(tmp_path: Path, **options: Any) -> dict[str, Any]:
     """What a record says of a request, for a stage that is the same in all of them."""
     request = Request(cache=Cache(tmp_path), **{"glibc": DEFAULT_GLIBC, **options})
-    planned = SysrootStage().plan(Request(cache=Cache(tmp_path), glibc=DEFAULT_GLIBC), {})
+    planned = UnpackedStage("sysroot").plan(Request(cache=Cache(tmp_path), glibc=DEFAULT_GLIBC), {})
     return {**asked_for(request, planned), "stage": "llvm"}
 
 

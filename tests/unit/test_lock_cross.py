@@ -35,7 +35,7 @@ from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages.base import BaseStage
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Built, Planned
-from toolchain.stages.sysroot import SysrootStage
+from toolchain.stages.unpacked import UnpackedStage
 
 LLVM = ("--source", "llvm=distro:llvm-toolchain-22", "--base", "debian13")
 
@@ -158,7 +158,7 @@ def test_packages_that_moved_stop_the_build(
     def never(*_: object) -> Built:
         raise AssertionError("nothing is left to build")
 
-    for one in (BaseStage, SysrootStage):
+    for one in (BaseStage, UnpackedStage):
         monkeypatch.setattr(one, "build", lambda *_: never() if waited else moved())
     monkeypatch.setattr(LlvmStage, "build", never)
     monkeypatch.setattr(pipeline, "stage_lock", lock_of)

@@ -52,7 +52,7 @@ from toolchain.sources.tree import Source
 from toolchain.stages import base
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Built, ContractCheck, LayerContent, Planned, Stage, Workspace
-from toolchain.stages.sysroot import SysrootStage
+from toolchain.stages.unpacked import UnpackedStage
 
 SOURCE = Source(
     name="llvm",
@@ -151,7 +151,7 @@ def test_the_stages_say_what_they_need(tmp_path: Path) -> None:
     request = make_request(cache=tmp_path / "cache", source=["llvm=distro:llvm-toolchain-22"])
     dependencies = base.BaseStage().plan(request, {})
     assert not dependencies.engine
-    llvm = LlvmStage().plan(request, {"base": dependencies, "sysroot": SysrootStage().plan(request, {})})
+    llvm = LlvmStage().plan(request, {"base": dependencies, "sysroot": UnpackedStage("sysroot").plan(request, {})})
     assert (llvm.engine, llvm.disk > dependencies.disk > 10**9) == (True, True)
     assert base.BaseStage().plan(replace(request, base=parse_base("ubi9")), {}).engine
 
@@ -294,8 +294,8 @@ def test_a_local_archive_is_looked_into_once_it_is_unpacked(tmp_path: Path) -> N
     with tarfile.open(archive, "w:xz") as content:
         content.addfile(tarfile.TarInfo("top/not-read-by-a-plan"))
     request = make_request(cache=tmp_path / "cache", source=[f"llvm={archive}"])
-    dependencies = base.BaseStage().plan(request, {})
-    (source,) = LlvmStage().plan(request, {"base": dependencies, "sysroot": SysrootStage().plan(request, {})}).sources
+    system = UnpackedStage("sysroot").plan(request, {})
+    (source,) = LlvmStage().plan(request, {"base": base.BaseStage().plan(request, {}), "sysroot": system}).sources
     assert source.path == archive
 
 

@@ -26,7 +26,7 @@ from toolchain.pipeline.records import read_record
 from toolchain.pipeline.targets import stages_of
 from toolchain.publish import attestations
 from toolchain.request.model import DEFAULT_GLIBC, Request
-from toolchain.stages import base, python, sysroot
+from toolchain.stages import base, unpacked
 from toolchain.stages.triton_portable import check_pythons
 from toolchain.stages.triton_tree import python_requires
 from toolchain.stages.wheel_check import check_wheel
@@ -71,7 +71,7 @@ def resolve(request: Request) -> None:
     base.write_packages(cache.package_list("base", "debian13", "amd64"), lock)
     for arch in ("amd64", "arm64"):
         alone = replace(request, arch=(arch,))
-        system, wanted = sysroot.sysroot_system(alone), python.pythons(alone)
+        system, wanted = unpacked.sysroot_of(alone), unpacked.pythons_of(alone)
         lists = {("sysroot", system.name): system.digest, ("python", wanted.name): wanted.digest}
         for (stage, name), digest in lists.items():
             base.write_packages(cache.package_list(stage, name, arch), {"recipe": digest, "packages": rows})
@@ -191,9 +191,9 @@ def test_another_machine_s_wheel_is_cross_compiled(request_: Request) -> None:
 def test_a_base_of_one_s_own_does_not_tell_its_python(request_: Request) -> None:
     own = replace(request_, base=parse_base("oci:/nowhere"), pythons=())
     with pytest.raises(PinError, match="is not known before it runs") as caught:
-        python.versions_of(own)
+        unpacked.versions_of(own)
     assert "--python" in caught.value.fix
-    assert python.versions_of(replace(own, pythons=("3.13", "3.9", "3.13"))) == ("3.9", "3.13")
+    assert unpacked.versions_of(replace(own, pythons=("3.13", "3.9", "3.13"))) == ("3.9", "3.13")
 
 
 def test_a_tree_s_range_is_asked_before_anything_is_built(request_: Request, tmp_path: Path) -> None:

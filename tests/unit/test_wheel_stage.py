@@ -31,11 +31,10 @@ from toolchain.sources.pypi import known_files, pypi_row
 from toolchain.sources.scan import scan
 from toolchain.sources.store import Store
 from toolchain.stages.base import write_packages
-from toolchain.stages.makers import MAKERS
 from toolchain.stages.prebuilt import Intake
 from toolchain.stages.stage import Planned
-from toolchain.stages.torch import torch_of
-from toolchain.stages.wheel import WheelStage, _failure, check_content, elsewhere, environment
+from toolchain.stages.unpacked import torch_of
+from toolchain.stages.wheel import _failure, check_content, elsewhere, environment
 
 TRITON = {"triton": "pypi:triton==3.7.1"}
 FLASH = wheel_row("flash-attn")
@@ -81,7 +80,7 @@ def test_every_row_names_what_is_on_record() -> None:
 
 def test_the_row_is_an_input(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     before = planned(cache)[-1].input_digest
-    monkeypatch.setitem(MAKERS, "flash-attn", lambda _: WheelStage(replace(FLASH, tests=1)))
+    monkeypatch.setattr("toolchain.stages.wheel.wheel_row", lambda _: replace(FLASH, tests=1))
     assert planned(cache)[-1].input_digest not in {before, None}
 
 

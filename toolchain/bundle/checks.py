@@ -15,7 +15,7 @@ from toolchain.core.record import LayerFacts, OtherVersionError, Record, RecordE
 from toolchain.pipeline.lock_differences import differences
 from toolchain.pipeline.lockfile import Lock, LockedBase, LockedSource
 from toolchain.pipeline.locking import locked_packages, refused
-from toolchain.stages.sysroot import PARTIAL
+from toolchain.stages.unpacked import PARTIAL
 
 DO_NOT = "do not use this bundle; have it exported again"
 

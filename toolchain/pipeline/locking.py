@@ -32,7 +32,7 @@ from toolchain.sources.tree import Source
 from toolchain.stages.base import BaseStage, LocalImage, read_packages, recipe_digest
 from toolchain.stages.makers import make as make_stage
 from toolchain.stages.stage import Planned
-from toolchain.stages.sysroot import Unpacked
+from toolchain.stages.unpacked import Unpacked
 
 _LISTED = 30
 

@@ -44,6 +44,7 @@ from toolchain.stages.aotriton_library import (
     library_recipe,
     name_of,
     portable_inputs,
+    refuse_unbuildable,
     require_aotriton,
 )
 from toolchain.stages.hip import PLACE
@@ -198,6 +199,12 @@ class AotritonStage:
             with held(tree_of, what="the same library"):
                 workspace.drop_tree(making)
         return done
+
+
+def aotriton_stage(_: str, request: Request) -> AotritonStage:
+    """Return the stage, if AOTriton can be built: this is reported before the pins of the stages below."""
+    refuse_unbuildable(request)
+    return AotritonStage()
 
 
 def refined(

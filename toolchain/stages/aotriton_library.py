@@ -304,16 +304,6 @@ def refuse_unbuildable(request: Request) -> None:
         refuse(details.release, details.gpus, own_triton="triton" in request.sources, without=request.without)
 
 
-def refuse_rocm(request: Request) -> None:
-    """Refuse `--rocm` where the library takes its base's HIP."""
-    if request.rocm and not request.glibc:
-        raise UnsupportedError(
-            f"--rocm and --base {request.base} name two libraries",
-            why="on a named base AOTriton's library is linked with the HIP that is in it",
-            fix="leave one of them out",
-        )
-
-
 _NEEDED = {
     "aotriton": ("v3src/CMakeLists.txt", "python/generate.py", "modules"),
     "v3python": ("v3src/CMakeLists.txt", "v3python/generate.py", "tritonsrc"),

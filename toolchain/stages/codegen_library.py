@@ -22,7 +22,7 @@ from toolchain.core.errors import BuildError, ContractError, HostileInputError, 
 from toolchain.core.filesystem import copy_built, emptied, read_built
 from toolchain.core.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request.model import Request
-from toolchain.stages.codegen_llvm import triton_here
+from toolchain.stages.codegen_llvm import require_portable, triton_here
 from toolchain.stages.prebuilt import choices, take_in
 from toolchain.stages.stage import (
     Built,
@@ -148,6 +148,11 @@ class CodegenLibraryStage:
             if request.contract and arch == this_machine()
             else None,
         )
+
+
+def codegen_stage(name: str, request: Request) -> CodegenLibraryStage:
+    """Return the stage of that name."""
+    return CodegenLibraryStage(require_portable(name, request))
 
 
 def where(rule: Codegen) -> str:

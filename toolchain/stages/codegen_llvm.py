@@ -155,14 +155,21 @@ class CodegenLlvmStage:
         )
 
 
-def require_portable(rule: Codegen, request: Request) -> None:
-    """Check that a request is for a portable LLVM."""
+def codegen_stage(name: str, request: Request) -> CodegenLlvmStage:
+    """Return the stage of that name."""
+    return CodegenLlvmStage(require_portable(name, request))
+
+
+def require_portable(name: str, request: Request) -> Codegen:
+    """Return the rule of an LLVM or a library for a GPU, after a check that the request is for a portable LLVM."""
+    rule = next(rule for rule in codegens() if name in {rule.llvm, rule.stage})
     if not request.glibc:
         raise UnsupportedError(
             f"{rule.llvm} and {rule.stage} are not built for a base",
             why="they are compiled against an old system, so that one of each serves every later one",
             fix="leave --base out",
         )
+    return rule
 
 
 def triton_here(request: Request) -> Path | None:

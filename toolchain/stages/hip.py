@@ -133,6 +133,19 @@ class HipStage:
         )
 
 
+def hip_stage(_: str, request: Request) -> HipStage | None:
+    """Return the stage for a library that is bound to no base. A named base has its own HIP."""
+    if request.glibc:
+        return HipStage()
+    if request.rocm:
+        raise UnsupportedError(
+            f"--rocm and --base {request.base} name two libraries",
+            why="on a named base AOTriton's library is linked with the HIP that is in it",
+            fix="leave one of them out",
+        )
+    return None
+
+
 def requested_rocms(request: Request) -> tuple[str, ...]:
     """The ROCms that libraries are linked for."""
     return request.rocm or DEFAULT_ROCM

@@ -1,36 +1,82 @@
-"""Triton, as a request names it: from source, for every later distribution or one base, or a wheel of the index."""
+"""A request's Triton: the stage that builds it, the stages below it, and what is decided of it."""
 
 from __future__ import annotations
 
-from toolchain.core.errors import UnsupportedError
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from toolchain.catalog.codegen import Codegen, codegens
+from toolchain.core.errors import PinError, UnsupportedError
 from toolchain.request.model import Request
-from toolchain.stages.codegen_llvm import refuse_unused, rules_of
-from toolchain.stages.stage import Stage
-from toolchain.stages.triton_origin import from_source
-from toolchain.stages.triton_portable import TritonPortableStage
-from toolchain.stages.triton_source import TritonSourceStage
-from toolchain.stages.triton_wheel import TritonWheelStage
+from toolchain.sources.tree import Source
+from toolchain.stages.codegen_llvm import bindings, refuse_unused, rules_of, triton_here
+from toolchain.stages.stage import Planned, Stage
+from toolchain.stages.triton_origin import from_source, triton_source
+from toolchain.stages.triton_tree import Bindings, bindings_of
 
 # The machines whose wheels have been cross-compiled and tried.
 _CROSS = ("arm64",)
 
 
-def of_request(request: Request) -> Stage:
-    """Which of the three stages the request means."""
+@dataclass(frozen=True, kw_only=True)
+class TritonDetails:
+    """The decisions about a Triton from source.
+
+    Args:
+        tree: of it, if that is here already.
+        bindings: read from that tree; without a tree those of releases, see `refined`.
+        rules: of the libraries for GPUs that it is built with.
+        pythons: the versions that wheels are built for; empty for a base's own.
+        held: the one of them whose wheel the image holds; empty if that is known only after the build.
+        cross: whether the wheels are for another machine.
+    """
+
+    source: Source
+    tree: Path | None
+    bindings: Bindings
+    rules: tuple[Codegen, ...]
+    pythons: tuple[str, ...]
+    held: str = ""
+    cross: bool = False
+
+    @classmethod
+    def of(cls, request: Request, dependencies: Mapping[str, Planned], pythons: tuple[str, ...]) -> TritonDetails:
+        """Return what a request decides."""
+        rules = tuple(rule for rule in codegens() if rule.stage in dependencies)
+        source, tree = triton_source(request), triton_here(request)
+        return cls(source=source, tree=tree, bindings=bindings(request, tree), rules=rules, pythons=pythons)
+
+
+def refined(details: TritonDetails, tree: Path) -> TritonDetails:
+    """Return the details once the tree is fetched, because only the tree names the bindings of C++ to Python."""
+    bound = bindings_of(tree)
+    if bound.project != details.bindings.project:
+        raise PinError(
+            f"this Triton is bound by {bound.project}, which was not planned",
+            fix="run the command again: the plan then reads the tree, which is here now",
+        )
+    return replace(details, bindings=bound)
+
+
+def triton_stage(_: str, request: Request) -> Stage:
+    """Return the stage for a wheel of the index, for portable wheels, or for a wheel that is bound to a base."""
+    # ruff: noqa: PLC0415 - a plan needs one of them, and they import this module
     if not from_source(request):
+        from toolchain.stages.triton_wheel import TritonWheelStage
+
         return TritonWheelStage()
-    return TritonPortableStage() if request.glibc else TritonSourceStage()
+    if request.glibc:
+        from toolchain.stages.triton_portable import TritonPortableStage
+
+        return TritonPortableStage()
+    from toolchain.stages.triton_source import TritonSourceStage
+
+    return TritonSourceStage()
 
 
 def stands_on(request: Request) -> tuple[str, ...]:
-    """From source it stands on the LLVM layer, and on a portable one on what that stands on; a wheel does not.
-
-    A Triton with LLVMs for GPUs stands on the libraries made with them too.
-
-    Raises:
-        UnsupportedError: such a Triton is requested for a base; or no rule knows one of those LLVMs.
-        ConfigError: a source names such an LLVM for a Triton that takes none.
-    """
+    """Return the stages below: for a wheel the base, from source also LLVM and the libraries for GPUs."""
     if not from_source(request):
         return ("base",)
     rules = rules_of(request)
@@ -46,5 +92,5 @@ def stands_on(request: Request) -> tuple[str, ...]:
 
 
 def cross_machines(request: Request) -> tuple[str, ...]:
-    """The machines that it is built for on one of another kind: on a portable LLVM alone, whose system is unpacked."""
+    """Return the other machines that Triton is built for, which needs the unpacked system of a portable LLVM."""
     return _CROSS if request.glibc and from_source(request) else ()

@@ -21,9 +21,8 @@ from toolchain.core.filesystem import emptied
 from toolchain.core.recipe import COMPILER_CACHE, Mount, digests
 from toolchain.request.model import Request
 from toolchain.stages.codegen_library import where
-from toolchain.stages.python import own_python
 from toolchain.stages.stage import Built, Planned, Workspace
-from toolchain.stages.triton_details import TritonDetails
+from toolchain.stages.triton import TritonDetails
 from toolchain.stages.triton_source import (
     build_wheels,
     check_compiles,
@@ -36,6 +35,7 @@ from toolchain.stages.triton_source import (
 )
 from toolchain.stages.triton_tree import python_requires, setup_text
 from toolchain.stages.triton_wheel import unzip
+from toolchain.stages.unpacked import own_python
 
 RECIPE = "triton-portable"
 

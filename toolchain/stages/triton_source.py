@@ -24,7 +24,6 @@ from toolchain.sources.tree import FetchedSource
 from toolchain.stages.codegen_llvm import compare_pins
 from toolchain.stages.llvm import refined as refined_llvm
 from toolchain.stages.prebuilt import Intake, choices, names_allowed, take_in
-from toolchain.stages.python import own_python, versions_of
 from toolchain.stages.stage import (
     Built,
     ContractCheck,
@@ -36,11 +35,12 @@ from toolchain.stages.stage import (
     source_inputs,
     stage_inputs,
 )
-from toolchain.stages.triton_details import TritonDetails, refined
+from toolchain.stages.triton import TritonDetails, refined
 from toolchain.stages.triton_edits import check_edits
 from toolchain.stages.triton_report import lit, ninja_seconds
 from toolchain.stages.triton_tree import check_no_download, check_setup, check_tree, require_tree
 from toolchain.stages.triton_wheel import SITE, unzip
+from toolchain.stages.unpacked import own_python, versions_of
 from toolchain.stages.wheels import TRITON, keep_wheel, wheel_folder, wheel_sources
 
 # Of each family of AMD's one; a Triton that compiles for these compiles for their siblings.

@@ -11,7 +11,6 @@ from toolchain.core.errors import ConfigError, UnsupportedError
 from toolchain.request.model import Request
 from toolchain.sources.pypi import pypi_row, python_of_wheel
 from toolchain.sources.tree import Source
-from toolchain.stages.python import own_python
 from toolchain.stages.stage import (
     Built,
     ImageParts,
@@ -22,6 +21,7 @@ from toolchain.stages.stage import (
     source_inputs,
     stage_inputs,
 )
+from toolchain.stages.unpacked import own_python
 from toolchain.stages.wheel_archive import open_wheel
 
 BINARY = "triton-wheel"

@@ -58,12 +58,12 @@ _FAILURES: Mapping[str, tuple[type[ToolchainError], str]] = {
 class WheelStage:
     """Builds the wheel of a project above Triton."""
 
-    row: WheelRow
+    name: str
 
     @property
-    def name(self) -> str:
-        """The row's name."""
-        return self.row.name
+    def row(self) -> WheelRow:
+        """The row of that name."""
+        return wheel_row(self.name)
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         row = self.row

@@ -1,0 +1,283 @@
+"""Stages that unpack a distribution's packages: headers to compile against, CPythons, PyTorch.
+
+None of the packages' programs is run, so another machine's packages need no emulator.
+
+- `sysroot` holds headers, libc and libstdc++: of an old system (`catalog.floors`) for a layer that links everywhere
+  later, and of the base's own distribution for a layer that is bound to it and for another machine.
+- `python` holds a root for each version, `/3.13/usr/include/python3.13` and all that the interpreter needs. The C
+  library in it serves the interpreter alone, because a wheel links that of the glibc floor.
+- `torch` is a layer above a base of the same suite, some of whose files it repeats.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from toolchain.catalog.architectures import machine_of, this_machine
+from toolchain.catalog.base_ref import BaseRef
+from toolchain.catalog.bases import base_recipe
+from toolchain.catalog.floors import floor_of
+from toolchain.catalog.pythons import check_version, python_of
+from toolchain.catalog.wheel_rows import torch_row
+from toolchain.core import process
+from toolchain.core.digest import sha256_json
+from toolchain.core.errors import PinError, UnsupportedError
+from toolchain.core.filesystem import emptied
+from toolchain.request.model import Request
+from toolchain.stages.base import package_inputs, parse_packages, read_packages, run_mmdebstrap, write_packages
+from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace, image_labels
+
+# Runs before mmdebstrap removes the archives, and prints what dpkg would report if the packages were installed.
+_LIST_ARCHIVES = (
+    'for deb in "$1"/var/cache/apt/archives/*.deb; do dpkg-deb -f "$deb" Package Version Architecture'
+    ' && sha256sum <"$deb" | sed "s/^/SHA256: /; s/ *-$//" && echo; done'
+)
+# Folders without headers or libraries. Some have content of this machine.
+_NOT_WANTED = ("boot", "dev", "etc", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp", "var")
+# Files that are neither compiled in nor imported. The static library alone is half of them.
+_NOT_OF_PYTHON = ("*.a", "./usr/share/*", "./usr/lib/python*/test", "./usr/lib/python*/config-*")
+# Folders that the base has as links, and files that are neither run nor imported.
+_NOT_OF_TORCH = (
+    "./bin", "./lib", "./lib32", "./lib64", "./libx32", "./sbin", "*.a", "./usr/include/*", "./usr/share/doc/*",
+    "./usr/share/locale/*", "./usr/share/man/*",
+)  # fmt: skip
+PARTIAL = "unpacked to compile against, not installed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """Packages that are unpacked with all that they depend on.
+
+    Args:
+        name: part of names.
+        arch: OCI architecture.
+        suite, packages: of Debian.
+        relative: whether absolute links are made relative.
+    """
+
+    name: str
+    arch: str
+    suite: str
+    packages: tuple[str, ...]
+    relative: bool = False
+
+    def as_inputs(self) -> dict[str, Any]:
+        """Return the inputs of the resolution, as JSON values."""
+        inputs = {"kind": "sysroot", "arch": self.arch, "suite": self.suite, "packages": list(self.packages)}
+        return {**inputs, "without": list(_NOT_WANTED), **({"links": "relative"} if self.relative else {})}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unpacked:
+    """The content of a stage that unpacks packages.
+
+    Args:
+        name: part of names.
+        title: the name in the image's title.
+        suite: of Debian; several are separated by spaces.
+        systems: by their folder in the layer; a folder has a name if there are several.
+        digest: of the inputs of the resolution. The resolved packages are in the package list.
+        links: links in the layer, by path.
+        leave_out: patterns of paths for tar, besides folders that no build reads.
+    """
+
+    name: str
+    title: str
+    suite: str
+    systems: Mapping[str, System]
+    digest: str
+    links: Mapping[str, str] = field(default_factory=dict)
+    leave_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class UnpackedStage:
+    """A stage that unpacks packages: `sysroot`, `python` or `torch`."""
+
+    name: str
+
+    def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[Unpacked]:
+        content = _CONTENT[self.name](request)
+        lock = read_packages(request.cache.package_list(self.name, content.name, request.arch[0]), content.digest)
+        return Planned(
+            name=self.name,
+            image=f"toolchain-{self.name}-{content.name}",
+            inputs=None if lock is None else package_inputs(self.name, content.name, lock, request),
+            partial=PARTIAL,
+            online=True,
+            details=content,
+        )
+
+    def build(self, planned: Planned[Unpacked], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
+        content, request, tree = planned.details, workspace.request, emptied(workspace.work() / "tree")
+        packages: dict[tuple[str, ...], dict[str, str]] = {}
+        for folder, system in content.systems.items():
+            workspace.step("packages")
+            for package in _unpack(system, tree / folder, workspace, leave_out=content.leave_out):
+                packages[package["name"], package["version"], package.get("architecture", "")] = package
+            if folder:
+                _merge_usr(tree / folder)
+        for link, target in content.links.items():
+            (tree / link).unlink(missing_ok=True)
+            (tree / link).symlink_to(target)
+        rows = [packages[key] for key in sorted(packages)]
+        lock = {"recipe": content.digest, "packages": rows}
+        resolved = replace(planned, inputs=package_inputs(self.name, content.name, lock, request))
+        facts: dict[str, Any] = {"packages": len(rows)}
+        if self.name == "torch":
+            facts["torch"] = next((row["version"] for row in rows if row["name"] == "python3-torch"), "")
+        built = workspace.finish(
+            resolved,
+            LayerContent(tree=tree, compress=False),
+            ImageParts(labels=image_labels(resolved, of=content.title)),
+            facts=facts,
+        )
+        write_packages(workspace.cache.package_list(self.name, content.name, request.arch[0]), lock)
+        return built
+
+
+def sysroot_stage(name: str, request: Request) -> UnpackedStage | None:
+    """Return the stage for an LLVM of another machine or a portable one. The base serves the others."""
+    return UnpackedStage(name) if request.glibc or request.arch[0] != this_machine() else None
+
+
+def python_stage(name: str, request: Request) -> UnpackedStage | None:
+    """Return the stage for Triton from source on a portable LLVM. A base has its own Python."""
+    from toolchain.stages.triton_origin import from_source  # noqa: PLC0415 - most plans have no portable Triton
+
+    return UnpackedStage(name) if request.glibc and from_source(request) else None
+
+
+def sysroot_of(request: Request) -> Unpacked:
+    """Return the system that the request's one architecture is compiled against."""
+    arch = request.arch[0]
+    if request.glibc:
+        floor = floor_of(request.glibc)
+        system = System(name=floor.name, arch=arch, suite=floor.suite, packages=floor.packages, relative=True)
+    else:
+        system = _of_base(request.base, arch)
+    digest = sha256_json(system.as_inputs())
+    return Unpacked(name=system.name, title=system.name, suite=system.suite, systems={"": system}, digest=digest)
+
+
+def _of_base(base: BaseRef, arch: str) -> System:
+    here = this_machine()
+    if base.image is not None:
+        raise UnsupportedError(
+            f"nothing is built for {arch} on the local image {base}",
+            why=f"a build for {arch} on a machine for {here} needs that system's headers and libraries for {arch}",
+            fix=f"name a base that is made from packages, such as debian13, or build on a machine for {arch}",
+        )
+    recipe = base_recipe(base.recipe, arch)
+    if not recipe.sysroot:
+        raise UnsupportedError(
+            f"nothing is built for {arch} on base {recipe.name}",
+            why=f"its recipe names no packages to compile against on a machine for {here}",
+            fix=f"use --base debian13, or build on a machine for {arch}",
+        )
+    return System(name=recipe.name, arch=arch, suite=recipe.suite, packages=recipe.sysroot)
+
+
+def pythons_of(request: Request) -> Unpacked:
+    """Return the interpreters for the request's one architecture."""
+    rows, arch = [python_of(version) for version in versions_of(request)], request.arch[0]
+    systems = {
+        row.version: System(name=f"python-{row.version}", arch=arch, suite=row.suite, packages=row.packages)
+        for row in rows
+    }
+    inputs = {version: system.as_inputs() for version, system in systems.items()}
+    asked = {"kind": "python", "links": "relative, merged", "without": list(_NOT_OF_PYTHON), "asked": inputs}
+    return Unpacked(
+        name="-".join(systems),
+        title=", ".join(systems),
+        suite=" ".join(dict.fromkeys(row.suite for row in rows)),
+        systems={version: replace(system, relative=True) for version, system in systems.items()},
+        digest=sha256_json(asked),
+        leave_out=_NOT_OF_PYTHON,
+    )
+
+
+def torch_of(request: Request) -> Unpacked:
+    """Return the PyTorch for the request's base."""
+    if request.base.image is not None:
+        raise UnsupportedError(
+            f"no PyTorch is known for the local image {request.base}",
+            why="it is unpacked from the packages of the suite that a base is made of",
+            fix="use --base debian13",
+        )
+    row = torch_row(request.base.recipe)
+    system = System(name=f"torch-{row.name}", arch=request.arch[0], suite=row.suite, packages=row.packages)
+    asked = {**system.as_inputs(), "kind": "torch", "beside": list(_NOT_OF_TORCH), "links": dict(row.links)}
+    return Unpacked(
+        name=row.name,
+        title=row.name,
+        suite=row.suite,
+        systems={"": system},
+        digest=sha256_json(asked),
+        links=row.links,
+        leave_out=_NOT_OF_TORCH,
+    )
+
+
+_CONTENT = {"sysroot": sysroot_of, "python": pythons_of, "torch": torch_of}
+
+
+def _unpack(system: System, tree: Path, workspace: Workspace, *, leave_out: tuple[str, ...]) -> list[dict[str, str]]:
+    """Unpack a system into a new folder; return its packages with the SHA-256 of each package's file."""
+    work = workspace.work()
+    tar, listing = work / "rootfs.tar", work / "packages"
+    run_mmdebstrap(
+        workspace,
+        tar,
+        suite=system.suite,
+        variant="extract",
+        packages=system.packages,
+        what=f"the headers and libraries of {system.name} for {system.arch}",
+        options=[
+            f"--architectures={machine_of(system.arch).debian}",
+            f"--extract-hook={{ {_LIST_ARCHIVES}; }} >{shlex.quote(str(listing))}",
+        ],
+    )
+    emptied(tree)
+    left_out = [f"--exclude={pattern}" for pattern in (*(f"./{name}" for name in _NOT_WANTED), *leave_out)]
+    process.run(["tar", "--extract", "--file", tar, "--directory", tree, *left_out], log=workspace.log)
+    tar.unlink()
+    if system.relative:
+        make_links_relative(tree)
+    return parse_packages(listing.read_text(encoding="utf-8"))
+
+
+def make_links_relative(tree: Path) -> None:
+    """Make links to absolute paths mean the same file below `tree` when this machine's programs follow them."""
+    for folder, names, files in os.walk(tree):
+        for path in (Path(folder, name) for name in (*names, *files)):
+            if path.is_symlink() and (target := path.readlink()).is_absolute():
+                path.unlink()
+                path.symlink_to(os.path.relpath(tree / target.relative_to("/"), path.parent))
+
+
+def _merge_usr(root: Path) -> None:
+    """Link `/lib` and `/lib64` to `/usr`, as an installation does, because programs name their loader by them."""
+    for folder in ("lib", "lib64"):
+        if (root / "usr" / folder).is_dir() and not (root / folder).exists():
+            (root / folder).symlink_to(f"usr/{folder}")
+
+
+def own_python(request: Request) -> str:
+    """Return the Python that the base has: `3.13`."""
+    if request.base.image is not None:
+        raise PinError(
+            f"which Python {request.base} has is not known before it runs", fix="name the versions: --python 3.13"
+        )
+    return ".".join(base_recipe(request.base.recipe).tools["python"].split(".")[:2])
+
+
+def versions_of(request: Request) -> tuple[str, ...]:
+    """Return the Pythons that wheels are built for, the lowest first: those of the request, else the base's own."""
+    versions = {check_version(version) for version in request.pythons} or {own_python(request)}
+    return tuple(sorted(versions, key=lambda version: int(version.partition(".")[2])))
