@@ -18,7 +18,7 @@ from toolchain.kernels import cluster
 from toolchain.kernels.bounds import Limits
 from toolchain.kernels.campaign import CampaignResult
 from toolchain.kernels.ledger import Ledger, look, reproducible
-from toolchain.kernels.result_store import FolderStore
+from toolchain.kernels.result_store import KernelStore
 from toolchain.kernels.shared import SharedResults
 
 pytestmark = [
@@ -71,7 +71,7 @@ def test_two_workers_make_what_one_machine_makes(port: int, tmp_path: Path) -> N
     alone, first, second, desk = (Machine(tmp_path / name) for name in ("alone", "w1", "w2", "desk"))
     for machine in (alone, first, second):
         machine.provide(rules)
-    store = FolderStore(tmp_path / "store")
+    store = KernelStore(tmp_path / "store")
     with first.worker(port), second.worker(port, slots=2):
         made = desk.campaign(rules, address(port), shared=SharedResults([store], desk.setup.naming))
     here = alone.campaign(rules)

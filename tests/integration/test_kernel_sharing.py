@@ -31,7 +31,7 @@ from toolchain.kernels.ledger import Ledger, reproducible
 from toolchain.kernels.pool import CompileSetup
 from toolchain.kernels.reached import Reach
 from toolchain.kernels.result_name import Naming
-from toolchain.kernels.result_store import FolderStore
+from toolchain.kernels.result_store import KernelStore
 from toolchain.kernels.rules import RuleSet
 from toolchain.kernels.shards import shard_of
 from toolchain.kernels.shared import SharedResults
@@ -56,7 +56,7 @@ class Machine(Source):
         return Naming(self.root, triton=["sha256:" + "a" * 64], recipe=recipe, environment={})
 
     def share(
-        self, stores: Sequence[FolderStore], part: tuple[int, int] | None = None, **how: Any
+        self, stores: Sequence[KernelStore], part: tuple[int, int] | None = None, **how: Any
     ) -> tuple[Files, CampaignResult]:
         """Run a campaign; SHA-256 of all that it made, by path."""
         rules = self.rules()
@@ -88,17 +88,17 @@ def local(python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Files,
 
 
 @pytest.fixture(scope="module")
-def stores(python: str, tmp_path_factory: pytest.TempPathFactory) -> list[FolderStore]:
+def stores(python: str, tmp_path_factory: pytest.TempPathFactory) -> list[KernelStore]:
     """What two shards compiled, each on a machine and into a store of its own."""
     root = tmp_path_factory.mktemp("shards")
-    found = [FolderStore(root / f"store-{number}") for number in (1, 2)]
+    found = [KernelStore(root / f"store-{number}") for number in (1, 2)]
     for number, store in enumerate(found, 1):
         Machine(root / f"machine-{number}", python).share([store], (number, 2))
     return found
 
 
 def test_a_merge_of_shards_makes_what_one_machine_makes_and_compiles_nothing(
-    local: tuple[Files, CampaignResult], stores: list[FolderStore], python: str, tmp_path: Path
+    local: tuple[Files, CampaignResult], stores: list[KernelStore], python: str, tmp_path: Path
 ) -> None:
     merging = Machine(tmp_path / "merging", python)
     files, result = merging.share(stores, only=True)

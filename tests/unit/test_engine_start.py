@@ -17,13 +17,13 @@ import pytest
 from toolchain.core import process
 from toolchain.core.cache import Cache
 from toolchain.core.errors import EngineError
+from toolchain.core.locks import kept
 from toolchain.core.process import CommandError, Result
 from toolchain.engine import attack, isolation, view
 from toolchain.engine import storage as engine_storage
 from toolchain.engine.probe import judge, measures
 from toolchain.engine.shell import Shell
 from toolchain.engine.storage import Storage, remove_tree
-from toolchain.pipeline.kernel_store import open_store
 
 # Counts its calls in a file and fails the first N times with the given words.
 PROGRAM = """
@@ -163,14 +163,13 @@ def test_what_works_in_another_container_is_not_dead(storage: Storage, monkeypat
     assert not list(storage.cache.engine.glob("live-*"))
 
 
-def test_what_is_at_work_for_days_is_not_taken_for_what_a_kill_left(storage: Storage, tmp_path: Path) -> None:
-    now = storage.cache.work
-    with open_store(f"oci:{tmp_path / 'store'}", storage.cache):
-        (scratch,) = now.glob("kernel-store-*")
-        left = now / "kernel-store-a1b2c3_d"
-        (left / "layout").mkdir(parents=True)
-        for folder in (scratch, left):
-            os.utime(folder, (0, 0))
+def test_what_is_at_work_for_days_is_not_taken_for_what_a_kill_left(storage: Storage) -> None:
+    scratch, left = (storage.cache.work / f"shell-a1b2c3_{letter}" for letter in "de")
+    scratch.mkdir(parents=True)
+    (left / "layout").mkdir(parents=True)
+    for folder in (scratch, left):
+        os.utime(folder, (0, 0))
+    with kept(scratch):
         storage.cleanup()
         assert (scratch.is_dir(), left.exists()) == (True, False)
 

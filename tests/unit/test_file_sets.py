@@ -27,7 +27,7 @@ from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.file_sets import FileSets
 from toolchain.kernels.ledger import DONE, FAILED, Entry, Ledger
 from toolchain.kernels.result_name import Naming
-from toolchain.kernels.result_store import FolderStore
+from toolchain.kernels.result_store import KernelStore
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.shared import SharedResults
 from toolchain.request.model import Request
@@ -209,7 +209,7 @@ def test_what_was_changed_after_it_was_compiled_is_compiled_again_and_not_stored
     path = (out / rule.out).with_suffix(suffix)
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b'"shared": 0', b'"shared": 1') if suffix == ".json" else whole + b"x")
-    shared = SharedResults([FolderStore(tmp_path / "store")], naming_of(found))
+    shared = SharedResults([KernelStore(tmp_path / "store")], naming_of(found))
     shared.compiled_by({"triton": "0"})
     with pytest.raises(KernelError, match="has changed since"):
         shared.add(rule, made, out)
@@ -226,7 +226,7 @@ def test_what_another_worker_compiled_is_used_and_not_stored(tmp_path: Path) -> 
     start.fake.provide(rules)
 
     def run(count: int, scope: str, store: str = "") -> int:
-        stores, about = [FolderStore(tmp_path / store)] if store else [], {"triton": "0"}
+        stores, about = [KernelStore(tmp_path / store)] if store else [], {"triton": "0"}
         shared = SharedResults(stores, naming_of(found), about=about) if store else None
         with Ledger(tmp_path / "ledger.sqlite") as ledger:
             run_campaign(

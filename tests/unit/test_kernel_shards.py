@@ -21,7 +21,7 @@ from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
 from toolchain.kernels.result_name import name_of
-from toolchain.kernels.result_store import Addition, FolderStore, KernelStore
+from toolchain.kernels.result_store import KernelStore
 from toolchain.kernels.rules import Rule, RuleSet
 from toolchain.kernels.shards import cut, shard_of
 from toolchain.kernels.shared import SharedResults
@@ -65,8 +65,8 @@ def merge(machine: Machine, stores: Sequence[KernelStore], rules: Sequence[Rule]
     return run(machine, stores, None, rules, only=True, **how)
 
 
-def folder(path: Path) -> FolderStore:
-    return FolderStore(path)
+def folder(path: Path) -> KernelStore:
+    return KernelStore(path)
 
 
 def test_each_cluster_is_in_one_shard_and_the_shards_are_alike() -> None:
@@ -189,10 +189,10 @@ def test_what_others_left_in_the_store_is_in_nobodys_way(tmp_path: Path) -> None
     assert len(merge(Machine(tmp_path / "joined"), [store], key=key).done) == 10
 
 
-class FullStore(FolderStore):
+class FullStore(KernelStore):
     """Takes notes, and no result."""
 
-    def add(self, addition: Addition, *, replace: bool = False) -> int:  # noqa: ARG002
+    def add(self, name: str, record: bytes, *, replace: bool = False) -> bool:  # noqa: ARG002
         raise ToolchainError("the disk is full")
 
 

@@ -19,7 +19,7 @@ from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
 from toolchain.kernels.result_name import Naming, name_of
-from toolchain.kernels.result_store import Addition, FolderStore, KernelStore, Result
+from toolchain.kernels.result_store import KernelStore, Result
 from toolchain.kernels.rules import Rule
 from toolchain.kernels.shared import SharedResults
 
@@ -92,8 +92,8 @@ class Machine:
         }
 
 
-def store_at(path: Path) -> FolderStore:
-    return FolderStore(path / "store")
+def store_at(path: Path) -> KernelStore:
+    return KernelStore(path / "store")
 
 
 def record_path(store: Path, machine: Machine, rule: Rule) -> Path:
@@ -214,9 +214,7 @@ def forge(machine: Machine, store: Path, rule: Rule, **changes: Any) -> None:
         "about": {"triton": "0.0"},
     }
     record = Result(**{**facts, **changes}).record()
-    FolderStore(store / "store").add(
-        Addition(name_of(machine.naming().inputs(rule)), rule.target, record), replace=True
-    )
+    KernelStore(store / "store").add(name_of(machine.naming().inputs(rule)), record, replace=True)
 
 
 @pytest.mark.parametrize("forged", ["another GPU", "another Triton", "another rule", "no facts"])
@@ -269,12 +267,12 @@ def test_what_a_killed_run_did_not_store_is_stored_by_the_next(tmp_path: Path) -
 WRITER = """
 import sys
 from pathlib import Path
-from toolchain.kernels.result_store import Addition, FolderStore, Result
-store = FolderStore(Path(sys.argv[1]))
+from toolchain.kernels.result_store import KernelStore, Result
+store = KernelStore(Path(sys.argv[1]))
 for number in range(150):
     name = f"{number:064x}"
     record = Result(inputs={"number": number}, code=bytes(5000) + bytes([number]), metadata=b"{}").record()
-    store.add(Addition(name, "gfx942", record))
+    store.add(name, record)
 """
 
 
@@ -299,17 +297,17 @@ def test_a_full_disk_loses_nothing_and_leaves_nothing_half(tmp_path: Path) -> No
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "none", disk], check=False).returncode:
         pytest.skip("no disk can be mounted here")
     try:
-        store = FolderStore(disk / "store")
+        store = KernelStore(disk / "store")
         rules = [replace(make_rule("one", warps=2**number), source="one.py") for number in range(8)]
         machine = Machine(tmp_path / "machine")
         result = machine.run(store, rules)
         assert result.counts() == {"done": 8, "failed": 0, "timed_out": 0}
         assert 0 < result.shared["added"] < 8
         with pytest.raises(ResourceError, match="cannot be written"):
-            store.add(Addition("0" * 64, "gfx942", bytes(50_000)))
+            store.add("0" * 64, bytes(50_000))
         assert not list(disk.rglob("*.partial"))
         second = Machine(tmp_path / "other")
-        taken = second.run(FolderStore(disk / "store"), rules)
+        taken = second.run(KernelStore(disk / "store"), rules)
         assert (taken.shared["taken"], taken.shared["damaged"]) == (result.shared["added"], 0)
     finally:
         subprocess.run(["umount", disk], check=True)
@@ -319,7 +317,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a.txt").write_text("mine")
     with pytest.raises(ConfigError, match="not a kernel store"):
-        FolderStore(tmp_path / "letters")
+        KernelStore(tmp_path / "letters")
 
 
 def test_the_last_note_stays(tmp_path: Path) -> None:

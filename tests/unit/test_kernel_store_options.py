@@ -13,12 +13,11 @@ from tests.unit.test_kernel_store import Machine, forge, rules_of
 from toolchain.cli import build_cmd
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError
-from toolchain.kernels.oci_store import OciStore
-from toolchain.kernels.result_store import FolderStore, Result, UnsignedError, read_record
+from toolchain.kernels.result_store import Result, UnsignedError, read_record
 from toolchain.pipeline import run
-from toolchain.pipeline.kernel_store import open_store, result_key, shared_results
+from toolchain.pipeline.kernel_store import result_key, shared_results
 from toolchain.request.model import Request
-from toolchain.request.option_values import kernel_store, shard
+from toolchain.request.option_values import shard
 from toolchain.stages.stage import Built
 from toolchain.trust.keys import new_key
 
@@ -28,23 +27,6 @@ def test_what_is_no_shard_is_refused(text: str) -> None:
     assert shard("4/4") == (4, 4)
     with pytest.raises(ConfigError, match="is not K/N"):
         shard(text)
-
-
-def test_a_store_is_a_folder_a_layout_or_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert kernel_store("a/b.c") == str(tmp_path / "a/b.c")
-    assert kernel_store("./x.example/y") == str(tmp_path / "x.example/y")
-    assert kernel_store("oci:out") == f"oci:{tmp_path}/out/"
-    assert kernel_store("registry.example/ns/kernels") == "registry.example/ns/kernels"
-    for wrong in ("registry.example/ns:tag", "oci:out:tag", ""):
-        with pytest.raises(ConfigError):
-            kernel_store(wrong)
-    cache = Cache(tmp_path / "cache")
-    with open_store(kernel_store("a"), cache) as folder, open_store(kernel_store("oci:out"), cache) as layout:
-        assert isinstance(folder, FolderStore)
-        assert isinstance(layout, OciStore)
-    with pytest.raises(ConfigError, match="--offline"), open_store("registry.example/ns", cache, offline=True):
-        pass
 
 
 @pytest.mark.parametrize(("key", "store", "warned"), [("own", "s", False), (None, "s", True), (None, None, False)])
@@ -57,7 +39,8 @@ def test_a_store_without_a_key_is_told(
 ) -> None:
     monkeypatch.setattr("toolchain.pipeline.kernel_store.result_key", lambda _: None)
     given = Path(key) if key else None
-    build_cmd._check_kernel_store(Request(cache=Cache(Path("cache")), kernel_store=store, kernel_key=given))
+    where = Path(store) if store else None
+    build_cmd._check_kernel_store(Request(cache=Cache(Path("cache")), kernel_store=where, kernel_key=given))
     assert ("--kernel-key" in capsys.readouterr().err) == warned
 
 
@@ -72,14 +55,14 @@ def test_a_folder_that_is_no_store_is_refused_before_the_build(tmp_path: Path) -
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     request = Request(cache=Cache(tmp_path / "cache"))
-    build_cmd._check_kernel_store(replace(request, kernel_store=str(tmp_path / "empty")))
+    build_cmd._check_kernel_store(replace(request, kernel_store=tmp_path / "empty"))
     with pytest.raises(ConfigError, match="is not a kernel store"):
-        build_cmd._check_kernel_store(replace(request, kernel_store=str(tmp_path)))
+        build_cmd._check_kernel_store(replace(request, kernel_store=tmp_path))
     with pytest.raises(ConfigError, match="cannot be a kernel store"):
-        build_cmd._check_kernel_store(replace(request, kernel_store=str(tmp_path / "file")))
+        build_cmd._check_kernel_store(replace(request, kernel_store=tmp_path / "file"))
     for place in ("empty", "nothing"):
         with pytest.raises(ConfigError, match=f"no kernel store at .*{place}"):
-            build_cmd._check_kernel_store(replace(request, shards=(str(tmp_path / place),)))
+            build_cmd._check_kernel_store(replace(request, shards=(tmp_path / place,)))
 
 
 def test_a_private_key_signs_and_its_public_half_verifies(tmp_path: Path) -> None:
@@ -101,16 +84,14 @@ def test_a_private_key_signs_and_its_public_half_verifies(tmp_path: Path) -> Non
 def test_what_is_no_object_is_not_left_behind(tmp_path: Path) -> None:
     machine, rule = Machine(tmp_path / "machine"), rules_of("one")[0]
     forge(machine, tmp_path, rule, code=b"\x7fELF of nobody")
-    request = Request(cache=Cache(tmp_path / "cache"), kernel_store=str(tmp_path / "store"))
+    request = Request(cache=Cache(tmp_path / "cache"), kernel_store=tmp_path / "store")
     machine.out.mkdir()
-    with shared_results(request, machine.naming()) as shared:
-        assert shared is not None
-        shared.prepare([rule])
-        assert list(shared.take([rule], machine.out)) == []
-        assert shared.counts.damaged == 1
+    shared = shared_results(request, machine.naming())
+    assert shared is not None
+    assert list(shared.take([rule], machine.out)) == []
+    assert shared.counts.damaged == 1
     assert [path for path in machine.out.rglob("*") if path.is_file()] == []
-    with shared_results(replace(request, kernel_store=None), machine.naming()) as none:
-        assert none is None
+    assert shared_results(replace(request, kernel_store=None), machine.naming()) is None
 
 
 def test_a_finished_shard_is_built_again_for_the_store_that_is_named_now(

@@ -18,7 +18,7 @@ from toolchain.cli.config_file import read_config
 from toolchain.core.digest import canonical
 from toolchain.core.errors import ConfigError, ResourceError
 from toolchain.kernels.result_name import FORMAT
-from toolchain.kernels.result_store import Addition, FolderStore
+from toolchain.kernels.result_store import KernelStore
 from toolchain.pipeline import lockfile
 from toolchain.trust.keys import new_key
 
@@ -135,8 +135,8 @@ def test_a_key_takes_no_planted_name(here: Path, secret: Path, monkeypatch: pyte
 # Kernel stores
 
 
-def add(store: FolderStore) -> None:
-    store.add(Addition(NAME, "gfx942", b"record"))
+def add(store: KernelStore) -> None:
+    store.add(NAME, b"record")
 
 
 @pytest.mark.parametrize("name", ["kernel-store.json", f"results/ab/{NAME[2:]}", "results", "results/ab"])
@@ -147,7 +147,7 @@ def test_a_kernel_store_is_written_to_itself_alone(here: Path, secret: Path, nam
     if name != "kernel-store.json":
         (here / "kernel-store.json").write_bytes(canonical({"format": FORMAT}))
     with contextlib.suppress(ConfigError, ResourceError):
-        add(FolderStore(here))
+        add(KernelStore(here))
     assert untouched(secret)
     assert [path.name for path in secret.parent.rglob("*")] == [secret.name]
 
@@ -155,7 +155,7 @@ def test_a_kernel_store_is_written_to_itself_alone(here: Path, secret: Path, nam
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", PLANTED)
 def test_a_record_of_a_kernel_store_is_a_file_of_it(here: Path, secret: Path, kind: str) -> None:
-    store = FolderStore(here)
+    store = KernelStore(here)
     add(store)
     path = here / "results" / NAME[:2] / NAME[2:]
     path.unlink()

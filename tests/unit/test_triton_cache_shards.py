@@ -22,7 +22,7 @@ from toolchain.kernels.cluster_worker import Compiler
 from toolchain.kernels.ledger import Ledger
 from toolchain.kernels.pool import CompileSetup
 from toolchain.kernels.result_name import Naming
-from toolchain.kernels.result_store import FolderStore
+from toolchain.kernels.result_store import KernelStore
 from toolchain.kernels.shared import SharedResults
 from toolchain.stages.triton_cache import outcomes_of
 
@@ -34,7 +34,7 @@ REFUSED = call("forward", "fp8")
 
 
 def shared(store: Path, **how: Any) -> SharedResults:
-    return SharedResults([FolderStore(store)], NAMING, **how)
+    return SharedResults([KernelStore(store)], NAMING, **how)
 
 
 def tree(outcomes: list[Outcome], folder: Path) -> dict[str, bytes]:

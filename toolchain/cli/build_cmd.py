@@ -20,7 +20,6 @@ from toolchain.pipeline.finished_images import names_of
 from toolchain.pipeline.records import read_record
 from toolchain.pipeline.run import build as build_stages
 from toolchain.request.model import Request, options
-from toolchain.request.option_values import kernel_store
 from toolchain.stages.stage import Built
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ CampaignArg = Annotated[
 ]
 NameOpt = Annotated[str, typer.Option("--name", help="Name of this machine in campaigns. \\[default: host name]")]
 MergeArg = Annotated[str, typer.Argument(help=_CAMPAIGNS, autocompletion=lambda: stages.CAMPAIGNS)]
-ShardsArg = Annotated[list[str], typer.Argument(help="Kernel stores that the shards wrote to.")]
+ShardsArg = Annotated[list[Path], typer.Argument(help="Kernel stores that the shards wrote to.")]
 
 
 @with_request(*(option.field for option in options() if option.campaign))
@@ -117,8 +116,7 @@ def kernels_merge(
     """
     _require_kernels(stage)
     reuse = _reuse(reuse_from, reuse_only, public_key, request.offline)
-    places = tuple(dict.fromkeys(kernel_store(place) for place in shards))
-    _campaign(replace(request, shards=places), stage, reuse)
+    _campaign(replace(request, shards=tuple(dict.fromkeys(shards))), stage, reuse)
 
 
 @with_request(
@@ -158,10 +156,10 @@ def _check_kernel_store(request: Request) -> None:
     """Before a long build begins, check the kernel store and its key, and refuse a --shard without a store, or a
     --scheduler without Dask or certificates."""
     if request.kernel_key is not None or request.kernel_store is not None or request.shards:
-        from toolchain.pipeline.kernel_store import check_folders, result_key  # noqa: PLC0415 - cryptography
+        from toolchain.pipeline.kernel_store import check_stores, result_key  # noqa: PLC0415 - cryptography
 
         result_key(request.kernel_key)
-        check_folders(request)
+        check_stores(request)
     if request.kernel_key is None and (request.kernel_store is not None or request.shards):
         console.note("results in --kernel-store are neither signed nor verified (--kernel-key does both)")
     if request.shard is not None and request.kernel_store is None:

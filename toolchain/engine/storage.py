@@ -45,7 +45,7 @@ _OURS = re.compile(r"toolchain-run-\d+-\d+-\d+")
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
 # Unfinished work that cannot be resumed. What may be in use for longer than a day is kept (`locks.kept`).
 SCRATCH = re.compile(
-    r"(archive|bundle|copy|evidence|files|git|kernel-(?:store|worker)|live|load|patches|pip|probe|reuse|shell|wheel)"
+    r"(archive|bundle|copy|evidence|files|git|kernel-worker|live|load|patches|pip|probe|reuse|shell|wheel)"
     r"-[a-z0-9_]{8}"
     r"|pack-[0-9a-f]{12}|\.pack-[0-9a-f]{12}\.[0-9a-f]{16}\.partial"
 )

@@ -157,8 +157,6 @@ def run_campaign(
     """
     wanted = rules.rules if isinstance(rules, RuleSet) else tuple(rules)
     partial = rules.partial if isinstance(rules, RuleSet) else False
-    if shared is not None:
-        shared.prepare(wanted)
     out.mkdir(parents=True, exist_ok=True)
     place, began = ledger.path.with_name(STATUS), time.monotonic()
     with Board(place, wanted, workers=executor.workers, bounds=bounds, command=reporting.command) as board:
@@ -245,7 +243,6 @@ class _Run:
         self.take(self.shared)
         self.compile_rest()
         self.shared.add_earlier(earlier, {entry.id: entry for entry in self.ledger.entries(earlier)}, self.out)
-        self.shared.flush()
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -291,7 +288,7 @@ class _Run:
             self.record(entry, reused=True)
         if self.todo:
             raise KernelError(
-                f"{len(self.todo)} kernels are in none of {', '.join(store.ref for store in shared.stores)}",
+                f"{len(self.todo)} kernels are in none of {', '.join(str(store.root) for store in shared.stores)}",
                 why=_listed([rule.out for rule in self.todo.values()]),
                 fix="run the shards that lack them again, with the same options",
             )

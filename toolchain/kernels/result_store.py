@@ -1,8 +1,8 @@
-"""Results of kernels that campaigns on many machines share: the form of a result, and a folder of them.
+"""Kernel results that campaigns share: the form of a record, and the folder that holds records.
 
-A record is one line of JSON and the object's bytes. The line holds a statement, which describes the object and all
-that it was made from, and a signature over it where the writer has a key. Each reader checks a record; see
-`read_record`.
+A record is one line of JSON followed by the bytes of the object. The line holds a statement, which describes the object
+and all inputs of its compilation, and a signature over the statement if the writer has a key. Every reader checks a
+record before it uses it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import base64
 import errno
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -25,8 +25,8 @@ from toolchain.kernels.result_name import FORMAT
 
 _LARGEST_LINE = 1 << 20  # bytes of a record's line
 _LARGEST_RECORD = 1 << 30
-LARGEST_OBJECT = 1 << 30  # bytes of a code object that is read
-LARGEST_METADATA = 16 << 20  # of the JSON beside it
+LARGEST_OBJECT = 1 << 30  # bytes of a code object
+LARGEST_METADATA = 16 << 20  # bytes of the JSON beside it
 _LARGEST_NOTE = 64 << 20
 _LONGEST = 1e9  # seconds
 _LINE: Keys = dict.fromkeys(("statement", "keyid", "sig", "check"))
@@ -34,25 +34,25 @@ _STATEMENT: Keys = dict.fromkeys(("format", "inputs", "sha256", "size", "json", 
 
 
 class DamagedError(Exception):
-    """A record that is not whole, or does not match its name."""
+    """A record that is incomplete, or does not match its name."""
 
 
 class UnsignedError(Exception):
-    """A record without a signature by the right key."""
+    """A record without a signature by the required key."""
 
 
 class Key(Protocol):
-    """Signs statements, and verifies their signatures."""
+    """A key that signs statements and verifies their signatures."""
 
     @property
     def id(self) -> str:
         """A hint at which key it is."""
 
     def sign(self, statement: bytes) -> bytes | None:
-        """A signature; None if this is only the public half."""
+        """Return a signature, or None if only the public half is known."""
 
     def verifies(self, signature: bytes, statement: bytes) -> bool:
-        """Whether a signature is by this key."""
+        """Return whether this key made a signature."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +60,11 @@ class Result:
     """An object and its description.
 
     Args:
-        inputs: what it was made from, see `Naming.inputs`.
+        inputs: see `Naming.inputs`.
         metadata: the JSON beside the object, byte for byte.
         bitcode: as in a ledger's entry.
-        seconds: that compiling it took, where it was compiled.
-        about: how the worker described itself.
+        seconds: duration of the compilation.
+        about: the worker's description of itself.
     """
 
     inputs: Mapping[str, Any]
@@ -75,24 +75,22 @@ class Result:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def record(self, key: Key | None = None) -> bytes:
-        """The record of it."""
-        statement = canonical(
-            {
-                "format": FORMAT,
-                "inputs": dict(self.inputs),
-                "sha256": hashlib.sha256(self.code).hexdigest(),
-                "size": len(self.code),
-                "json": self.metadata.decode(),
-                "bitcode": list(self.bitcode),
-                "seconds": self.seconds,
-                "about": dict(self.about),
-            }
-        )
-        return sealed(statement, key) + b"\n" + self.code
+        """Return the record, signed if `key` can sign."""
+        statement = {
+            "format": FORMAT,
+            "inputs": dict(self.inputs),
+            "sha256": hashlib.sha256(self.code).hexdigest(),
+            "size": len(self.code),
+            "json": self.metadata.decode(),
+            "bitcode": list(self.bitcode),
+            "seconds": self.seconds,
+            "about": dict(self.about),
+        }
+        return sealed(canonical(statement), key) + b"\n" + self.code
 
 
 def sealed(statement: bytes, key: Key | None) -> bytes:
-    """A statement (UTF-8) as one line of JSON, with a signature where `key` can sign."""
+    """Return a statement in UTF-8 as one line of JSON, signed if `key` can sign."""
     line: dict[str, Any] = {"statement": statement.decode()}
     signature = key.sign(statement) if key is not None else None
     if key is not None and signature is not None:
@@ -102,20 +100,20 @@ def sealed(statement: bytes, key: Key | None) -> bytes:
 
 
 def opened(line: bytes, key: Key | None) -> bytes:
-    """The statement in such a line.
+    """Return the statement of a line that `sealed` made.
 
     Raises:
-        DamagedError: it is not whole.
-        UnsignedError: there is a key, and no signature by it.
+        DamagedError: the line is incomplete or was changed.
+        UnsignedError: `key` is given and did not sign the statement.
     """
     try:
         wrapped = strict_json.read(line, "the line", keys=_LINE)
         statement = str(wrapped["statement"]).encode()
         signature = base64.b64decode(str(wrapped.get("sig", "")), validate=True)
-        whole = hashlib.sha256(statement).hexdigest() == wrapped["check"]
+        unchanged = hashlib.sha256(statement).hexdigest() == wrapped["check"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(f"it is not a statement: {type(error).__name__}") from error
-    if not whole:
+        raise DamagedError("its first line is not a statement") from error
+    if not unchanged:
         raise DamagedError("its statement was changed")
     if key is not None and not key.verifies(signature, statement):
         raise UnsignedError("signed by another key" if signature else "not signed")
@@ -123,30 +121,25 @@ def opened(line: bytes, key: Key | None) -> bytes:
 
 
 def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None) -> Result:
-    """The result in a record, if it is whole and the requested one.
+    """Return the result in a record.
 
     Args:
-        inputs: what it must have been made from.
-        key: whose signature is required; without it none is checked.
+        inputs: the inputs that the result must have.
+        key: must have signed the record; None accepts any record.
 
     Raises:
-        DamagedError: it is not whole, or does not match its name.
-        UnsignedError: no signature, or by another key.
+        DamagedError: the record is incomplete, or has other inputs.
+        UnsignedError: `key` did not sign it.
     """
-    result = stored_record(record, key)
+    line, _, code = record.partition(b"\n")
+    result = _result(line[:_LARGEST_LINE], code, key)
     if not _same(dict(result.inputs), dict(inputs)):
         raise DamagedError(difference(result.inputs, inputs))
     return result
 
 
-def stored_record(record: bytes, key: Key | None = None) -> Result:
-    """The result in a record, without a check of what it was made from."""
-    line, _, code = record.partition(b"\n")
-    return _result(line[:_LARGEST_LINE], code, key)
-
-
 def read_stored(stream: BinaryIO) -> Result:
-    """Read a record from a file, see `stored_record`: its object is in memory once."""
+    """Return the result in a record's file, without a check of its inputs and signature."""
     line = stream.readline(_LARGEST_LINE)
     return _result(line.removesuffix(b"\n"), stream.read(LARGEST_OBJECT), None)
 
@@ -165,7 +158,7 @@ def _result(line: bytes, code: bytes, key: Key | None) -> Result:
         )
         digest, size = str(content["sha256"]), int(content["size"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(f"it is not a record: {type(error).__name__}") from error
+        raise DamagedError("its statement does not describe a result") from error
     if len(code) != size or hashlib.sha256(code).hexdigest() != digest:
         raise DamagedError(f"its object has {len(code)} bytes and SHA-256 {hashlib.sha256(code).hexdigest()}")
     return result
@@ -177,7 +170,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Say in which inputs a result differs from the one that is wanted."""
+    """Return in words which inputs of a result differ from the wanted ones."""
     words = {
         "triton": "by another Triton",
         "environment": "in another environment",
@@ -194,71 +187,45 @@ def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     return f"it was made {', '.join(differing) or 'from other inputs'}"
 
 
-@dataclass(frozen=True)
-class Addition:
-    """A record to be stored, with its name and GPU."""
+def read_seconds(value: Any) -> float:
+    """Return a duration from a record; raise ValueError or TypeError if it is not a number of seconds."""
+    try:
+        seconds = float(value)
+    except OverflowError as error:
+        raise ValueError("no kernel takes so long") from error
+    if not 0 <= seconds <= _LONGEST:
+        raise ValueError(f"{seconds} is not a number of seconds")
+    return seconds
 
-    name: str
-    target: str
-    record: bytes
 
+def write_unflushed(path: Path, content: bytes) -> None:
+    """Write a file of a result so that it appears complete or not at all.
 
-class KernelStore(Protocol):
-    """A place of records by name, and of notes: small documents that campaigns write for each other.
-
-    Every method may raise a ToolchainError: the place refuses, is full or does not answer.
+    It is not flushed to disk, because that would cost more than all other work on a stored result. A campaign checks
+    the files that it finds, so it makes again whatever a crash has lost.
     """
-
-    ref: str
-
-    def prepare(self, scope: str, targets: Sequence[str]) -> None:
-        """Begin a campaign: its `Naming.scope` and its GPUs."""
-
-    def holds(self, name: str) -> bool:
-        """Whether there is a record of this name, as far as was known when this was prepared."""
-
-    def fetch(self, names: Collection[str]) -> Iterator[tuple[str, bytes | None]]:
-        """The records of these names that exist, in any order; None for a damaged one.
-
-        A damaged one may be followed by others of its name. The caller may take out of `names` what it has.
-        """
-
-    def add(self, addition: Addition, *, replace: bool = False) -> int:
-        """Store a record, now or with the next `flush`; how many were stored by this call.
-
-        Args:
-            replace: replace the existing one, which is unusable.
-        """
-
-    def flush(self) -> int:
-        """Store what was added and is not stored; how many that were."""
-
-    def note(self, name: str, content: bytes) -> None:
-        """Write a note.
-
-        Args:
-            name: lower-case letters and digits, with `-` between.
-        """
-
-    def notes(self, prefix: str) -> Mapping[str, bytes]:
-        """The notes whose name begins so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with NewFile(path) as new:
+        new.stream.write(content)
+        new.finish(flush=False)
 
 
-class FolderStore:
-    """Records in a folder, one file each. Any number of processes may read and write it, on one machine or by NFS.
+class KernelStore:
+    """A folder of records, a file each, and of notes: small documents that campaigns write for each other.
+
+    Any number of processes may read and write the folder at once, on one machine or through NFS.
 
     Args:
-        root: the folder; made when something is stored.
+        root: the folder; it is made with the first record.
 
     Raises:
-        ConfigError: the name is used for something else, or for a store of another format.
+        ConfigError: the folder holds other files, or records of another format.
     """
 
     _MARKER = "kernel-store.json"
 
     def __init__(self, root: Path) -> None:
-        self.ref = str(root)
-        self._root = root
+        self.root = root
         marker = root / self._MARKER
         try:
             if os.path.lexists(marker):
@@ -266,7 +233,7 @@ class FolderStore:
                 if content != {"format": FORMAT}:
                     raise ConfigError(f"{root} is a kernel store of another format", fix="name another folder")
                 return
-            # Another process may be at its first result: partial names begin with a dot, the marker comes first.
+            # Another process may be writing the marker: partial names begin with a dot.
             if root.exists() and any(not path.name.startswith(".") for path in root.iterdir()):
                 raise ConfigError(
                     f"{root} is not a kernel store",
@@ -274,68 +241,65 @@ class FolderStore:
                     fix="name an empty or a new folder",
                 )
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{root} cannot be a kernel store", why=str(error), fix="name another folder") from error
+            why = str(error.strerror) if isinstance(error, OSError) else f"{marker} is not what this tool writes"
+            raise ConfigError(f"{root} cannot be a kernel store", why=why, fix="name another folder") from error
 
     @property
-    def made(self) -> bool:
-        """Whether something was stored."""
-        return os.path.lexists(self._root / self._MARKER)
-
-    def prepare(self, scope: str, targets: Sequence[str]) -> None:
-        """Begin a campaign by its `Naming.scope` and GPUs."""
+    def exists(self) -> bool:
+        """Whether a campaign has written to the folder."""
+        return os.path.lexists(self.root / self._MARKER)
 
     def _path(self, name: str) -> Path:
-        return self._root / "results" / name[:2] / name[2:]
+        return self.root / "results" / name[:2] / name[2:]
 
     def holds(self, name: str) -> bool:
         """Return whether there is a record of this name."""
         return self._path(name).exists()
 
     def fetch(self, names: Collection[str]) -> Iterator[tuple[str, bytes | None]]:
-        """Yield the records of these names that exist; None for a damaged one."""
+        """Yield the records of these names that exist, with None for one that cannot be read.
+
+        The caller may remove names from `names` meanwhile.
+        """
         for name in tuple(names):
             try:
-                yield name, read_regular(self._path(name), _LARGEST_RECORD, within=self._root)
+                yield name, read_regular(self._path(name), _LARGEST_RECORD, within=self.root)
             except FileNotFoundError:
                 continue
             except OSError:
                 yield name, None
 
-    def add(self, addition: Addition, *, replace: bool = False) -> int:
-        """Store a record, and return how many were stored by this call."""
-        path = self._path(addition.name)
+    def add(self, name: str, record: bytes, *, replace: bool = False) -> bool:
+        """Store a record, unless one of this name exists and `replace` is not set; return whether it was stored."""
+        path = self._path(name)
         if path.exists() and not replace:
-            return 0
-        self._write(path, addition.record)
-        return 1
-
-    def flush(self) -> int:
-        """Store what was added and is not stored, and return how many records that were."""
-        return 0
+            return False
+        self._write(path, record)
+        return True
 
     def note(self, name: str, content: bytes) -> None:
-        """Write a note."""
-        self._write(self._root / "notes" / f"{name}.json", content)
+        """Write a note, whose name consists of lower-case letters, digits and hyphens."""
+        self._write(self.root / "notes" / f"{name}.json", content)
 
     def notes(self, prefix: str) -> Mapping[str, bytes]:
         """Return the notes whose names begin with `prefix`."""
-        return {path.stem: self._read_note(path) for path in sorted((self._root / "notes").glob(f"{prefix}*.json"))}
+        return {path.stem: self._read_note(path) for path in sorted((self.root / "notes").glob(f"{prefix}*.json"))}
 
     def _read_note(self, path: Path) -> bytes:
         try:
-            return read_regular(path, _LARGEST_NOTE, within=self._root)
+            return read_regular(path, _LARGEST_NOTE, within=self.root)
         except OSError as error:
             raise ConfigError(
                 f"cannot read the note {path} of a campaign", why=str(error.strerror), fix="name another store"
             ) from error
 
     def _write(self, path: Path, content: bytes) -> None:
-        """Write a file that is there whole or not at all."""
+        """Write a file so that it appears complete or not at all."""
         try:
-            marker = self._root / self._MARKER
+            marker = self.root / self._MARKER
             if path != marker and not os.path.lexists(marker):
                 self._write(marker, canonical({"format": FORMAT}))
-            if not is_inside(path, self._root):
+            if not is_inside(path, self.root):
                 raise OSError(errno.ELOOP, "it is a link that leads out of the store", str(path.parent))
             path.parent.mkdir(parents=True, exist_ok=True)
             with NewFile(path) as new:
@@ -344,18 +308,7 @@ class FolderStore:
                 new.finish()
         except OSError as error:
             raise ResourceError(
-                f"the kernel store {self._root} cannot be written",
-                why=str(error),
+                f"the kernel store {self.root} cannot be written",
+                why=f"{error.filename or path}: {error.strerror}",
                 fix="free disk space or fix its permissions, and run it again: it continues",
             ) from error
-
-
-def read_seconds(value: Any) -> float:
-    """A time that a kernel took, in seconds, as in a store."""
-    try:
-        seconds = float(value)
-    except OverflowError as error:
-        raise ValueError("no kernel takes so long") from error
-    if not 0 <= seconds <= _LONGEST:
-        raise ValueError(f"{seconds} is not a number of seconds")
-    return seconds

@@ -1,7 +1,7 @@
-"""A campaign in parts without a scheduler: each machine compiles its shard, and one joins them.
+"""A campaign in shards: each machine compiles one, and one machine joins their results.
 
-The assignment of kernels to shards follows from the rules and the number of shards alone, so each machine computes the
-same one. docs/measurements/kernels.md has what knowing the compile times would gain.
+The shard of a kernel follows from the rules and the number of shards alone, so all machines compute the same one.
+docs/measurements/kernels.md says how much shorter the slowest shard could be if compile times were known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from toolchain.core import strict_json
 from toolchain.core.digest import canonical, sha256_json
 from toolchain.core.errors import ConfigError, KernelError
-from toolchain.core.typed import typed
+from toolchain.core.typed import TypedError, typed
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry
 from toolchain.kernels.result_store import DamagedError, KernelStore, UnsignedError, opened, sealed
 from toolchain.kernels.rules import Rule, RuleSet
@@ -28,8 +28,7 @@ _WORDS = {
     "environment": "another environment of the workers",
     "names": "other kernel sources",
 }
-# As many as `--shard` takes.
-_MOST_SHARDS = 99_999
+_MOST_SHARDS = 99_999  # as for `--shard`
 
 
 def cut(rules: Iterable[Rule], count: int) -> dict[str, int]:
@@ -55,12 +54,12 @@ def cut(rules: Iterable[Rule], count: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard of a campaign, or the whole of it.
+    """A shard of a campaign, or the whole campaign.
 
     Args:
-        rules: the shard's own, in their order.
-        identity: what all shards of one campaign have in common.
-        part: which of how many; None for the whole.
+        rules: the rules of the shard, in their order.
+        identity: the properties that all shards of one campaign share.
+        part: number of the shard and number of shards; None for the whole campaign.
     """
 
     rules: RuleSet
@@ -68,22 +67,16 @@ class Shard:
     part: tuple[int, int] | None
 
     def finish(self, shared: SharedResults | None, entries: Sequence[Entry]) -> None:
-        """Record in the store that this shard is finished, and which kernels do not compile.
+        """Mark the shard as finished in its store, with the kernels that do not compile.
 
         Raises:
-            ToolchainError: the store lacks some of its results, or does not take the mark.
+            ToolchainError: the store did not take all results, or does not take the mark.
         """
         if self.part is None or shared is None:
             return
         if shared.failure is not None:
             raise shared.failure
         number, count = self.part
-        if not shared.stores:
-            raise KernelError(
-                f"shard {number}/{count} has no store for its results",
-                why="the named store no longer answers",
-                fix="check that it can be read and has room, and run it again: nothing is compiled twice",
-            )
         mark = {
             **self.identity,
             "shard": number,
@@ -108,22 +101,21 @@ def _identity(rules: RuleSet, shared: SharedResults) -> dict[str, Any]:
 
 
 def without_store(part: tuple[int, int]) -> ConfigError:
-    """The error of a part of a campaign whose results would stay on this machine."""
+    """Return the error for a shard without a kernel store."""
     return ConfigError(
         f"--shard {part[0]}/{part[1]} needs --kernel-store",
-        why="its results reach the others through it",
-        fix="give a folder, oci:DIR or REGISTRY/NAME",
+        why="`kernels merge` reads the results of a shard from its store",
+        fix="name a folder that `kernels merge` can read, or that you copy to its machine",
     )
 
 
 def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults | None) -> Shard:
-    """The part of the rules that this machine has to compile; all of them if no part was requested.
+    """Return the rules that this machine has to compile.
 
-    Where `shared` may compile nothing, the shards in its stores are looked at first.
+    If `shared` compiles nothing, its stores must hold all shards of the campaign.
 
-    Raises:
-        ConfigError: no store, too many shards, or shards of different inputs.
-        KernelError: a shard is missing.
+    Args:
+        part: number of the shard and number of shards; None for all rules.
     """
     if shared is not None and shared.only:
         identity = _identity(rules, shared)
@@ -139,32 +131,29 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
 
 
 def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) -> dict[str, Entry]:
-    """The shards' entries for kernels that do not compile, by a rule's id."""
+    """Return the entries of kernels that do not compile, by a rule's id, of a campaign whose shards are complete."""
     by_count: dict[int, dict[int, Mapping[str, Any]]] = {}
     for store in shared.stores:
         marks = _marks(store, shared, identity)
-        own = [mark for mark in marks if all(mark.get(name) == value for name, value in identity.items())]
+        own = [mark for mark in marks if _unlike(mark, identity) == []]
         if not own:
-            raise ConfigError(
-                f"{store.ref} holds no shard of this campaign", why=_why(marks, identity), fix=_fix(marks)
-            )
+            raise _no_shard(store, marks, identity)
         for mark in own:
-            by_count.setdefault(int(mark["of"]), {})[int(mark["shard"])] = mark
-    # Shards of another number may be left from a campaign that was given up.
-    whole = [count for count, by_number in by_count.items() if len(by_number) == count]
-    if len(by_count) > 1 and not whole:
-        counts = ", ".join(str(count) for count in sorted(by_count))
+            by_count.setdefault(mark["of"], {})[mark["shard"]] = mark
+    # A campaign that was given up may have left shards of another number.
+    complete = [count for count, by_number in by_count.items() if len(by_number) == count]
+    if len(by_count) > 1 and not complete:
         raise ConfigError(
             "no campaign is complete here",
-            why=f"these are shards of campaigns in {counts} shards",
+            why=f"these are shards of campaigns in {', '.join(map(str, sorted(by_count)))} shards",
             fix="run the missing shards of one of them",
         )
-    count = next(iter((*whole, *by_count)))
+    count = next(iter((*complete, *by_count)))
     by_number = by_count[count]
-    if lacking := [f"{number}/{count}" for number in range(1, count + 1) if number not in by_number]:
+    if missing := [f"{number}/{count}" for number in range(1, count + 1) if number not in by_number]:
         raise KernelError(
-            f"{len(lacking)} of {count} shards are missing: {', '.join(lacking)}",
-            why=f"{', '.join(store.ref for store in shared.stores)} hold the others",
+            f"{len(missing)} of {count} shards are missing: {', '.join(missing)}",
+            why=f"{', '.join(str(store.root) for store in shared.stores)} hold the others",
             fix="run them, or name the stores that they wrote to",
         )
     ids = {rule.id for rule in rules.rules}
@@ -172,7 +161,7 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
 
 
 def _marks(store: KernelStore, shared: SharedResults, identity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the marks in a store, skipping invalid ones of other campaigns, which another key may have signed."""
+    """Return the marks in a store, without invalid ones of other campaigns, which another key may have signed."""
     marks = []
     for name, content in store.notes("shard-").items():
         try:
@@ -184,8 +173,11 @@ def _marks(store: KernelStore, shared: SharedResults, identity: Mapping[str, Any
         except (DamagedError, UnsignedError, ValueError, KeyError, TypeError) as error:
             if not name.startswith(f"shard-{_short(identity)}-"):
                 continue
+            known = isinstance(error, DamagedError | UnsignedError)
             raise ConfigError(
-                f"{store.ref}: the mark {name} is invalid", why=str(error), fix="run that shard again"
+                f"{store.root}: the mark {name} is invalid",
+                why=str(error) if known else "it has not the form that a shard writes",
+                fix="run that shard again",
             ) from error
         marks.append(mark)
     return marks
@@ -194,7 +186,7 @@ def _marks(store: KernelStore, shared: SharedResults, identity: Mapping[str, Any
 def _bad(mark: Mapping[str, Any]) -> list[Entry]:
     try:
         rows = [typed(Entry, {**row, "bitcode": ()}) for row in mark["bad"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, TypedError) as error:
         raise ConfigError(
             "the mark of a shard is malformed",
             why="its list of failed kernels has not the form that a shard writes",
@@ -203,13 +195,15 @@ def _bad(mark: Mapping[str, Any]) -> list[Entry]:
     return [entry for entry in rows if entry.status in {FAILED, TIMEOUT}]
 
 
-def _why(marks: Sequence[Mapping[str, Any]], identity: Mapping[str, Any]) -> str:
+def _unlike(mark: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
+    return [name for name in identity if mark.get(name) != identity[name]]
+
+
+def _no_shard(store: KernelStore, marks: Sequence[Mapping[str, Any]], identity: Mapping[str, Any]) -> ConfigError:
+    what = f"{store.root} holds no shard of this campaign"
     if not marks:
-        return "no shard is finished"
-    # Of several, the most similar one.
-    unlike = min(([name for name in identity if mark.get(name) != identity[name]] for mark in marks), key=len)
-    return "its shards are of " + ", ".join(_WORDS[name] for name in unlike)
-
-
-def _fix(marks: Sequence[Mapping[str, Any]]) -> str:
-    return "give the options that the shards were given" if marks else "wait for its shards, or name the right store"
+        fix = "wait for its shards, or name the right store"
+        return ConfigError(what, why="no shard is finished", fix=fix)
+    nearest = min((_unlike(mark, identity) for mark in marks), key=len)
+    why = "its shards are of " + ", ".join(_WORDS[name] for name in nearest)
+    return ConfigError(what, why=why, fix="give the options that the shards were given")

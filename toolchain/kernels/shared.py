@@ -1,18 +1,18 @@
-"""A campaign and its kernel stores: what a store has is checked and taken, what it lacks is added."""
+"""A campaign and its kernel stores: it takes the results that they hold, and adds those that they lack."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toolchain.core import strict_json
 from toolchain.core.errors import KernelError, ResourceError, ToolchainError
-from toolchain.core.filesystem import NewFile, is_inside, read_regular
+from toolchain.core.filesystem import is_inside, read_regular
 from toolchain.kernels.cache_entries import check_made
 from toolchain.kernels.codeobject import metadata_fault
 from toolchain.kernels.ledger import DONE, Entry, Maker
@@ -20,13 +20,13 @@ from toolchain.kernels.result_name import Naming, name_of
 from toolchain.kernels.result_store import (
     LARGEST_METADATA,
     LARGEST_OBJECT,
-    Addition,
     DamagedError,
     KernelStore,
     Key,
     Result,
     UnsignedError,
     read_record,
+    write_unflushed,
 )
 from toolchain.kernels.rules import Rule
 
@@ -35,13 +35,13 @@ LOG = logging.getLogger(__name__)
 
 @dataclass
 class Counts:
-    """Counts of results taken from and added to stores.
+    """Counts of results.
 
     Args:
-        taken: results that were taken.
-        absent: results that were not there.
-        damaged, unsigned: results that were there and could not be used.
-        added: results that this campaign added.
+        taken: used from the stores.
+        absent: in none of the stores.
+        damaged, unsigned: in a store, but unusable.
+        added: added by this campaign.
     """
 
     taken: int = 0
@@ -52,14 +52,14 @@ class Counts:
 
 
 class SharedResults:
-    """The stores of one campaign.
+    """The kernel stores of one campaign.
 
     Args:
-        stores: where results may be; the first one gets what is compiled here.
-        naming: names this campaign's results.
-        key: signs what is added; what is taken must be signed by it. None: signatures are not looked at.
-        only: whether results may come from the stores alone: nothing is compiled for them.
-        about: how the workers here described themselves in an earlier run, if recorded.
+        stores: the first one gets the results that are compiled here.
+        naming: names the results of this campaign.
+        key: signs added results, and must have signed results that are taken. None ignores signatures.
+        only: take results from the stores alone, and compile nothing.
+        about: the self-description of this machine's workers in an earlier run, if it was recorded.
     """
 
     def __init__(
@@ -74,28 +74,18 @@ class SharedResults:
         self.counts = Counts()
         self.naming = naming
         self.only = only
-        self.failure: ToolchainError | None = None
+        self.failure: ToolchainError | None = None  # why results are no longer added
         self.failures: Mapping[str, Entry] = {}
         self.about: Mapping[str, Any] = {}
         self._about_here: Mapping[str, Any] = about or {}
-        self.stores = list(stores)  # those that answer
+        self.stores = list(stores)
         self._writes: KernelStore | None = stores[0] if stores and not only else None
         self.key = key
         self._inputs: dict[str, Mapping[str, Any]] = {}
-        self._unusable: set[str] = set()  # names whose record in the first store is to be replaced
-
-    def prepare(self, rules: Sequence[Rule]) -> None:
-        """List what the stores have.
-
-        Raises:
-            ToolchainError: one of them cannot be used. This is checked before hours of compiling.
-        """
-        targets = sorted({rule.target for rule in rules})
-        for store in self.stores:
-            store.prepare(self.naming.scope, targets)
+        self._unusable: set[str] = set()  # names of records that are to be replaced
 
     def name(self, rule: Rule) -> str:
-        """The name of a rule's result."""
+        """Return the name of a rule's result."""
         return name_of(self._inputs_of(rule))
 
     def _inputs_of(self, rule: Rule) -> Mapping[str, Any]:
@@ -104,46 +94,32 @@ class SharedResults:
         return self._inputs[rule.id]
 
     def take(self, rules: Sequence[Rule], out: Path) -> Iterator[Entry]:
-        """Take the results of some rules from the stores; an entry for each.
-
-        Args:
-            out: folder of the objects.
-
-        Raises:
-            ToolchainError: with `only`, a store does not answer.
-        """
-        named = {self.name(rule): rule for rule in rules}
-        left = {name: rule for name, rule in named.items() if name not in self._unusable}
-        for store in tuple(self.stores):
-            if left:
-                for entry, name in self._take_from(store, left, out):
+        """Write the stored objects of some rules below `out`, and yield an entry for each."""
+        left = {self.name(rule): rule for rule in rules}
+        for store in self.stores:
+            for name, record in store.fetch(left.keys()):
+                if (entry := self._checked(store, name, left[name], record, out)) is not None:
                     del left[name]
                     yield entry
-        self.counts.absent += len(left)
+        self.counts.absent += len(left.keys() - self._unusable)
 
-    def _take_from(self, store: KernelStore, wanted: Mapping[str, Rule], out: Path) -> Iterator[tuple[Entry, str]]:
+    def _checked(self, store: KernelStore, name: str, rule: Rule, record: bytes | None, out: Path) -> Entry | None:
         try:
-            for name, record in store.fetch(wanted.keys()):
-                rule = wanted[name]
-                try:
-                    if record is None:
-                        raise DamagedError("it cannot be read")
-                    entry = self._taken(store.ref, rule, record, out)
-                    self.counts.taken += 1
-                    yield entry, name
-                except DamagedError as error:
-                    self.counts.damaged += 1
-                    self._unusable.add(name)
-                    LOG.warning("%s: %s is not taken: %s", store.ref, rule.out, error)
-                except UnsignedError as error:
-                    self.counts.unsigned += 1
-                    self._unusable.add(name)
-                    LOG.info("%s: %s is not taken: %s", store.ref, rule.out, error)
-        except ToolchainError as error:
-            if self.only:
-                raise
-            LOG.warning("%s is no longer used: %s", store.ref, error.what)
-            self.stores.remove(store)
+            if record is None:
+                raise DamagedError("it cannot be read")
+            entry = self._taken(str(store.root), rule, record, out)
+        except DamagedError as error:
+            self.counts.damaged += 1
+            self._unusable.add(name)
+            LOG.warning("%s: %s is not used: %s", store.root, rule.out, error)
+            return None
+        except UnsignedError as error:
+            self.counts.unsigned += 1
+            self._unusable.add(name)
+            LOG.info("%s: %s is not used: %s", store.root, rule.out, error)
+            return None
+        self.counts.taken += 1
+        return entry
 
     def _taken(self, origin: str, rule: Rule, record: bytes, out: Path) -> Entry:
         result = read_record(record, self._inputs_of(rule), self.key)
@@ -151,17 +127,17 @@ class SharedResults:
         try:
             metadata = strict_json.read(result.metadata)
         except ValueError as error:
-            raise DamagedError(f"the JSON beside the object cannot be read: {error}") from error
+            raise DamagedError("the JSON beside the object cannot be read") from error
         if why := metadata_fault(metadata, rule.target):
             raise DamagedError(why)
         try:
             if not is_inside(path, out):
                 raise OSError(errno.ELOOP, f"a link leads out of {out}", str(path.parent))
-            _lay(path.with_suffix(".json"), result.metadata)
-            _lay(path, result.code)
+            write_unflushed(path.with_suffix(".json"), result.metadata)
+            write_unflushed(path, result.code)
         except OSError as error:
             raise ResourceError(
-                f"cannot write {path}", why=str(error), fix="free disk space and run it again: it continues"
+                f"cannot write {path}", why=str(error.strerror), fix="free disk space and run it again: it continues"
             ) from error
         try:
             check_made(path, rule.target, rule.kernel)
@@ -184,26 +160,25 @@ class SharedResults:
         )
 
     def compiled_by(self, about: Mapping[str, Any]) -> None:
-        """Note how the workers here describe themselves, for the results that are added."""
+        """Note the self-description of this machine's workers, which added results name."""
         self._about_here = about or self._about_here
 
     def add(self, rule: Rule, entry: Entry, out: Path) -> None:
-        """Store a result that was compiled here. A failure to store it is logged once, and stops nothing.
+        """Store a result that was compiled here. A store that cannot be written is reported once and stops nothing.
 
         Raises:
-            KernelError: its files are not those that were compiled.
+            KernelError: the files have changed since they were compiled.
         """
-        store, name = self._writes, self.name(rule)
-        if store is None or not self._about_here or entry.maker is Maker.STORE:
+        if self._writes is None or not self._about_here or entry.maker is Maker.STORE:
             return
-        path = out / entry.out
+        name, path = self.name(rule), out / entry.out
         code = read_regular(path, LARGEST_OBJECT, within=out)
         metadata = read_regular(path.with_suffix(".json"), LARGEST_METADATA, within=out)
         digests = tuple(hashlib.sha256(content).hexdigest() for content in (code, metadata))
         if digests != (entry.sha256, entry.metadata_sha256):
             raise KernelError(
                 f"{path} has changed since it was compiled",
-                why="a kernel store gets what compile processes made, and nothing else",
+                why="a kernel store only gets what compile processes made",
                 fix="run it again: it compiles this kernel again",
             )
         result = Result(
@@ -214,40 +189,18 @@ class SharedResults:
             seconds=entry.seconds,
             about=self._about_here,
         )
-        record = result.record(self.key)
-        self._try(lambda: store.add(Addition(name, rule.target, record), replace=name in self._unusable))
+        try:
+            self.counts.added += self._writes.add(name, result.record(self.key), replace=name in self._unusable)
+        except ToolchainError as error:
+            self.failure, self._writes = error, None
+            LOG.warning("results are no longer added to the kernel store: %s (%s)", error.what, error.why)
 
     def add_earlier(self, rules: Sequence[Rule], entries: Mapping[str, Entry], out: Path) -> None:
-        """Store what an earlier run compiled and the store lacks: it may have been killed before it stored it.
+        """Store the results of an earlier run that the store lacks, because that run may have been killed.
 
         Args:
             entries: by a rule's id.
         """
         for rule in rules:
-            store = self._writes
-            if store is not None and rule.id in entries and not store.holds(self.name(rule)):
+            if self._writes is not None and rule.id in entries and not self._writes.holds(self.name(rule)):
                 self.add(rule, entries[rule.id], out)
-
-    def flush(self) -> None:
-        """Store what was added."""
-        if self._writes is not None:
-            self._try(self._writes.flush)
-
-    def _try(self, store: Callable[[], int]) -> None:
-        try:
-            self.counts.added += store()
-        except ToolchainError as error:
-            self.failure, self._writes = error, None
-            LOG.warning("results are no longer added to the kernel store: %s (%s)", error.what, error.why)
-
-
-def _lay(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all.
-
-    It is not flushed to disk, which would cost more than all the rest of a hit: a campaign reads what is there, and
-    takes what a crash has lost again.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with NewFile(path) as new:
-        new.stream.write(content)
-        new.finish(flush=False)

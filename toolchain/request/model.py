@@ -174,11 +174,10 @@ class Request:
         metavar="K/N", file=False, is_input=True, read=reading.shard,
         help="Compile only part K of N, in whole clusters; `kernels merge` joins the parts.",
     )  # fmt: skip
-    kernel_store: str | None = option(
-        "kernel-store", default=None, campaign=True, panel="Kernels",
-        metavar="WHERE", place="path", is_path=reading.is_store_folder, read=reading.kernel_store,
-        help="Share results with other campaigns through a folder, oci:DIR or REGISTRY/NAME: reuse what is there,"
-        " add the rest.",
+    kernel_store: Path | None = option(
+        "kernel-store", default=None, campaign=True, panel="Kernels", kind="path", metavar="DIR", place="path",
+        read=reading.kernel_store,
+        help="Share results with other campaigns through a folder: reuse its results, and add new ones.",
     )  # fmt: skip
     kernel_key: Path | None = option(
         "kernel-key", default=None, campaign=True, never_empty=True, panel="Kernels", kind="path", place="path",
@@ -259,7 +258,7 @@ class Request:
         help="Print JSON on standard output.",
     )  # fmt: skip
     lock: HeldLock | None = None
-    shards: tuple[str, ...] = ()
+    shards: tuple[Path, ...] = ()
     looked_up: dict[tuple[str, SourceSpec], Source] | None = field(default=None, compare=False, repr=False)
 
     def locate(self, name: str, spec: SourceSpec) -> Source:

@@ -91,23 +91,11 @@ def calls(text: str) -> str:
         raise ConfigError(f"--calls {text[:200]} has a value that no call takes", why=why, fix=fix) from error
 
 
-def is_store_folder(text: str) -> bool:
-    """Return whether `--kernel-store` names a plain folder, not `oci:DIR` or a registry, whose first part is a host."""
-    host, slash, _ = text.partition("/")
-    is_host = bool(slash) and not host.startswith((".", "~")) and ("." in host or ":" in host or host == "localhost")
-    return not text.startswith("oci:") and not is_host
-
-
-def kernel_store(text: str) -> str:
-    """Return a kernel store: a folder, made absolute, or a reference."""
-    from toolchain.oci.reference import LayoutRef, parse_place  # noqa: PLC0415 - most calls name none
-
-    if not text.strip():
-        raise ConfigError("--kernel-store names nothing", fix="give a folder, oci:DIR or REGISTRY/NAME")
-    if is_store_folder(text):
-        return str(Path(text).expanduser().absolute())
-    ref = parse_place(text, "--kernel-store")
-    return f"oci:{ref.path.expanduser().absolute()}/" if isinstance(ref, LayoutRef) else str(ref)
+def kernel_store(given: Path) -> Path:
+    """Return the folder of a kernel store."""
+    if str(given).startswith("oci:"):
+        raise ConfigError(f"{given} is not a folder", why="a kernel store is a plain folder", fix="name a folder")
+    return given
 
 
 def scheduler(text: str) -> str:

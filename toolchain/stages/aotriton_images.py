@@ -7,7 +7,6 @@ import random
 import shutil
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -114,11 +113,11 @@ class KernelImages:
         require_gpus(gpus, {rule.target for rule in plan.rules})
         rules = cut(plan.rules, select=request.select, limit=request.limit)
         self.workspace.step("kernels")
-        with self._shared() as shared:
-            shard = shard_of(rules, request.shard, shared)
-            rules, clusters = shard.rules, plan.whole(shard.rules)
-            result = self.compile(rules, shared)
-            shard.finish(shared, result.entries)
+        shared = self._shared()
+        shard = shard_of(rules, request.shard, shared)
+        rules, clusters = shard.rules, plan.whole(shard.rules)
+        result = self.compile(rules, shared)
+        shard.finish(shared, result.entries)
         with Ledger(self.build.with_name("ledger.sqlite")) as ledger:
             numbers = check_numbers(result, rules.rules, self.build, ledger, self.workspace)
         against: Mapping[str, Any] = {}
@@ -161,7 +160,7 @@ class KernelImages:
         check_images(self.build, clusters, archives, good)
         return packs, archives
 
-    def _shared(self) -> AbstractContextManager[SharedResults | None]:
+    def _shared(self) -> SharedResults | None:
         about = self.build.with_name("about.json")
         content = strict_json.read(about.read_bytes()) if about.is_file() else None
         return self.workspace.shared_results(self.naming(), about=content)

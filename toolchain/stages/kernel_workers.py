@@ -19,7 +19,6 @@ from toolchain.core.record import STORED_KERNELS
 from toolchain.oci.image import read_layers
 from toolchain.oci.layout import Layout
 from toolchain.request.model import Request
-from toolchain.request.option_values import is_store_folder
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.triton_wheel import SITE
 
@@ -303,21 +302,15 @@ def campaign_facts(result: CampaignResult, request: Request, gpus: Sequence[str]
 
 
 def stored_kernels(entries: Iterable[Entry]) -> dict[str, Any]:
-    """The fact which kernels were taken from kernel stores: their number by store and signer; empty for none.
+    """Return the fact how many kernels were taken from kernel stores, by signer; empty for none.
 
-    A store is a registry's name, `oci` or `folder`, because the path of a folder tells nothing to others.
+    The fact names no path, because the path of a folder means nothing on other machines.
     """
     from toolchain.kernels.ledger import Maker  # noqa: PLC0415 - a plan compiles nothing
 
-    counted = Counter((_public(entry.origin), entry.signer) for entry in entries if entry.maker is Maker.STORE)
-    rows = [{"store": store, "signer": signer, "kernels": count} for (store, signer), count in sorted(counted.items())]
+    counted = Counter(entry.signer for entry in entries if entry.maker is Maker.STORE)
+    rows = [{"store": "folder", "signer": signer, "kernels": count} for signer, count in sorted(counted.items())]
     return {STORED_KERNELS: rows} if rows else {}
-
-
-def _public(store: str) -> str:
-    if is_store_folder(store):
-        return "folder"
-    return "oci" if store.startswith("oci:") else store
 
 
 def limits(request: Request) -> dict[str, float]:

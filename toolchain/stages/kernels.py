@@ -107,7 +107,8 @@ class KernelsStage:
         out.mkdir(parents=True, exist_ok=True)
         at = compile_setup(source.path, dependencies["triton"], out, workspace)
         workspace.step("compile")
-        with Ledger(work / "ledger.sqlite") as ledger, workspace.shared_results(at.naming) as shared:
+        shared = workspace.shared_results(at.naming)
+        with Ledger(work / "ledger.sqlite") as ledger:
             shard = shard_of(rules, request.shard, shared)
             with compiling(at, workspace, shared) as workers:
                 result = workers.run(shard.rules, ledger)

@@ -198,13 +198,11 @@ class Workspace(Protocol):
     def memory(self) -> int:
         """Bytes that new processes can have."""
 
-    def shared_results(
-        self, naming: Naming, *, about: Mapping[str, Any] | None = None
-    ) -> AbstractContextManager[SharedResults | None]:
-        """The kernel stores that the user named; None without one.
+    def shared_results(self, naming: Naming, *, about: Mapping[str, Any] | None = None) -> SharedResults | None:
+        """Return the kernel stores of the request; None if it names none.
 
         Args:
-            about: what the workers said of themselves in an earlier run.
+            about: the workers' description of themselves in an earlier run.
         """
 
     def step(self, name: str) -> None:

@@ -122,7 +122,8 @@ class TritonCacheStage:
         out = workspace.work() / "out"
         at = compile_setup(dependencies[table.wheel], out, workspace)
         workspace.step("compile")
-        with Ledger(workspace.work() / LEDGER) as ledger, workspace.shared_results(at.naming) as shared:
+        shared = workspace.shared_results(at.naming)
+        with Ledger(workspace.work() / LEDGER) as ledger:
             rules = cut([rule_of(call, table.module) for call in calls], select=request.select, limit=request.limit)
             shard = shard_of(rules, request.shard, shared)
             with compiling(at, workspace, shared) as workers:

@@ -21,7 +21,7 @@ from toolchain.catalog.gpus import known_gpus
 from toolchain.catalog.limits import limits_of
 from toolchain.cli.app import app
 from toolchain.core.errors import ConfigError, KernelError, RegressionError
-from toolchain.kernels.result_store import Addition, FolderStore, Result
+from toolchain.kernels.result_store import KernelStore, Result
 from toolchain_lab.examine.diff import compare
 from toolchain_lab.examine.facts import Facts, read_object, read_ptx
 from toolchain_lab.examine.kernels import Kernel
@@ -185,13 +185,13 @@ def test_prefixes_archives_and_wheels_hold_the_same(built: Path, tmp_path: Path)
 
 
 def test_a_store_is_compared_by_what_its_kernels_were_compiled_from(built: Path, tmp_path: Path) -> None:
-    store = FolderStore(tmp_path / "store")
+    store = KernelStore(tmp_path / "store")
     for path in sorted((built / "b").rglob("*.hsaco")):
         metadata = path.with_suffix(".json").read_bytes()
         about = json.loads(metadata)
         result = Result(inputs={"rule": {"kernel": about["name"]}}, code=path.read_bytes(), metadata=metadata)
         name = ("0" * 63 + str(len(list((tmp_path / "store").rglob("0*")))))[-64:]
-        store.add(Addition(name, about["arch"], result.record()))
+        store.add(name, result.record())
     counts = run(built / "a", tmp_path / "store")["counts"]
     # The tight one was compiled from another number of waves: it is another kernel.
     assert (counts["same"], counts["only_a"], counts["only_b"]) == (3, 1, 1)

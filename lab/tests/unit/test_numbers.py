@@ -24,7 +24,7 @@ from toolchain.core.errors import ConfigError, SourceError, UntrustedError
 from toolchain.core.stored_file import StoredFile
 from toolchain.kernels.aotriton_plan import Archive, Cluster
 from toolchain.kernels.launches import launch_files, of_rule
-from toolchain.kernels.result_store import Addition, FolderStore, Result
+from toolchain.kernels.result_store import KernelStore, Result
 from toolchain.kernels.rules import Rule
 from toolchain.trust.attest import subjects
 from toolchain.trust.numbers import result, statement
@@ -265,9 +265,9 @@ def test_a_result_of_a_kernel_store_is_an_object_with_its_json(tmp_path: Path) -
     about = {
         "name": "k", "arch": "gfx942", "source": "k.py", "signature": [], "constexprs": {}, "num_warps": 1, "shared": 0,
     }  # fmt: skip
-    store = FolderStore(tmp_path / "store")
+    store = KernelStore(tmp_path / "store")
     record = Result(inputs={}, code=b"code", metadata=json.dumps(about).encode()).record()
-    store.add(Addition("ab" * 32, "gfx942", record))
+    store.add("ab" * 32, record)
     (kernel,) = collect(list(local_files(tmp_path / "store", "store")), tmp_path / "out").objects
     assert (kernel.gpu, kernel.kernel, kernel.path.read_bytes()) == ("gfx942", "k.py:k", b"code")
     assert read_metadata(kernel.path).kernel == "k"

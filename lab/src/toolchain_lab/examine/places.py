@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import tarfile
@@ -14,17 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
-from toolchain.core import strict_json
 from toolchain.core.cache import Cache
 from toolchain.core.entry_names import EntryNames
 from toolchain.core.errors import ConfigError, HostileInputError, SourceError, UntrustedError
-from toolchain.core.filesystem import open_regular, read_regular
+from toolchain.core.filesystem import open_regular
 from toolchain.core.process import CommandError
 from toolchain.core.stored_file import StoredFile, on_disk
 from toolchain.core.tar_headers import CheckedHeader, require
 from toolchain.core.unpack_budget import UnpackBudget
 from toolchain.core.zips import entry, open_zip
-from toolchain.kernels import oci_store
 from toolchain.kernels.aks2 import MAGIC
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
@@ -271,33 +268,7 @@ def _image_files(layout: Layout, image: Descriptor, notes: Notes) -> Iterator[St
             yield from local_files(layout.blob(file.blob.digest), file.name, notes)
         return
     layers = layout.children(image)[1:]
-    if any(layer.media_type == oci_store.PACK for layer in layers):
-        yield from _store_files(layout, layers)
-        return
     for layer in layers:
         for name, size, start in open_members(layout.blob(layer.digest), layer.media_type):
             if not notes.is_unfinished(name):
                 yield StoredFile(name, size, start)
-
-
-def _store_files(layout: Layout, layers: Sequence[Descriptor]) -> Iterator[StoredFile]:
-    """A pack of a kernel store: results one after the other, and a list of their offsets."""
-    try:
-        listed, blob = layers
-        content = read_regular(layout.blob(listed.digest), strict_json.LIMIT)
-        results = strict_json.read(content)["results"].items()
-        rows = sorted((int(offset), int(size), str(name)) for name, (offset, size, _, _) in results)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SourceError("a pack of a kernel store has no list of its results", fix=_AGAIN) from error
-    end = 0
-    with open_regular(layout.blob(blob.digest)) as stream:
-        for offset, size, name in rows:
-            if not end <= offset <= offset + size <= blob.size:
-                raise HostileInputError("results of a kernel store overlap, or lie outside of their pack", why=name)
-            end = offset + size
-            yield StoredFile(f"results/{name}", size, partial(_slice, stream, offset, size))
-
-
-def _slice(stream: BinaryIO, offset: int, size: int) -> BinaryIO:
-    stream.seek(offset)
-    return io.BytesIO(stream.read(size))
