@@ -8,14 +8,15 @@ import re
 import shutil
 from pathlib import Path
 
+from tests import escape_attempts
 from tests.hostile_llvm import hostile_llvm
 from toolchain.engine import attack
-from toolchain.engine.attack import ATTEMPTS, Given
 
 # Beside the program's attempts: what someone would write who knows this machine.
 _PROBE = """
 here=$(dirname "$0")
-python3 -I -S -B "$here/attack.py" "$here/given.json"
+python3 -I -S -B "$here/attack.py" SECRET
+python3 -I -S -B "$here/escape_attempts.py" "$here/given.json"
 for path in OWNED "/proc/1/root/OWNED" "/proc/1/cwd/OWNED"; do
   if { echo owned >"$path"; } 2>/dev/null; then echo "@out a file outside: $path"; rm -f "$path"; fi
 done
@@ -33,21 +34,21 @@ def escaping_llvm(folder: Path, *, secret: Path, owned: Path) -> Path:
         secret: a file of the caller's that the build looks for; made here, for its owner alone.
         owned: a file that it tries to write outside.
     """
-    tree = hostile_llvm(folder, probe=_PROBE.replace("OWNED", os.fspath(owned)), says=f"from {os.getpid()}")
+    script = _PROBE.replace("OWNED", os.fspath(owned)).replace("SECRET", os.fspath(secret))
+    tree = hostile_llvm(folder, probe=script, says=f"from {os.getpid()}")
     secret.write_text("a key")
     secret.chmod(0o600)
     number = folder.stat().st_dev
-    given: Given = {
-        "secrets": [os.fspath(secret)],
+    given: escape_attempts.Given = {
         "unseen": [os.fspath(secret.parent), os.fspath(folder)],
         "locked": "/src/llvm",
         "written": "/src/llvm",
         "disk": (os.major(number), os.minor(number)),
         "namespaces": {name: os.readlink(f"/proc/self/ns/{name}") for name in ("mnt", "pid", "ipc", "net")},  # noqa: PTH115
-        "attempts": list(ATTEMPTS),
     }  # fmt: skip
     (tree / "llvm" / "given.json").write_text(json.dumps(given))
-    shutil.copy(attack.__file__, tree / "llvm" / "attack.py")
+    for module in (attack, escape_attempts):
+        shutil.copy(str(module.__file__), tree / "llvm")
     return tree
 
 
@@ -58,5 +59,8 @@ def require_nothing_left(said: str, owned: Path) -> None:
     lines = Path(found[1]).read_text(encoding="utf-8").splitlines()
     assert "@tried everything" in lines, lines[-20:]
     assert [line for line in lines if line.startswith("@out")] == []
-    assert {line.removeprefix("@held ") for line in lines if line.startswith("@held ")} == set(ATTEMPTS)
+    assert {line.removeprefix("@held ") for line in lines if line.startswith("@held ")} == {
+        *attack.ATTEMPTS,
+        *escape_attempts.ATTEMPTS,
+    }
     assert not owned.exists()

@@ -1,67 +1,54 @@
-"""Try to leave a container: the program that `engine.probe` runs inside, on the standard library alone.
+"""Try to leave a container: a program that uses the standard library alone, and that `engine.probe` runs inside.
 
-`python -I -S -B attack.py FILE` reads `Given` as JSON and prints a line for each attempt: `@held NAME`, or `@out NAME:
-WHAT` for one that worked. Nothing that it reaches is changed.
+`python -I -S -B attack.py SECRET...` takes paths of files that only the caller may read. It prints a line for each
+attempt: `@held NAME`, or `@out NAME: WHAT` if the attempt worked. It changes nothing outside the container.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
-import json
 import os
 import platform
-import signal
-import socket
-import stat
 import sys
-from collections.abc import Callable
-from typing import TypedDict
+from collections.abc import Callable, Sequence
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_NEWUSER = 1 << 28
-_PR_GET_NO_NEW_PRIVS = 39
-_PTRACE_TRACEME, _PTRACE_SEIZE = 0, 0x4206
-_AF_VSOCK = 40
-# keyctl and clone, for which the C library has no function that takes these arguments.
-_NUMBERS = {
-    "x86_64": (250, 56),
-    "aarch64": (219, 220),
-    "ppc64le": (271, 120),
-    "s390x": (280, 120),
-    "riscv64": (219, 220),
-}
+# Numbers of the system call keyctl, for which the C library has no function.
+_KEYCTL = {"x86_64": 250, "aarch64": 219, "ppc64le": 271, "s390x": 280, "riscv64": 219}
 _GET_KEYRING_ID, _SESSION_KEYRING = 0, -3
-_NEW_CALLS = {447: "memfd_secret", 457: "statmount", 458: "listmount", 467: "open_tree_attr", 468: "file_getattr"}
-_REFUSED = (errno.EPERM, errno.ENOSYS)
-_AT_FDCWD, _RENAME_WHITEOUT = -100, 4
 _HOLDERS = ("/", "/tmp", "/dev", "/run", "/var")
 
 
-class Given(TypedDict):
-    """What the program learns about the machine.
-
-    Args:
-        secrets: files that only the caller may read, by their paths inside and outside.
-        unseen: paths of the machine that must not be there.
-        locked: a folder that anybody may write to, shown read-only.
-        written: a folder of the caller's that a container may write to.
-        disk: major and minor number of a disk.
-        namespaces: the caller's, as `/proc/self/ns` has them.
-        attempts: which to make.
-    """
-
-    secrets: list[str]
-    unseen: list[str]
-    locked: str
-    written: str
-    disk: tuple[int, int]
-    namespaces: dict[str, str]
-    attempts: list[str]
+def secret(paths: Sequence[str]) -> str:
+    """Read a file of the caller, also through the root and the working directory of another process."""
+    others = [name for name in os.listdir("/proc") if name.isdigit() and not _has_our_root(name)]
+    roots = ["", *(f"/proc/{pid}/{link}" for pid in others for link in ("root", "cwd"))]
+    for path in (f"{root}{path}" for root in roots for path in paths):
+        try:
+            os.close(os.open(path, os.O_RDONLY))
+        except OSError:
+            continue
+        return path
+    return ""
 
 
-def second_chroot(_: Given) -> str:
-    """Leave the root by a second one, as root of a chroot can."""
+def _has_our_root(pid: str) -> bool:
+    try:
+        return os.path.samestat(os.stat(f"/proc/{pid}/root/"), os.stat("/"))
+    except OSError:
+        return False
+
+
+def keys(_: Sequence[str]) -> str:
+    """Reach the keys of the user who started the build."""
+    number = _KEYCTL.get(platform.machine())
+    if number is None or _LIBC.syscall(number, _GET_KEYRING_ID, _SESSION_KEYRING, 1) < 0:
+        return ""
+    return "the session's keys"
+
+
+def second_chroot(_: Sequence[str]) -> str:
+    """Leave the root through a second one, as root of a chroot can."""
     for folder in _HOLDERS:
         place = f"{folder.rstrip('/')}/second-root"
         try:
@@ -76,239 +63,28 @@ def second_chroot(_: Given) -> str:
             for _number in range(64):
                 os.chdir("..")
             os.chroot(".")
-            after = os.stat("/")
-            moved = (before.st_dev, before.st_ino) != (after.st_dev, after.st_ino)
+            moved = not os.path.samestat(before, os.stat("/"))
             return f"another root with {' '.join(sorted(os.listdir('/'))[:6])}" if moved else "a second root"
         finally:
             os.close(top)
-            os.rmdir(place) if os.path.isdir(place) else None
+            if os.path.isdir(place):
+                os.rmdir(place)
     raise OSError("there is no place for a second root")
 
 
-def secret(given: Given) -> str:
-    """Read a file of the caller's, by every path that may lead to it."""
-    roots = ["", *(f"/proc/{pid}/root" for pid in _others()), *(f"/proc/{pid}/cwd" for pid in _others())]
-    return _first(lambda path: os.close(os.open(path, os.O_RDONLY)), [r + p for r in roots for p in given["secrets"]])
-
-
-def other_process(_: Given) -> str:
-    """Look at the root of another process, at its open files, or into its memory."""
-
-    def read(path: str) -> None:
-        os.close(os.open(path, os.O_RDONLY))
-
-    paths = [f"/proc/{pid}/{name}" for pid in _others() for name in ("root/", "cwd/", "mem", "environ", "auxv")]
-    for pid in _others():
-        try:
-            paths += [f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd")]
-        except OSError:
-            continue
-    return _first(read, paths)
-
-
-def unseen(given: Given) -> str:
-    """Find what of the machine must not be there."""
-    return _first(os.lstat, given["unseen"])
-
-
-def locked(given: Given) -> str:
-    """Write to what is shown read-only, or have it shown otherwise."""
-
-    def write(path: str) -> None:
-        with open(path, "w", encoding="ascii"):
-            pass
-        os.unlink(path)
-
-    remount = 32 | 4096  # MS_REMOUNT, MS_BIND
-    _LIBC.mount(None, os.fsencode(given["locked"]), None, ctypes.c_ulong(remount), None)
-    return _first(write, [f"{given['locked']}/written"])
-
-
-def links(given: Given) -> str:
-    """Make a link, pipe, socket or device where the caller reads and writes."""
-
-    def pipe(path: str) -> None:
-        os.mkfifo(path)
-        os.unlink(path)
-
-    def link(path: str) -> None:
-        os.symlink("/etc/shadow", path)
-        os.unlink(path)
-
-    def bind(path: str) -> None:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(path)
-        os.unlink(path)
-
-    def whiteout(path: str) -> None:
-        with open(path, "w", encoding="ascii"):
-            pass
-        moved = _LIBC.renameat2(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(f"{path}-moved"), _RENAME_WHITEOUT)
-        os.unlink(path)
-        if moved != 0:
-            raise OSError(ctypes.get_errno(), path)
-        os.unlink(f"{path}-moved")
-
-    for attempt, name in ((link, "link"), (pipe, "pipe"), (bind, "socket"), (whiteout, "device")):
-        if found := _first(attempt, [f"{given['written']}/{name}"]):
-            return found
-    return ""
-
-
-def disk(given: Given) -> str:
-    """Make a device file for a disk, or find one."""
-    there = [f"/dev/{name}" for name in os.listdir("/dev")]
-    if disks := [path for path in there if stat.S_ISBLK(os.lstat(path).st_mode)]:
-        return disks[0]
-
-    def make(path: str) -> None:
-        os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(*given["disk"]))
-        try:
-            os.close(os.open(path, os.O_RDONLY))
-        finally:
-            os.unlink(path)
-
-    return _first(make, [f"{folder.rstrip('/')}/disk" for folder in _HOLDERS])
-
-
-def trace(_: Given) -> str:
-    """Trace another process, or be traced."""
-    for pid in _others():
-        if _LIBC.ptrace(_PTRACE_SEIZE, int(pid), None, None) == 0:
-            return f"process {pid}"
-    return "a child" if _in_child(lambda: _LIBC.ptrace(_PTRACE_TRACEME, 0, None, None) == 0) else _refused()
-
-
-def mount(_: Given) -> str:
-    """Mount something, or take a mount away."""
-    if _LIBC.mount(b"tmpfs", b"/tmp", b"tmpfs", ctypes.c_ulong(0), None) == 0:
-        return "a file system in memory"
-    return "/proc is gone" if _LIBC.umount2(b"/proc", 2) == 0 else _refused()
-
-
-def keys(_: Given) -> str:
-    """Reach the keys of whoever started the build."""
-    number = _NUMBERS.get(platform.machine(), (None, None))[0]
-    if number is None:
-        return _refused()
-    return "the session's keys" if _LIBC.syscall(number, _GET_KEYRING_ID, _SESSION_KEYRING, 1) >= 0 else _refused()
-
-
-def user_namespace(_: Given) -> str:
-    """Begin a user namespace, in which everything is allowed again."""
-    if _in_child(lambda: _LIBC.unshare(_NEWUSER) == 0):
-        return "by unshare"
-    number = _NUMBERS.get(platform.machine(), (None, None))[1]
-    if number is None:
-        return _refused()
-    words = (0, _NEWUSER | signal.SIGCHLD) if platform.machine() == "s390x" else (_NEWUSER | signal.SIGCHLD, 0)
-    pid = _LIBC.syscall(number, *words, 0, 0, 0)
-    if pid == 0:
-        os._exit(0)
-    if pid < 0:
-        return _refused()
-    os.waitpid(pid, 0)
-    return "by clone"
-
-
-def privileges(_: Given) -> str:
-    """Start programs that give more rights."""
-    return "no_new_privs is not set" if _LIBC.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1 else _refused()
-
-
-def machine_socket(_: Given) -> str:
-    """Speak to the host of a virtual machine, which no network namespace holds back."""
-    socket.socket(_AF_VSOCK, socket.SOCK_STREAM).close()
-    return "a socket to the host"
-
-
-def namespaces(given: Given) -> str:
-    """Share a namespace with the caller."""
-    ours = {name: os.readlink(f"/proc/self/ns/{name}") for name in given["namespaces"]}
-    return ", ".join(name for name, caller in given["namespaces"].items() if ours[name] == caller)
-
-
-def new_calls(_: Given) -> str:
-    """Make a system call that is newer than many a list of refused ones."""
-    for number, name in _NEW_CALLS.items():
-        # Without valid arguments a kernel that has the call refuses them.
-        if _LIBC.syscall(number, -1, None, -1, None, 0, 0) != -1 or ctypes.get_errno() not in _REFUSED:
-            return name
-    return _refused()
-
-
-def kernel(_: Given) -> str:
-    """Set what is the kernel's, and so every process's."""
-
-    def write(path: str) -> None:
-        os.close(os.open(path, os.O_WRONLY))
-
-    return _first(write, ["/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sysrq-trigger"])
-
-
-ATTEMPTS: dict[str, Callable[[Given], str]] = {
-    "a second chroot": second_chroot,
+# The second chroot comes last, because it changes the root of this process.
+ATTEMPTS: dict[str, Callable[[Sequence[str]], str]] = {
     "a file of the caller's": secret,
-    "another process's root or memory": other_process,
-    "the machine's files": unseen,
-    "writing to a read-only mount": locked,
-    "a link where the caller reads": links,
-    "a disk": disk,
-    "ptrace": trace,
-    "mount": mount,
     "keyctl": keys,
-    "a user namespace": user_namespace,
-    "new privileges": privileges,
-    "a socket to the host of a virtual machine": machine_socket,
-    "a namespace of the caller's": namespaces,
-    "the kernel's settings": kernel,
-    "a new system call": new_calls,
+    "a second chroot": second_chroot,
 }
-"""By the names that messages and records have for them."""
 
 
-def _first(attempt: Callable[[str], object], paths: list[str]) -> str:
-    """The first of these paths that the attempt works on; empty without one."""
-    for path in paths:
+def main(argv: Sequence[str]) -> None:
+    """Make the attempts."""
+    for name, attempt in ATTEMPTS.items():
         try:
-            attempt(path)
-        except OSError:
-            continue
-        return path
-    return ""
-
-
-def _others() -> list[str]:
-    """Processes outside this container, by their numbers."""
-    return [name for name in os.listdir("/proc") if name.isdigit() and not _of_ours(name)]
-
-
-def _of_ours(pid: str) -> bool:
-    try:
-        return os.path.samestat(os.stat(f"/proc/{pid}/root/"), os.stat("/"))
-    except OSError:
-        return False
-
-
-def _refused() -> str:
-    return ""
-
-
-def _in_child(attempt: Callable[[], bool]) -> bool:
-    """Whether an attempt works that would change this process."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if attempt() else 1)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
-def main(argv: list[str]) -> None:
-    """Make the attempts; those that change this process or its mounts come last."""
-    with open(argv[1], encoding="utf-8") as file:
-        given: Given = json.load(file)
-    for name in sorted(given["attempts"], key=lambda name: name in {"mount", "a second chroot"}):
-        try:
-            what = ATTEMPTS[name](given)
+            what = attempt(argv[1:])
         except OSError:
             what = ""
         sys.stdout.write(f"@out {name}: {what}\n" if what else f"@held {name}\n")

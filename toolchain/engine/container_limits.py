@@ -12,7 +12,7 @@ from toolchain.core import strict_json
 from toolchain.core.errors import ConfigError, LimitError
 from toolchain.core.filesystem import read_regular
 from toolchain.data import FOLDER, load, typed_row
-from toolchain.engine import launcher
+from toolchain.engine.limit_watch import Limits, most_processes
 from toolchain.engine.resources import cores
 
 _VARIABLE = "TOOLCHAIN_LIMITS"
@@ -76,7 +76,7 @@ def values() -> dict[str, float]:
     return found
 
 
-def limits_for(folder: Path, places: Sequence[Path], *, log: Path | None = None, timed: bool = True) -> launcher.Limits:
+def limits_for(folder: Path, places: Sequence[Path], *, log: Path | None = None, timed: bool = True) -> Limits:
     """The limits of one container for the launcher.
 
     Args:
@@ -104,7 +104,7 @@ def limits_for(folder: Path, places: Sequence[Path], *, log: Path | None = None,
 def ulimits() -> dict[str, int]:
     """The resource limits that the launcher sets for a container, by their names in `--ulimit`."""
     found = values()
-    return {"nproc": launcher.most_processes(int(found["processes"])), "fsize": int(found["file-bytes"])}
+    return {"nproc": most_processes(int(found["processes"])), "fsize": int(found["file-bytes"])}
 
 
 def reached(folder: Path, error: Exception | None = None) -> Reached | None:

@@ -28,7 +28,7 @@ from toolchain.engine import container_limits, view
 from toolchain.engine.attended import attended
 from toolchain.engine.docker_watch import Watched, watched
 from toolchain.engine.isolation import DROPPED
-from toolchain.engine.launcher import Limits
+from toolchain.engine.limit_watch import Limits
 from toolchain.engine.single import layers_of, single_layout
 from toolchain.engine.storage import process_identity
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from toolchain.engine.launcher import Limits, Usage
+from toolchain.engine.limit_watch import Limits, Usage
 
 _EVERY = 0.5  # seconds between two looks at the disk
 _COUNT_EVERY = 5.0  # seconds between two questions to the daemon

@@ -12,7 +12,8 @@ from typing import Literal, get_args
 from toolchain.core import process
 from toolchain.core.errors import ConfigError, EngineError
 from toolchain.core.recipe import Mount
-from toolchain.engine import launcher, relay, view
+from toolchain.engine import relay, view
+from toolchain.engine.limit_watch import Limits
 from toolchain.engine.storage import Storage
 
 Verb = Literal["build", "from", "run"]
@@ -126,7 +127,7 @@ def run_command(
     options: Sequence[str] = (),
     show: Sequence[Mount] = (),
     network: bool = False,
-    limits: launcher.Limits | None = None,
+    limits: Limits | None = None,
 ) -> list[str]:
     """The command line that runs `argv` in a working container, contained; `folder` is the invocation's."""
     words = ["run", *arguments("run", mode, network=network), *options]

@@ -28,7 +28,8 @@ from toolchain.core.digest import write_atomically
 from toolchain.core.errors import EngineError
 from toolchain.core.locks import free, kept
 from toolchain.core.recipe import CCACHE_MOUNT, Mount
-from toolchain.engine import container_limits, launcher, namespace, relay, view
+from toolchain.engine import container_limits, namespace, relay, view
+from toolchain.engine.limit_watch import Limits
 from toolchain.engine.resources import ulimits
 
 LOG = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class Storage:
         pipes: Path | None = None,
         show: Sequence[Mount] = (),
         oci: bool = False,
-        limits: launcher.Limits | None = None,
+        limits: Limits | None = None,
     ) -> list[str]:
         """A buildah command line, as root of namespaces of its own.
 

@@ -15,6 +15,7 @@ from toolchain.core.errors import EngineError
 from toolchain.core.recipe import Mount
 from toolchain.data import load
 from toolchain.engine import launcher
+from toolchain.engine.limit_watch import Limits
 
 # Paths inside.
 STORAGE = "/engine/storage"
@@ -77,7 +78,7 @@ def command(
     show: Iterable[Mount] = (),
     network: bool = False,
     oci: bool = False,
-    limits: launcher.Limits | None = None,
+    limits: Limits | None = None,
 ) -> list[str]:
     """`argv` as it runs in namespaces of its own.
 

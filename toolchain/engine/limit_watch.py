@@ -1,0 +1,206 @@
+"""The limits of a container: reading what it uses, and ending it when it reaches a limit.
+
+`engine.launcher` imports this module in a process that has the standard library alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import sys
+import time
+
+# The launcher starts for each call of buildah, so it does not load `typing`.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypedDict
+else:
+    TypedDict = dict
+
+_EVERY = 0.2  # seconds between two looks
+_MORE_PROCESSES = 4096  # more than a program starts between two looks
+
+
+class Limits(TypedDict):
+    """The limits of a program and all that it starts.
+
+    Args:
+        processes: processes and threads at the same time.
+        file_bytes: size of one file.
+        written_bytes, written_files: additions to the file systems of `places`.
+        free_bytes, free_files: what must stay free there, or a twentieth of the file system if that is less.
+        log_bytes: size of `log`.
+        seconds: duration; 0 for no limit.
+        places: the folders that the program writes to.
+        log: the file that gets its output; empty without one.
+        note: a file that gets the name of the limit that was reached, and the layers of the program's containers.
+    """
+
+    processes: int
+    file_bytes: int
+    written_bytes: int
+    written_files: int
+    free_bytes: int
+    free_files: int
+    log_bytes: int
+    seconds: float
+    places: list[str]
+    log: str
+    note: str
+
+
+class Usage:
+    """The time, log and disks of a container, compared with its limits."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._start = time.monotonic()
+        self._since = time.time()
+        # One place for each file system.
+        places = {os.stat(place).st_dev: place for place in limits["places"]}
+        self._disks = {place: os.statvfs(place) for place in places.values()}
+        self._recount = (limits["written_bytes"], limits["written_files"])
+
+    def reached(self) -> str:
+        """Return the name of a limit that is reached; empty without one."""
+        limits = self.limits
+        if limits["seconds"] and time.monotonic() - self._start > limits["seconds"]:
+            return "hours"
+        if os.path.exists(limits["log"]) and os.stat(limits["log"]).st_size > limits["log_bytes"]:
+            return "log-bytes"
+        return self._disk_full() or self._too_much()
+
+    def _disk_full(self) -> str:
+        limits = self.limits
+        for place in self._disks:
+            now = os.statvfs(place)
+            if now.f_bavail * now.f_frsize < min(limits["free_bytes"], now.f_blocks * now.f_frsize // 20):
+                return "free-bytes"
+            if now.f_favail < min(limits["free_files"], now.f_files // 20):  # both are 0 where inodes have no limit
+                return "free-files"
+        return ""
+
+    def _too_much(self) -> str:
+        """Return the limit that the written files reached; they are counted once the disks have lost as much space."""
+        most = (self.limits["written_bytes"], self.limits["written_files"])
+        lost = [0, 0]
+        for place, before in self._disks.items():
+            now = os.statvfs(place)
+            lost[0] += (before.f_bavail - now.f_bavail) * now.f_frsize
+            lost[1] += before.f_favail - now.f_favail
+        if lost[0] < self._recount[0] and lost[1] < self._recount[1]:
+            return ""
+        made = self._made()
+        # Other programs wrote the rest.
+        self._recount = (lost[0] + most[0] - made[0], lost[1] + most[1] - made[1])
+        if made[0] > most[0]:
+            return "written-bytes"
+        return "written-files" if made[1] > most[1] else ""
+
+    def _made(self) -> tuple[int, int]:
+        """Return bytes and number of the files that were made or changed since the start, until a limit is reached."""
+        size = count = 0
+        waiting = list(self.limits["places"])
+        while waiting:
+            try:
+                entries = os.scandir(waiting.pop())
+            except OSError:
+                continue
+            with entries:
+                for entry in entries:
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except OSError:  # it has just been removed
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    # Every change sets this time, and nothing in the namespace can set it back.
+                    if status.st_ctime >= self._since:
+                        count += 1
+                        size += status.st_blocks * 512
+                    if size > self.limits["written_bytes"] or count > self.limits["written_files"]:
+                        return size, count
+        return size, count
+
+
+class Watch(Usage):
+    """Waits for the first process of a PID namespace, and ends the namespace when a limit is reached.
+
+    Processes are counted in the namespace's own /proc. If the kernel denies access to that, the resource limit of
+    processes still holds.
+    """
+
+    def __init__(self, child: int, limits: Limits) -> None:
+        super().__init__(limits)
+        self._child = child
+        try:
+            self._proc = os.open(f"/proc/{child}/root/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            self._proc = -1
+
+    def wait(self) -> int:
+        """Wait for the end of the process and return its status."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        try:  # Many processes in the namespace must not delay this one.
+            os.setpriority(os.PRIO_PROCESS, 0, -10)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EACCES):  # only root may
+                raise
+        while True:
+            ended, status = os.waitpid(self._child, os.WNOHANG)
+            if ended:
+                return status
+            name = "processes" if self._processes() > self.limits["processes"] else self.reached()
+            if name:
+                return self._end(name)
+            signal.sigtimedwait({signal.SIGCHLD}, _EVERY)
+
+    def _end(self, name: str) -> int:
+        layers = self._layers()
+        os.kill(self._child, signal.SIGKILL)
+        status = os.waitpid(self._child, 0)[1]
+        with open(self.limits["note"], "w", encoding="ascii") as note:
+            json.dump({"limit": name, "layers": layers}, note)
+        sys.stderr.write(f"toolchain: ended at the limit {name}; TOOLCHAIN_LIMITS raises it\n")
+        return status
+
+    def _processes(self) -> int:
+        if self._proc < 0:
+            return 0
+        count = 0
+        for name in os.listdir(self._proc):
+            if name[0] in "123456789":
+                try:
+                    count += os.stat(f"{name}/task", dir_fd=self._proc).st_nlink - 2
+                except OSError:  # it has just ended
+                    continue
+        return count
+
+    def _layers(self) -> list[str]:
+        """Return the layers of containers that are mounted in the namespace."""
+        try:
+            with open(f"/proc/{self._child}/mountinfo", encoding="utf-8", errors="replace") as table:
+                points = [line.split(" ")[4].split("/") for line in table]
+        except OSError:
+            return []
+        return sorted({parts[-2] for parts in points if parts[-1] == "merged"})
+
+
+def most_processes(limit: int) -> int:
+    """Return the resource limit of processes.
+
+    It is above `limit`, because many programs end by themselves when a fork fails, so that nobody learns why.
+    """
+    return limit + _MORE_PROCESSES
+
+
+def restrict(limits: Limits) -> None:
+    """Set the resource limits of this process, which its children inherit."""
+    wanted = {resource.RLIMIT_NPROC: most_processes(limits["processes"]), resource.RLIMIT_FSIZE: limits["file_bytes"]}
+    for kind, value in wanted.items():
+        _, hard = resource.getrlimit(kind)
+        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (most, most))
