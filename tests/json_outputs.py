@@ -134,7 +134,9 @@ def main(folder: Path) -> None:
         [rule(folder / name, "row_sum", "gfx942", warps=warps) for name, warps in (("4", 4), ("8", 8))]
     )
     values = ["--grid", "1", "--arg", "x=normal:512", "--arg", "out=zeros:1"]
-    call("emulate", "a kernel", str(emulated), *values)
+    call("emulate", "a kernel", str(emulated), *values, "--out", str(folder / "buffers"))
+    expected = f"x={folder / 'buffers' / 'x.npy'}"
+    call("emulate", "an expected buffer", str(emulated), *values, "--expect", expected)
     call("emulate", "a list of instructions", str(emulated))
     call("kernels check", "a kernel without a case", str(emulated.parent))
     call("kernels cached", "one kernel", f"oci:{_cached(folder / 'a-cache')}", "--call", "seq=8")

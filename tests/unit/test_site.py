@@ -38,7 +38,7 @@ DOCS = TOP / "docs"
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 _FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _RUN, _NOT_RUN, _BY = "Run by a test", "Not run by a test", ("Run by tests/", "Run by lab/tests/")
-LANGUAGES = {"sh", "text", "json", "yaml", "toml", "dockerfile"}
+LANGUAGES = {"sh", "text", "json", "yaml", "toml", "dockerfile", "python"}
 
 
 @dataclass(frozen=True)

@@ -228,3 +228,18 @@ class LimitError(ToolchainError):
 
     code = 26
     title = "Limit"
+
+
+class LaunchError(ToolchainError):
+    """A kernel that was launched by hand and accesses memory outside of its buffers."""
+
+    code = 27
+    title = "Launch"
+    advice = "compare the grid and the sizes of the buffers with the kernel; if they are right, the kernel is wrong"
+
+
+class NotCheckedError(ToolchainError):
+    """Kernels that a check has no case for."""
+
+    code = 28
+    title = "Not checked"

@@ -24,18 +24,21 @@ from toolchain_lab.emulator.errors import (
     FaultyKernelError,
     LaunchError,
     NotEmulatedError,
+    OutsideError,
     ProgramError,
 )
 
 if TYPE_CHECKING:
     from toolchain_lab.emulator.metadata import Metadata
 
+_LARGEST_IR = 64 << 20  # bytes
 _CLASSES: dict[type[EmulatorError], type[errors.ToolchainError]] = {
     CodeObjectError: errors.KernelError,
     DisassemblerError: errors.EngineError,
     FaultyKernelError: errors.NumbersError,
     LaunchError: errors.ConfigError,
     NotEmulatedError: errors.EmulationError,
+    OutsideError: errors.LaunchError,
 }
 
 
@@ -99,9 +102,26 @@ def read_metadata(path: Path) -> Metadata:
     return metadata.read_metadata(path, _json)
 
 
+def described(path: Path, code: CodeObject, signature: str = "") -> Metadata:
+    """Return the metadata of any code object, see `metadata.described`.
+
+    Args:
+        path: the file that the user named, which may be a bundle; other files are looked for beside it.
+    """
+    from toolchain_lab.emulator import metadata  # noqa: PLC0415 - numpy
+
+    ir = ""
+    with contextlib.suppress(OSError):
+        ir = _read(path.with_suffix(".ttir"), _LARGEST_IR).decode("utf-8", "replace")
+    return metadata.described(code, metadata.read_beside(path, _json), ir, signature)
+
+
+def _read(path: Path, limit: int) -> bytes:
+    return filesystem.read_regular(Path(os.path.realpath(path)), limit)
+
+
 def _json(path: Path) -> Any:
-    real = Path(os.path.realpath(path))
-    return strict_json.read(filesystem.read_regular(real, LARGEST_METADATA), path.name)
+    return strict_json.read(_read(path, LARGEST_METADATA), path.name)
 
 
 def require_numpy(user: str = "the emulator") -> Path:

@@ -144,7 +144,7 @@ def test_the_verb_lists_instructions_of_many_objects(objects: Mapping[str, Path]
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (("--arg", "n=301"), 24),  # reads beyond its buffers
+        (("--arg", "n=301"), 27),  # reads beyond its buffers
         ((), 3),
         (("--arg", "n=x"), 3),
         (("--arg", "n=1", "--arg", "m=1"), 3),
@@ -159,7 +159,6 @@ def test_the_verb_says_what_is_wrong(objects: Mapping[str, Path], words: tuple[s
 def test_files_that_do_not_belong_together_are_refused(objects: Mapping[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copy(objects["gfx942/add-fp16"], tmp_path / "k.hsaco"))
     words = (str(path), *ARGUMENTS, "--arg", "n=300")
-    assert call(*words).exit_code == 23  # no JSON
     for other in ("gfx1100/add-fp16", "gfx942/row_sum-fp16"):
         shutil.copy(objects[other].with_suffix(".json"), path.with_suffix(".json"))
         assert call(*words).exit_code in {12, 23}

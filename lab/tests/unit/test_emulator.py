@@ -28,6 +28,7 @@ from toolchain_lab.emulator.errors import (
     FaultyKernelError,
     LaunchError,
     NotEmulatedError,
+    OutsideError,
 )
 from toolchain_lab.emulator.given import parse_argument
 from toolchain_lab.emulator.launch import Launch, Parameter, argument_block, check_parameters
@@ -399,13 +400,19 @@ def test_a_grid_that_cannot_run_is_refused(grid: tuple[int, int, int], only: lis
 def test_values_are_read_from_text(tmp_path: Any) -> None:
     np.save(tmp_path / "x.npy", np.arange(3, dtype=np.float16))
     x = Parameter("x", "*fp16")
-    assert np.array_equal(np.asarray(parse_argument(x, str(tmp_path / "x.npy"), seed=0)), np.arange(3))
-    assert parse_argument(x, "null", seed=0) is None
-    assert np.asarray(parse_argument(x, "zeros:5", seed=0)).tolist() == [0] * 5
-    assert parse_argument(Parameter("n", "i32"), "0x10", seed=0) == 16
-    assert parse_argument(Parameter("f", "fp32"), "0.5", seed=0) == 0.5
+    assert np.array_equal(np.asarray(parse_argument(x, str(tmp_path / "x.npy"), seed=0)[1]), np.arange(3))
+    assert parse_argument(x, "null", seed=0)[1] is None
+    assert np.asarray(parse_argument(x, "zeros:5", seed=0)[1]).tolist() == [0] * 5
+    assert parse_argument(Parameter("n", "i32"), "0x10", seed=0)[1] == 16
+    assert parse_argument(Parameter("f", "fp32"), "0.5", seed=0)[1] == 0.5
+    assert parse_argument(Parameter("b", "b32"), "0.5", seed=0)[1] == 0x3F000000
+    assert parse_argument(Parameter("b", "b32"), "-1", seed=0)[1] == -1
+    untyped, zeros = parse_argument(Parameter("z", "*"), "zeros:5:bf16", seed=0)
+    assert (untyped.type, np.asarray(zeros).dtype.name) == ("*bf16", "uint16")
     for parameter, text in (
         (Parameter("y", "*fp32"), str(tmp_path / "x.npy")),
+        (Parameter("y", "*"), "zeros:5"),
+        (x, "zeros:5:fp32"),
         (x, "zeros:0"),
         (x, "7"),
         (Parameter("n", "i32"), "a"),
@@ -502,6 +509,7 @@ def test_what_a_file_asks_for_is_not_allocated_whatever_it_is() -> None:
 def test_every_error_has_an_exit_code_of_the_tool() -> None:
     codes = {CodeObjectError: 12, DisassemblerError: 8, FaultyKernelError: 24, LaunchError: 3, NotEmulatedError: 23}
     assert codes.keys() == set(EmulatorError.__subclasses__())
+    codes[OutsideError] = 27
     for kind, code in codes.items():
         told = bridge.translated(kind("it failed", why="so", fix="do"))
         assert (told.code, told.what, told.why, told.fix) == (code, "it failed", "so", "do")

@@ -249,7 +249,7 @@ def test_grouped_heads_read_the_keys_of_their_group() -> None:
     strides = [f"stride_{name}{part}" for name in ("q", "k", "v", "o") for part in "zhmd"]
     names = ("Q", "K", "V", "Out", "LSE", *strides, *(f"stride_lse_{part}" for part in "zhm"))
     parameters = tuple(Parameter(name, "i32" if "stride" in name else "*fp32") for name in names)
-    about = Metadata("attn_fwd", "gfx942", "", names, parameters, constants, 4, 0, 0)
+    about = Metadata("attn_fwd", "gfx942", parameters, 4, 0, names=names, constants=constants)
     (case,) = flash_attn.forward(about, 1)
     assert (case.grid, list(case.only)) == ((2, 8, 1), [(1, 4, 0)])
     shape = Shape(((64, 64),), heads=8, key_heads=2, head=16, pitch=16)

@@ -13,16 +13,15 @@ import typer
 
 from toolchain.cli import options as o
 from toolchain.core import console
-from toolchain.core.errors import ConfigError, EmulationError
-from toolchain_lab.bridge import disassembler, load, read_metadata, require_numpy, translated, translation
+from toolchain.core.errors import ConfigError, EmulationError, NumbersError
+from toolchain_lab.bridge import described, disassembler, load, require_numpy, translated, translation
 
 if TYPE_CHECKING:
     from toolchain_lab.emulator.disassembly import Disassembler
+    from toolchain_lab.emulator.launch import Parameter
     from toolchain_lab.emulator.metadata import Metadata
 
-ObjectsArg = Annotated[
-    list[Path], typer.Argument(metavar="FILE.hsaco…", help="Code objects, each with its JSON beside it.")
-]
+ObjectsArg = Annotated[list[Path], typer.Argument(metavar="FILE.hsaco…", help="Code objects.")]
 GridOpt = Annotated[
     str | None,
     typer.Option("--grid", metavar="X,Y,Z", help="Number of workgroups; without it no kernel runs."),
@@ -36,9 +35,27 @@ ArgumentOpt = Annotated[
     typer.Option(
         "--arg",
         metavar="NAME=VALUE",
-        help="Kernel argument: a number, null, FILE.npy, zeros:COUNT or normal:COUNT. Repeatable.",
+        help="Kernel argument: a number, null, FILE.npy, zeros:COUNT[:TYPE] or normal:COUNT[:TYPE]. Repeatable.",
     ),
 ]
+SignatureOpt = Annotated[
+    str,
+    typer.Option(
+        "--signature",
+        metavar="NAME=TYPE,…",
+        help="Types of the arguments, as `x=*fp16,n=i32`; by default those in the files beside the code object.",
+        show_default=False,
+    ),
+]
+KernelOpt = Annotated[
+    str | None, typer.Option("--kernel", metavar="NAME", help="Which kernel of a code object with several.")
+]
+ExpectOpt = Annotated[
+    list[str] | None,
+    typer.Option("--expect", metavar="NAME=FILE.npy", help="Compare a buffer with this array. Repeatable."),
+]
+AtolOpt = Annotated[float, typer.Option("--atol", min=0, help="Absolute tolerance of --expect.")]
+RtolOpt = Annotated[float, typer.Option("--rtol", min=0, help="Tolerance of --expect relative to the expected number.")]
 OutOpt = Annotated[Path | None, typer.Option("--out", help="Write the resulting buffers to this folder, as NAME.npy.")]
 ObjdumpOpt = Annotated[
     Path | None,
@@ -58,6 +75,11 @@ def emulate(
     grid: GridOpt = None,
     workgroup: WorkgroupOpt = None,
     arg: ArgumentOpt = None,
+    signature: SignatureOpt = "",
+    kernel: KernelOpt = None,
+    expect: ExpectOpt = None,
+    atol: AtolOpt = 0.0,
+    rtol: RtolOpt = 0.0,
     out: OutOpt = None,
     seed: SeedOpt = 0,
     reverse: ReverseOpt = False,
@@ -65,12 +87,13 @@ def emulate(
     objdump: ObjdumpOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
-    """Run an AMD code object on the CPU, without a GPU. Results are not checked; `kernels check` does that.
+    """Run an AMD code object on the CPU, without a GPU, and compare its buffers with expected ones.
 
-    Without --grid, list the instructions of the code objects, and those that the emulator does not support.
+    Without --grid, list the instructions of the code objects, and those that the emulator does not support. Exits
+    with 24 if a result differs from --expect, with 27 if the kernel leaves the buffers of --arg.
     """
-    if grid is None and (workgroup or arg or out is not None or reverse):
-        what = "--arg, --out, --reverse and --workgroup need --grid"
+    if grid is None and (workgroup or arg or out is not None or reverse or signature or kernel or expect):
+        what = "--arg, --expect, --kernel, --out, --reverse, --signature and --workgroup need --grid"
         raise ConfigError(what, why="without it no kernel runs", fix="add --grid X,Y,Z")
     tool = decoder(objdump)
     with tempfile.TemporaryDirectory(prefix="toolchain-emulate-") as scratch:
@@ -84,40 +107,63 @@ def emulate(
                 why=", ".join(name for name, _ in unpacked[:9]),
                 fix="give one, with --gpu GPU if it is a bundle; or leave --grid out",
             )
-        from toolchain_lab.emulator.launch import Launch, run  # noqa: PLC0415 - numpy, for a verb that runs
-        from toolchain_lab.emulator.metadata import check_metadata  # noqa: PLC0415
+        from toolchain_lab.emulator.given import compare_with  # noqa: PLC0415 - numpy, for a verb that runs
+        from toolchain_lab.emulator.launch import Launch, run  # noqa: PLC0415
         from toolchain_lab.emulator.program import Program  # noqa: PLC0415
 
-        metadata = read_metadata(objects[0])
-        code = load(unpacked[0][1], metadata.kernel)
-        check_metadata(code, metadata)
+        code = load(unpacked[0][1], kernel)
+        metadata = described(objects[0], code, signature)
+        if not metadata.lds_known:
+            console.note(f"no JSON says how much LDS {code.kernel} uses: {metadata.lds} bytes are assumed")
+        parameters, values = _arguments(metadata, _pairs("--arg", arg or []), seed)
+        expected = _pairs("--expect", expect or [])
+        if odd := sorted(name for name in expected if getattr(values.get(name), "size", 0) == 0):
+            raise ConfigError(f"--expect names {', '.join(odd)}", why="no such buffer is given", fix="name a buffer")
         program = Program.of(code, tool)
         launch = Launch(
-            parameters=metadata.parameters,
-            values=_arguments(metadata, arg or [], seed),
+            parameters=list(parameters.values()),
+            values=values,
             grid=place(grid, "--grid"),
             waves=metadata.waves,
             lds=metadata.lds,
             only=[place(text, "--workgroup") for text in workgroup] if workgroup else None,
         )
         done = run(program, launch, reverse=reverse, seed=seed)
-        changed = {name: int((buffer != launch.values[name]).sum()) for name, buffer in done.buffers.items()}
         if out is not None:
             _write(out, done.buffers)
+        compared = {
+            name: compare_with(parameters[name], path, done.buffers[name], atol=atol, rtol=rtol)
+            for name, path in expected.items()
+        }
         document = {
             "kernel": code.kernel,
             "gpu": code.gpu,
             "decoder": tool.label,
             "instructions": done.instructions,
             "executed": dict(sorted(program.executed().items())),
-            "changed": changed,
+            "changed": {name: done.changed(name, values[name]) for name in done.buffers},
+            "expected": {name: one.as_json() for name, one in compared.items()},
         }
         if json_:
             console.data(document)
-            return
-        console.text(f"{code.kernel} for {code.gpu}: {done.instructions} wave instructions, decoded by {tool.label}")
-        for name, count in changed.items():
-            console.text(f"  {name}: {count} of {done.buffers[name].size} elements changed")
+        else:
+            _show(document, {name: buffer.size for name, buffer in done.buffers.items()})
+        if wrong := [f"{name}: {one}" for name, one in compared.items() if one.differing]:
+            raise NumbersError(
+                f"{code.kernel} computes other numbers than expected",
+                why="\n".join(wrong),
+                fix="check the arguments and the tolerance; if they are right, the kernel is wrong",
+            )
+
+
+def _show(document: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    count, decoder_ = document["instructions"], document["decoder"]
+    console.text(f"{document['kernel']} for {document['gpu']}: {count} wave instructions, decoded by {decoder_}")
+    for name, changed in document["changed"].items():
+        console.text(f"  {name}: {changed} of {sizes[name]} elements changed")
+    for name, one in document["expected"].items():
+        if not one["differing"]:
+            console.text(f"  {name}: as expected, largest difference {one['largest']:.2e}")
 
 
 def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Path]]:
@@ -169,27 +215,37 @@ def place(text: str, option: str) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _arguments(metadata: Metadata, given: Sequence[str], seed: int) -> dict[str, Any]:
-    from toolchain_lab.emulator.given import parse_argument  # noqa: PLC0415 - numpy
-
+def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    """Return the values of a repeatable option NAME=VALUE by name."""
     texts: dict[str, str] = {}
     for pair in given:
         name, sign, text = pair.partition("=")
         if not sign:
-            raise ConfigError(f"--arg {pair!r} has no value", fix="--arg NAME=VALUE")
+            raise ConfigError(f"{option} {pair!r} has no value", fix=f"{option} NAME=VALUE")
         if name in texts:
-            raise ConfigError(f"--arg gives {name} twice", fix="leave one of them out")
+            raise ConfigError(f"{option} gives {name} twice", fix="leave one of them out")
         texts[name] = text
+    return texts
+
+
+def _arguments(metadata: Metadata, texts: Mapping[str, str], seed: int) -> tuple[dict[str, Parameter], dict[str, Any]]:
+    """Return the parameters, with the element types that the texts name, and the values of the arguments."""
+    from toolchain_lab.emulator.given import parse_argument  # noqa: PLC0415 - numpy
+
     known = {parameter.name: parameter for parameter in metadata.parameters}
     if odd := sorted(texts.keys() - known.keys()):
         raise ConfigError(
             f"{metadata.kernel} has no argument {', '.join(odd)}",
-            why=f"it has {', '.join(known)}",
+            why=f"it has {', '.join(f'{name} ({one.type})' for name, one in known.items())}",
             fix="name one of these",
         )
-    if missing := [f"{name} ({known[name].type})" for name in known if name not in texts]:
+    missing = [f"{name} ({one.type})" for name, one in known.items() if name not in texts and not one.optional]
+    if missing:
         raise ConfigError("missing kernel arguments", why=", ".join(missing), fix="--arg NAME=VALUE for each")
-    return {name: parse_argument(known[name], text, seed=seed) for name, text in texts.items()}
+    values: dict[str, Any] = {}
+    for name, text in texts.items():
+        known[name], values[name] = parse_argument(known[name], text, seed=seed)
+    return known, values
 
 
 def _write(folder: Path, buffers: Mapping[str, Any]) -> None:

@@ -65,11 +65,12 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument as the metadata describes it: bytes in the argument block, and what fills it."""
+    """An argument as the metadata describes it: bytes in the argument block, what fills it, and its name, if any."""
 
     offset: int
     size: int
     kind: str
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,8 @@ def load(
                 image=image,
                 descriptor=descriptor,
                 arguments=tuple(
-                    Argument(int(row[".offset"]), int(row[".size"]), str(row[".value_kind"])) for row in about[".args"]
+                    Argument(int(row[".offset"]), int(row[".size"]), str(row[".value_kind"]), str(row.get(".name", "")))
+                    for row in about[".args"]
                 ),
                 workgroup_size=int(about[".max_flat_workgroup_size"]),
             )

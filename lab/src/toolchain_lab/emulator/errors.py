@@ -27,6 +27,10 @@ class FaultyKernelError(EmulatorError):
     """A kernel that accesses memory that is not its own, or reads what it did not wait for."""
 
 
+class OutsideError(FaultyKernelError):
+    """An access outside of every buffer: the launch's sizes or grid are wrong, or the kernel is."""
+
+
 class CodeObjectError(EmulatorError):
     """A file that is not a whole code object, or that lacks the kernel."""
 

@@ -1,79 +1,183 @@
-"""Arguments of a launch as a user writes them: `n=300`, `X=x.npy`, `O=zeros:4096`, `Q=normal:65536`, `bias=null`."""
+"""Arguments and expected results as a user writes them: `n=300`, `X=x.npy`, `O=zeros:4096`, `bias=null`."""
 
 from __future__ import annotations
 
 import re
+import struct
 import zipfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from toolchain_lab.emulator.bits import Array, round_bf16
+from toolchain_lab.emulator import float8
+from toolchain_lab.emulator.bits import Array, round_bf16, widen_bf16
 from toolchain_lab.emulator.errors import LaunchError
 from toolchain_lab.emulator.launch import Parameter, Value
 
-# By Triton's name of what a pointer leads to; bf16 is kept as its bits.
+# Arrays by Triton's name of an element type; bf16 and 8-bit floats are kept as their bits.
 ELEMENTS: dict[str, type[np.generic]] = {
     "i1": np.uint8, "i8": np.int8, "u8": np.uint8, "i16": np.int16, "u16": np.uint16, "i32": np.int32,
     "u32": np.uint32, "i64": np.int64, "u64": np.uint64, "fp16": np.float16, "bf16": np.uint16, "fp32": np.float32,
-    "fp64": np.float64,
+    "fp64": np.float64, **dict.fromkeys(float8.TYPES, np.uint8),
 }  # fmt: skip
+_AS_BITS = {"bf16", *float8.TYPES}
+_FLOATS = {"fp16", "fp32", "fp64", *_AS_BITS}
 _MOST = 1 << 28
-_FORMS = "a number, null, FILE.npy, zeros:COUNT or normal:COUNT"
+_FORMS = "a number, null, FILE.npy, zeros:COUNT[:TYPE] or normal:COUNT[:TYPE]"
+_MADE = re.compile(r"(zeros|normal):([0-9]{1,9})(?::(\w+))?")
 
 
-def parse_argument(parameter: Parameter, text: str, *, seed: int) -> Value:
-    """The value of an argument.
+def parse_argument(parameter: Parameter, text: str, *, seed: int) -> tuple[Parameter, Value]:
+    """Return the value of an argument, and the parameter with the element type that the text or its file names.
 
     Args:
-        seed: of random numbers; each argument's are its own.
+        seed: of random numbers, which differ from argument to argument.
 
     Raises:
         LaunchError: the text has no form that fits the parameter's type.
     """
-    if parameter.pointer:
-        return _buffer(parameter, text, seed)
+    if not parameter.pointer:
+        return parameter, _number(parameter, text)
+    if text == "null":
+        return parameter, None
+    made = _MADE.fullmatch(text)
+    if made is None:
+        if text.startswith(("zeros:", "normal:")):
+            raise _wrong(parameter, text, f"COUNT is a number from 1 to {_MOST}")
+        return _file(parameter, text)
+    if made[3]:
+        if parameter.element not in {"", made[3]}:
+            raise _wrong(parameter, text, "it names another type")
+        parameter = replace(parameter, type=f"*{made[3]}")
+    kind = _storage(parameter, text)
+    count = int(made[2])
+    if not 0 < count <= _MOST:
+        raise _wrong(parameter, text, f"COUNT is a number from 1 to {_MOST}")
+    if made[1] == "zeros":
+        return parameter, np.zeros(count, kind)
+    if parameter.element not in _FLOATS:
+        raise _wrong(parameter, text, "normal numbers are for floating-point types")
+    name_seed = int.from_bytes(parameter.name.encode(), "little") % (1 << 63)
+    return parameter, _encoded(parameter.element, np.random.default_rng([seed, name_seed]).standard_normal(count))
+
+
+def _number(parameter: Parameter, text: str) -> float:
+    """Return a number; of a parameter without a type its bits: those of a float if the text is not an integer."""
     try:
-        return float(text) if parameter.format in "fd" else int(text, 0)
-    except ValueError as error:
+        if parameter.format in "efd" or parameter.type == "bf16":
+            return float(text)
+        if parameter.untyped and not re.fullmatch(r"\s*[-+]?(0[xX][0-9a-fA-F]+|\d+)\s*", text):
+            form = {"H": "e", "I": "f", "Q": "d"}[parameter.format]
+            return int.from_bytes(struct.pack(f"<{form}", float(text)), "little")
+        return int(text, 0)
+    except (ValueError, KeyError, OverflowError) as error:
         raise _wrong(parameter, text, "it is a number") from error
 
 
-def _buffer(parameter: Parameter, text: str, seed: int) -> Array | None:
-    if text == "null":
-        return None
-    element = parameter.type.removeprefix("*")
-    kind = ELEMENTS.get(element)
+def _storage(parameter: Parameter, text: str) -> type[np.generic]:
+    if not parameter.element:
+        raise _wrong(parameter, text, "the code object does not say the type of the elements: add :TYPE, such as :fp16")
+    kind = ELEMENTS.get(parameter.element)
     if kind is None:
-        raise _wrong(parameter, text, f"elements of type {element} are unknown")
-    form, colon, rest = text.partition(":")
-    if colon and form in {"zeros", "normal"}:
-        if re.fullmatch("[0-9]{1,9}", rest) is None or not 0 < int(rest) <= _MOST:
-            raise _wrong(parameter, text, f"COUNT is a number from 1 to {_MOST}")
-        if form == "zeros":
-            return np.zeros(int(rest), kind)
-        if element not in {"fp16", "bf16", "fp32", "fp64"}:
-            raise _wrong(parameter, text, "normal numbers are for floating-point types")
-        name_seed = int.from_bytes(parameter.name.encode(), "little") % (1 << 63)
-        values = np.random.default_rng([seed, name_seed]).standard_normal(int(rest))
-        return round_bf16(values.astype(np.float32)) if element == "bf16" else values.astype(kind)
-    return _file(parameter, text, kind)
+        raise _wrong(parameter, text, f"elements of type {parameter.element} are unknown")
+    return kind
 
 
-def _file(parameter: Parameter, text: str, kind: type[np.generic]) -> Array:
+def _encoded(element: str, values: Array) -> Array:
+    if element in float8.TYPES:
+        return float8.TYPES[element].encode(values, saturate=True)
+    return round_bf16(values.astype(np.float32)) if element == "bf16" else values.astype(ELEMENTS[element])
+
+
+def _load(text: str) -> Any:
+    with Path(text).open("rb") as stream:  # numpy leaves it open after an error
+        return np.load(stream, allow_pickle=False)
+
+
+def _file(parameter: Parameter, text: str) -> tuple[Parameter, Array]:
     try:
-        with Path(text).open("rb") as stream:  # which numpy leaves open after an error
-            loaded: Any = np.load(stream, allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
-        raise _wrong(parameter, text, f"cannot read it: {error}") from error
-    if not isinstance(loaded, np.ndarray) or loaded.dtype != kind:
-        held = getattr(loaded, "dtype", type(loaded).__name__)
-        raise _wrong(parameter, text, f"it holds {held}, {np.dtype(kind)} is expected")
-    return np.ascontiguousarray(loaded)
+        loaded = _load(text)
+    except OSError as error:
+        raise _wrong(parameter, text, f"the file cannot be read: {error.strerror or 'it is cut'}") from error
+    except (ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        raise _wrong(parameter, text, "the file is not an array that numpy.save wrote") from error
+    if not isinstance(loaded, np.ndarray):
+        raise _wrong(parameter, text, "the file holds several arrays")
+    element = parameter.element or next(
+        (name for name, kind in ELEMENTS.items() if loaded.dtype == kind and name not in _AS_BITS and name != "i1"), ""
+    )
+    parameter = replace(parameter, type=f"*{element}")
+    kind = np.dtype(_storage(parameter, text))
+    integers = loaded.dtype.kind in "iu" and kind.kind in "iu" and element not in _AS_BITS
+    # ml_dtypes saves its types as bytes without a type.
+    raw = (element in _AS_BITS and loaded.dtype.kind in "Viu") or (element == "i1" and loaded.dtype.kind in "biu")
+    if loaded.dtype != kind and not (loaded.dtype.itemsize == kind.itemsize and (integers or raw)):
+        raise _wrong(parameter, text, f"it holds {loaded.dtype}, {kind} is expected")
+    return parameter, np.ascontiguousarray(loaded).view(loaded.dtype if integers else kind)
 
 
 def _wrong(parameter: Parameter, text: str, why: str) -> LaunchError:
-    return LaunchError(
-        f"argument {parameter.name} cannot be {text!r}", why=f"type {parameter.type}: {why}", fix=f"give {_FORMS}"
-    )
+    kind = parameter.type if parameter.type != "*" else "a pointer"
+    return LaunchError(f"argument {parameter.name} cannot be {text!r}", why=f"type {kind}: {why}", fix=f"give {_FORMS}")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A buffer beside the array that was expected in it.
+
+    Args:
+        differing: the number of elements beyond the tolerance.
+        first: the flat index of the first of these; None if there is none.
+        largest: the largest absolute difference; infinite where one of both is NaN or infinite alone.
+    """
+
+    differing: int
+    first: int | None
+    largest: float
+
+    def __str__(self) -> str:
+        return f"{self.differing} elements differ, the first at {self.first}, by at most {self.largest:.2e}"
+
+    def as_json(self) -> dict[str, float | None]:
+        """Return the fields as JSON has them, where an infinite number is null."""
+        largest = self.largest if np.isfinite(self.largest) else None
+        return {"differing": self.differing, "first_index": self.first, "largest": largest}
+
+
+def decoded(element: str, stored: Array) -> Array:
+    """Return the numbers of a buffer: those of bf16 and 8-bit floats as `float32`."""
+    if element in float8.TYPES:
+        return float8.TYPES[element].decode(stored)
+    return widen_bf16(stored) if element == "bf16" else stored
+
+
+def compare_with(parameter: Parameter, path: str, buffer: Array, *, atol: float, rtol: float) -> Comparison:
+    """Compare a buffer with an array of numbers: |result - expected| <= atol + rtol * |expected|; NaN equals NaN.
+
+    Raises:
+        LaunchError: the file is not an array of as many numbers.
+    """
+    try:
+        expected = _load(path)
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        raise _wrong(parameter, path, "the file is not an array that numpy.save wrote") from error
+    if not isinstance(expected, np.ndarray) or expected.size != buffer.size or expected.dtype.kind not in "biufV":
+        held = getattr(expected, "size", "several arrays")
+        raise _wrong(parameter, path, f"it has {buffer.size} numbers, the file {held}")
+    if expected.dtype.kind == "V":
+        expected = decoded(parameter.element, expected.view(buffer.dtype))
+    result, expected = np.ravel(decoded(parameter.element, buffer)), np.ravel(expected)
+    if result.dtype.kind in "iu" and expected.dtype.kind in "biu":
+        # int64 does not fit a float64.
+        off = np.array([abs(int(a) - int(b)) for a, b in zip(result, expected, strict=True)], object)
+        wide = off.astype(np.float64)
+        bad = wide > atol + rtol * np.abs(expected.astype(np.float64))
+    else:
+        one, other = result.astype(np.float64), expected.astype(np.float64)
+        with np.errstate(all="ignore"):
+            wide = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0.0, np.abs(one - other))
+            bad = ~(wide <= atol + rtol * np.where(np.isfinite(other), np.abs(other), 0.0))
+    largest = float(np.where(np.isnan(wide), np.inf, wide).max(initial=0.0))
+    return Comparison(int(bad.sum()), int(np.argmax(bad)) if bad.any() else None, largest)

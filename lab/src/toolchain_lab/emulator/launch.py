@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toolchain_lab.emulator.bits import Array
+from toolchain_lab.emulator.bits import Array, round_bf16
 from toolchain_lab.emulator.codeobject import CodeObject
 from toolchain_lab.emulator.errors import LaunchError, NotEmulatedError
 from toolchain_lab.emulator.memory import Memory
 from toolchain_lab.emulator.program import Program
 from toolchain_lab.emulator.workgroup import Limits, Place, Workgroup
 
-# By Triton's name of a type: its form in the argument block.
+# By Triton's name of a type: its form in the argument block. An integer may be given with or without a sign.
 _FORMATS = {
-    "i1": "B", "i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q",
-    "fp32": "f", "fp64": "d",
+    **{f"{letter}{8 * size}": form for letter in "iub" for size, form in ((1, "B"), (2, "H"), (4, "I"), (8, "Q"))},
+    "i1": "B", "bf16": "H", "fp16": "e", "fp32": "f", "fp64": "d",
 }  # fmt: skip
 POINTER = "*"
-_HIDDEN = "hidden_"
+HIDDEN = "hidden_"
 MOST_WORKGROUPS = 65536
 Value = Array | int | float | None
 
@@ -31,15 +31,27 @@ class Parameter:
     """A runtime argument of a kernel.
 
     Args:
-        type: Triton's, without divisibility: `*fp16`, `i32`.
+        type: Triton's, without divisibility: `*fp16`, `i32`. Where nothing says the type it is `*` for a pointer, and
+            `b32` for 32 bits.
+        optional: whether it may be left out, and is 0 then: Triton appends pointers of its own.
     """
 
     name: str
     type: str
+    optional: bool = False
 
     @property
     def pointer(self) -> bool:
         return self.type.startswith(POINTER)
+
+    @property
+    def element(self) -> str:
+        """The type of what a pointer leads to; empty if that is unknown."""
+        return self.type.removeprefix(POINTER)
+
+    @property
+    def untyped(self) -> bool:
+        return self.type.removeprefix("b").isdigit()
 
     @property
     def format(self) -> str:
@@ -66,6 +78,12 @@ class Launched:
 
     buffers: Mapping[str, Array]
     instructions: int
+
+    def changed(self, name: str, before: Value) -> int:
+        """Return how many elements of a buffer have other bits than before; NaN with the same bits is unchanged."""
+        buffer = self.buffers[name]
+        bits = f"u{buffer.itemsize}"
+        return int((buffer.view(bits) != np.ascontiguousarray(before).view(bits)).sum())
 
 
 @dataclass(frozen=True)
@@ -126,11 +144,10 @@ def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float],
     for parameter in parameters:
         if parameter.name not in values:
             raise LaunchError(f"argument {parameter.name} has no value", fix="give one for each argument")
-        form = "<" + parameter.format
-        block += b"\0" * (-len(block) % struct.calcsize(form))
+        block += b"\0" * (-len(block) % struct.calcsize("<" + parameter.format))
         value = values[parameter.name]
         try:
-            block += struct.pack(form, float(value) if form[1] in "fd" else int(value))
+            block += _packed(parameter, value)
         except (struct.error, OverflowError) as error:
             raise LaunchError(
                 f"argument {parameter.name} cannot be {value}", why=f"its type is {parameter.type}", fix="give another"
@@ -140,6 +157,16 @@ def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float],
             "the arguments do not fit the kernel", why=f"they take {len(block)} bytes, it has {size}", fix="check them"
         )
     return bytes(block) + b"\0" * (size - len(block))
+
+
+def _packed(parameter: Parameter, value: float) -> bytes:
+    form = "<" + parameter.format
+    if parameter.type == "bf16":
+        return round_bf16(np.asarray(value, np.float32)).tobytes()
+    if form[1] in "efd":
+        return struct.pack(form, float(value))
+    number, bits = int(value), 8 * struct.calcsize(form)
+    return struct.pack(form, number + (1 << bits) if -(1 << bits - 1) <= number < 0 else number)
 
 
 def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
@@ -155,7 +182,7 @@ def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
         expected.append((place, size, "global_buffer" if parameter.pointer else "by_value"))
         place += size
     # Triton appends pointers to scratch memory of its own.
-    arguments = [(a.offset, a.size, a.kind) for a in code.arguments if not a.kind.startswith(_HIDDEN)]
+    arguments = [(a.offset, a.size, a.kind) for a in code.arguments if not a.kind.startswith(HIDDEN)]
     extra = arguments[len(expected) :]
     if arguments[: len(expected)] != expected or any(size != 8 for _, size, _ in extra):
         odd = next((k for k, (a, b) in enumerate(zip(arguments, expected, strict=False)) if a != b), len(arguments))
@@ -176,8 +203,8 @@ def _with_hidden(code: CodeObject, launch: Launch, block: bytes, random: np.rand
     }  # fmt: skip
     filled = bytearray(block)
     for argument in code.arguments:
-        if argument.kind.startswith(_HIDDEN):
-            value = known.get(argument.kind.removeprefix(_HIDDEN))
+        if argument.kind.startswith(HIDDEN):
+            value = known.get(argument.kind.removeprefix(HIDDEN))
             size = argument.size
             filled[argument.offset : argument.offset + size] = (
                 random.bytes(size) if value is None else value.to_bytes(size, "little")
@@ -205,7 +232,7 @@ def run(
     names = [p.name for p in launch.parameters if p.pointer and isinstance(launch.values.get(p.name), np.ndarray)]
     arrays = [np.ascontiguousarray(launch.values[name]) for name in names]
     writable = [True] * len(arrays) + [False]
-    memory = Memory([*arrays, np.zeros(size + 64, np.uint8)], random=random, writable=writable)
+    memory = Memory([*arrays, np.zeros(size + 64, np.uint8)], random=random, writable=writable, names=names)
     addresses = dict(zip(names, memory.addresses, strict=False))
     numbers: dict[str, float] = {}
     for parameter in launch.parameters:

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from toolchain_lab.emulator.bits import Array
-from toolchain_lab.emulator.errors import FaultyKernelError
+from toolchain_lab.emulator.errors import FaultyKernelError, OutsideError
 
 # Addresses begin here: far from zero, so that a null pointer with an offset is not a buffer.
 BASE = 0x7F1000000000
 _GAP = 4096
+_NEAR = 1 << 32  # bytes behind a buffer that a message still names
 _ALIGN = 256
 _ROWS = np.arange(16)[:, None]
 
@@ -147,11 +148,18 @@ class Memory:
         buffers: their contents; each gets an address of its own.
         writable: which of them the kernel may write; all by default.
         random: fills the gaps.
+        names: of buffers, for messages; later ones may have none.
     """
 
     def __init__(
-        self, buffers: Sequence[Array], *, random: np.random.Generator, writable: Sequence[bool] | None = None
+        self,
+        buffers: Sequence[Array],
+        *,
+        random: np.random.Generator,
+        writable: Sequence[bool] | None = None,
+        names: Sequence[str] = (),
     ) -> None:
+        self._names = tuple(names)
         place, places = _GAP, []
         for buffer in buffers:
             places.append(place)
@@ -191,13 +199,21 @@ class Memory:
         buffer = np.searchsorted(self._low, place, "right") - 1
         bad = (buffer < 0) | (place + size > self._high[buffer])
         if bad.any():
-            raise FaultyKernelError(
+            raise OutsideError(
                 f"{what} at {pc:#x} is outside of every buffer",
-                why=f"address {int(addresses[bad][0]):#x}, {size} bytes, {int(bad.sum())} lanes",
+                why=f"{self._where(int(place[bad][0]))}; {size} bytes, {int(bad.sum())} lanes",
             )
         if write and not self._writable[buffer].all():
             raise FaultyKernelError(f"{what} at {pc:#x} writes to a buffer that the kernel may only read")
         return place
+
+    def _where(self, place: int) -> str:
+        """Describe an offset that no buffer holds, by the nearest buffer below it."""
+        number = bisect_right(self._starts, place) - 1
+        if number < 0 or place - self._ends[number] > _NEAR:
+            return f"address {place + BASE:#x}"
+        name = self._names[number] if number < len(self._names) else "the argument block"
+        return f"{name} ends {place - self._ends[number]} bytes below"
 
     def read(self, address: int, size: int, pc: int) -> bytes:
         """Bytes for a scalar load."""

@@ -1,47 +1,58 @@
-"""Reads the JSON beside a code object: what a launch needs to know beyond the object itself."""
+"""What a launch needs to know of a kernel: from the files beside its code object, or from the object alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from toolchain_lab.emulator.codeobject import CodeObject
-from toolchain_lab.emulator.errors import NotEmulatedError
-from toolchain_lab.emulator.launch import Parameter, check_parameters
+from toolchain_lab.emulator.errors import LaunchError, NotEmulatedError
+from toolchain_lab.emulator.launch import HIDDEN, Parameter, check_parameters
 
 _LARGEST = 1 << 20  # bytes of LDS, and of a lane's scratch memory
 _AGAIN = "compile the kernel again with this version of the tool, which writes all of it"
+# LDS of a workgroup, in bytes: assumed where only the JSON that is missing would say what a kernel uses.
+_LDS, _LDS_OF = 65536, {"gfx950": 163840}
+_OWN = 2  # pointers that Triton appends for memory of its own
+_ARGUMENT = re.compile(r'%(\w+): (!tt\.ptr<(\w+)(?:, \d+)?>|\w+)(?: \{[^}]*\})?(?: loc\("(\w+)")?')
+_IR_TYPES = {
+    "f16": "fp16", "f32": "fp32", "f64": "fp64", "bf16": "bf16", "f8E4M3FN": "fp8e4nv", "f8E4M3FNUZ": "fp8e4b8",
+    "f8E5M2": "fp8e5", "f8E5M2FNUZ": "fp8e5b16", **{f"i{bits}": f"i{bits}" for bits in (1, 8, 16, 32, 64)},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """The JSON that the worker wrote beside an object.
+    """A kernel as a launch and a check see it.
 
     Args:
-        source: the kernel's file below its root.
-        names: all arguments of the function, in order.
-        parameters: those of a launch.
-        constants: the other arguments of the function, by name.
+        parameters: those of a launch, in order.
         waves: of a workgroup.
         lds: bytes of LDS.
+        lds_known: false where the most that the GPU has is assumed.
         scratch: bytes of memory that Triton wants for each workgroup.
+        source: the kernel's file below its root; empty where only the object is known.
+        names: all arguments of the function, in order.
+        constants: the other arguments of the function, by name.
     """
 
     kernel: str
     gpu: str
-    source: str
-    names: tuple[str, ...]
     parameters: tuple[Parameter, ...]
-    constants: Mapping[str, Any]
     waves: int
     lds: int
-    scratch: int
+    lds_known: bool = True
+    scratch: int = 0
+    source: str = ""
+    names: tuple[str, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_metadata(path: Path, read: Callable[[Path], Any]) -> Metadata:
-    """The JSON beside an object.
+    """Read the JSON that this tool wrote beside an object; a check needs all of it.
 
     Args:
         path: the object's.
@@ -50,20 +61,29 @@ def read_metadata(path: Path, read: Callable[[Path], Any]) -> Metadata:
     Raises:
         NotEmulatedError: there is none, or it lacks what a launch needs.
     """
+    content = read_beside(path, read)
+    if content is None:
+        raise NotEmulatedError(f"{path.name} has no JSON beside it", fix="keep both files together")
+    return metadata_of(content, str(path.with_suffix(".json")))
+
+
+def read_beside(path: Path, read: Callable[[Path], Any]) -> Any:
+    """Return the content of the JSON beside an object, whoever wrote it; None if there is none."""
     beside = path.parent / f"{path.stem}.json"
     try:
-        content = read(beside)
+        return read(beside)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise NotEmulatedError(
-            f"{path.name} has no JSON beside it", why=f"{beside}: {error.strerror}", fix="keep both files together"
+            f"{beside} cannot be read", why=error.strerror or "it is no regular file", fix="check the file"
         ) from error
     except ValueError as error:
-        raise NotEmulatedError(f"{beside} is not JSON", why=str(error), fix=_AGAIN) from error
-    return metadata_of(content, str(beside))
+        raise NotEmulatedError(f"{beside} is not JSON", why="its text is damaged", fix=_AGAIN) from error
 
 
 def metadata_of(content: Any, where: str) -> Metadata:
-    """The same from what was read.
+    """Return the metadata in a JSON of this tool.
 
     Raises:
         NotEmulatedError: it lacks what a launch needs.
@@ -86,16 +106,107 @@ def metadata_of(content: Any, where: str) -> Metadata:
             constants=dict(content["constexprs"]),
             waves=int(content["num_warps"]),
             lds=int(content["shared"]),
-            scratch=int(content.get("global_scratch_size", 0)),
+            scratch=_scratch(content),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except KeyError as error:
+        raise NotEmulatedError(f"{where} lacks what a launch needs", why=f"no key {error}", fix=_AGAIN) from error
+    except (TypeError, ValueError, AttributeError) as error:
+        why = "a value in it has another form"
+        raise NotEmulatedError(f"{where} lacks what a launch needs", why=why, fix=_AGAIN) from error
+
+
+def described(code: CodeObject, beside: Any, ir: str = "", signature: str = "") -> Metadata:
+    """Return the metadata of any code object.
+
+    Args:
+        beside: the content of the JSON beside it: this tool's, that of Triton's cache, or None.
+        ir: the text of Triton's IR beside it, `NAME.ttir`, which has names and types; may be empty.
+        signature: the user's, see `parse_signature`; it wins.
+
+    Raises:
+        NotEmulatedError: the JSON belongs to another object, or asks for what is not emulated.
+        LaunchError: the signature does not fit the object.
+    """
+    if isinstance(beside, Mapping) and "signature" in beside and not signature:
+        metadata = metadata_of(beside, f"the JSON beside {code.path.name}")
+        check_metadata(code, metadata)
+        return metadata
+    parameters = parse_signature(signature) if signature else _fitting(code, _of_ir(ir, code.kernel))
+    lanes = 32 if code.descriptor.wave32 else 64
+    about = beside if isinstance(beside, Mapping) else {}
+    try:
+        metadata = Metadata(
+            kernel=str(about.get("name", code.kernel)),
+            gpu=str(about.get("arch", code.gpu)),
+            parameters=tuple(parameters),
+            waves=int(about.get("num_warps", code.workgroup_size // lanes)),
+            lds=int(about.get("shared", _LDS_OF.get(code.gpu, _LDS))),
+            lds_known="shared" in about,
+            scratch=_scratch(about),
+        )
+    except (TypeError, ValueError) as error:
         raise NotEmulatedError(
-            f"{where} lacks what a launch needs", why=f"{type(error).__name__}: {error}", fix=_AGAIN
+            f"the JSON beside {code.path.name} is not Triton's", why="a value in it has another form", fix="remove it"
         ) from error
+    try:
+        check_metadata(code, metadata)
+    except NotEmulatedError as error:
+        if signature and "signature" in error.what:
+            raise LaunchError("--signature does not fit the kernel", why=error.why, fix="correct it") from error
+        raise
+    return metadata
+
+
+def parse_signature(text: str) -> list[Parameter]:
+    """Return the parameters of a signature: `[NAME=]TYPE[:HINT]`, comma-separated, as Triton's own compiler takes it.
+
+    Constants, which are numbers, are left out. A parameter without a name is called `arg0`, `arg1` and so on.
+    """
+    parameters: list[Parameter] = []
+    for part in text.split(","):
+        name, _, kind = part.strip().rpartition("=")
+        kind = kind.partition(":")[0].strip()
+        if kind and not kind.lstrip("-")[:1].isdigit() and kind != "constexpr":
+            parameters.append(Parameter(name.strip() or f"arg{len(parameters)}", kind))
+    return parameters
+
+
+def _of_ir(text: str, kernel: str) -> list[Parameter]:
+    """Return the parameters of a function in Triton's IR; none if its line has a type that is unknown here."""
+    line = next((line for line in text.splitlines() if f"tt.func public @{kernel}(" in line), "")
+    found = list(_ARGUMENT.finditer(line))
+    kinds = [_IR_TYPES.get(match[3] or match[2], "") for match in found]
+    if not all(kinds) or len(found) != len(re.findall(r"%\w+: ", line)):
+        return []
+    return [
+        Parameter(match[4] or match[1], f"*{kind}" if match[3] else kind)
+        for match, kind in zip(found, kinds, strict=True)
+    ]
+
+
+def _fitting(code: CodeObject, parameters: Sequence[Parameter]) -> list[Parameter]:
+    """Return parameters that fit the object; if they do not, those that its own metadata describes, without types."""
+    try:
+        check_parameters(code, parameters)
+    except NotEmulatedError:
+        parameters = []
+    if parameters:
+        return list(parameters)
+    arguments = [argument for argument in code.arguments if not argument.kind.startswith(HIDDEN)]
+    kinds = ["*" if argument.kind == "global_buffer" else f"b{8 * argument.size}" for argument in arguments]
+    own = range(len(kinds) - _OWN, len(kinds))
+    return [
+        Parameter(argument.name or f"arg{number}", kind, optional=number in own and set(kinds[number:]) == {"*"})
+        for number, (argument, kind) in enumerate(zip(arguments, kinds, strict=True))
+    ]
+
+
+def _scratch(content: Mapping[str, Any]) -> int:
+    return int(content.get("global_scratch_size", 0)) + int(content.get("profile_scratch_size", 0))
 
 
 def check_metadata(code: CodeObject, metadata: Metadata) -> None:
-    """Check that a JSON belongs to an object.
+    """Check that metadata belongs to an object.
 
     Raises:
         NotEmulatedError: it does not, or asks for what is not emulated.
