@@ -15,9 +15,9 @@ from toolchain.core import recipe
 from toolchain.core.errors import ContractError
 from toolchain.core.recipe import Mount, Recipe
 from toolchain.engine.buildah import Buildah
+from toolchain.stages.binary_checks import check_linked, check_stub, holds_on
 from toolchain.stages.elf import read_linked
 from toolchain.stages.hip import _write_package, write_stubs
-from toolchain.stages.hip_check import check_linked, check_stub, holds_on
 
 CALLS = """
 int hipGetDevice(int *); int hipStreamGetDevice(void *, int *); int hipGetDevicePropertiesR0600(void *, int);

@@ -21,8 +21,8 @@ from toolchain.engine.buildah import Buildah
 from toolchain.oci.layout import Layout
 from toolchain.sources.pypi import pypi_row
 from toolchain.sources.resolve import fetch_source
+from toolchain.stages.binary_checks import check_wheel
 from toolchain.stages.triton_source import for_python
-from toolchain.stages.wheel_check import check_wheel
 from toolchain.stages.wheels import TRITON, place, wheel_sources
 
 pytestmark = pytest.mark.engine

@@ -16,9 +16,9 @@ import pytest
 from tests.codegen_tree import AMD, CORE
 from toolchain.core.errors import BuildError, ContractError
 from toolchain.core.recipe import root
-from toolchain.stages.codegen_library import check_in_wheel, check_library, exported_by, same_library
+from toolchain.stages.binary_checks import check_carried, check_codegen, check_wheel
+from toolchain.stages.codegen_library import exported_by, same_library
 from toolchain.stages.triton_source import for_python
-from toolchain.stages.wheel_check import check_wheel
 
 REVISION = f"{AMD}-1"
 EXPORTS = ("triton_amdgpu_free", "triton_amdgpu_revision")
@@ -54,7 +54,7 @@ def library(folder: Path, *words: str, more: str = "", revision: str = REVISION,
 
 
 def check(file: Path, *, arch: str = "amd64", glibc: str = "2.99") -> dict[str, object]:
-    return check_library(file, revision=REVISION, exports=EXPORTS, arch=arch, glibc=glibc)
+    return check_codegen(file, revision=REVISION, exports=EXPORTS, arch=arch, glibc=glibc)
 
 
 @native
@@ -71,25 +71,33 @@ def test_a_library_as_it_should_be(tmp_path: Path) -> None:
         same_library(made, facts)
 
 
-@native
-def test_a_library_of_another_revision(tmp_path: Path) -> None:
-    for revision in (f"{CORE}-1", f"{AMD}-2", f"{AMD}-10", "unknown"):
-        with pytest.raises(ContractError, match="has a different revision from the pin") as caught:
-            check(library(tmp_path, revision=revision))
-        assert f"the pin is {REVISION}" in caught.value.why
-    both = f'const char *other(void) {{ return "{CORE}-1"; }}\n'
-    with pytest.raises(ContractError, match="has a different revision from the pin") as caught:
-        check(library(tmp_path, more=f"__attribute__((used)) static {both}"))
-    assert CORE in caught.value.why
+def refusal(file: Path, *, arch: str = "amd64", glibc: str = "2.99") -> str:
+    """Return why a library is refused."""
+    with pytest.raises(ContractError) as caught:
+        check(file, arch=arch, glibc=glibc)
+    return caught.value.why
 
 
 @native
-def test_a_library_with_further_symbols(tmp_path: Path) -> None:
+@pytest.mark.parametrize("revision", [f"{CORE}-1", f"{AMD}-10", "unknown"])
+def test_a_library_of_another_revision(revision: str, tmp_path: Path) -> None:
+    assert f"the pin is {REVISION}" in refusal(library(tmp_path, revision=revision))
+
+
+@native
+def test_a_library_of_two_revisions(tmp_path: Path) -> None:
+    both = f'__attribute__((used)) static const char *other(void) {{ return "{CORE}-1"; }}\n'
+    assert CORE in refusal(library(tmp_path, more=both))
+
+
+@native
+def test_a_library_with_other_symbols_than_its_script_names(tmp_path: Path) -> None:
     script = SCRIPT.replace("global:", "global:\n    llvm_*;")
-    with pytest.raises(ContractError, match="that its version script does not name: llvm_more, llvm_other"):
-        check(library(tmp_path, more="int llvm_more(void) { return 1; }\nint llvm_other;\n", script=script))
-    with pytest.raises(ContractError, match="lacks symbols that its version script names: triton_amdgpu_free"):
-        check(library(tmp_path, script=SCRIPT.replace("    triton_amdgpu_free;\n", "")))
+    more = "int llvm_more(void) { return 1; }\nint llvm_other;\n"
+    assert "does not name llvm_more, llvm_other" in refusal(library(tmp_path, more=more, script=script))
+    assert "lacks triton_amdgpu_free" in refusal(
+        library(tmp_path, script=SCRIPT.replace("    triton_amdgpu_free;\n", ""))
+    )
 
 
 @native
@@ -98,20 +106,17 @@ def test_a_library_that_needs_another_at_run_time(tmp_path: Path) -> None:
     needed = tmp_path / "libLLVM.so.22"
     words = ["cc", "-shared", "-fPIC", "-o", str(needed), str(tmp_path / "llvm.c"), "-Wl,-soname,libLLVM.so.22"]
     subprocess.run(words, check=True)
-    with pytest.raises(ContractError, match=r"needs a library at run time .*: libLLVM\.so\.22"):
-        check(library(tmp_path, "-Wl,--no-as-needed", str(needed)))
+    assert "libLLVM.so.22" in refusal(library(tmp_path, "-Wl,--no-as-needed", str(needed)))
 
 
 @native
 def test_a_library_for_another_system(tmp_path: Path) -> None:
     made = library(tmp_path, more="#include <stdio.h>\nvoid *used(void) { return (void *)&fflush; }\n")
-    with pytest.raises(ContractError, match="is for another machine"):
-        check(made, arch="arm64")
-    with pytest.raises(ContractError, match="asks for glibc"):
-        check(made, glibc="2.1")
-    for content, says in ((b"MZ", "not a Linux library"), (b"\x7fELF\2\1", "not a complete ELF file")):
+    assert "not arm64" in refusal(made, arch="arm64")
+    assert "asks for glibc" in refusal(made, glibc="2.1")
+    for content in (b"MZ", b"\x7fELF\2\1"):
         made.write_bytes(content)
-        with pytest.raises(ContractError, match=says):
+        with pytest.raises(ContractError, match="not a complete ELF file"):
             check(made)
 
 
@@ -141,13 +146,12 @@ def wheel(folder: Path, name: str, files: dict[str, bytes], tag: str = "") -> Pa
 
 def test_a_wheel_carries_the_library_that_was_built_for_it(tmp_path: Path) -> None:
     wanted = {INSIDE: hashlib.sha256(b"built").hexdigest()}
-    check_in_wheel(wheel(tmp_path, "a", {INSIDE: b"built"}), wanted)
-    check_in_wheel(wheel(tmp_path, "b", {}), {})
-    with pytest.raises(ContractError, match=f"lacks {INSIDE}"):
-        check_in_wheel(wheel(tmp_path, "c", {}), wanted)
-    with pytest.raises(ContractError, match=f"carries a different {NAME} from the one that was built") as caught:
-        check_in_wheel(wheel(tmp_path, "d", {INSIDE: b"fetched"}), wanted)
-    assert wanted[INSIDE] in caught.value.why
+    check_carried(wheel(tmp_path, "a", {INSIDE: b"built"}), wanted)
+    check_carried(wheel(tmp_path, "b", {}), {})
+    for number, files in enumerate(({}, {INSIDE: b"fetched"})):
+        with pytest.raises(ContractError) as caught:
+            check_carried(wheel(tmp_path, str(number), files), wanted)
+        assert wanted[INSIDE] in caught.value.why
 
 
 STABLE = "cp312-abi3-manylinux_2_31_x86_64"

@@ -27,9 +27,9 @@ from toolchain.pipeline.targets import stages_of
 from toolchain.publish import attestations
 from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages import base, unpacked
+from toolchain.stages.binary_checks import check_wheel
 from toolchain.stages.triton_portable import check_pythons
 from toolchain.stages.triton_tree import python_requires
-from toolchain.stages.wheel_check import check_wheel
 
 DIGEST = "5" * 64
 COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"

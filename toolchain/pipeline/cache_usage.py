@@ -90,9 +90,6 @@ def prune(
     Args:
         unfinished: also remove recent unfinished work: trees of failed builds, ledgers of campaigns.
         images: remove these, however recent they are, and nothing else.
-
-    Raises:
-        ConfigError: the folder is not one that this tool made; or other images are built on one of `images`.
     """
     if not cache.is_ours:
         raise ConfigError(

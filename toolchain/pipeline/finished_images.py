@@ -71,9 +71,6 @@ def one_image(cache: Cache, text: str, arch: str = "") -> Record:
 
     Args:
         arch: OCI architecture to choose by where the name means several; empty for none.
-
-    Raises:
-        SourceError, ConfigError: as `named_images`; or it means images of several architectures.
     """
     matching = named_images(cache, [text])
     of_arch = [record for record in matching if record.arch == arch]

@@ -267,9 +267,6 @@ def read(path: Path, *, option: str = "--lock-file") -> Lock:
 
     Args:
         option: names another file.
-
-    Raises:
-        ConfigError: it is not there, no TOML, of another schema, or holds what no lock holds.
     """
     try:
         return parse(read_regular(path, _LIMIT, within=path.parent), str(path))

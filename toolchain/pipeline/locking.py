@@ -61,9 +61,6 @@ def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
     """Bring every source of a plan into the store, checked, so that its tree digest is known.
 
     With `--offline` a source that is not in the store is passed over with a note: its own digest is known all the same.
-
-    Raises:
-        ToolchainError: a source is not available, or is not what it must be.
     """
     sources = {source.name: source for stage in planned for source in stage.sources}
     for source in sources.values():
@@ -76,11 +73,7 @@ def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
 
 
 def make(request: Request, planned: Sequence[Planned], target: str, path: Path, *, open_base: bool = False) -> Lock:
-    """Fetch what is not here, then write the lock.
-
-    Raises:
-        ToolchainError: a source is not available, or nothing promises its digest.
-    """
+    """Fetch what is not here, then write the lock."""
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):  # before any fetch
         raise ConfigError(

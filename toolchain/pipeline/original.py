@@ -53,9 +53,6 @@ def of_name(cache: Cache, name: str, arch: str) -> Original:
 
     Args:
         arch: to choose by, where the name means several; empty for none.
-
-    Raises:
-        DigestError: its layers are not what it says.
     """
     record = one_image(cache, name, arch)
     return _of_record(cache, record, expected_of(cache, record))
@@ -74,11 +71,6 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
     Args:
         arch: of an index with several architectures, which to take.
         scratch: a folder for what is fetched; it must stay while the image is compared.
-
-    Raises:
-        UntrustedError: it does not verify.
-        ConfigError: no key, and no record of these inputs here: no trusted source says how it was made.
-        UnsupportedError: it names several images, or none of this tool.
     """
     with open_place(parse(ref)) as place:
         layout, refs = place.images(scratch)
@@ -160,11 +152,7 @@ def _named(parameters: Mapping[str, Any], source: str) -> list[str]:
 
 
 def given_options(original: Original, cache: Cache) -> dict[str, Any]:
-    """The request as values of the command line, by parameter; what is missing was not given.
-
-    Raises:
-        ConfigError: a patch is not in the store.
-    """
+    """The request as values of the command line, by parameter; what is missing was not given."""
     values = dict(original.parameters)
     values.pop("base" if values.get("glibc") else "glibc", None)  # a portable LLVM is bound to no base
     if str(values.get("base", "")).startswith("oci:DIR@"):

@@ -104,9 +104,6 @@ def settled(request: Request, target: str, *, ask: bool = False) -> list[PlanRow
 
     Args:
         ask: also query tags that are known, because a tag may have moved, and fetch Triton's tree.
-
-    Raises:
-        LockedError: a tag moved since it was locked.
     """
     rows = plan(request, target)
     if request.offline:

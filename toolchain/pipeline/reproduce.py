@@ -75,10 +75,6 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
 
     Args:
         expected: the image to compare with, as `{"input_digest", "diff_id", "blob", "index", "media_type", "path"}`.
-
-    Raises:
-        SourceError: the stage, or one below it, has not been built here.
-        UnsupportedError: these options describe a different image than `expected`.
     """
     if len(request.arch) != 1:
         raise UnsupportedError(
@@ -107,11 +103,7 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
 
 
 def expected_of(cache: Cache, record: Record) -> dict[str, Any]:
-    """The digests that a finished image of the cache is compared by.
-
-    Raises:
-        DigestError: its layers are not what it says.
-    """
+    """The digests that a finished image of the cache is compared by."""
     layout = Layout(cache.images)
     require_whole(layout, layout.resolve(record.manifest), record.image)
     return _own_layer(record, layout)

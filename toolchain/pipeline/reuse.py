@@ -56,11 +56,7 @@ class Reuse:
 
 
 def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: bool = False) -> Reuse:
-    """Option values, checked.
-
-    Raises:
-        ConfigError: no key, a key that cannot be used, not a place, or a registry although nothing may reach out.
-    """
+    """Option values, checked."""
     if key is None:
         raise ConfigError(
             "--reuse-from needs --public-key",
@@ -93,13 +89,6 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
 
     Returns:
         None if it has to be built; the reason was reported.
-
-    Raises:
-        UntrustedError: with `only`: there is one, and it does not verify.
-        RegistryError: with `only`: there is none.
-        UnreachableError: with `only`: the registry does not answer.
-        SourceError: with `only`: the inputs have no digest yet.
-        EngineError: with `only`: its layers are packed as this machine cannot unpack them.
     """
     if planned.name == "base" and request.base.image is not None:
         return None  # it is here already, and taken as it is
@@ -191,9 +180,6 @@ def _as_proved(
 
     Args:
         layer: the stage's own, as it was published.
-
-    Raises:
-        UntrustedError: it is malformed, lacks what later stages need, or is not what was requested.
     """
     try:
         definition, run = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]

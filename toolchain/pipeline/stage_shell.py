@@ -74,11 +74,6 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
 
     Returns:
         Its exit code.
-
-    Raises:
-        ConfigError: a stage below is not finished, or several architectures are named.
-        UnsupportedError: the stage has no container.
-        BuildError: the container did not start.
     """
     if len(request.arch) > 1:
         raise ConfigError("a shell is opened for one architecture", fix=f"--arch {request.arch[0]}")

@@ -60,12 +60,7 @@ class Choice:
 
 
 def settle(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice:
-    """Decide which Triton is meant: `triton` becomes a version, a commit or nothing; all its sources must agree.
-
-    Raises:
-        PinError: two of the values contradict each other, or a value names no Triton.
-        UnsupportedError: an unknown version, or one that cannot be built.
-    """
+    """Decide which Triton is meant: `triton` becomes a version, a commit or nothing; all its sources must agree."""
     choice = _strongest(choice)
     if lock is not None:
         choice = _as_locked(choice, lock)
@@ -157,11 +152,7 @@ def _as_locked(choice: Choice, lock: Lock) -> Choice:
 
 
 def _as_released(choice: Choice, cache: Cache) -> Choice:
-    """Take the Triton of the named AOTriton source, unless something else names one.
-
-    Raises:
-        PinError: the source is at no release on record, and does not tell the commit of its submodule.
-    """
+    """Take the Triton of the named AOTriton source, unless something else names one."""
     spec = choice.sources.get("aotriton")
     if spec is None or choice.aotriton or choice.triton is not None or "triton" in choice.sources:
         return choice

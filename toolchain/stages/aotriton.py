@@ -377,9 +377,6 @@ def consumed(
     Args:
         mounts: what is in the container beside the image's own files.
         hip: the prefix of the HIP that the program finds, and runs with.
-
-    Raises:
-        ContractError: it was not found, does not link or does not run.
     """
     script = (
         'set -e; cmake -G Ninja -S /contract -B /tmp/c -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_PREFIX_PATH=$1;$2;/usr" '

@@ -37,11 +37,7 @@ class Answer:
 
 
 def read_answers(printed: str) -> dict[str, Answer]:
-    """Return the answers by rule. A hostile tree runs beside what prints them, so each is checked.
-
-    Raises:
-        ContractError: a line is no answer.
-    """
+    """Return the answers by rule. A hostile tree runs beside what prints them, so each is checked."""
     try:
         answers = [typed(Answer, strict_json.read(line)) for line in printed.strip().splitlines()]
     except (TypedError, ValueError, RecursionError) as error:
@@ -62,9 +58,6 @@ def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str,
 
     Returns:
         `{"sampled", "equal", "failures", "alike"}`, counts.
-
-    Raises:
-        ContractError: an object has other bytes, a rule that failed here compiles there, or an answer is missing.
     """
     if missing := [entry.out for entry in (*chosen, *bad) if entry.id not in answers]:
         raise _malformed(f"no answer about {missing[0]}")

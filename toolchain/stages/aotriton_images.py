@@ -166,11 +166,7 @@ class KernelImages:
         return self.workspace.shared_results(self.naming(), about=content)
 
     def compile(self, rules: RuleSet, shared: SharedResults | None = None) -> CampaignResult:
-        """Compile what is not there yet.
-
-        Raises:
-            KernelError: rules failed, and the request does not say to keep going.
-        """
+        """Compile what is not there yet."""
         about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
         if not about.is_file():
             # Killed before the workers' description was written: a ledger without it is useless.
@@ -238,9 +234,6 @@ class KernelImages:
 
         Returns:
             `{"sampled", "equal", "failures", "alike"}`, counts.
-
-        Raises:
-            ContractError: a sampled object has other bytes, or a rule that failed here compiles there.
         """
         by_id = {rule.id: rule for rule in rules.rules}
         # Chosen by the content of the campaign, so that the same campaign is checked the same way again.

@@ -206,15 +206,12 @@ def library_facts(
         `hip`: the version that HIP's CMake package names, or that of the headers; `redirected`: how many of upstream's
         tuned choices of aiter's kernels lead to Triton's now, by operator and GPU; `rocm`, for each see `check_linked`;
         its `holds` are the floors on record whose systems have all that it needs.
-
-    Raises:
-        ContractError: a library needs a different HIP, or a newer system.
     """
     facts: dict[str, Any] = {"redirected": strict_json.read(read_built(built, "redirected.json"))}
     if what is None or not what.rocm:
         return {"hip": read_built(built, "hip-version").strip(), **facts}
-    from toolchain.stages.elf import read_linked  # noqa: PLC0415 - plans read no ELF
-    from toolchain.stages.hip_check import check_linked, holds_on  # noqa: PLC0415
+    from toolchain.stages.binary_checks import check_linked, holds_on  # noqa: PLC0415 - plans read no ELF
+    from toolchain.stages.elf import read_linked  # noqa: PLC0415
 
     headers = headers or {}
     stubs = {stub.soname: stub for stub in stubs_of(what.rocm)}
@@ -248,12 +245,7 @@ def library_in(prefix: Path, major: str) -> Path:
 
 
 def aotriton_source(request: Request) -> Source:
-    """The source of AOTriton, without any network.
-
-    Raises:
-        PinError: nothing names a commit.
-        UnsupportedError: the base's HIP cannot serve it.
-    """
+    """The source of AOTriton, without any network."""
     from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - data of another room
 
     if not request.glibc and request.base.image is None and not base_recipe(request.base.recipe, request.arch[0]).hip:
@@ -312,12 +304,7 @@ _NEEDED = {
 
 
 def require_aotriton(tree: Path, release: str = "") -> Generation:
-    """Check that a source is a tree of AOTriton whose kernels can be planned, and say how they are.
-
-    Raises:
-        SourceError: with what it lacks.
-        UnsupportedError: kernels of its generation cannot be built.
-    """
+    """Check that a source is a tree of AOTriton whose kernels can be planned, and say how they are."""
     require(tree, "CMakeLists.txt", what="AOTriton")
     require(tree, *_NEEDED[generator_in(tree) or "aotriton"], what="AOTriton")
     generation = generation_in(tree, release)

@@ -173,13 +173,7 @@ def run_mmdebstrap(
     what: str,
     options: Sequence[str],
 ) -> None:
-    """Make a root file system from the mirrors that this machine's apt is configured for.
-
-    Raises:
-        UnreachableError: `--offline`.
-        SourceError: apt knows no mirror.
-        BuildError: mmdebstrap failed.
-    """
+    """Make a root file system from the mirrors that this machine's apt is configured for."""
     from toolchain.sources.mirrors import apt_mirrors  # noqa: PLC0415 - asks apt, which plan must not
 
     if workspace.request.offline:
@@ -273,10 +267,6 @@ def local_image(request: Request) -> LocalImage:
     """The local base image for the architecture.
 
     Without a tag and a digest it is the one image that is there, whatever its name.
-
-    Raises:
-        RegistryError: there is none of this name or digest, or several and no name; the names are listed.
-        UnsupportedError: it is for another machine, or no local image is named.
     """
     from toolchain.oci.layout_place import resolve  # noqa: PLC0415 - the registry client, and most bases are recipes
 

@@ -184,12 +184,7 @@ def triton_here(request: Request) -> Path | None:
 
 
 def codegen_pins(request: Request) -> tuple[CodegenPin, ...]:
-    """The pins of the requested Triton from source: its tree's where that is here, else those on record.
-
-    Raises:
-        UnsupportedError: the tree has a pin without a rule.
-        PinError: a pin is malformed.
-    """
+    """The pins of the requested Triton from source: its tree's where that is here, else those on record."""
     tree = triton_here(request)
     return read_codegen_pins(tree) if tree is not None else _on_record(request)
 
@@ -240,12 +235,7 @@ def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[st
 
 
 def rules_of(request: Request) -> tuple[Codegen, ...]:
-    """The rules of all LLVMs for GPUs that building the request's Triton takes.
-
-    Raises:
-        UnsupportedError: a pin on record is of a target without a rule; or see `codegen_pins`.
-        ConfigError: a source names an LLVM that this Triton does not take.
-    """
+    """The rules of all LLVMs for GPUs that building the request's Triton takes."""
     rules = []
     for pin in codegen_pins(request):
         rule = codegen_of(pin.target)

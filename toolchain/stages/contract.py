@@ -148,10 +148,6 @@ def check_layer(
         env: further settings of check.sh, which its head lists.
         on: the machine that the layer is for, if it is not this one.
         floor: the oldest system that may link the layer, as a folder: what the layer leaves undefined must be there.
-
-    Raises:
-        ContractError: a check failed, or the check itself did not come to its end.
-        EngineError: the container could not be started.
     """
     settings = {
         "LIBRARIES": ";".join(dict.fromkeys([*needs.libtriton, *needs.bin_tools])),

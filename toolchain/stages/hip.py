@@ -85,7 +85,7 @@ class HipStage:
         )
 
     def build(self, planned: Planned[HipDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        from toolchain.stages.hip_check import check_stub  # noqa: PLC0415 - plans read no ELF
+        from toolchain.stages.binary_checks import check_stub  # noqa: PLC0415 - plans read no ELF
 
         majors, stubs, work = planned.details.majors, planned.details.stubs, workspace.work()
         workspace.step("source")
@@ -185,10 +185,6 @@ def check_headers(tree: Path, row: Headers) -> Path:
 
     Returns:
         The folder `hip`.
-
-    Raises:
-        SourceError: there are none, or files of them are missing.
-        UnsupportedError: of another HIP, or without a function that AOTriton's library calls.
     """
     folder, given = headers_in(tree), f"--source {row.name}="
     if folder is None:

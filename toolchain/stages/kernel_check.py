@@ -74,11 +74,7 @@ def _plugin() -> KernelCheck:
 
 
 def require_check() -> None:
-    """Check that kernels can be checked on this machine.
-
-    Raises:
-        ConfigError, EngineError: the plugin, or a program that it needs, is missing.
-    """
+    """Check that kernels can be checked on this machine."""
     _plugin().require_check()
 
 

@@ -328,11 +328,7 @@ def _by_version(triton: str) -> str:
 
 
 def llvm_pin(request: Request) -> LlvmPin:
-    """The commit to build when no source is named: what a Triton checkout pins, else what the data knows.
-
-    Raises:
-        PinError: a Triton is named whose pin neither the data nor a folder tells.
-    """
+    """The commit to build when no source is named: what a Triton checkout pins, else what the data knows."""
     checkout = local_triton(request)
     if checkout is not None:
         return read_pin(checkout)

@@ -32,11 +32,7 @@ def version_of_tree(tree: Path) -> str:
 
 
 def major_of(source: Source) -> int | None:
-    """The major version of an LLVM source as far as it is known before it is fetched; None if only its tree tells.
-
-    Raises:
-        SourceError: it is a folder whose files give no version.
-    """
+    """The major version of an LLVM source as far as it is known before it is fetched; None if only its tree tells."""
     if source.path is not None and source.path.is_dir():
         return major(version_of_tree(source.path))
     named = _PACKAGE.fullmatch(source.where) if source.kind == "distro" else None

@@ -140,9 +140,6 @@ def take_in(
 
     Returns:
         The decision and all findings, sorted.
-
-    Raises:
-        PolicyError: with the list of those without a decision, or that cannot be left out.
     """
     rows = [row for row in known_files() if row.source == source]
     findings = scan(tree)

@@ -14,14 +14,7 @@ from toolchain.stages.stage import Built, Planned, Workspace
 
 
 def pull_start(recipe: BaseRecipe, workspace: Workspace) -> Built:
-    """The image that `recipe` starts from, for its architecture; asks no registry when it is in the cache.
-
-    Raises:
-        RegistryError: the registry has no such image, or its index none for this architecture.
-        UnsupportedError: the digest is that of an image for another architecture.
-        DigestError: other bytes came; none of them is kept.
-        UnreachableError: no answer.
-    """
+    """The image that `recipe` starts from, for its architecture; asks no registry when it is in the cache."""
     ref = parse(recipe.image)
     assert ref.digest is not None  # noqa: S101 - bases.py accepts no other form
     layout = Layout(workspace.cache.images).ensure()

@@ -206,12 +206,7 @@ class TritonCacheStage:
 
 
 def requested_calls(request: Request) -> TritonCacheDetails:
-    """The calls that a request names.
-
-    Raises:
-        UnsupportedError: see `kernels.calls`; or several wheels are named.
-        ConfigError: the user's own calls are not possible.
-    """
+    """The calls that a request names."""
     if len(request.wheels) > 1:
         raise UnsupportedError(
             "a cache is of one wheel", why=f"--wheel names {', '.join(request.wheels)}", fix="build one for each"

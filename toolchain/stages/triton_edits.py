@@ -26,9 +26,6 @@ def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
 
     An edit file is taken for its LLVM alone, and for a Triton at its commit, or a folder whose files are those that it
     edits. Without a named LLVM a Triton is built on its own pin and needs none.
-
-    Raises:
-        PatchError: a checkout at the commit of the edits, whose files differ.
     """
     patches = dict(request.patches)
     llvm = request.sources.get("llvm")
@@ -42,11 +39,7 @@ def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
 
 
 def check_edits(request: Request) -> None:
-    """Refuse a Triton that was planned without edits because nothing said which release its LLVM is before a fetch.
-
-    Raises:
-        PinError: now that the trees are here, it takes some.
-    """
+    """Refuse a Triton that was planned without edits because nothing said which release its LLVM is before a fetch."""
     known = request.patches.get(_SOURCE, ())
     missed = [path for path in with_edits(request, _SOURCE).get(_SOURCE, ()) if path not in known]
     if missed:

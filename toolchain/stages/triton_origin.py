@@ -22,12 +22,7 @@ def from_source(request: Request) -> bool:
 
 
 def triton_source(request: Request) -> Source:
-    """The source of Triton, without any network.
-
-    Raises:
-        PinError: it is unknown where the source of that version is.
-        UnsupportedError: an unknown version.
-    """
+    """The source of Triton, without any network."""
     return request.locate("triton", triton_spec(request))
 
 

@@ -66,8 +66,7 @@ class TritonPortableStage:
         return plan_from_source(request, dependencies, details, recipe=digests(*files), more=more)
 
     def build(self, planned: Planned[TritonDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        from toolchain.stages.codegen_library import check_in_wheel  # noqa: PLC0415 - plans need no reader of ELF
-        from toolchain.stages.wheel_check import check_wheel  # noqa: PLC0415
+        from toolchain.stages.binary_checks import check_carried, check_wheel  # noqa: PLC0415 - plans read no ELF
 
         request = workspace.request
         arch = request.arch[0]
@@ -95,7 +94,7 @@ class TritonPortableStage:
         wheels = {version: for_python(wheels_in(out), version) for version in versions}
         carried = {rule.installed: str(library["sha256"]) for rule, library in zip(rules, libraries, strict=True)}
         for wheel in wheels.values():
-            check_in_wheel(wheel, carried)
+            check_carried(wheel, carried)
         facts: dict[str, Any] = {
             "checked_wheels": {
                 version: check_wheel(wheel, python=version, arch=arch, glibc=request.glibc)
@@ -154,11 +153,7 @@ def _own_among(request: Request, versions: Sequence[str]) -> str:
 
 
 def check_pythons(versions: Sequence[str], tree: Path, name: str) -> None:
-    """Check that a tree of Triton supports these Pythons.
-
-    Raises:
-        UnsupportedError: it does not support one of them, or needs more for it than is here.
-    """
+    """Check that a tree of Triton supports these Pythons."""
     requires = python_requires(tree)
     for version in versions:
         check_range(version, requires, name=f"Triton {name}")
@@ -179,9 +174,6 @@ def check_wheel_compiles(
         image: any with a shell; nothing of its Python is used.
         contexts: `pythons`, roots by version; `emulator`, with a qemu-user of that name, where the wheel is for another
             machine.
-
-    Raises:
-        ContractError: it does not start, asks for a symbol that nothing has, or does not compile for a GPU.
     """
     tree = workspace.work() / f"wheel-{version}"
     if not tree.exists():

@@ -109,11 +109,6 @@ def plan_from_source(
 
     Args:
         recipe: digests of the files that shape it.
-
-    Raises:
-        SourceError: the tree is not one of Triton.
-        ContractError: the LLVM below is a part.
-        PinError: the tree is not the requested Triton.
     """
     source, tree = details.source, details.tree
     check_tree_form(source, "Triton")
@@ -170,12 +165,7 @@ class Taken:
 
 
 def take_source(planned: Planned[TritonDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Taken:
-    """Fetch Triton's source, and compare it and the LLVM below with the request.
-
-    Raises:
-        ToolchainError: not available, a different Triton, or with binaries that are not allowed; or LLVM lacks
-            something.
-    """
+    """Fetch Triton's source, and compare it and the LLVM below with the request."""
     workspace.step("source")
     source = workspace.fetch(planned.sources[0])
     require_tree(source.path, source.ref)
@@ -288,11 +278,7 @@ def finish(
 
 
 def check_compiles(workspace: Workspace, image: str) -> dict[str, Any]:
-    """Compile a kernel for every GPU in a fresh container of the image, without a GPU.
-
-    Raises:
-        ContractError: a GPU has no code object, or sm_90 no PTX although libdevice is there.
-    """
+    """Compile a kernel for every GPU in a fresh container of the image, without a GPU."""
     return run_contract(
         workspace,
         image,

@@ -48,11 +48,7 @@ def setup_text(tree: Path) -> str:
 
 
 def require_tree(tree: Path, name: str) -> None:
-    """Require a source tree of Triton that can be built: its setup.py, and both of its backends.
-
-    Raises:
-        SourceError: a file is given, or a part is missing.
-    """
+    """Require a source tree of Triton that can be built: its setup.py, and both of its backends."""
     if tree.is_file():
         raise SourceError(f"{name} is not a source tree of Triton", fix="give a folder, a tar archive or a commit")
     if not any((tree / setup).is_file() for setup in _SETUPS):
@@ -98,11 +94,7 @@ def _is_empty(tree: Path, folder: str) -> bool:
 
 
 def check_setup(tree: Path) -> None:
-    """Check that the recipes can keep a tree's setup.py from downloading packages.
-
-    Raises:
-        SourceError: it takes one by a variable that they do not know.
-    """
+    """Check that the recipes can keep a tree's setup.py from downloading packages."""
     named = set(re.findall(r"""["']([A-Z0-9_]+_SYSPATH)["']""", setup_text(tree) + _text(tree, _HELPERS)))
     if unknown := sorted(named - _SERVED):
         packages = ", ".join(name.removesuffix("_SYSPATH").lower() for name in unknown)
@@ -176,11 +168,7 @@ def bindings_of(tree: Path) -> Bindings:
 
 
 def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
-    """Check that a tree's build takes given libraries, and can be told to fetch nothing.
-
-    Raises:
-        SourceError: its build files know no such setting: they would download.
-    """
+    """Check that a tree's build takes given libraries, and can be told to fetch nothing."""
     files = (*_SETUPS, _HELPERS, "CMakeLists.txt")
     text = "\n".join(_text(tree, name) for name in files)
     for rule in rules:
@@ -244,9 +232,6 @@ def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
         wanted: a version or a commit.
         name: what people call the tree, e.g. `--source triton=PATH`.
         llvm: whether its LLVM pin is compared too; not if the user names an LLVM.
-
-    Raises:
-        PinError: it is a different one, or its version is unknown.
     """
     rows = _facts(tree, wanted, llvm=llvm)
     fix = "leave one of them out; a tree alone is built as it is, with its own LLVM pin"
@@ -294,10 +279,6 @@ def check_tree(tree: Path, request: Request, llvm: Source) -> None:
     """Compare a fetched tree with the request and with the LLVM that it will be built on.
 
     If neither a checkout nor the user named that LLVM, it came from a row of data; the tree's own pin is better.
-
-    Raises:
-        PinError: it is not the requested version, or pins a different LLVM.
-        UnsupportedError: that LLVM is too far from the one that it is written for.
     """
     _check_generation(tree, llvm)
     named = request.sources.get("triton")

@@ -68,11 +68,7 @@ class TritonWheelStage:
 
 
 def wheel_source(request: Request) -> Source:
-    """The wheel that is named, without any network.
-
-    Raises:
-        UnsupportedError: the source is not a wheel of the index.
-    """
+    """The wheel that is named, without any network."""
     spec = request.sources["triton"]  # without one this stage is not among those of a goal
     source = request.locate("triton", spec)
     if source.kind != "pypi":
@@ -99,12 +95,7 @@ def _check_python(request: Request, source: Source) -> None:
 
 
 def unzip(wheel: Path, into: Path) -> None:
-    """Unpack a wheel; names that leave the folder are refused.
-
-    Raises:
-        SourceError: it is not a wheel.
-        HostileInputError: a name is absolute or has `..`, or the content is larger than any wheel.
-    """
+    """Unpack a wheel; names that leave the folder are refused."""
     into.mkdir(parents=True, exist_ok=True)
     with open_wheel(wheel) as archive:
         for member in archive.infolist():

@@ -280,10 +280,6 @@ def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
 
     Returns:
         `{"tag", "files", "packages"}`: the tag of its name, how many files it has, and its top folders.
-
-    Raises:
-        ContractError: it has another tag, a file that must not be inside, a part that the row calls missing, or other
-            packages.
     """
     match = re.search(r"-([^-]+-[^-]+-[^-]+)\.whl$", wheel.name)
     tag = match[1] if match else ""

@@ -12,12 +12,7 @@ from toolchain.core.zips import open_zip
 
 
 def open_wheel(path: Path) -> AbstractContextManager[zipfile.ZipFile]:
-    """Open a wheel, see `open_zip`. Names that differ in case alone are refused, because wheels are for any system.
-
-    Raises:
-        SourceError: it cannot be read, or is not a complete zip archive. A member may show that only when it is read.
-        HostileInputError: a name or a size of it would harm.
-    """
+    """Open a wheel, see `open_zip`. Names that differ in case alone are refused, because wheels are for any system."""
     return open_zip(path, path.name, kind="wheel", ignore_case=True)
 
 

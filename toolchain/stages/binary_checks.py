@@ -1,0 +1,231 @@
+"""Checks of built programs, libraries and wheels against their machine, their oldest system and their rows of data."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from toolchain.catalog.architectures import machine_of
+from toolchain.catalog.floors import Floor
+from toolchain.catalog.release_data import numbers
+from toolchain.catalog.rocm import Stub
+from toolchain.core.errors import ContractError
+from toolchain.stages.elf import Linked, linked_of, read_linked
+
+_MANYLINUX = re.compile(r"manylinux_([0-9]+)_([0-9]+)_(\w+)")
+_ELF_MACHINES = {"amd64": "EM_X86_64", "arm64": "EM_AARCH64", "ppc64le": "EM_PPC64", "s390x": "EM_S390"}
+_ABI_SUFFIX = re.compile(r"\.cpython-([0-9]+)[a-z]*-")
+# Run-time libraries of C and C++, which every system has that a wheel is for.
+_SYSTEM = re.compile(r"(libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|ld-linux[a-z0-9_-]*)\.so\.[0-9]+")
+_REVISION = re.compile(rb"(?<![0-9a-f])([0-9a-f]{40}-[0-9]{1,6})\0")
+_SHOWN = 10
+
+
+def check_stub(path: Path, stub: Stub) -> None:
+    """Check that a library to link with has the soname, functions and version nodes of its rows, and no others."""
+    library = read_linked(path)
+    faults = [] if library.soname == stub.soname else [f"its soname is {library.soname or 'none'}"]
+    faults += [f"it asks for {', '.join(library.needed)}"] if library.needed else []
+    faults += [
+        f"{name} is at {', '.join(library.exports.get(name, ())) or 'no node'}, not {node}"
+        for name, node in stub.symbols.items()
+        if library.exports.get(name) != (node,)
+    ]
+    nodes = {node for node, _ in stub.nodes}
+    faults += [f"no row names {name}" for name in sorted(library.exports.keys() - stub.symbols.keys() - nodes)]
+    _refuse(
+        faults,
+        f"the library to link with {stub.soname} is not what toolchain/data/hip.toml says",
+        fix="see the log, and build it again; report it if it stays",
+    )
+
+
+def holds_on(library: Linked, floor: Floor) -> bool:
+    """Return whether a system as old as a floor has every glibc and libstdc++ symbol version that a library needs."""
+    glibc, glibcxx = library.newest("GLIBC_"), library.newest("GLIBCXX_")
+    return glibc <= numbers(floor.glibc) and glibcxx <= numbers(floor.glibcxx)
+
+
+def check_linked(path: Path, stubs: Mapping[str, Stub], *, soname: str, floor: Floor) -> dict[str, Any]:
+    """Check that a library needs the HIP that it was linked for, and no newer system than its floor.
+
+    Args:
+        stubs: the libraries that it was linked with, by soname.
+        soname: of the HIP that it is for.
+
+    Returns:
+        `{"soname", "needed", "glibc", "glibcxx", "functions"}`: the libraries, the newest glibc and libstdc++ and the
+        functions of HIP that it needs.
+    """
+    library = read_linked(path)
+    hip = [name for name in library.needed if name.startswith("libamdhip64.so")]
+    functions = library.asks_of(soname)
+    faults = [] if hip == [soname] else [f"it asks for {', '.join(hip) or 'no HIP'}, not {soname}"]
+    faults += [
+        f"it asks for {name} at {node}, which no row names"
+        for name, node in functions.items()
+        if stubs[soname].symbols.get(name) != node
+    ]
+    faults += [
+        f"{name} is asked of no library"
+        for name, (asked, _) in library.imports.items()
+        if name.startswith("hip") and not asked
+    ]
+    glibc, glibcxx = (_dotted(library.newest(prefix)) for prefix in ("GLIBC_", "GLIBCXX_"))
+    if not holds_on(library, floor):
+        faults.append(
+            f"it asks for GLIBC_{glibc} and GLIBCXX_{glibcxx}; {floor.system} has {floor.glibc} and {floor.glibcxx}"
+        )
+    _refuse(
+        faults,
+        f"{path.name} does not serve {floor.system} with {soname}",
+        fix="see in the log what of the base was linked; a new HIP function needs a row in toolchain/data/hip.toml",
+    )
+    return {
+        "soname": soname,
+        "needed": sorted(library.needed),
+        "glibc": glibc,
+        "glibcxx": glibcxx,
+        "functions": sorted(functions),
+    }
+
+
+def check_codegen(library: Path, *, revision: str, exports: Sequence[str], arch: str, glibc: str) -> dict[str, Any]:
+    """Check that a library for a GPU is what its pin and its version script promise.
+
+    Args:
+        revision: the one that it must report: `COMMIT-BUILD`.
+        exports: the symbols that its version script names.
+        arch: OCI architecture.
+        glibc: the oldest glibc that it is for.
+
+    Returns:
+        `{"file", "sha256", "bytes", "revision", "symbols", "libraries", "glibc"}`.
+    """
+    content = library.read_bytes()
+    binary = linked_of(library.name, content)
+    has, wanted, inside = set(binary.exports), set(exports), {match.decode() for match in _REVISION.findall(content)}
+    faults = [fault for fault in (_misfit(binary, arch, glibc),) if fault]
+    # A further symbol would mix the LLVM in it with the one that Triton links.
+    faults += [f"its version script does not name {', '.join(sorted(has - wanted)[:_SHOWN])}"] if has - wanted else []
+    faults += [f"it lacks {', '.join(sorted(wanted - has))} of its version script"] if wanted - has else []
+    faults += [
+        f"it needs {name}, which a wheel does not bring" for name in binary.needed if not _SYSTEM.fullmatch(name)
+    ]
+    if inside - {revision} or f"{revision}\0".encode() not in content:
+        faults.append(f"its revision is {' and '.join(sorted(inside)) or 'unknown'}, the pin is {revision}")
+    _refuse(
+        faults,
+        f"{library.name} is not the library that Triton pins",
+        fix="see in the log what was linked, and build it again from this Triton and the LLVM that it pins",
+    )
+    return {
+        "file": library.name,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "bytes": len(content),
+        "revision": revision,
+        "symbols": sorted(has),
+        "libraries": sorted(binary.needed),
+        "glibc": _dotted(binary.newest("GLIBC_")),
+    }
+
+
+def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str, Any]:
+    """Check that a wheel is for one CPython, one machine and an old C library, in its name, metadata and content.
+
+    Args:
+        python: `3.13`.
+        arch: OCI architecture.
+        glibc: the oldest glibc that it is for.
+
+    Returns:
+        `{"file", "bytes", "tag", "libraries", "glibc"}`: the platform tag, the libraries that the binaries need, and
+        the newest glibc of which they need a symbol.
+    """
+    kernel = machine_of(arch).kernel
+    tag = wheel.name.removesuffix(".whl").rsplit("-", 1)[-1]
+    abi = "cp" + python.replace(".", "")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        binaries = dict(_binaries(archive))
+        metadata = next((name for name in names if name.endswith(".dist-info/WHEEL")), "")
+        tags = re.findall(r"^Tag: (\S+)", archive.read(metadata).decode(), re.MULTILINE) if metadata else []
+    # A wheel of the stable ABI is named for the oldest Python that it serves.
+    stable = re.search(r"-(cp3([0-9]+)-abi3)-", wheel.name)
+    both = stable[1] if stable and int(stable[2]) <= int(python.partition(".")[2]) else f"{abi}-{abi}"
+    faults: list[str] = []
+    if f"-{both}-" not in wheel.name or set(tags) != {f"{both}-{platform}" for platform in tag.split(".")}:
+        faults.append(f"its name and its metadata are not for {abi}: {', '.join(tags) or 'no tag'}")
+    named = {(int(major), int(minor), cpu) for major, minor, cpu in _MANYLINUX.findall(tag)}
+    if not named or any((major, minor) > numbers(glibc) or cpu != kernel for major, minor, cpu in named):
+        faults.append(f"its tag {tag} is not that of glibc {glibc} or older on {kernel}")
+    faults += [
+        f"{name} has the suffix of another Python"
+        for name in names
+        if (suffix := _ABI_SUFFIX.search(PurePosixPath(name).name)) and (stable or suffix[1] != abi.removeprefix("cp"))
+    ]
+    faults += [f"{name}: {fault}" for name, binary in binaries.items() if (fault := _misfit(binary, arch, glibc))]
+    if not binaries:
+        faults.append("there is no program or library in it")
+    _refuse(
+        faults,
+        f"{wheel.name} is not the wheel that it should be",
+        fix="see the log: the wheel has files of the base or of another Python",
+    )
+    return {
+        "file": wheel.name,
+        "bytes": wheel.stat().st_size,
+        "tag": tag,
+        "libraries": sorted({library for binary in binaries.values() for library in binary.needed}),
+        "glibc": _dotted(max((binary.newest("GLIBC_") for binary in binaries.values()), default=())),
+    }
+
+
+def check_carried(wheel: Path, libraries: Mapping[str, str]) -> None:
+    """Check that a wheel carries the very libraries that were built for it.
+
+    Args:
+        libraries: SHA-256 (64 hex digits) by path in the wheel.
+    """
+    faults = []
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        for path, wanted in sorted(libraries.items()):
+            digest = hashlib.sha256(archive.read(path)).hexdigest() if path in names else "missing"
+            if digest != wanted:
+                faults.append(f"{path}: {digest}, built was {wanted}")
+    _refuse(
+        faults,
+        f"{wheel.name} does not carry the libraries that were built for it",
+        fix="see the log: something fetched or built another one, or Triton's build did not take it",
+    )
+
+
+def _binaries(archive: zipfile.ZipFile) -> Iterator[tuple[str, Linked]]:
+    """Yield every ELF file by name."""
+    for member in archive.infolist():
+        with archive.open(member) as stream:
+            if stream.read(4) != b"\x7fELF":
+                continue
+        yield member.filename, linked_of(member.filename, archive.read(member))
+
+
+def _misfit(binary: Linked, arch: str, glibc: str) -> str:
+    """Return why a program or library does not run on an old system of an architecture; empty if it does."""
+    if binary.machine != _ELF_MACHINES[arch]:
+        return f"it is for {binary.machine}, not {arch}"
+    newest = binary.newest("GLIBC_")
+    return f"it asks for glibc {_dotted(newest)}, and is for {glibc}" if newest > numbers(glibc) else ""
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _refuse(faults: Sequence[str], what: str, *, fix: str) -> None:
+    if faults:
+        raise ContractError(what, why="\n".join(faults[:_SHOWN]), fix=fix)
