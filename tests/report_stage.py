@@ -22,7 +22,6 @@ from toolchain.stages.stage import (
     Planned,
     Workspace,
     common_inputs,
-    image_labels,
     source_inputs,
 )
 
@@ -72,9 +71,7 @@ class ReportStage:
             tree = workspace.work() / "tree"
             (tree / FILE).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source.path / "report.txt", tree / FILE)
-        return workspace.finish(
-            planned, LayerContent(tree=tree), ImageParts(labels=image_labels(planned, revision=source.ref)), facts={}
-        )
+        return workspace.finish(planned, LayerContent(tree=tree), ImageParts(revision=source.ref), facts={})
 
 
 def copied(_: str, __: Request) -> ReportStage:

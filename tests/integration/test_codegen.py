@@ -17,7 +17,8 @@ from toolchain.core.digest import sha256_file
 from toolchain.core.errors import BuildError, ContractError
 from toolchain.core.recipe import Mount, Recipe
 from toolchain.engine.buildah import Buildah
-from toolchain.stages.codegen_library import check_in_wheel, check_library, exported_by, library_recipe, take_files
+from toolchain.stages.binary_checks import check_carried, check_codegen
+from toolchain.stages.codegen_library import exported_by, library_recipe, take_files
 
 __all__ = ["engine"]
 pytestmark = pytest.mark.engine
@@ -76,7 +77,7 @@ def again(engine: Buildah, recipe: Recipe, out: Path) -> None:
 
 def facts(made: Made, revision: str = REVISION) -> Mapping[str, object]:
     exports = exported_by(made.out / RULE.exports)
-    return check_library(made.out / RULE.library, revision=revision, exports=exports, arch="amd64", glibc="2.31")
+    return check_codegen(made.out / RULE.library, revision=revision, exports=exports, arch="amd64", glibc="2.31")
 
 
 def test_the_library_has_the_symbols_of_its_version_script_and_needs_no_llvm(made: Made, engine: Buildah) -> None:
@@ -130,7 +131,7 @@ def test_a_wheel_takes_the_library_that_it_is_given(made: Made, engine: Buildah,
     wheels = sorted((tmp_path / "out/wheel").iterdir())
     assert [wheel.name.split("-")[2:4] for wheel in wheels] == [["cp311", "cp311"], ["cp312", "abi3"]]
     for wheel in wheels:
-        check_in_wheel(wheel, {RULE.installed: str(facts(made)["sha256"])})
+        check_carried(wheel, {RULE.installed: str(facts(made)["sha256"])})
     # The same tree without the library would fetch one.
     (tree / RULE.place).mkdir(parents=True)
     without = replace(made.wheels, contexts=contexts, args={**args, "INPUT_DIGEST": f"{tmp_path} without"})

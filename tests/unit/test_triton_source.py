@@ -21,7 +21,7 @@ from toolchain.request.model import Request
 from toolchain.stages.aotriton_library import aotriton_source, commit_of
 from toolchain.stages.llvm import llvm_needs, llvm_pin, llvm_source
 from toolchain.stages.triton_origin import from_source, triton_source
-from toolchain.stages.triton_report import lit, lit_totals, ninja_seconds
+from toolchain.stages.triton_report import lit, lit_totals
 from toolchain.stages.triton_source import for_python
 from toolchain.stages.triton_tree import python_requires
 
@@ -343,14 +343,6 @@ def test_lit_tests_that_did_not_run_are_no_success(tmp_path: Path) -> None:
     assert lit(tmp_path, required=False) == {}
     with pytest.raises(BuildError, match="left no report"):
         lit(tmp_path, required=True)
-
-
-def test_ninja_seconds(tmp_path: Path) -> None:
-    log = tmp_path / "ninja.log"
-    log.write_text(
-        "# ninja log v6\n0\t1500\t0\tlib/a.cpp.o\tff\n1000\t3000\t0\tlib/libtriton.so\tff\n0\t250\t0\tx.inc\tff\n"
-    )
-    assert ninja_seconds(log) == {"compile": 1.5, "link": 2.0, "other": 0.2}
 
 
 def test_aotriton_names_itself(request_: Request, tmp_path: Path) -> None:

@@ -172,11 +172,6 @@ def test_without_any_it_is_the_default_from_source_and_the_wheel_comes_by_name(r
     for verb in VERBS:
         assert call(verb) == (0, "")
         assert at(NEWEST.commit)(run.source()), verb
-        # One line for who wrote this before the wheel had to be named.
-        code, output = call(verb, "--allow-binary", "triton-wheel")
-        assert at(NEWEST.commit)(run.source())
-        assert output.count("\n") == 1
-        assert "--source triton=pypi:3.7.1" in output
         code, output = call(verb, "--source", "triton=pypi:3.7.1", "--allow-binary", "triton-wheel")
         assert (code, output, run.source().ref) == (0, "", "pypi:triton==3.7.1")
     assert run.call("plan", "kernels", "--source", "triton=pypi:3.6.0")[0] == 0

@@ -15,9 +15,8 @@ import pytest
 from toolchain.core.entry_names import EntryNames
 from toolchain.core.errors import HostileInputError, SourceError, ToolchainError
 from toolchain.core.filesystem import read_regular
-from toolchain.core.zips import open_zip
+from toolchain.core.zips import open_wheel, open_zip
 from toolchain.stages.triton_wheel import unzip
-from toolchain.stages.wheel_archive import open_wheel
 
 NAMES = {
     "dot": ("./a", "a"), "slashes": ("a//b", "a/b"), "case": ("A/x", "a/x"), "case of folders": ("A/", "a/x", "a/"),

@@ -21,7 +21,7 @@ from toolchain.core.cache import Cache, default_cache
 from toolchain.core.errors import ConfigError, ToolchainError
 from toolchain.core.locks import in_use
 from toolchain.pipeline import triton_choice
-from toolchain.pipeline.triton_choice import Choice, doubts, settle, wheel_hint
+from toolchain.pipeline.triton_choice import Choice, doubts, settle
 from toolchain.request import model as request_module
 from toolchain.request.declaration import PANELS, Option
 from toolchain.request.model import DEFAULT_GLIBC, Request
@@ -234,8 +234,7 @@ def _settled(choice: Choice, lock: Lock | None, request: Request) -> Choice:
     if not choice.target and choice.triton is None:
         return choice
     choice = settle(choice, lock=lock, cache=request.cache)
-    hint = wheel_hint(choice, request.allow_binary)
-    for line in (*choice.notes, *([hint] if hint else [])):
+    for line in choice.notes:
         console.note(line)
     for line in doubts(choice):
         console.warn(line)

@@ -57,6 +57,11 @@ class _Zip(zipfile.ZipFile):
             raise HostileInputError(f"{row.filename} overlaps another entry of its archive", fix=_AGAIN)
 
 
+def open_wheel(path: Path) -> contextlib.AbstractContextManager[zipfile.ZipFile]:
+    """Open a wheel, and refuse names that differ in case alone, because wheels are for any system; see `open_zip`."""
+    return open_zip(path, path.name, kind="wheel", ignore_case=True)
+
+
 @contextlib.contextmanager
 def open_zip(
     source: Path | BinaryIO, name: str, *, kind: str = "zip archive", ignore_case: bool = False

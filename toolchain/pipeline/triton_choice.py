@@ -21,12 +21,10 @@ from toolchain.sources.resolve import locate
 from toolchain.sources.spec import SourceSpec, of_folder, of_github, parse_source_spec, users_path
 from toolchain.stages.triton_origin import AMD_FORK
 from toolchain.stages.triton_tree import compare, gitlink_of, head_of, submodules_of
-from toolchain.stages.triton_wheel import BINARY
 
 if TYPE_CHECKING:
     from toolchain.pipeline.lockfile import Lock
 
-WHEEL = "--source triton=pypi:3.7.1"
 # Where a value comes from, the strongest first.
 COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE = range(4)
 _MARKS = ("setup.py", "python/setup.py", "CMakeLists.txt", "third_party")
@@ -83,18 +81,6 @@ def settle(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice:
     _compare(choice, cache)
     # A source that is at this very commit says all that the commit does.
     return replace(choice, triton=None) if is_commit(str(choice.triton)) and "triton" in choice.sources else choice
-
-
-def wheel_hint(choice: Choice, allow_binary: tuple[str, ...]) -> str:
-    """The line for a command line from when the wheel came without being named; empty if it is not needed."""
-    if (
-        BINARY not in allow_binary
-        or "triton" in choice.sources
-        or choice.aotriton
-        or not involves(choice.target, "triton")
-    ):
-        return ""
-    return f"Triton is built from source; for the wheel that --allow-binary {BINARY} allows, name it: {WHEEL}"
 
 
 def doubts(choice: Choice) -> tuple[str, ...]:

@@ -194,7 +194,11 @@ class BuildWorkspace:
         layer = self._write_layer(content)
         below = [read_layers(layout, layout.resolve(part.manifest)) for part in (image.under, *image.beside) if part]
         lower = tuple({layer.diff_id: layer for layers in below for layer in layers}.values())
-        labels = {**image.labels, **self._contents(planned).labels(), INPUT_DIGEST: str(planned.input_digest)}
+        labels = {
+            **image.all_labels(planned),
+            **self._contents(planned).labels(),
+            INPUT_DIGEST: str(planned.input_digest),
+        }
         checked: dict[str, Any] = {}
         if check is not None:
             plain = add_layer(layout, compress_layer(layer, self.work() / "plain", "none"), created_by=planned.name)

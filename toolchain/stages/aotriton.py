@@ -63,7 +63,6 @@ from toolchain.stages.stage import (
     LayerContent,
     Planned,
     Workspace,
-    image_labels,
     source_inputs,
     stage_inputs,
 )
@@ -162,12 +161,9 @@ class AotritonStage:
                 planned,
                 LayerContent(tree=tree),
                 ImageParts(
-                    labels=image_labels(
-                        planned,
-                        revision=source.ref,
-                        binaries=planned.binaries,
-                        more={labels.GPUS: ",".join(gpus), labels.KERNELS: json.dumps(result.counts(), sort_keys=True)},
-                    )
+                    revision=source.ref,
+                    binaries=True,
+                    labels={labels.GPUS: ",".join(gpus), labels.KERNELS: json.dumps(result.counts(), sort_keys=True)},
                 ),
                 facts={
                     "prefix": prefix,

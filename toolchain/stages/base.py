@@ -23,7 +23,7 @@ from toolchain.core.process import CommandError
 from toolchain.core.recipe import Recipe
 from toolchain.oci.layout import Layout
 from toolchain.request.model import Request
-from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace, common_inputs, image_labels
+from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace, common_inputs
 from toolchain.stages.start import pull_start
 
 # Runs inside the new root before its package lists go: name, version, architecture, SHA-256 of all that is installed.
@@ -95,7 +95,7 @@ class BaseStage:
         built = workspace.finish(
             resolved,
             LayerContent(tar=tar, normalise=False, compress=False),
-            ImageParts(labels=image_labels(resolved, of=recipe.name)),
+            ImageParts(title=recipe.name),
             facts={"packages": len(lock["packages"])},
         )
         write_packages(workspace.cache.package_list("base", recipe.name, recipe.arch), lock)
@@ -258,7 +258,8 @@ def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspa
     listing.unlink()
     resolved = replace(planned, inputs=package_inputs("base", recipe.name, lock, workspace.request))
     facts = {"packages": len(lock["packages"]), "start": {"image": recipe.image, "manifest": start.manifest}}
-    built = workspace.finish(resolved, LayerContent(tree=tree, normalise=False, compress=False), facts=facts)
+    content = LayerContent(tree=tree, normalise=False, compress=False)
+    built = workspace.finish(resolved, content, ImageParts(title=recipe.name), facts=facts)
     write_packages(workspace.cache.package_list("base", recipe.name, recipe.arch), lock)
     return built
 

@@ -28,7 +28,6 @@ from toolchain.stages.stage import (
     LayerContent,
     Planned,
     Workspace,
-    image_labels,
     stage_inputs,
 )
 from toolchain.stages.triton_origin import triton_source
@@ -139,7 +138,7 @@ class CodegenLibraryStage:
         return workspace.finish(
             replace(planned, binaries=intake.binaries(planned.binaries)),
             LayerContent(tree=tree),
-            ImageParts(labels=image_labels(planned, revision=source.ref)),
+            ImageParts(revision=source.ref),
             facts={"codegen": facts},
             # A library for another machine is checked when its wheel is.
             check=ContractCheck(run=check, on=dependencies["base"])

@@ -30,7 +30,6 @@ from toolchain.stages.stage import (
     LayerContent,
     Planned,
     Workspace,
-    image_labels,
     source_inputs,
     stage_inputs,
 )
@@ -149,7 +148,7 @@ class CodegenLlvmStage:
         return workspace.finish(
             planned,
             LayerContent(tree=tree),
-            ImageParts(labels=image_labels(planned, revision=source.ref, more=floor_labels(request.glibc))),
+            ImageParts(revision=source.ref, labels=floor_labels(request.glibc)),
             facts={"prefix": prefix, **intake_facts},
             check=ContractCheck(run=check, on=dependencies["base"]) if request.contract else None,
         )

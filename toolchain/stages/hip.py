@@ -28,7 +28,6 @@ from toolchain.stages.stage import (
     LayerContent,
     Planned,
     Workspace,
-    image_labels,
     source_inputs,
     stage_inputs,
 )
@@ -128,7 +127,7 @@ class HipStage:
         return workspace.finish(
             planned,
             LayerContent(tree=tree, compress=False),
-            ImageParts(labels=image_labels(planned, of=", ".join(majors))),
+            ImageParts(title=", ".join(majors)),
             facts={"hip": versions, "stubs": {stub.name: stub.as_json() for stub in stubs}},
         )
 

@@ -36,7 +36,6 @@ from toolchain.stages.stage import (
     LayerContent,
     Planned,
     Workspace,
-    image_labels,
     source_inputs,
     stage_inputs,
     triton_id,
@@ -124,13 +123,7 @@ class KernelsStage:
         return workspace.finish(
             planned,
             LayerContent(tree=tree),
-            ImageParts(
-                labels=image_labels(
-                    planned,
-                    binaries=planned.binaries,
-                    more={labels.KERNELS: json.dumps(result.counts(), sort_keys=True)},
-                )
-            ),
+            ImageParts(binaries=True, labels={labels.KERNELS: json.dumps(result.counts(), sort_keys=True)}),
             facts={
                 **campaign_facts(result, request, gpus),
                 "found_binaries": intake.rows(findings),

@@ -42,7 +42,6 @@ from toolchain.stages.stage import (
     LayerContent,
     Planned,
     Workspace,
-    image_labels,
     source_inputs,
     stage_inputs,
 )
@@ -243,13 +242,7 @@ class LlvmStage:
         return workspace.finish(
             planned,
             LayerContent(tree=tree),
-            ImageParts(
-                labels=image_labels(
-                    planned,
-                    revision=source.ref,
-                    more=floor_labels(request.glibc) if request.glibc else None,
-                )
-            ),
+            ImageParts(revision=source.ref, labels=floor_labels(request.glibc)),
             facts={"prefix": prefix, "version": version, "serves": needs.serves, **intake_facts},
             check=ContractCheck(run=check, on=dependencies["base"]) if proved else None,
         )
@@ -261,7 +254,9 @@ def recipe_files(arch: str, *, cross: bool) -> dict[str, str]:
 
 
 def floor_labels(glibc: str) -> dict[str, str]:
-    """Labels with the oldest supported system, and the build of Triton on the layer."""
+    """Return labels with the oldest supported system, and the build of Triton on the layer; none without a floor."""
+    if not glibc:
+        return {}
     floor = floor_of(glibc)
     return {
         labels.GLIBC: floor.glibc,

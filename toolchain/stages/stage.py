@@ -119,16 +119,38 @@ class ImageParts:
     """The parts of a stage's image besides its own layer.
 
     Args:
-        labels: see `image_labels`.
+        title: the system in the image's title, for a stage whose row has a title. Other images are titled by name.
+        revision: commit or version of the source.
+        binaries: whether a label lists the prebuilt things in it.
+        licensed: False if only the layer itself holds the licence.
+        labels: further labels.
         under: the stage whose layers are below this one; None for an image of one layer.
         beside: further stages whose layers are above those of `under`.
         environment: see `ImageSpec`.
     """
 
+    title: str = ""
+    revision: str = ""
+    binaries: bool = False
+    licensed: bool = True
     labels: Mapping[str, str] = field(default_factory=dict)
     under: Built | None = None
     beside: Sequence[Built] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    def all_labels(self, planned: Planned) -> dict[str, str]:
+        """Return the labels of the image of a stage."""
+        row = stage_row(planned.name)
+        if row.title:
+            return {labels.TITLE: row.title.format(self.title)}
+        texts = {
+            labels.TITLE: planned.image,
+            labels.REVISION: self.revision,
+            labels.LICENSES: row.license if self.licensed else "",
+            labels.PARTIAL: planned.partial,
+        }
+        binaries = {labels.BINARIES: ",".join(planned.binaries)} if self.binaries else {}
+        return {**{name: text for name, text in texts.items() if text}, **binaries, **self.labels}
 
 
 PLAIN = ImageParts()
@@ -266,37 +288,6 @@ def stage_inputs(
     if None in resolved.values():
         return None
     return {**common_inputs(name, request), **resolved, **(more or {})}
-
-
-def image_labels(
-    planned: Planned,
-    *,
-    of: str = "",
-    revision: str = "",
-    binaries: Sequence[str] | None = None,
-    licensed: bool = True,
-    more: Mapping[str, str] | None = None,
-) -> dict[str, str]:
-    """The labels of a stage's image.
-
-    Args:
-        of: the system, where the image is one; only its title is set.
-        revision: commit or version of the source.
-        binaries: prebuilt things in it, by the names of `--allow-binary`; None if it does not say.
-        licensed: False where the licence stands in the layer alone.
-        more: what only this stage says.
-    """
-    row = stage_row(planned.name)
-    if row.title:
-        return {labels.TITLE: row.title.format(of)}
-    texts = {
-        labels.TITLE: planned.image,
-        labels.REVISION: revision,
-        labels.LICENSES: row.license if licensed else "",
-        labels.PARTIAL: planned.partial,
-    }
-    named = {labels.BINARIES: ",".join(binaries)} if binaries is not None else {}
-    return {**{name: text for name, text in texts.items() if text}, **named, **(more or {})}
 
 
 def triton_id(planned: Planned) -> str:

@@ -59,7 +59,6 @@ from toolchain.stages.stage import (
     LayerContent,
     Planned,
     Workspace,
-    image_labels,
     stage_inputs,
     triton_id,
 )
@@ -170,21 +169,18 @@ class TritonCacheStage:
             planned,
             LayerContent(tree=tree),
             ImageParts(
-                labels=image_labels(
-                    planned,
-                    binaries=planned.binaries,
-                    more={
-                        **triton_cache.labels(entries),
-                        labels.KERNELS: json.dumps(counts, sort_keys=True),
-                        labels.CACHE_MOUNT: mount(),
-                        labels.CACHE_TRITON: triton.input_digest,
-                        labels.CACHE_TRITON_LAYER: layer_digests(triton, workspace.cache)[-1],
-                        labels.CACHE_TRITON_KEY: f"sha256:{about['triton_key']}",
-                        **triton_cache.key_label(about["mcv_key"]),
-                        labels.CACHE_TRITON_PATH: about["path"],
-                        labels.CACHE_CALLS: json.dumps([outcome.call.name for outcome in outcomes if outcome.done]),
-                    },
-                )
+                binaries=True,
+                labels={
+                    **triton_cache.labels(entries),
+                    labels.KERNELS: json.dumps(counts, sort_keys=True),
+                    labels.CACHE_MOUNT: mount(),
+                    labels.CACHE_TRITON: triton.input_digest,
+                    labels.CACHE_TRITON_LAYER: layer_digests(triton, workspace.cache)[-1],
+                    labels.CACHE_TRITON_KEY: f"sha256:{about['triton_key']}",
+                    **triton_cache.key_label(about["mcv_key"]),
+                    labels.CACHE_TRITON_PATH: about["path"],
+                    labels.CACHE_CALLS: json.dumps([outcome.call.name for outcome in outcomes if outcome.done]),
+                },
             ),
             facts={
                 "kernels": counts,

@@ -31,13 +31,12 @@ from toolchain.stages.stage import (
     LayerContent,
     Planned,
     Workspace,
-    image_labels,
     source_inputs,
     stage_inputs,
 )
 from toolchain.stages.triton import TritonDetails, refined
 from toolchain.stages.triton_edits import check_edits
-from toolchain.stages.triton_report import lit, ninja_seconds
+from toolchain.stages.triton_report import lit
 from toolchain.stages.triton_tree import check_no_download, check_setup, check_tree, require_tree
 from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.unpacked import own_python, versions_of
@@ -259,7 +258,6 @@ def finish(
         "auditwheel": read_built(out, "auditwheel.txt"),
         "lit": lit(out, required=request.contract and with_base),
         "found_binaries": taken.intake.rows(taken.findings),
-        "seconds_by_kind": {path.stem: ninja_seconds(path) for path in sorted(out.glob("ninja-*.log"))},
         **(facts or {}),
     }
     workspace.step("layer")
@@ -269,7 +267,8 @@ def finish(
         taken.planned,
         LayerContent(tree=tree, compress=False),
         ImageParts(
-            labels=image_labels(taken.planned, revision=taken.source.ref, binaries=taken.planned.binaries),
+            revision=taken.source.ref,
+            binaries=True,
             under=dependencies["base"] if with_base else None,
         ),
         facts=known,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from toolchain.catalog.release_data import numbers
 from toolchain.core.errors import ConfigError, UnsupportedError
+from toolchain.core.zips import open_wheel
 from toolchain.request.model import Request
 from toolchain.sources.pypi import pypi_row, python_of_wheel
 from toolchain.sources.tree import Source
@@ -17,12 +18,10 @@ from toolchain.stages.stage import (
     LayerContent,
     Planned,
     Workspace,
-    image_labels,
     source_inputs,
     stage_inputs,
 )
 from toolchain.stages.unpacked import own_python
-from toolchain.stages.wheel_archive import open_wheel
 
 BINARY = "triton-wheel"
 # Apart from the distribution's own site-packages; in-image programs get it by PYTHONPATH.
@@ -62,7 +61,7 @@ class TritonWheelStage:
         return workspace.finish(
             planned,
             LayerContent(tree=tree, compress=False),
-            ImageParts(labels=image_labels(planned, binaries=[BINARY], licensed=False), under=dependencies["base"]),
+            ImageParts(binaries=True, licensed=False, under=dependencies["base"]),
             facts={"wheel_bytes": wheel.path.stat().st_size},
         )
 

@@ -30,7 +30,7 @@ from toolchain.core.errors import PinError, UnsupportedError
 from toolchain.core.filesystem import emptied
 from toolchain.request.model import Request
 from toolchain.stages.base import package_inputs, parse_packages, read_packages, run_mmdebstrap, write_packages
-from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace, image_labels
+from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
 
 # Runs before mmdebstrap removes the archives, and prints what dpkg would report if the packages were installed.
 _LIST_ARCHIVES = (
@@ -134,7 +134,7 @@ class UnpackedStage:
         built = workspace.finish(
             resolved,
             LayerContent(tree=tree, compress=False),
-            ImageParts(labels=image_labels(resolved, of=content.title)),
+            ImageParts(title=content.title),
             facts=facts,
         )
         write_packages(workspace.cache.package_list(self.name, content.name, request.arch[0]), lock)

@@ -16,6 +16,7 @@ from toolchain.core.digest import write_atomically
 from toolchain.core.errors import BuildError, ContractError, SourceError, ToolchainError
 from toolchain.core.filesystem import emptied, read_built
 from toolchain.core.recipe import Mount, Recipe, digests
+from toolchain.core.zips import open_wheel
 from toolchain.request.model import Request
 from toolchain.sources.scan import Finding, scan
 from toolchain.sources.spec import SourceSpec
@@ -28,14 +29,12 @@ from toolchain.stages.stage import (
     LayerContent,
     Planned,
     Workspace,
-    image_labels,
     source_inputs,
     stage_inputs,
     triton_id,
 )
 from toolchain.stages.triton_wheel import SITE as TRITON_SITE
 from toolchain.stages.triton_wheel import unzip
-from toolchain.stages.wheel_archive import open_wheel
 from toolchain.stages.wheels import keep_wheel, wheel_folder, wheel_sources
 
 RECIPE = "containerfiles/wheel"
@@ -121,7 +120,8 @@ class WheelStage:
             planned,
             LayerContent(tree=tree),
             ImageParts(
-                labels=image_labels(planned, revision=source.ref, binaries=planned.binaries),
+                revision=source.ref,
+                binaries=True,
                 under=dependencies["triton"],
                 beside=(dependencies["torch"],),
                 environment=environment([row]),
@@ -199,7 +199,7 @@ class WheelsStage:
             planned,
             LayerContent(tree=tree),
             ImageParts(
-                labels=image_labels(planned, binaries=planned.binaries),
+                binaries=True,
                 under=dependencies["triton"],
                 beside=(dependencies["torch"], *below),
                 environment=environment(rows),

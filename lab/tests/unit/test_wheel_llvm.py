@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from toolchain.catalog.releases import triton_release
 from toolchain.cli.app import app
 from toolchain.core.errors import HostileInputError, PinError, SourceError
-from toolchain.stages.wheel_archive import open_wheel
+from toolchain.core.zips import open_wheel
 from toolchain_lab.examine.revisions import KINDS, Revision, revisions
 from toolchain_lab.examine.wheel_llvm import Library, WheelLlvm, read_wheel
 

@@ -21,7 +21,7 @@ from toolchain.core.process import CommandError
 from toolchain.core.stored_file import StoredFile, on_disk
 from toolchain.core.tar_headers import CheckedHeader, require
 from toolchain.core.unpack_budget import UnpackBudget
-from toolchain.core.zips import entry, open_zip
+from toolchain.core.zips import entry, open_wheel, open_zip
 from toolchain.kernels.aks2 import MAGIC
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
@@ -33,7 +33,6 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.places import open_place
 from toolchain.oci.reference import parse
 from toolchain.sources.unpack import decompressed
-from toolchain.stages.wheel_archive import open_wheel
 
 _FILE = re.compile(r".+\.(?:hsaco|co|aks2|zip|ptx|whl|so)")
 _TAR = re.compile(r".+\.(?:tar(?:\.\w+)?|tgz|txz)")

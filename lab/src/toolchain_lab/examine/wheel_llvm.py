@@ -20,14 +20,14 @@ from toolchain.catalog.architectures import machine_of, this_machine
 from toolchain.catalog.components import needs_for
 from toolchain.catalog.release_data import AotritonRelease, TritonRelease, aotriton_releases, triton_releases
 from toolchain.core.cache import Cache
-from toolchain.core.digest import sha256_file
+from toolchain.core.digest import CHUNK, sha256_file
 from toolchain.core.errors import HostileInputError, SourceError
 from toolchain.core.locks import in_use
+from toolchain.core.zips import open_wheel
 from toolchain.sources.pypi import download_wheel, known_files
 from toolchain.sources.resolve import fetch_source, locate
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
-from toolchain.stages.wheel_archive import open_wheel, pieces
 from toolchain_lab.examine.revisions import INSIDE, Revision, VersionText, revisions
 
 Verdict = Literal["pinned", "other", "contradictory", "missing", "untold", "no pin", "not pinned"]
@@ -135,6 +135,13 @@ def wheel_named(text: str, cache: Cache) -> Iterator[Path]:
             yield download_wheel(spec.where, spec.version, Path(folder), machine=machine)
 
 
+def _pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
+    """Yield a member's content in bounded pieces. zipfile compares its CRC at the end."""
+    with archive.open(member) as stream:
+        while piece := stream.read(CHUNK):
+            yield piece
+
+
 def read_wheel(path: Path) -> WheelLlvm:
     """Read a wheel and compare the LLVMs in it with the pins. Nothing of it is unpacked or run.
 
@@ -145,7 +152,7 @@ def read_wheel(path: Path) -> WheelLlvm:
     with open_wheel(path) as archive:
         project, version = _named(path.name, archive)
         libraries = [
-            _library(member.filename, part, pieces(archive, member))
+            _library(member.filename, part, _pieces(archive, member))
             for member in archive.infolist()
             if (part := _part(member.filename))
         ]
