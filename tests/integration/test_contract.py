@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 import pytest
 
 from tests.dockerd_fixture import dockerd
 from toolchain.catalog.components import LlvmRequirements, needs_for
 from toolchain.core.cache import Cache
-from toolchain.core.process import Result
+from toolchain.core.process import Result, RunOptions
 from toolchain.core.recipe import Mount
 from toolchain.engine.buildah import Buildah
 from toolchain.engine.docker import DockerRunner
@@ -74,14 +75,11 @@ class Prepared:
         argv: Sequence[str],
         *,
         mounts: Sequence[Mount] = (),
-        env: Mapping[str, str] | None = None,
         network: bool = False,
-        log: Path | None = None,
-        on_line: Callable[[str], None] | None = None,
-        capture: bool = False,
-        check: bool = True,
-        timeout: float | None = None,
+        **how: Unpack[RunOptions],
     ) -> Result:
+        on_line = how.get("on_line")
+
         def each(line: str) -> None:
             if line.startswith("@case "):
                 _, name, code, last = line.split(" ", 3)
@@ -89,18 +87,9 @@ class Prepared:
             elif on_line is not None:
                 on_line(line)
 
-        result = self.engine.run(
-            image,
-            ["sh", "-c", self.script, "sh", *argv],
-            mounts=[*mounts, *self.mounts],
-            env=env,
-            network=network or self.network,
-            log=log,
-            on_line=each,
-            capture=capture,
-            check=check,
-            timeout=timeout,
-        )
+        how["on_line"] = each
+        words, shown = ["sh", "-c", self.script, "sh", *argv], [*mounts, *self.mounts]
+        result = self.engine.run(image, words, mounts=shown, network=network or self.network, **how)
         if result.returncode == UNPREPARED:
             pytest.skip(f"NO LLVM PACKAGES TO CHECK: apt-get install {PACKAGES} failed: {result.tail[-3:]}")
         return result

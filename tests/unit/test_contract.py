@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 import pytest
 
 from toolchain.catalog.components import LlvmRequirements, needs_for
 from toolchain.core import process, recipe
 from toolchain.core.errors import ContractError
-from toolchain.core.process import CommandError, Result
+from toolchain.core.process import CommandError, Result, RunOptions
 from toolchain.core.recipe import Mount
 from toolchain.stages.contract import ContractReport, check_layer, check_names
 
@@ -49,20 +50,15 @@ class Script:
         argv: Sequence[str],
         *,
         mounts: Sequence[Mount] = (),
-        env: Mapping[str, str] | None = None,
         network: bool = False,
-        log: Path | None = None,
-        on_line: Callable[[str], None] | None = None,
-        capture: bool = False,
-        check: bool = True,
-        timeout: float | None = None,
+        **how: Unpack[RunOptions],
     ) -> Result:
-        assert not network, (image, log, capture, timeout)
-        self.env, self.argv, self.mounts = dict(env or {}), tuple(argv), tuple(mounts)
-        for line in self.lines:
-            if on_line is not None:
+        assert not network, image
+        self.env, self.argv, self.mounts = dict(how.get("env") or {}), tuple(argv), tuple(mounts)
+        if (on_line := how.get("on_line")) is not None:
+            for line in self.lines:
                 on_line(line)
-        if check and self.returncode:
+        if how.get("check", True) and self.returncode:
             raise CommandError(argv, self.returncode, self.lines)
         return Result(self.returncode, "", tuple(self.lines))
 

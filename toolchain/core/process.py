@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypedDict, Unpack
 
 from toolchain.core.environment import clean_environment, search_path
 from toolchain.core.errors import EngineError, LimitError, ToolchainError
@@ -50,9 +50,30 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
+class RunOptions(TypedDict, total=False):
+    """How a program runs, on this machine or in a container. A missing key means None or False, except for `check`.
+
+    env: variables that are added to the clean environment, or to that of the image.
+    log: a file to which every line is appended.
+    on_line: is called with each line of both streams, without its newline.
+    on_stderr: is called instead of `on_line` for the lines of standard error.
+    capture: keep standard output whole in the result.
+    check: raise a CommandError if the exit code is not 0; True if it is missing.
+    timeout: seconds after which the program and its children are killed.
+    """
+
+    env: Mapping[str, str] | None
+    log: Path | None
+    on_line: Callable[[str], None] | None
+    on_stderr: Callable[[str], None] | None
+    capture: bool
+    check: bool
+    timeout: float | None
+
+
 @dataclass(frozen=True)
 class Result:
-    """The result of a program: exit code, standard output (empty when streamed) and the last lines of both streams."""
+    """The result of a program: exit code, standard output if it was captured, and the last lines of both streams."""
 
     returncode: int
     stdout: str
@@ -109,52 +130,36 @@ def run(
     argv: Sequence[str | os.PathLike[str]],
     *,
     cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    check: bool = True,
-    capture: bool = False,
     stdin: str | None = None,
-    log: Path | None = None,
-    on_line: Callable[[str], None] | None = None,
-    on_stderr: Callable[[str], None] | None = None,
-    timeout: float | None = None,
     helpers: bool = False,
+    **how: Unpack[RunOptions],
 ) -> Result:
-    """Run a program to its end.
+    """Run a program to its end. If the log cannot be written, the program is ended and the OSError is raised.
 
     Args:
         argv: program and arguments; no shell reads them.
         cwd: the program's working directory; `/` otherwise, because the current one may be a hostile checkout.
-        env: added to the clean environment (see `clean_environment`).
-        check: raise when the exit code is not 0.
-        capture: keep standard output whole in the result; standard error goes to the tail and the log.
         stdin: text for standard input; nothing otherwise.
-        log: file that gets every line, appended.
-        on_line: called with each line of both streams, without its newline.
-        on_stderr: called with those of standard error in place of `on_line`.
-        timeout: seconds; the whole process group is killed after that.
-        helpers: it starts programs of its own that wait for a network: a kill -9 of this tool ends them too. What is
-            contained (see `contained`) has no need of it.
-
-    Raises:
-        CommandError: `check` is set and the program failed.
-        EngineError: the program is not installed.
-        OSError: the log cannot be written; the program is ended.
+        helpers: whether the program starts others that wait for a network, and that must end if this tool is killed.
+            A contained program (see `contained`) does not need it.
     """
     words = _words(argv)
+    timeout, on_line = how.get("timeout"), how.get("on_line")
+    on_stderr = how.get("on_stderr") or on_line
     with contextlib.ExitStack() as stack:
         sink: IO[str] | None = None
-        if log is not None:
+        if (log := how.get("log")) is not None:
             sink = stack.enter_context(opened_log(log))
             sink.write(f"+ {shlex.join(words)}\n")
-        child = stack.enter_context(_started(words, cwd=cwd, env=env, stdin=stdin is not None))
+        child = stack.enter_context(_started(words, cwd=cwd, env=how.get("env"), stdin=stdin is not None))
         if helpers:
             stack.enter_context(_ending_with_us(child))
         lines = _Streams(child, sink)
         assert child.stdout is not None  # noqa: S101
         assert child.stderr is not None  # noqa: S101
         threads = [
-            threading.Thread(target=lines.pump, args=(child.stdout, capture, on_line), daemon=True),
-            threading.Thread(target=lines.pump, args=(child.stderr, False, on_stderr or on_line), daemon=True),
+            threading.Thread(target=lines.pump, args=(child.stdout, how.get("capture", False), on_line), daemon=True),
+            threading.Thread(target=lines.pump, args=(child.stderr, False, on_stderr), daemon=True),
         ]
         for thread in threads:
             thread.start()
@@ -184,7 +189,7 @@ def run(
         code = child.returncode
         if lines.failed is not None:
             raise lines.failed
-    if check and code != 0:
+    if how.get("check", True) and code != 0:
         raise CommandError(words, code, tuple(lines.tail))
     return Result(code, "".join(lines.whole), tuple(lines.tail))
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from toolchain.core.digest import sha256_file
 from toolchain.core.errors import ConfigError
-from toolchain.core.process import Result
+from toolchain.core.process import Result, RunOptions
 
 PARTS = ("containerfiles", "llvm-config", "aotriton")
 """The folders of the recipe root: a build's context."""
@@ -95,13 +95,8 @@ class Runner(Protocol):
         argv: Sequence[str],
         *,
         mounts: Sequence[Mount] = (),
-        env: Mapping[str, str] | None = None,
         network: bool = False,
-        log: Path | None = None,
-        on_line: Callable[[str], None] | None = None,
-        capture: bool = False,
-        check: bool = True,
-        timeout: float | None = None,
+        **how: Unpack[RunOptions],
     ) -> Result:
         """Run `argv` in a container of `image`; the container is removed whatever happens."""
 

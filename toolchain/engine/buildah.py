@@ -11,13 +11,14 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Unpack
 
 from toolchain.core import process
 from toolchain.core.cache import LARGEST_NINJA_LOG, Cache
 from toolchain.core.digest import write_atomically
 from toolchain.core.errors import BuildError, EngineError, HostileInputError
 from toolchain.core.filesystem import read_regular
-from toolchain.core.process import Result
+from toolchain.core.process import Result, RunOptions
 from toolchain.core.recipe import CCACHE_MOUNT, PARTS, Mount, Recipe, plain_files
 from toolchain.engine import container_limits, relay, view
 from toolchain.engine import isolation as isolating
@@ -239,14 +240,8 @@ class Buildah(Storage):
         argv: Sequence[str],
         *,
         mounts: Sequence[Mount] = (),
-        env: Mapping[str, str] | None = None,
         network: bool = False,
-        log: Path | None = None,
-        on_line: Callable[[str], None] | None = None,
-        on_stderr: Callable[[str], None] | None = None,
-        capture: bool = False,
-        check: bool = True,
-        timeout: float | None = None,
+        **how: Unpack[RunOptions],
     ) -> Result:
         """Run a command in a fresh container of `image`; the container is removed whatever happens.
 
@@ -254,23 +249,17 @@ class Buildah(Storage):
             image: reference, as `ensure_image` returned it.
             argv: program and arguments.
             mounts: folders of this machine to show inside.
-            env: added to the image's environment.
-            network: whether it may reach out.
-            log: file that gets every line.
-            on_line, on_stderr: as `process.run` has them.
-            capture: keep standard output in the result.
-            check: raise when the exit code is not 0.
-            timeout: seconds; everything in the container is killed after that.
+            network: whether the command may use a network.
+            how: see `RunOptions`.
 
         Raises:
-            CommandError: `check` is set and the command failed.
             EngineError: there is no such image.
             LimitError: it reached a limit of `data/limits.toml`.
         """
+        env, check, log = how.get("env"), how.get("check", True), how.get("log")
+        how["env"], how["check"] = None, False  # the variables are the container's, and its limits are looked at first
         with self._prepared(image, argv, mounts=mounts, env=env, network=network, log=log) as (command, folder):
-            result = self.attempt(
-                command, check=False, capture=capture, log=log, on_line=on_line, on_stderr=on_stderr, timeout=timeout
-            )
+            result = self.attempt(command, **how)
             if (limit := container_limits.reached(folder)) is not None:
                 raise container_limits.limit_error(limit.name, f"{argv[0]} in a container of {image}")
         if check and result.returncode != 0:

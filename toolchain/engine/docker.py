@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from python_on_whales import DockerClient
 from python_on_whales.exceptions import DockerException, NoSuchImage
@@ -22,7 +22,7 @@ from python_on_whales.exceptions import DockerException, NoSuchImage
 from toolchain.core import process, strict_json
 from toolchain.core.environment import clean_environment, inherited
 from toolchain.core.errors import EngineError
-from toolchain.core.process import CommandError, Lines, Result
+from toolchain.core.process import CommandError, Lines, Result, RunOptions
 from toolchain.core.recipe import Mount, plain_files
 from toolchain.engine import container_limits, view
 from toolchain.engine.attended import attended
@@ -188,29 +188,20 @@ class DockerRunner:
         argv: Sequence[str],
         *,
         mounts: Sequence[Mount] = (),
-        env: Mapping[str, str] | None = None,
         network: bool = False,
-        log: Path | None = None,
-        on_line: Callable[[str], None] | None = None,
-        capture: bool = False,
-        check: bool = True,
-        timeout: float | None = None,
+        **how: Unpack[RunOptions],
     ) -> Result:
-        """Run a command in a fresh container; arguments as for `Buildah.run`.
-
-        Raises:
-            CommandError: `check` is set and the command failed.
-            EngineError: the engine does not answer, has no such image or refused.
-        """
+        """Run a command in a fresh container, as `Buildah.run` does, but `on_stderr` is not supported."""
         process.which(PROGRAM)
-        options = self._options(mounts, env, network=network)
+        options = self._options(mounts, how.get("env"), network=network)
+        log, timeout = how.get("log"), how.get("timeout")
         with contextlib.ExitStack() as stack:
             sink = stack.enter_context(process.opened_log(log)) if log is not None else None
             lines = Lines(sink)
 
             def take(stream: str, content: str) -> None:
                 for line in content.splitlines(keepends=True):
-                    lines.take(line, keep=capture and stream == "stdout", on_line=on_line)
+                    lines.take(line, keep=how.get("capture", False) and stream == "stdout", on_line=how.get("on_line"))
 
             name = self._name()
             limits = self._limits(mounts, log=log, timed=timeout is None)
@@ -224,7 +215,7 @@ class DockerRunner:
                 why="\n".join(lines.tail),
                 fix="see what the daemon's log says",
             )
-        if check and code != 0:
+        if how.get("check", True) and code != 0:
             raise CommandError([PROGRAM, "run", image, *argv], code, tuple(lines.tail))
         return Result(code, "".join(lines.whole), tuple(lines.tail))
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from filelock import FileLock, Timeout
 
@@ -27,6 +27,7 @@ from toolchain.core.cache import Cache
 from toolchain.core.digest import write_atomically
 from toolchain.core.errors import EngineError
 from toolchain.core.locks import free, kept
+from toolchain.core.process import RunOptions
 from toolchain.core.recipe import CCACHE_MOUNT, Mount
 from toolchain.engine import container_limits, namespace, relay, view
 from toolchain.engine.limit_watch import Limits
@@ -157,22 +158,21 @@ class Storage:
         return view.command(whole, self.cache.engine / "settings", show=mounts, network=network, oci=oci, limits=limits)
 
     @staticmethod
-    def attempt(argv: Sequence[str], *, check: bool = True, **more: Any) -> process.Result:
-        """`process.run` of a buildah command line, again where buildah did not even start.
+    def attempt(argv: Sequence[str], **how: Unpack[RunOptions]) -> process.Result:
+        """Run a buildah command line by `process.run`, and again if buildah did not even start.
 
-        buildah begins by copying itself to sealed memory, which the kernel now and then refuses with EBUSY (seen once
+        buildah begins by copying itself to sealed memory, which the kernel refuses now and then with EBUSY (seen once
         in some hundred calls on a busy machine). Nothing has run by then.
-
-        Raises:
-            CommandError: `check` is set and it failed.
         """
+        check = how.get("check", True)
+        how["check"] = False
         for _ in range(_STARTS - 1):
-            result = process.run(argv, check=False, **more)
+            result = process.run(argv, **how)
             if result.returncode == 0 or not any(_NOT_STARTED in line for line in result.tail):
                 break
             time.sleep(0.5)
         else:
-            result = process.run(argv, check=False, **more)
+            result = process.run(argv, **how)
         if check and result.returncode != 0:
             raise process.CommandError(argv, result.returncode, result.tail)
         return result
