@@ -1,4 +1,4 @@
-"""Counts of bytes that are fetched, unpacked, compressed or sent, for progress displays."""
+"""Progress of bytes that are fetched, unpacked, compressed or sent."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Listener = Callable[[str, int, int], None]
-"""Called with what is done to which file, the bytes done, and all bytes; 0 where the whole is not known."""
+"""A listener gets a description, the bytes that are done, and the total, which is 0 if it is not known."""
 
 _listeners: list[Listener] = []
 
 
 @contextlib.contextmanager
 def reporting_to(listener: Listener) -> Iterator[None]:
-    """Report to `listener` while the block runs, whichever thread does the work."""
+    """Report progress to `listener` during the block, from whichever thread does the work."""
     _listeners.append(listener)
     try:
         yield
@@ -24,14 +24,14 @@ def reporting_to(listener: Listener) -> Iterator[None]:
 
 
 def tell(what: str, done: int, total: int) -> None:
-    """Report progress; costs nothing without a listener."""
+    """Report progress to the listeners."""
     for listener in _listeners:
         listener(what, done, total)
 
 
 @contextlib.contextmanager
 def watched(what: str, path: Path, total: int) -> Iterator[None]:
-    """Report how a file grows that another program writes."""
+    """Report the growing size of a file that another program writes during the block."""
     ended = threading.Event()
 
     def look() -> None:

@@ -1,4 +1,4 @@
-"""The tool's own folder, and the paths in it."""
+"""The cache folder of this tool, and the paths in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolchain.core.digest import write_atomically
 from toolchain.core.errors import ConfigError
 from toolchain.core.filesystem import make_private, read_regular
 
-# As https://bford.info/cachedir/ has it.
+# See https://bford.info/cachedir/.
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# The folder of `toolchain`\n"
 LEDGER, NINJA_LOG = "ledger.sqlite", "ninja.log"
 LARGEST_NINJA_LOG = 64 << 20  # bytes; LLVM's has one million
@@ -20,7 +20,7 @@ _MARK = b"All in this folder is toolchain's. `toolchain cache prune` removes wha
 
 @dataclass(frozen=True)
 class Cache:
-    """The tool's own folder. Everything in it can be deleted; it comes back at the cost of time."""
+    """The cache folder. Everything in it can be deleted, and is then fetched or built again."""
 
     root: Path
 
@@ -31,20 +31,20 @@ class Cache:
 
     @property
     def images(self) -> Path:
-        """The OCI layout of all that was built here."""
+        """The OCI layout with all built images."""
         return self.root / "images"
 
     @property
     def records(self) -> Path:
-        """One JSON file for each finished stage, by input digest."""
+        """One JSON file for each finished stage, named by input digest."""
         return self.root / "records"
 
     def record(self, input_digest: str) -> Path:
-        """The path of a stage's record."""
+        """Return the path of a stage's record."""
         return self.records / f"{input_digest.removeprefix('sha256:')}.json"
 
     def package_list(self, stage: str, base: str, arch: str) -> Path:
-        """The path of the resolved packages of a base, or of another machine's side of it.
+        """Return the path of the resolved package list of a base, or of its sysroot for another machine.
 
         Args:
             stage: `base` or `sysroot`.
@@ -52,22 +52,22 @@ class Cache:
         return self.root / "locked" / f"{stage}-{base}-{arch}.json"
 
     def probed(self, digest: str, key: str) -> Path:
-        """The path of an own base's probe result, by its image's digest and the needs."""
+        """Return the path of what was found in a user's own base image."""
         return self.root / "probed" / f"{digest.removeprefix('sha256:')}-{key}.json"
 
     @property
     def apt(self) -> Path:
-        """Lists of the distribution's mirrors."""
+        """Package lists of the distribution's mirrors."""
         return self.root / "apt"
 
     @property
     def compiler_caches(self) -> Path:
-        """A JSON file for each compiler cache, by its key: whose it is; its time says when it was last used."""
+        """A JSON file for each compiler cache, with its owner; the file's time is that of the last use."""
         return self.root / "compiler-caches"
 
     @property
     def engine(self) -> Path:
-        """The engine's own storage, apart from the user's."""
+        """The storage of the container engine, apart from the user's own."""
         return self.root / "engine"
 
     @property
@@ -77,16 +77,16 @@ class Cache:
 
     @property
     def mounts(self) -> Path:
-        """Cache mounts of builds, and the engine's temporary files; all of it belongs to the ids of containers."""
+        """Cache mounts of builds and temporary files of the engine. They belong to the user ids of containers."""
         return self.work / "containers"
 
     @property
     def logs(self) -> Path:
-        """Full logs."""
+        """Logs of builds."""
         return self.root / "logs"
 
     def kept(self, work: str, name: str) -> Path:
-        """Files of a finished work that stay for `report`: its folder's name, and `NINJA_LOG` or `LEDGER`."""
+        """Return the path of a file of finished work that `report` reads: `NINJA_LOG` or `LEDGER`."""
         return self.logs / f"{work}.{name}"
 
     @property
@@ -96,29 +96,28 @@ class Cache:
 
     @property
     def use(self) -> Path:
-        """Held by every invocation that works in this folder, together; alone by one that removes from it."""
+        """The lock file that every invocation holds, shared while it works and exclusive while it removes files."""
         return self.locks / "use.lock"
 
     def make(self) -> None:
-        """Make the folder for its owner alone, and mark it as a cache of this tool.
+        """Create the folder with access for its owner only, and mark it as a cache of this tool.
 
-        Backups leave out a folder with the first mark, and `cache prune` removes nothing without the second one. A
-        folder that holds something else already gets no mark and keeps its mode, because its content may belong to
-        others; then the tool's own folders in it are for their owner alone.
+        Backup programs skip a folder with the first mark, and `cache prune` needs the second one. A folder that already
+        holds something else gets no mark and keeps its mode, because its content may belong to others; then the tool's
+        own folders in it are private.
         """
-        # Finding sources, which comes first, leaves the mirrors' lists and what it downloaded.
+        # The lookup of sources may already have created these folders.
         early = {self.locks.name, self.store.name, self.apt.name}
         fresh = not self.root.is_dir() or {path.name for path in self.root.iterdir()} <= early
         if fresh or self.is_ours:
             make_private(self.root)
-        # It belongs to others, or only another user may change its mode.
         if self.root.stat().st_mode & 0o077:
             for folder in self._contents:
                 make_private(folder)
         if self.store.is_dir():
             make_private(self.store)
         self.locks.mkdir(parents=True, exist_ok=True)
-        # Without them everything works but `cache prune`.
+        # Only `cache prune` needs the marks.
         with contextlib.suppress(OSError):
             if fresh:
                 write_atomically(self.mark, _MARK)
@@ -126,29 +125,25 @@ class Cache:
 
     @property
     def _contents(self) -> tuple[Path, ...]:
-        """The folders that may hold files of a user's sources, or what was made of them."""
+        """The folders that may hold a user's sources, or files that were made from them."""
         others = (self.root / "archives", self.root / "reproduce")
         return (self.store, self.images, self.records, self.work, self.logs, self.engine, *others)
 
     @property
     def mark(self) -> Path:
-        """The file that says that all in this folder is this tool's."""
+        """The file that marks the folder as a cache of this tool."""
         return self.root / "toolchain-cache"
 
     @property
     def is_ours(self) -> bool:
-        """Whether all in this folder is this tool's, to be removed when it is old."""
+        """Whether the folder is marked, so that `cache prune` may remove old files in it."""
         try:
             return read_regular(self.mark, len(_MARK)) == _MARK
         except OSError:
             return False
 
     def check(self, *, write: bool = True) -> None:
-        """See that the folder is, or can be made, one that we may write to.
-
-        Args:
-            write: whether that matters.
-        """
+        """Check that the folder exists or can be created, and with `write` that it is writable."""
         place = self.root
         while not os.path.lexists(place):
             place = place.parent
@@ -162,7 +157,7 @@ class Cache:
 
 
 def cache_of(folder: Path | str | None = None) -> Cache:
-    """The cache in a folder, else the default one. An existing cache of this tool becomes its owner's alone."""
+    """Return the cache in a folder, or the default one. An existing cache becomes private to its owner."""
     cache = Cache(Path(folder or default_cache()).absolute())
     cache.check(write=False)
     if cache.is_ours:
@@ -171,7 +166,7 @@ def cache_of(folder: Path | str | None = None) -> Cache:
 
 
 def default_cache() -> Path:
-    """`TOOLCHAIN_CACHE`, else below the user's cache folder."""
+    """Return the folder `TOOLCHAIN_CACHE`, or `toolchain` in the user's cache folder."""
     if named := os.environ.get("TOOLCHAIN_CACHE"):
         return Path(named).absolute()
     if named := os.environ.get("XDG_CACHE_HOME"):

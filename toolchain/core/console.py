@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _PIPED = 100  # columns of a table that goes into a file or a log
-# What steers a terminal, ends a line, turns the direction of text or is not seen: Unicode's categories Cc, Cf, Cs, Zl
-# and Zp, and letters without a form. A newline apart.
+# Characters that control a terminal, end a line, change the direction of text or are invisible: the categories Cc, Cf,
+# Cs, Zl and Zp of Unicode, and letters without a form. The newline is handled separately.
 _UNSEEN = (
     "\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f\\xad\\u034f\\u0600-\\u0605\\u061c\\u06dd\\u070f\\u0890\\u0891\\u08e2\\u115f\\u1160"
     "\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ud800-\\udfff\\ufe00-\\ufe0f\\ufeff"
@@ -26,29 +26,31 @@ _UNSEEN = (
 )
 _HARMFUL = re.compile(f"[\\n{_UNSEEN}]")
 _HARMFUL_IN_JSON = re.compile(f"[{_UNSEEN}]|#(?=#\\[)")
-# What GitHub's runner takes as a command: `::` at the start of a line, behind spaces too, and `##[` anywhere in it.
+# GitHub's runner executes commands: `::` at the start of a line or after spaces, and `##[` anywhere in it.
 _COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\[)")
 _printed: list[Any] = []
-"""What this command has printed as data; a command prints one document."""
+"""The documents that this command has printed; a command prints at most one."""
 
 
 @functools.cache
 def err() -> Console:
-    """The console on standard error. Rich is loaded for the first line."""
+    """Return the console on standard error."""
     from rich.console import Console  # noqa: PLC0415 - a third of the time that `toolchain --version` may take
 
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def plain(text: str) -> str:
-    """Untrusted `text` as one safe line: control characters, line ends, characters that turn or hide text, and what
-    GitHub's log takes as a command are escaped."""
+    """Return untrusted text as one safe line.
+
+    Control characters, line ends, characters that turn or hide text, and commands of GitHub's log are escaped.
+    """
     seen = _HARMFUL.sub(_escape, text)
     return _COMMAND.sub(lambda match: (match[1] or "") + ("\\x3a" if match[0].endswith(":") else "\\x23"), seen)
 
 
 def plain_lines(text: str) -> str:
-    """Like `plain`, for the tool's own texts of several lines."""
+    """Return text of several lines with each line made safe by `plain`."""
     return "\n".join(map(plain, text.split("\n")))
 
 
@@ -58,34 +60,34 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text for a file or a command that must not span lines, nor hold what a lock cannot."""
+    """Return text for a file or command with unsafe characters and line ends replaced by `?`."""
     return _HARMFUL.sub("?", text)
 
 
 def note(text: str) -> None:
-    """One line on standard error."""
+    """Print one line on standard error."""
     err().print(plain(text), markup=False)
 
 
 def warn(text: str) -> None:
-    """A warning on standard error; GitHub shows it beside the file."""
+    """Print a warning on standard error; GitHub shows it as an annotation."""
     err().print(_announced("warning", text, "warning: "), style="yellow", markup=False)
 
 
 def _announced(command: str, text: str, otherwise: str) -> str:
-    """A line that a job on GitHub shows as a warning or an error; there `%` begins an escape."""
+    """Return a line that GitHub shows as a warning or an error."""
     if os.environ.get("GITHUB_ACTIONS"):
         return f"::{command}::{plain(text).replace('%', '%25')}"
     return plain(f"{otherwise}{text}")
 
 
 def command() -> str:
-    """This invocation, to be typed again."""
+    """Return this invocation as a command line for a shell."""
     return shlex.join(["toolchain", *sys.argv[1:]])
 
 
 def begin() -> None:
-    """A command begins: it has printed no data yet."""
+    """Note that a command begins, and that it has printed no data yet."""
     _printed.clear()
 
 
@@ -94,12 +96,12 @@ def data(value: Any) -> None:
     _printed.append(value)
     plain_ascii = "utf" not in (sys.stdout.encoding or "utf-8").lower()
     written = json.dumps(value, indent=2, sort_keys=False, ensure_ascii=plain_ascii)
-    # Escaped as in JSON, so that readers get what was there.
+    # JSON escapes, so that readers get the original text.
     _write(_HARMFUL_IN_JSON.sub(lambda match: "\\u0023" if match[0] == "#" else json.dumps(match[0])[1:-1], written))
 
 
 def show(*pictures: RenderableType) -> None:
-    """Print tables on standard output, at most 100 columns wide in a file or pipe, unless COLUMNS says otherwise."""
+    """Print tables on standard output, at most 100 columns wide in a file or pipe unless COLUMNS is set."""
     from rich.console import Console  # noqa: PLC0415 - see `err`
 
     out = Console(file=sys.stdout, highlight=False, emoji=False)
@@ -112,7 +114,7 @@ def show(*pictures: RenderableType) -> None:
 
 
 def text(*cells: str) -> None:
-    """Print one line of plain data on standard output: its cells, with tabs between them."""
+    """Print one line of plain data on standard output, its cells separated by tabs."""
     _write("\t".join(map(plain, cells)))
 
 
@@ -122,16 +124,15 @@ def _write(line: str) -> None:
 
 
 def failure(error: ToolchainError, *, as_json: bool) -> None:
-    """Show an expected error: as text on standard error, with `--json` also as data.
+    """Print an expected error as text on standard error, and with `--json` also as data.
 
-    A command that has printed its result as data (what differed, what is not trusted) has told a script why it fails;
-    a second document would make the whole unreadable.
+    If the command has already printed its result as data, the error is not printed as data, because a second document
+    would make the output unreadable for programs.
     """
     err().print(_announced("error", f"{error.title}: {error.what}", ""), style="bold red", markup=False)
     if error.why:
         err().print(plain_lines(f"  why: {error.why}"), markup=False)
     if error.to_do:
-        # Behind the label.
         err().print(plain_lines("  do:  " + error.to_do.replace("\n", "\n       ")), markup=False)
     if as_json:
         error_data(error.as_json())
@@ -144,7 +145,7 @@ def error_data(value: Any) -> None:
 
 
 def size(count: float) -> str:
-    """A number of bytes as text, in decimal units as registries count them."""
+    """Return a number of bytes as text, in decimal units."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -153,12 +154,12 @@ def size(count: float) -> str:
 
 
 def share(done: int, total: int) -> str:
-    """Bytes done, and of how many where that is known: `45.2 MB of 168.3 MB (26 %)`."""
+    """Return progress as text, such as `45.2 MB of 168.3 MB (26 %)`."""
     return f"{size(done)} of {size(total)} ({100 * min(done, total) // total} %)" if total else size(done)
 
 
 def duration(seconds: float) -> str:
-    """Seconds as text: `42 s`, `3 min 05 s`, `2 h 07 min`."""
+    """Return seconds as text, such as `42 s`, `3 min 05 s` or `2 h 07 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

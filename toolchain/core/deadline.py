@@ -1,4 +1,4 @@
-"""A limit for a whole task, whatever it is waiting for."""
+"""A time limit for a whole task."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ from types import FrameType
 
 from toolchain.core.errors import ToolchainError
 
-LONGEST_CHECK = 3600.0  # seconds for looking at one image of a registry
-_AGAIN = 10.0  # seconds; an exception that falls into a destructor is lost
+LONGEST_CHECK = 3600.0  # seconds for the check of one image of a registry
+_AGAIN = 10.0  # seconds until the signal is repeated, because an exception that is raised in a destructor is lost
 
 
 class _DeadlineError(BaseException):
-    """Time is over. Not an Exception: nothing on the way may take it for a failure of its own."""
+    """Time is over. It is not an Exception, because no handler on the way may take it for another failure."""
 
 
 @contextlib.contextmanager
 def deadline(seconds: float, problem: Callable[[], ToolchainError]) -> Iterator[None]:
-    """End the block with an error once so many seconds have passed.
+    """End the block with an error after a number of seconds.
 
-    A network, a child or a computation are interrupted alike, and `finally` blocks run. The timer of the process is
-    used, so outside of the main thread there is no limit, nor are there two at a time.
+    Network calls, child processes and computations are interrupted, and `finally` blocks run. The limit uses the timer
+    of the process, so it has no effect outside the main thread, and limits cannot be nested.
 
     Args:
         problem: makes the error.
-
-    Raises:
-        ToolchainError: `problem`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Control files as dpkg, apt and their archives write them."""
+"""Control files of dpkg and apt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 def stanzas(text: str) -> Iterator[dict[str, str]]:
-    """Paragraphs of a control file, keys in lower case, continuation lines kept."""
+    """Return the paragraphs of a control file, with keys in lower case and continuation lines kept."""
     for block in re.split(r"\n[ \t]*\n", text):
         stanza: dict[str, str] = {}
         key = ""

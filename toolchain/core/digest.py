@@ -1,4 +1,4 @@
-"""Digests and canonical JSON: the same value has the same bytes everywhere."""
+"""Digests and canonical JSON."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from toolchain.core.errors import ConfigError
 from toolchain.core.filesystem import NewFile, open_regular
 
 CHUNK = 1 << 20
-EPOCH = 1767225600  # 2026-01-01T00:00:00Z: the one timestamp of all layers
-FORMAT = 2  # raised when the same inputs would make other bytes, or are written in another form
+EPOCH = 1767225600  # 2026-01-01T00:00:00Z, the timestamp of all files in layers
+FORMAT = 2  # increased when the same inputs would give other bytes
 
 
 def canonical(value: Any) -> bytes:
-    """`value` as JSON with sorted keys and no spaces, UTF-8."""
+    """Return `value` as JSON in UTF-8 with sorted keys and no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def sha256_bytes(content: bytes) -> str:
-    """`sha256:<64 hex>` of `content`."""
+    """Return `sha256:<64 hex>` of `content`."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def sha256_json(value: Any) -> str:
-    """`sha256:<64 hex>` of the canonical form of `value`."""
+    """Return `sha256:<64 hex>` of the canonical JSON of `value`."""
     return sha256_bytes(canonical(value))
 
 
 def sha256_stream(stream: BinaryIO) -> str:
-    """`sha256:<64 hex>` of what is left in `stream`, read in pieces."""
+    """Return `sha256:<64 hex>` of the rest of `stream`."""
     hasher = hashlib.sha256()
     while chunk := stream.read(CHUNK):
         hasher.update(chunk)
@@ -40,24 +40,16 @@ def sha256_stream(stream: BinaryIO) -> str:
 
 
 def sha256_file(path: Path | os.PathLike[str]) -> str:
-    """`sha256:<hex>` of a file, or of the one that a link leads to.
-
-    Raises:
-        OSError: it cannot be read, or is not a regular file: a pipe would hang, a device has no end.
-    """
+    """Return `sha256:<64 hex>` of a regular file, or of the file that a link leads to; others are an OSError."""
     with open_regular(Path(os.path.realpath(path))) as stream:
         return sha256_stream(stream)
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, check: bool = False) -> None:
-    """Write `content` under a partial name, flush it to disk, then give it its final name.
+    """Write `content` to a temporary file, flush it to disk, then rename it to `path`.
 
     Args:
-        check: read it back. Only where no other process writes something else there meanwhile.
-
-    Raises:
-        DigestError: what is read back is something else.
-        OSError: it cannot be written.
+        check: read the file back and compare it. Only for files that no other process writes at the same time.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with NewFile(path, mode=mode) as new:
@@ -66,13 +58,10 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644, check: bo
 
 
 def write_output(path: Path, content: bytes, *, option: str) -> None:
-    """Write a file that the user named, likewise. A link inside its folder stays.
+    """Write a file that the user named, atomically. A link stays if its target is in the same folder.
 
     Args:
-        option: names another file.
-
-    Raises:
-        ConfigError: it cannot be written there, or what is there is not a plain file, or a link out of its folder.
+        option: the option that names the file, for messages.
     """
     fix = f"name another file: {option} FILE"
     try:
@@ -81,7 +70,7 @@ def write_output(path: Path, content: bytes, *, option: str) -> None:
             raise ConfigError(
                 f"cannot write {path}", why=f"it is a link to {real}", fix=f"name that file: {option} FILE"
             )
-        # The file takes the place of what has its name, and a device like /dev/null serves others too.
+        # The new file would replace a device such as /dev/null, which other programs need.
         if path.exists() and not path.is_file():
             raise ConfigError(f"cannot write {path}", why="it is not a plain file", fix=fix)
         write_atomically(real, content, check=True)

@@ -1,4 +1,4 @@
-"""Names of the entries of an untrusted archive, checked before anything is read or unpacked."""
+"""Checks of the names in an untrusted archive, before anything is read or unpacked."""
 
 from __future__ import annotations
 
@@ -7,33 +7,29 @@ from toolchain.core.errors import HostileInputError
 LONGEST_PART = 255  # bytes of a file's name, as file systems allow
 LONGEST_PATH = 4095
 MOST = 1_000_000
-_AGAIN = "download it again, or ask whoever made it for an archive with plain names"
+_AGAIN = "download it again, or ask its author for an archive with plain names"
 
 
 class EntryNames:
-    """The names of one archive. Each must lead to one file of its own, below the folder that it is unpacked to.
+    """The names of one archive. Each must belong to one file of its own, below the folder where it is unpacked.
 
     Args:
         archive: the archive's name, for messages.
         printable: whether names must be printable and without a backslash, as in archives for every system.
-        ignore_case: whether names that differ in case alone are the same, as they are on some systems.
+        ignore_case: whether names that differ only in case are the same, as on some systems.
     """
 
     def __init__(self, archive: str, *, printable: bool = True, ignore_case: bool = False) -> None:
         self._archive = archive
         self._printable = printable
         self._ignore_case = ignore_case
-        # Hashes take a fraction of the memory that a million names would.
+        # Hashes need a fraction of the memory of a million names.
         self._files: set[int] = set()
-        self._folders: dict[int, int] = {}  # with the hash of the name as it is written
+        self._folders: dict[int, int] = {}  # hash of the folder's name as written, by its key
         self._last = ""
 
     def add(self, name: str, *, folder: bool = False) -> str:
-        """Check a name, and return it without `.`, doubled slashes and a slash at the end.
-
-        Raises:
-            HostileInputError: it leads out of the folder, is too long, or another entry has the same place.
-        """
+        """Check a name, and return it without `.`, doubled slashes and a slash at the end."""
         parts = [part for part in name.split("/") if part not in {"", "."}]
         if name.startswith("/") or ".." in parts:
             raise self._refused(name, "it leads out of the folder that it would be unpacked to")
@@ -51,7 +47,7 @@ class EntryNames:
     def _place(self, name: str, parts: list[str], *, folder: bool) -> None:
         path = "/".join(parts)
         above = path.rpartition("/")[0]
-        if above != self._last:  # entries of one folder follow one another
+        if above != self._last:  # consecutive entries mostly lie in one folder
             self._last = above
             while above:
                 self._note_folder(name, above)

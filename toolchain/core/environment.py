@@ -1,8 +1,8 @@
-"""The environment in which programs of the host start: a fixed list of variables, each with its reason.
+"""The environment of programs that run on the host: a fixed list of variables, each with its reason.
 
-The list is closed, so the variables that make a program load other code (`LD_PRELOAD`, `PYTHONPATH`, `PERL5LIB`,
-`GIT_*`, `TAR_OPTIONS`) never reach one. Callers add what one program needs: `network_environment` for programs
-that reach out, `sources/pip.py` for pip, `oci/credential_helper.py` and `engine/docker.py` for docker.
+The list is closed, so variables that make a program load other code (`LD_PRELOAD`, `PYTHONPATH`, `PERL5LIB`, `GIT_*`,
+`TAR_OPTIONS`) never reach a program. Callers add variables that one program needs: `network_environment` for programs
+with a network, `sources/pip.py` for pip, `oci/credential_helper.py` and `engine/docker.py` for docker.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ def network_environment() -> dict[str, str]:
 def python_children(variables: Mapping[str, str]) -> Iterator[None]:
     """Let multiprocessing start Pythons that ignore the current folder and the caller's `PYTHON*` variables.
 
-    multiprocessing starts `python -c` with this process's own variables and takes no option for it. The current folder
-    would come first in the module path.
+    multiprocessing starts `python -c` with this process's own variables and has no option for others. The current
+    folder would come first in the module path.
 
     Args:
-        variables: what the children get besides.
+        variables: further variables for the children.
     """
     wanted = {**variables, "PYTHONSAFEPATH": "1"}
     before = {name: value for name, value in os.environ.items() if name.startswith("PYTHON") or name in wanted}

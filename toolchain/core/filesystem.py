@@ -1,4 +1,4 @@
-"""Files in folders that others may write to too: nothing planted there is followed, hung on or overwritten."""
+"""Files in folders that others may write to: planted links, pipes and devices are not followed or read."""
 
 from __future__ import annotations
 
@@ -20,25 +20,22 @@ if TYPE_CHECKING:
     from io import BufferedReader
 
 _CHUNK = 1 << 20
-_LARGEST_BUILT = 16 << 20  # bytes of a text
+_LARGEST_BUILT = 16 << 20  # bytes
 _BUILD = "look at what its sources do; the log says what was built"
-_LONGEST_NAME = 200  # bytes; file systems allow 255, and a partial name has some more
+_LONGEST_NAME = 200  # bytes; file systems allow 255, and a temporary name is longer
 
 
 def open_regular(path: Path, *, within: Path | None = None) -> BinaryIO:
-    """Open a file for reading, if it is a regular one: a pipe would hang, a device has no end.
+    """Open a regular file for reading; anything else is an OSError, because a pipe would hang and a device has no end.
 
     Args:
         within: the folder that links may not lead out of. Without it the file itself may not be a link.
-
-    Raises:
-        OSError: there is none, or it is a link, pipe, device, socket or folder.
     """
     if within is not None:
         path = Path(os.path.realpath(path, strict=True))
         if not path.is_relative_to(os.path.realpath(within)):
             raise OSError(errno.ELOOP, f"it is a link that leads out of {within}", str(path))
-    # Opening alone may do something to a device.
+    # Opening a device may already have an effect.
     _require_regular(path.lstat(), path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -60,19 +57,15 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 
 
 def read_regular(path: Path, limit: int, *, within: Path | None = None) -> bytes:
-    """Return the content of a file, see `open_regular`.
+    """Return the content of a regular file; see `open_regular`. A file of more than `limit` bytes is an OSError.
 
-    Args:
-        limit: bytes that it may have. Memory is taken for the file's size, not for the limit.
-
-    Raises:
-        OSError: as `open_regular`, or it is larger.
+    Memory is allocated for the file's size, not for the limit.
     """
     with open_regular(path, within=within) as stream:
         size = os.fstat(stream.fileno()).st_size
         # One byte more shows whether the file has grown.
         content = stream.read(min(size, limit) + 1)
-        if len(content) > size and size <= limit:  # such as a file of /proc, which has no size
+        if len(content) > size and size <= limit:  # a file of /proc has no size
             content = b"".join([content, *_rest(stream, limit + 1 - len(content))])
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
@@ -86,11 +79,7 @@ def _rest(stream: BinaryIO, most: int) -> Iterator[bytes]:
 
 
 def read_built(tree: Path, name: str) -> str:
-    """A text that a build left in a folder. What built it may be hostile: its links lead to files of this machine.
-
-    Raises:
-        HostileInputError: it is a link out of the folder, or no regular file; or it is too large, or not UTF-8.
-    """
+    """Return a text file that a build left in a folder, checked because the build may have planted a link or a pipe."""
     try:
         return read_regular(tree / name, _LARGEST_BUILT, within=tree).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -99,11 +88,7 @@ def read_built(tree: Path, name: str) -> str:
 
 
 def copy_built(tree: Path, name: str, target: Path) -> None:
-    """Copy a file that a build left in a folder, see `read_built`; whether it is a program stays.
-
-    Raises:
-        HostileInputError: it is a link out of the folder, or no regular file.
-    """
+    """Copy a file that a build left in a folder, with the same checks as `read_built`. Its executable bit is kept."""
     try:
         with open_regular(tree / name, within=tree) as source, target.open("wb") as sink:
             shutil.copyfileobj(source, sink, _CHUNK)
@@ -115,14 +100,14 @@ def copy_built(tree: Path, name: str, target: Path) -> None:
 
 
 def emptied(folder: Path) -> Path:
-    """A folder with nothing in it, whatever an earlier run left there."""
+    """Create an empty folder in place of whatever is there, and return it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only its owner may enter; an existing one loses the rights of its group and of others.
+    """Create a folder that only its owner may enter; an existing one loses the rights of its group and of others.
 
     A folder of another user keeps its mode, because only its owner may change it.
     """
@@ -135,16 +120,16 @@ def make_private(folder: Path) -> None:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path is in a folder, wherever the links on the way to it lead. Its last part is not followed."""
+    """Return whether a path is in a folder after its links are followed, except a link in its last part."""
     return Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(folder))
 
 
 class NewFile:
-    """A file that is written under a random name beside `path`, and gets its name by `finish`. Otherwise it goes.
+    """A file that is written under a random name in the folder of `path`; `finish` renames it, otherwise it is removed.
 
     Args:
-        path: what it replaces, if that is there; a link is replaced, not followed. It may be set until `finish`.
-        mode: its permissions; while it is written only its owner may read it.
+        path: the file that it replaces; a link is replaced, not followed. It may be changed until `finish`.
+        mode: its permissions after `finish`; until then only its owner may read it.
     """
 
     def __init__(self, path: Path, *, mode: int = 0o644) -> None:
@@ -158,18 +143,16 @@ class NewFile:
         self.stream: BinaryIO = os.fdopen(os.open(self._partial, flags, 0o600), "w+b", buffering=_CHUNK)
 
     def finish(self, digest: str = "", *, replace: bool = True, flush: bool = True) -> bool:
-        """Give it its name.
+        """Rename the file to its path.
 
         Args:
-            digest: `sha256:<hex>` that what has the name must have afterwards; empty if others may write it too.
-            replace: whether it takes the place of what has the name already.
-            flush: whether it is on the disk before that. Without it a crash of the machine may leave an empty file.
+            digest: `sha256:<hex>` that is compared with the renamed file; empty if others may write it too.
+            replace: whether an existing file is replaced.
+            flush: whether the content is flushed to disk before; otherwise a crash of the machine may leave an empty
+                file.
 
         Returns:
-            False if, without `replace`, something has the name already.
-
-        Raises:
-            DigestError: another file than the one written has the name: the disk fails, or another process changed it.
+            False if, without `replace`, the path exists already.
         """
         self.stream.flush()
         if flush:
@@ -192,18 +175,14 @@ class NewFile:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         try:
             if isinstance(value, OSError) and value.errno in {errno.ENOSPC, errno.EDQUOT} and value.filename is None:
-                value.filename = os.fspath(self.path)  # `write` does not say of which file
+                value.filename = os.fspath(self.path)  # `write` does not name the file
             self.stream.close()
         finally:
             self._partial.unlink(missing_ok=True)
 
 
 def read_back(path: Path, digest: str) -> None:
-    """Check that a file that was just written has the expected digest.
-
-    Raises:
-        DigestError: it has not, or something else has its name.
-    """
+    """Check that a file that was just written has the expected digest, or raise a DigestError."""
     try:
         with open_regular(path) as stream:
             actual = f"sha256:{hashlib.file_digest(cast('BufferedReader', stream), 'sha256').hexdigest()}"

@@ -1,4 +1,4 @@
-"""Locks between invocations: one works, the others wait, with a note about the holder."""
+"""Locks between invocations: one works, and the others wait and say for which process."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from toolchain.core.cache import Cache
 from toolchain.core.console import one_line
 from toolchain.core.errors import ConfigError, LockHeldError
 
-PATIENCE = 2.0  # seconds before a waiting invocation says why it waits
+PATIENCE = 2.0  # seconds until a waiting invocation says why it waits
 
 
 @contextlib.contextmanager
 def held(path: Path, *, what: str) -> Iterator[None]:
-    """Hold the lock file `path` inside the block; the kernel frees it when this process dies, however it dies.
+    """Hold the lock file `path` during the block; the kernel releases it when this process dies.
+
+    Another invocation that holds it for longer than `patience` is a LockHeldError. A note is printed after two seconds.
 
     Args:
-        what: the work, for the message.
-
-    Raises:
-        LockHeldError: another invocation holds it for longer than `patience`. A note is shown after two seconds.
+        what: the work, for messages.
     """
     import filelock  # noqa: PLC0415 - `in_use`, which every verb calls, needs none of it
 
@@ -44,7 +43,7 @@ def held(path: Path, *, what: str) -> Iterator[None]:
             raise LockHeldError(
                 f"{what} is held by {holder}",
                 why="another invocation is at the same work",
-                fix="wait until it ends, or end it",
+                fix="wait until it ends, or stop it",
             ) from None
     try:
         yield
@@ -53,11 +52,7 @@ def held(path: Path, *, what: str) -> Iterator[None]:
 
 
 def patience() -> float:
-    """Seconds that a second invocation waits for what the first one is at.
-
-    Raises:
-        ConfigError: TOOLCHAIN_LOCK_TIMEOUT is not a number of seconds.
-    """
+    """Return how many seconds an invocation waits for another one at the same work (TOOLCHAIN_LOCK_TIMEOUT)."""
     text = os.environ.get("TOOLCHAIN_LOCK_TIMEOUT", "86400")
     if not re.fullmatch(r"\d+(\.\d+)?", text):
         raise ConfigError(
@@ -68,28 +63,25 @@ def patience() -> float:
 
 @contextlib.contextmanager
 def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
-    """Hold a shared lock of the tool's folder inside the block, which excludes `alone`.
+    """Hold the shared lock of the cache folder during the block, which excludes `alone`.
 
     Args:
-        make: make the folder first: something is about to be written there. Otherwise one that is not there stays away,
-            and has nothing that could be removed.
-
-    Raises:
-        OSError: with `make`, the folder cannot be made.
+        make: create the folder first, because something will be written there; otherwise a missing folder is not
+            locked.
     """
     if make:
         cache.make()
     try:
         descriptor = _open(cache)
     except OSError:
-        # It does not exist, or belongs to another user and is read-only.
+        # The folder does not exist, or belongs to another user and is read-only.
         yield
         return
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            console.note(f"waiting for {_holder(cache.use)}, which tidies up")
+            console.note(f"waiting for {_holder(cache.use)}, which prunes the cache")
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
     finally:
@@ -98,7 +90,7 @@ def in_use(cache: Cache, *, make: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(cache: Cache) -> Iterator[None]:
-    """Hold the exclusive lock of the tool's folder inside the block."""
+    """Hold the exclusive lock of the cache folder during the block."""
     descriptor = _open(cache)
     try:
         try:
@@ -116,10 +108,7 @@ def alone(cache: Cache) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept(path: Path) -> Iterator[None]:
-    """Keep a file or folder from removal inside the block, perhaps together with others; see `free`.
-
-    The kernel lets go of it when this process dies, however it dies.
-    """
+    """Keep a file or folder from removal during the block, also by several processes; see `free`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
@@ -131,9 +120,9 @@ def kept(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def free(path: Path) -> Iterator[bool]:
-    """Whether a file or folder is there, and no process of any PID namespace keeps it.
+    """Give whether a file or folder exists and no process keeps it. During the block no process can begin to keep it.
 
-    Inside the block none begins to: it waits.
+    The locks work across PID namespaces, and the kernel releases those of a dead process.
     """
     nobody = True
     with contextlib.ExitStack() as stack:
@@ -159,7 +148,7 @@ def _open(cache: Cache) -> int:
 
 
 def _holder(path: Path) -> str:
-    """`pid N` of the lock's holder, from the kernel's table: a note in the file would outlive a killed process."""
+    """Return `pid N` of the lock's holder by the kernel's table; a note in a file would outlive its process."""
     with contextlib.suppress(OSError, ValueError):
         inode = path.stat().st_ino
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
@@ -172,7 +161,7 @@ def _holder(path: Path) -> str:
 
 
 def _verb(pid: int) -> str:
-    """The verb of an invocation, ` (build llvm)`; empty if unknown."""
+    """Return the verb of another invocation as ` (build llvm)`; empty if unknown."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     at = next((number for number, word in enumerate(words) if Path(word).name == "toolchain"), len(words))
     return f" ({one_line(' '.join(words[at + 1 : at + 4]).strip())})" if words[at + 1 :] else ""

@@ -1,4 +1,4 @@
-"""A stream that ends the reading of a hostile file: pyelftools follows any table, however long and however often."""
+"""A stream that limits how often and how much is read, because pyelftools follows any table of a hostile file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _TIMES = 4
 
 
 def metered(stream: BinaryIO, *, reads: int = _MOST_READS) -> BinaryIO:
-    """Return a stream that may be read for a limited number of times, and for a limited number of bytes.
+    """Return a stream that may be read a limited number of times, and for a limited number of bytes.
 
-    A whole file needs far fewer reads. The tables of a hostile one overlap, repeat or have more rows than it has bytes,
-    so that a small file is read for hours. Reading beyond the limit raises ValueError.
+    A complete file needs far fewer reads. The tables of a hostile one overlap or repeat, so that a small file would be
+    read for hours. A read beyond the limit raises ValueError.
 
     Args:
-        stream: a file that can be read from any offset. It is not closed with the new one.
-        reads: how many reads there may be.
+        stream: a seekable file, which is not closed with the new one.
+        reads: how many reads are allowed.
     """
     return cast("BinaryIO", _Metered(stream, reads))
 
@@ -33,20 +33,13 @@ class _Metered(io.RawIOBase):
         stream.seek(0)
 
     def readable(self) -> bool:
-        """See `io.IOBase`."""
         return True
 
     def seekable(self) -> bool:
-        """See `io.IOBase`."""
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read bytes.
-
-        Raises:
-            ValueError: the limit is reached.
-        """
-        # Python takes memory for as many bytes as it is asked for.
+        # Python allocates as many bytes as it is asked for.
         left = max(0, self._size - self._stream.tell())
         content = self._stream.read(left if size < 0 else min(size, left))
         self._reads -= 1
@@ -56,9 +49,7 @@ class _Metered(io.RawIOBase):
         return content
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """See `io.IOBase`."""
         return self._stream.seek(min(offset, self._size), whence)
 
     def tell(self) -> int:
-        """See `io.IOBase`."""
         return self._stream.tell()

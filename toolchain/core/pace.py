@@ -1,6 +1,7 @@
-"""HTTP connections that a server cannot hold for ever by sending a byte now and then.
+"""HTTP connections with a minimum speed.
 
-The timeout of a socket is the longest silence. Behind it a server may send one byte a minute, in a header or a body.
+The timeout of a socket limits only the longest silence, so a server could hold a connection for ever by sending a byte
+now and then, in a header or a body.
 """
 
 from __future__ import annotations
@@ -19,22 +20,17 @@ from urllib3.poolmanager import PoolManager, ProxyManager
 
 from toolchain.core.errors import ConfigError, UnreachableError
 
-RATE = 1000.0  # bytes a second, as git's http.lowSpeedLimit is set here
-WINDOW = 60.0  # seconds of waiting over which it is averaged
-HEAD = 1 << 20  # bytes of status lines and headers, provisional answers included
+RATE = 1000.0  # bytes a second; sources/git.py sets git's http.lowSpeedLimit to the same
+WINDOW = 60.0  # seconds over which the speed is averaged
+HEAD = 1 << 20  # bytes of status lines and headers, including those of provisional answers
 
 
 class TooSlowError(UnreachableError):
-    """A server, or the network before it, is slower than any that is of use."""
+    """A server or network that is slower than the minimum speed."""
 
 
 class Pace:
-    """The speed of one transfer.
-
-    Args:
-        host: for the message.
-        clock: seconds.
-    """
+    """The speed of one transfer."""
 
     def __init__(self, host: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -44,12 +40,10 @@ class Pace:
         self._moved = 0
 
     def wait(self, move: Callable[[], int]) -> int:
-        """Call `move`, which waits for the other side, and gives how many bytes went over.
+        """Call `move`, which waits for the other side and returns the number of bytes, and measure it.
 
-        The first call is not timed: a server may think before it answers, as long as the socket's timeout allows.
-
-        Raises:
-            TooSlowError: fewer bytes than `RATE` a second, over at least `WINDOW` seconds.
+        The first call is not timed, because a server may think before it answers as long as the socket's timeout
+        allows. Fewer than `RATE` bytes a second over at least `WINDOW` seconds are a TooSlowError.
         """
         since = self._clock()
         count = move()
@@ -59,7 +53,7 @@ class Pace:
         return count
 
     def add(self, seconds: float, count: int) -> None:
-        """Bytes that took so long."""
+        """Add bytes and the seconds that they took."""
         self._waited += seconds
         self._moved += count
         if self._waited < WINDOW:
@@ -68,13 +62,13 @@ class Pace:
             raise TooSlowError(
                 f"{self._host} is too slow",
                 why=f"{self._moved} bytes in {self._waited:.0f} s; at least {RATE:.0f} bytes a second are needed",
-                fix="try again later, or on another network",
+                fix="try again later, or from another network",
             )
         self._waited, self._moved = 0.0, 0
 
 
 class _Reader(io.RawIOBase):
-    """A connection's incoming bytes, timed."""
+    """The incoming bytes of a connection, timed."""
 
     def __init__(self, raw: io.RawIOBase, host: str) -> None:
         self._raw = raw
@@ -112,7 +106,6 @@ class _Response(http.client.HTTPResponse):
         self.fp = io.BufferedReader(self._reader)
 
     def begin(self) -> None:
-        """Like the base class, which reads the headers."""
         super().begin()
         self._reader.head = None
 
@@ -124,12 +117,12 @@ class _Timed:
     port: int
 
     def __str__(self) -> str:
-        """What urllib3's messages begin with."""
+        """Return the text that begins urllib3's messages."""
         return f"{self.host}:{self.port}"
 
     @property
     def response_class(self) -> Callable[..., http.client.HTTPResponse]:
-        """The factory of responses, for `http.client`."""
+        """The factory of responses for `http.client`."""
         return functools.partial(_Response, host=self.host)
 
 
@@ -150,18 +143,17 @@ class _TLSPool(HTTPSConnectionPool):
 
 
 class Adapter(HTTPAdapter):
-    """An adapter of requests whose answers end with TooSlowError when they come too slowly.
+    """An adapter of requests whose answers raise TooSlowError when they come too slowly.
 
-    A SOCKS proxy has connections of its own, which are not timed.
+    Connections of a SOCKS proxy are not timed.
     """
 
     def init_poolmanager(self, *args: Any, **more: Any) -> None:
-        """Like the base class."""
         super().init_poolmanager(*args, **more)
         _time(self.poolmanager)
 
     def cert_verify(self, *args: Any, **more: Any) -> None:
-        """Like the base class, which raises a plain OSError."""
+        """Check certificates as requests does, with a ConfigError for its plain OSError."""
         try:
             super().cert_verify(*args, **more)  # type: ignore[no-untyped-call]
         except OSError as error:
@@ -169,7 +161,6 @@ class Adapter(HTTPAdapter):
             raise ConfigError("the certificate authorities cannot be read", why=str(error), fix=fix) from None
 
     def proxy_manager_for(self, proxy: str, **more: Any) -> ProxyManager:
-        """Like the base class."""
         manager: ProxyManager = super().proxy_manager_for(proxy, **more)
         if type(manager) is ProxyManager:
             _time(manager)

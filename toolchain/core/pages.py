@@ -1,4 +1,4 @@
-"""Where a reader of a message finds a page of the documentation."""
+"""Where readers of a message find a page of the documentation."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _TOP = Path(__file__).parents[2]
 
 
 def page(name: str) -> str:
-    """Return a name for a page such as `docs/costs.md` that its reader can open.
+    """Return a path or URL of a page such as `docs/costs.md` that the reader can open.
 
-    In a checkout that is the page's path below the top folder. A wheel holds no pages: there it is the URL below the
-    wheel's project URL `Documentation`, or, if the wheel was built without one, the path and where it lies.
+    In a checkout it is the page's path below the top folder. A wheel contains no pages: there it is the URL below the
+    wheel's project URL `Documentation`, or if that is missing the path with a hint where it is.
     """
     if (_TOP / name).is_file():
         return name

@@ -1,7 +1,7 @@
 """Plugins: other distributions that add verbs and the check of kernels.
 
-A plugin is an entry point of the group `toolchain.plugins` that names a `Plugin`. Only an unknown verb, a check, help
-and the completion of verbs look plugins up, because the import of `importlib.metadata` takes 30 ms.
+A plugin is an entry point of the group `toolchain.plugins` that names a `Plugin`. Plugins are looked up only for an
+unknown verb, a check, help and completion, because the import of `importlib.metadata` takes 30 ms.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from toolchain.core.errors import ConfigError
 
 GROUP = "toolchain.plugins"
 LAB = "toolchain-lab"
-# By a path: the Python index does not have it, and another project may take the name there.
+# By a path, because the Python index does not have it, and another project may take the name there.
 INSTALL = f"To install {LAB}, run `pip install ./lab` in a checkout of the tool"
-# The verbs of the package LAB, which the tool names where that package is not installed.
+# The verbs of the package LAB, which are named in messages if it is not installed.
 LAB_VERBS = ("audit", "report", "emulate", "kernels check", "kernels diff", "kernels try")
 Hook = Literal["check", "inspect_wheel"]
 
 
 @dataclass(frozen=True)
 class Verb:
-    """One verb.
+    """A verb.
 
     Args:
-        name: as typed; with the group's name in front, if it has one.
-        function: `module:function`; its docstring is the help of the verb. A module without a dot is one of `cli/`.
+        name: as typed, after the group's name if it has one.
+        function: `module:function`; its docstring is the help of the verb. A module without a dot is in `cli/`.
         brief: its line in the list of verbs.
-        engine: whether it runs containers, for which an ordinary user's process enters a user namespace.
+        engine: whether it runs containers, so that an ordinary user's process must enter a user namespace.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Verb:
 
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
-    """What a distribution adds to the tool.
+    """The additions of a distribution.
 
     Args:
         check: a module with the functions of `stages.kernel_check.KernelCheck`; empty for none.
@@ -56,11 +56,7 @@ class Plugin:
 
 @functools.cache
 def plugins() -> tuple[Plugin, ...]:
-    """Return the installed plugins.
-
-    Raises:
-        ConfigError: a plugin cannot be imported, or its entry point names something else.
-    """
+    """Return the installed plugins."""
     from importlib.metadata import entry_points  # noqa: PLC0415 - see above
 
     found = []
@@ -79,7 +75,7 @@ def plugins() -> tuple[Plugin, ...]:
 
 
 def load(function: str) -> Any:
-    """Import what `module:object` or `module` names."""
+    """Import and return `module:object` or `module`."""
     module, _, name = function.partition(":")
     imported = import_module(module)
     return getattr(imported, name) if name else imported
@@ -89,7 +85,7 @@ def hook(name: Hook, user: str) -> Any:
     """Return the first plugin's object for a hook.
 
     Args:
-        user: what needs it, for the message.
+        user: the feature that needs it, for the message.
     """
     for plugin in plugins():
         if function := getattr(plugin, name):

@@ -1,4 +1,4 @@
-"""Run programs: without a shell, in a neutral folder, with an environment built from scratch, without orphans."""
+"""Programs: run without a shell, in a neutral folder, with an environment built from scratch, without orphans."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ LOG = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 TAIL_LINES = 40
-# A program may be hostile, and its output is kept in memory.
-_LONGEST_LINE = 64 << 10  # characters; a longer line is taken in pieces
+# A program may be hostile, and its output is held in memory.
+_LONGEST_LINE = 64 << 10  # characters; a longer line is read in pieces
 _LARGEST_OUTPUT = 256 << 20  # characters that `capture` keeps
-_LAST_LINES = 5.0  # seconds that they may take after a program has ended
+_LAST_LINES = 5.0  # seconds to wait for the last lines after a program has ended
 
 
 class CommandError(ToolchainError):
-    """A program that exited with an error; callers turn it into their own class."""
+    """A program that exited with an error; callers turn it into an error of their own class."""
 
     def __init__(self, argv: Sequence[str], returncode: int, tail: Sequence[str]) -> None:
         self.returncode = returncode
@@ -46,7 +46,7 @@ class CommandError(ToolchainError):
 def _signal(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # the real-time ones have no names
+    except ValueError:  # real-time signals have no names
         return f"signal {number}"
 
 
@@ -86,7 +86,7 @@ def find(program: str) -> str | None:
 
 
 def which(program: str, *, fix: str = "") -> str:
-    """Return the path of `program`; see `find`."""
+    """Return the path of `program` as `find` does, or raise an EngineError."""
     path = find(program)
     if path is None:
         if "/" in program:
@@ -98,7 +98,7 @@ def which(program: str, *, fix: str = "") -> str:
 def python(*words: str) -> list[str]:
     """Return the command line of this Python with `words`, isolated from the caller's folder and environment.
 
-    `-I` leaves the current folder, the script's folder and the user's site-packages out of the module path, and ignores
+    `-I` keeps the current folder, the script's folder and the user's site-packages out of the module path, and ignores
     every `PYTHON*` variable. All programs in Python that run on the host are started this way
     (tests/unit/test_host_programs.py).
     """
@@ -117,7 +117,7 @@ def _words(argv: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def _file(program: str) -> str:
-    """Return the absolute path of a program: it starts in another folder, and `PATH` is searched by one rule alone."""
+    """Return the absolute path of a program, because it starts in another folder."""
     return str(Path(which(program)).absolute())
 
 
@@ -180,8 +180,8 @@ def run(
         finally:
             for thread in threads:
                 thread.join(patience)
-            # A program that it left in the background, such as ssh's with ControlPersist, holds the pipe that a thread
-            # still reads. To close that would wait for it.
+            # A program left in the background, such as ssh with ControlPersist, holds the pipe that a thread still
+            # reads. Closing that pipe would wait for it.
             if threads[0].is_alive():
                 child.stdout = None
             if threads[1].is_alive():
@@ -195,13 +195,13 @@ def run(
 
 
 def opened_log(path: Path) -> IO[str]:
-    """Open a log to append lines to, and make its folder."""
+    """Open a log to append lines, and create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.open("a", encoding="utf-8", errors="replace")
 
 
 def lines_of(stream: IO[str]) -> Iterator[str]:
-    """Read the lines of a program's output. A line that would fill the memory comes in pieces without newlines."""
+    """Yield the lines of a program's output; a line that would fill the memory comes in pieces without newlines."""
     return iter(lambda: stream.readline(_LONGEST_LINE), "")
 
 
@@ -210,7 +210,7 @@ class Lines:
 
     Attributes:
         tail: the last lines, without their newlines.
-        whole: the lines that were to be kept, with their newlines.
+        whole: the captured lines, with their newlines.
     """
 
     def __init__(self, log: IO[str] | None) -> None:
@@ -240,7 +240,7 @@ class Lines:
 
 
 class _Streams(Lines):
-    """Reads both streams of a program, each in a thread of its own."""
+    """Reads both streams of a program, each in its own thread."""
 
     def __init__(self, child: subprocess.Popen[str], log: IO[str] | None) -> None:
         super().__init__(log)
@@ -249,7 +249,7 @@ class _Streams(Lines):
         self._lock = threading.Lock()
 
     def pump(self, stream: IO[str], keep: bool, on_line: Callable[[str], None] | None) -> None:
-        """Read a stream to its end, whatever happens to its lines, and close it."""
+        """Read a stream to its end, also after an error, and close it."""
         with stream:
             for line in lines_of(stream):
                 with self._lock:
@@ -258,7 +258,7 @@ class _Streams(Lines):
                     try:
                         self.take(line, keep=keep, on_line=on_line)
                     except Exception as error:  # noqa: BLE001 - run() raises it
-                        # For example a full disk. Were the pipe not read on, the program would wait for ever.
+                        # For example a full disk. The pipe must still be read, or the program would wait for ever.
                         self.failed = error
                         with contextlib.suppress(ProcessLookupError):
                             os.killpg(self._child.pid, signal.SIGTERM)
@@ -268,8 +268,8 @@ class _Streams(Lines):
 def _started(
     words: Sequence[str], *, cwd: Path | None, env: Mapping[str, str] | None, stdin: bool
 ) -> Iterator[subprocess.Popen[str]]:
-    # PDEATHSIG is delivered when the *thread* that forked ends, so callers start long programs from the main thread
-    # or from one that waits for them, as run() does.
+    # PDEATHSIG is sent when the *thread* that forked ends, so callers start long programs from the main thread or from
+    # one that waits for them, as run() does.
     child = subprocess.Popen(
         words,
         executable=_file(words[0]),
@@ -296,10 +296,10 @@ def _started(
 
 @contextlib.contextmanager
 def _ending_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
-    """Have the child's process group killed when this process ends inside the block, however it ends.
+    """Kill the child's process group when this process ends inside the block, however it ends.
 
-    PDEATHSIG reaches the child alone. A shell outside the group reads a pipe that is never written to: only our end, by
-    whatever signal, closes it.
+    PDEATHSIG reaches only the child. A shell outside the group reads a pipe that is never written to; the end of this
+    process, by whatever signal, closes it.
     """
     ours, theirs = os.pipe()
     try:
@@ -327,10 +327,10 @@ def _ending_with_us(child: subprocess.Popen[Any]) -> Iterator[None]:
 def piped(
     argv: Sequence[str | os.PathLike[str]], *, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """A long-lived program with pipes on its three streams; it and its process group end with the block.
+    """Start a long-lived program with pipes for its three streams; it and its process group end with the block.
 
-    The caller must read its standard error too, or it stops when that pipe is full. Open it from a thread that
-    outlives it: the kernel ends the program when the thread that started it ends.
+    The caller must read its standard error too, otherwise it stops when that pipe is full. Open it from a thread that
+    outlives it, because the kernel ends the program when the thread that started it ends.
     """
     words = _words(argv)
     with _started(words, cwd=None, env=env, stdin=True) as child:
@@ -339,9 +339,9 @@ def piped(
 
 @contextlib.contextmanager
 def output(argv: Sequence[str | os.PathLike[str]], *, stdin: IO[bytes] | None = None) -> Iterator[IO[bytes]]:
-    """The standard output of a program as a stream of bytes, e.g. what a decompressor writes.
+    """Give the standard output of a program as a stream of bytes, such as that of a decompressor.
 
-    A caller that leaves the block by an exception ends the program; after a normal end the exit code is looked at.
+    An exception in the block ends the program. After a normal end of the block a failure is a CommandError.
     """
     words = _words(argv)
     with tempfile.TemporaryFile() as errors:
@@ -371,7 +371,7 @@ def output(argv: Sequence[str | os.PathLike[str]], *, stdin: IO[bytes] | None = 
 
 
 def kill_group(child: subprocess.Popen[Any]) -> None:
-    """End a child and everything in its process group: politely, then for good."""
+    """End a child and its process group, by SIGTERM and then by SIGKILL."""
     for sign, patience in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 10.0)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, sign)
@@ -380,17 +380,16 @@ def kill_group(child: subprocess.Popen[Any]) -> None:
             return
 
 
-# What is built must not learn this machine's name.
-# Root of a user namespace may not write to /proc/sys, but may set the name of its own host.
+# A build must not learn this machine's name. Root of a user namespace may not write to /proc/sys, but may set the host
+# name of its UTS namespace.
 _NAMED = '{ echo toolchain >/proc/sys/kernel/hostname || hostname toolchain; } 2>/dev/null || :; exec "$@"'
 
 
 def contained(argv: Sequence[str], *, network: bool) -> list[str]:
-    """`argv` inside a PID namespace of its own, under a host name that is the same everywhere, without a network unless
-    asked.
+    """Return `argv` in its own PID namespace, with a fixed host name, and without a network unless `network` is set.
 
-    When the wrapper dies, by kill -9 of this tool too, the kernel ends the namespace and every process in it. That the
-    network is really gone is not promised here: engine.isolation proves it inside the build.
+    When the wrapper dies, also by a kill -9 of this tool, the kernel ends the namespace and every process in it.
+    engine.isolation proves inside the build that the network is gone.
     """
     flags = ["--pid", "--fork", "--kill-child", "--mount-proc", "--uts"]
     if not network:

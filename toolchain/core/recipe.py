@@ -1,4 +1,4 @@
-"""Values that stages hand to an engine, and where the recipe files are."""
+"""The values that stages pass to an engine, and the place of the recipe files."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from toolchain.core.errors import ConfigError
 from toolchain.core.process import Result, RunOptions
 
 PARTS = ("containerfiles", "llvm-config", "aotriton")
-"""The folders of the recipe root: a build's context."""
+"""The folders of the recipe root, which are the context of builds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One containerised build, as a stage asks for it and an engine runs it.
+    """A build in a container, as a stage requests it and an engine runs it.
 
     Args:
-        name: for display, e.g. `llvm`.
+        name: for display, such as `llvm`.
         containerfile: path below the recipe root.
-        base: key of the base image (see `engine.buildah.Buildah.ensure_image`), given to the build as `BASE`.
-        images: further images by build argument, keys as in `base`.
+        base: key of the base image (see `engine.buildah.Buildah.ensure_image`), passed to the build as `BASE`.
+        images: further images by build argument, with keys as in `base`.
         args: further build arguments.
         contexts: named read-only trees, each a `--build-context`.
         cache_key: replaces the id of the tree cache (`toolchain-<name>-tree`), so that a killed build finds its tree.
         compiler_cache: the key of its compiler cache, added to the id `toolchain-ccache`; empty for none.
-        network: whether the build may reach out; only base and fetch do.
-        steps: relative weight of each `@step` the in-image script announces, for the estimate.
-        ninja: of a `@step` that is a run of ninja, the seconds of one core that a step of that takes on average, in the
-            measure of `engine.estimate.cost`.
+        network: whether the build may use a network; only base and fetch do.
+        steps: relative weight of each `@step` that the script announces, for the estimate.
+        ninja: for a `@step` that runs ninja, the average seconds of one of its steps on one core, in the measure of
+            `engine.estimate.cost`.
     """
 
     name: str
@@ -53,10 +53,10 @@ class Mount:
     """A folder or file of this machine inside a container.
 
     Args:
-        source: where it is here.
+        source: its path on this machine.
         target: absolute path inside.
         read_only: whether the container may not write to it.
-        links: whether a container that may write to it may make links and pipes, which readers must not follow.
+        links: whether a container that may write to it may create links and pipes, which readers must not follow.
     """
 
     source: Path
@@ -65,29 +65,27 @@ class Mount:
     links: bool = False
 
     def arguments(self) -> list[str]:
-        """The option for `buildah run` and `docker run`.
-
-        Raises:
-            ConfigError: the path holds both characters that the two forms of the option reserve.
-        """
+        """Return the option for `buildah run` and `docker run`."""
         source = os.fspath(self.source.absolute())
         if ":" not in source + self.target:
             return ["--volume", f"{source}:{self.target}:{'ro' if self.read_only else 'rw'}"]
         if "," in source + self.target:
             raise ConfigError(
-                f"{source} cannot be mounted", why="no engine takes a path with a colon and a comma", fix="move it"
+                f"{source} cannot be mounted",
+                why="engines accept no path with both a colon and a comma",
+                fix="rename the folder",
             )
         return ["--mount", f"type=bind,source={source},target={self.target}" + (",ro" if self.read_only else "")]
 
 
 def plain_files(mounts: Sequence[Mount]) -> bool:
-    """Whether a container with these mounts may make nothing but files and folders."""
+    """Return whether a container with these mounts may create only files and folders."""
     writable = [mount for mount in mounts if not mount.read_only]
     return bool(writable) and not any(mount.links for mount in writable)
 
 
 class Runner(Protocol):
-    """Runs a command in a fresh container: buildah, or docker."""
+    """Runs a command in a fresh container, by buildah or docker."""
 
     def run(
         self,
@@ -98,17 +96,17 @@ class Runner(Protocol):
         network: bool = False,
         **how: Unpack[RunOptions],
     ) -> Result:
-        """Run `argv` in a container of `image`; the container is removed whatever happens."""
+        """Run `argv` in a container of `image`; the container is always removed."""
 
 
 COMPILER_CACHE = "containerfiles/ccache.conf"
-"""How every recipe's compiler cache is configured."""
+"""The configuration of the compiler cache of every recipe."""
 CCACHE_MOUNT = "toolchain-ccache"
-"""The id that Containerfiles give the mount of their compiler cache."""
+"""The id of the mount of the compiler cache in Containerfiles."""
 
 
 def root() -> Path:
-    """The folder that holds containerfiles/, llvm-config/ and aotriton/: in a checkout its top, else in the package."""
+    """Return the folder with the recipe files: the top of a checkout, or a folder in the installed package."""
     package = Path(__file__).resolve().parents[1]
     for candidate in (package.parent, package / "_recipes"):
         if (candidate / "containerfiles").is_dir() and (candidate / "llvm-config").is_dir():
@@ -117,7 +115,7 @@ def root() -> Path:
 
 
 def digests(*below: str) -> dict[str, str]:
-    """SHA-256 of every recipe file below the given files or folders, by its path from the recipe root."""
+    """Return the SHA-256 of every recipe file below the given files or folders, by its path below the recipe root."""
     top = root()
     by_path: dict[str, str] = {}
     for name in below:

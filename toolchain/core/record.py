@@ -1,7 +1,4 @@
-"""The record of a finished stage: one type, with one reader and one writer of its JSON form.
-
-A record of another version is refused: nothing was released, so nothing reads the formats of before.
-"""
+"""The record of a finished stage, with one reader and one writer of its JSON form."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ VERSION = 2
 # A name of this project's own, not an address; explained in docs/trust.md.
 LOCAL_BUILDER = "urn:toolchain:builder:local"
 STORED_KERNELS = "stored_kernels"
-"""The fact which kernels were taken from kernel stores; see `stages.kernel_workers.stored_kernels`."""
+"""The key in the facts of the kernels that came from kernel stores; see `stages.kernel_workers.stored_kernels`."""
 
 
 class Fate(StrEnum):
-    """The fate of a prebuilt file in a source: `fate` of a row of `found_binaries`."""
+    """What happened to a prebuilt file in a source: `fate` of a row of `found_binaries`."""
 
     ALLOWED = "let in by --allow-binary"
     DROPPED = "dropped"
@@ -41,7 +38,7 @@ class OtherVersionError(RecordError):
 
 @dataclass(frozen=True)
 class Patch:
-    """A patch on a source: name of the file, digest of its bytes (`sha256:<hex>`)."""
+    """A patch of a source: the name of the file, and the digest of its bytes (`sha256:<hex>`)."""
 
     name: str
     digest: str
@@ -53,11 +50,11 @@ class RecordedSource:
 
     Args:
         digest: `sha256:<hex>` or `git:<40 hex>@<repository>`.
-        kind: what brought it, as in `sources.tree.Source`.
-        license: SPDX expression, empty if none is known.
-        locked: whether the digest was promised before the bytes came.
+        kind: where it came from, as in `sources.tree.Source`.
+        license: SPDX expression, empty if unknown.
+        locked: whether the digest was known before the bytes were fetched.
         patches: in order.
-        tag: that it was requested by, if it was.
+        tag: the tag that was requested; empty if none was.
     """
 
     name: str
@@ -71,14 +68,14 @@ class RecordedSource:
     patches: tuple[Patch, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The form in a record."""
+        """Return the form in a record."""
         value = asdict(self) | {"patches": [asdict(patch) for patch in self.patches]}
         return value if self.tag else {key: item for key, item in value.items() if key != "tag"}
 
 
 @dataclass(frozen=True)
 class TakenFrom:
-    """The origin of a reused image, by digest, and the id of the key that signed it."""
+    """The origin of a reused image by digest, and the id of the key that signed it."""
 
     ref: str
     key: str
@@ -86,11 +83,11 @@ class TakenFrom:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFacts:
-    """The facts of a record that every build has about its layer.
+    """The facts that every record has about its layer.
 
     Args:
         seconds: by step.
-        disk_bytes: of the files; None if the layer came as a tar.
+        disk_bytes: of the files; None if the layer was a tar.
         largest: `{"path", "bytes"}`.
     """
 
@@ -112,7 +109,7 @@ class LayerFacts:
             raise RecordError(str(error)) from error
 
     def as_json(self) -> dict[str, Any]:
-        """The form in facts."""
+        """Return the form in facts."""
         value = {each.name: getattr(self, each.name) for each in fields(self)} | {"largest": list(self.largest)}
         if self.disk_bytes is None:
             del value["largest"], value["disk_bytes"]
@@ -124,17 +121,18 @@ class Record:
     """The record of a finished stage.
 
     Args:
-        inputs: what `input_digest` is the digest of, JSON-able.
+        inputs: the JSON value whose digest is `input_digest`.
         manifest: digest of the image's manifest in the cache's layout.
         layers: descriptors of the layers, as in the manifest, lowest first.
-        compressor: what wrote the blob of the stage's own layer: `gzip/zlib-1.2.13/9`, or `none`. Not an input.
-        facts: sizes, seconds, counts: what the report shows. Not an input.
-        request: what was requested.
-        started, finished: seconds since 1970; None of a local image, which was not built here.
-        tool: `version`, `builder`, and `run` where it was built by a workflow.
-        isolation: what the engine's probe found when it was built; None if it left nothing.
-        binaries: prebuilt things in it, by the names of `--allow-binary`.
-        partial: what is left out, for display; empty for a whole.
+        compressor: the program that wrote the blob of the stage's own layer, `gzip/zlib-1.2.13/9`, or `none`. Not an
+            input.
+        facts: sizes, seconds and counts for the report. Not an input.
+        request: the requested options.
+        started, finished: seconds since 1970; None for a local image, which was not built here.
+        tool: `version`, `builder`, and `run` if it was built by a workflow.
+        isolation: what the engine's probe found when it was built; None if unknown.
+        binaries: its prebuilt parts, by the names of `--allow-binary`.
+        partial: what is left out, for display; empty for a complete image.
     """
 
     stage: str
@@ -158,7 +156,7 @@ class Record:
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Read a record."""
+        """Read a record; one of another version is an OtherVersionError."""
         given = dict(value) if isinstance(value, dict) else {}
         if (version := given.pop("version", None)) != VERSION:
             raise OtherVersionError(f"it is a record of version {version}, and this tool reads {VERSION}")
@@ -172,7 +170,7 @@ class Record:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Read a record's file."""
+        """Read the content of a record's file."""
         try:
             return cls.parse(strict_json.read(content, "the record", keys=KEYS))
         except RecordError:
@@ -181,7 +179,7 @@ class Record:
             raise RecordError(str(error)) from error
 
     def as_json(self) -> dict[str, Any]:
-        """The form of its file; unknown values are left out."""
+        """Return the form of its file, without unknown values."""
         present = {each.name: getattr(self, each.name) for each in fields(self)}
         value = {"version": VERSION} | {name: item for name, item in present.items() if item is not None}
         value |= {"sources": [source.as_json() for source in self.sources]}
@@ -189,26 +187,26 @@ class Record:
         return value | ({"taken_from": asdict(self.taken_from)} if self.taken_from is not None else {})
 
     def as_bytes(self) -> bytes:
-        """Its file."""
+        """Return the content of its file."""
         return json.dumps(self.as_json(), indent=1).encode()
 
     @property
     def contract(self) -> bool:
-        """Whether the contract check was not left out."""
+        """Whether the contract check was run."""
         return bool(self.request.get("contract", True))
 
     @property
     def diff_id(self) -> str:
-        """Of its own layer, however that is packed; empty if unknown."""
+        """The digest of its own uncompressed layer; empty if unknown."""
         return str(self.facts.get("diff_id", ""))
 
     @property
     def layer_digests(self) -> tuple[str, ...]:
-        """Lowest first."""
+        """The digests of the layers, lowest first."""
         return tuple(str(layer["digest"]) for layer in self.layers)
 
     def rows(self, name: str) -> Sequence[Mapping[str, Any]]:
-        """The objects of a list among the facts, such as `wheels`; none if there is no such list."""
+        """Return the objects of a list in the facts, such as `wheels`; nothing if there is no such list."""
         value = self.facts.get(name)
         return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 

@@ -13,18 +13,18 @@ from typing import BinaryIO, cast
 from toolchain.core.errors import HostileInputError
 from toolchain.core.filesystem import open_regular
 
-_IN_MEMORY = 16 << 20  # bytes of a copy that stay in memory; the rest goes to a temporary file
+_IN_MEMORY = 16 << 20  # bytes of a copy in memory; a larger one is a temporary file
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file and its path in the place that holds it. The files of a tar come in its order, and each is read once.
+    """A file, and its path in the place that holds it. The files of a tar come in its order, and each is read once.
 
     Args:
         size: bytes, as the place says.
         start: opens the content at its beginning.
-        seekable: whether that can be read from any offset.
+        seekable: whether the opened content can be read from any offset.
     """
 
     path: str
@@ -33,11 +33,7 @@ class StoredFile:
     seekable: bool = False
 
     def read(self, limit: int) -> bytes:
-        """Return the content.
-
-        Raises:
-            HostileInputError: it has more than `limit` bytes.
-        """
+        """Return the content; more than `limit` bytes are refused."""
         if self.size > limit:
             raise too_large(self.path, self.size, limit)
         with self.start() as stream:
@@ -47,13 +43,13 @@ class StoredFile:
         return content
 
     def head(self, count: int) -> bytes:
-        """Return the first bytes of a file that can be opened again: not of one that comes out of a tar."""
+        """Return the first bytes, without a change for later readers; not possible in a tar."""
         with self.start() as stream:
             return stream.read(count)
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """Open the content for reading at any offset. What an archive packs is copied to a temporary file."""
+        """Open the content for reading at any offset; a packed file is copied to a temporary file."""
         with self.start() as stream:
             if self.seekable:
                 yield stream
@@ -65,12 +61,12 @@ class StoredFile:
 
 
 def too_large(name: str, size: int, limit: int) -> HostileInputError:
-    """The error of a file that has more bytes than are read of its kind."""
+    """Return the error of a file with more bytes than are read of its kind."""
     return HostileInputError(f"{name} has {size} bytes", why=f"at most {limit} bytes of such a file are read")
 
 
 def on_disk(path: Path, name: str, within: Path) -> StoredFile:
-    """A file of a folder.
+    """Return a file of a folder.
 
     Args:
         name: its path in the place.

@@ -1,6 +1,6 @@
-"""The only reader of JSON here. What two programs could read differently is refused.
+"""The only reader of JSON in this tool. It refuses documents that two programs could read differently.
 
-Go's encoding/json, which most programs for images use, accepts a key in any case and takes the last of two. Python
+Go's encoding/json, which most programs for images use, accepts a key in any case and the last of two equal keys. Python
 takes keys as they are written. An ambiguous document would be checked as one thing and used as another.
 """
 
@@ -25,24 +25,22 @@ of their items."""
 
 
 def read(content: bytes | str, name: str = "the document", *, keys: Keys | None = None, limit: int = LIMIT) -> Any:
-    """The value of a JSON document.
+    """Return the value of a JSON document. A text that is not JSON or not UTF-8 is a ValueError.
 
     Args:
         content: the document, in UTF-8 without a byte order mark.
-        name: what it is, for messages.
-        keys: known keys. Others are allowed, unless they differ from a known key, or from each other, in case alone.
-        limit: size in bytes (characters, for text) that is accepted.
+        name: the document, for messages.
+        keys: known keys. Others are allowed, unless they differ from a known key, or from each other, only in case.
+        limit: the most bytes (characters, for text).
 
     Raises:
-        DocumentError: a key that occurs twice or in another case, a number that is not finite, half a surrogate pair;
-            or it is too large, has too many values, or is
-            nested too deep. A ValueError too.
-        ValueError: it is not JSON, or not UTF-8.
+        DocumentError: a key that occurs twice or in another case, a number that is not finite, half a surrogate pair,
+            too many bytes or values, or nesting that is too deep. It is a ValueError too.
     """
     if len(content) > limit:
         raise _error(name, f"it has {len(content)} bytes; {limit} are accepted")
     text = content if isinstance(content, str) else content.decode("utf-8")
-    # A value of two bytes takes some hundred bytes of memory.
+    # A value of two bytes needs some hundred bytes of memory.
     if (count := sum(text.count(sign) for sign in "[{,")) > _MOST:
         raise _error(name, f"it has {count} values; {_MOST} are accepted")
 

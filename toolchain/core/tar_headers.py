@@ -1,7 +1,7 @@
-"""Every header of a tar archive, looked at before Python's tarfile acts on it.
+"""A check of every header of a tar archive before Python's tarfile uses it.
 
-tarfile reads headers by `TarInfo.frombuf`. Later security releases, Debian 13's 3.13.5 among them, read them by another
-method behind it. Whatever is called, `CheckedHeader.look` sees each block, and `require` proves it.
+tarfile reads headers by `TarInfo.frombuf`; later security releases, such as 3.13.5 of Debian 13, call another method
+behind it. `CheckedHeader.look` sees each block in both cases, and `require` proves it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toolchain.core.errors import EngineError
 
 
 class CheckedHeader(tarfile.TarInfo):
-    """A header whose class says what is wrong with it."""
+    """A header whose class decides whether it is accepted."""
 
     @classmethod
     @abstractmethod
@@ -27,13 +27,13 @@ class CheckedHeader(tarfile.TarInfo):
 
         Args:
             block: 512 bytes, all zero for the end mark; fewer where the archive ends.
-            read: tarfile's own way; raises `tarfile.HeaderError` for what is not a header.
+            read: tarfile's own reader; it raises `tarfile.HeaderError` for an invalid header.
         """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         """Read a header as tarfile does, after `look` has seen its bytes."""
-        if _BEHIND is not None:  # it calls the other one
+        if _BEHIND is not None:  # which calls _frombuf
             return super().frombuf(buf, encoding, errors)
         return cls.look(bytes(buf), partial(super().frombuf, buf, encoding, errors))
 
@@ -48,11 +48,7 @@ _BEHIND = getattr(tarfile.TarInfo, "_frombuf", None)
 
 @memoize
 def require() -> None:
-    """Check that this Python's tarfile shows each header, also those after a long name, and the end mark.
-
-    Raises:
-        EngineError: it reads them in an unknown way; no untrusted archive may be read with it.
-    """
+    """Check that this Python's tarfile shows every header, also after a long name, and the end mark."""
     seen: list[bool] = []
 
     class Probe(CheckedHeader):

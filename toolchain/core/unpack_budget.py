@@ -1,4 +1,4 @@
-"""A budget for the bytes that the packed files of one place unpack to."""
+"""A budget for the bytes that packed files unpack to."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ _FREE = 256 << 20
 
 
 class UnpackBudget:
-    """Bytes that may be unpacked: 256 MiB, and 200 times the size of the packed files.
+    """The bytes that may be unpacked: 256 MiB, and 200 times the size of the packed files.
 
-    Code objects pack to a tenth of their size, and bundles of ROCm's libraries to a thirtieth. Many small files share
-    the budget, because a thousand bombs of some kilobytes each are a bomb too.
+    Code objects pack to a tenth of their size, and bundles of ROCm's libraries to a thirtieth. All files share one
+    budget, because a thousand bombs of some kilobytes are a bomb too.
     """
 
     def __init__(self, packed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Shared by all HTTP clients: sessions, numbers in headers, retries, and loopback hosts."""
+"""Sessions, numbers in headers, retries and loopback hosts, for all HTTP clients."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses that may pass
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses of failures that may pass
 LONGEST_BACKOFF = 30.0
 _REDIRECT_BODY = 64 << 10
-PROGRESS = 64 << 10  # bytes after which earlier failures are forgotten
-LONGEST_ASKED = 120.0  # seconds that a server may have us wait by Retry-After
-# As many digits as any size or time has. Python refuses to read thousands of them, and takes digits of other scripts.
+PROGRESS = 64 << 10  # bytes; earlier failures are then forgotten
+LONGEST_ASKED = 120.0  # seconds of Retry-After that are obeyed
+# Enough digits for any size or time. Python's int() refuses thousands of digits, and accepts those of other scripts.
 _NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 def is_loopback(host: str | None) -> bool:
-    """Whether a host name or address, without a port, means this machine."""
+    """Return whether a host name or address, without a port, means this machine."""
     if host == "localhost":
         return True
     try:
@@ -40,13 +40,13 @@ def is_loopback(host: str | None) -> bool:
 
 
 def header_number(value: str | None) -> int | None:
-    """The whole number in a header, None if it is something else or missing."""
+    """Return the whole number in a header; None if it is missing or something else."""
     text = (value or "").strip(" \t")
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def whole_body(response: requests.Response, most: int) -> bytes | None:
-    """The body of an answer, None if it has more than `most` bytes."""
+    """Return the body of an answer; None if it has more than `most` bytes."""
     received = bytearray()
     for piece in response.iter_content(1 << 20):
         received += piece
@@ -56,15 +56,15 @@ def whole_body(response: requests.Response, most: int) -> bytes | None:
 
 
 def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Session:
-    """A session that retries GET and HEAD when a server is busy or a connection fails.
+    """Return a session that retries GET and HEAD when a server is busy or a connection fails.
 
-    What breaks off after an answer has begun is not retried: see `Retries`. An answer that comes too slowly ends
-    with `pace.TooSlowError`. No redirect leads from https to http.
+    A body that breaks off is not retried: see `Retries`. An answer that comes too slowly is a `pace.TooSlowError`. A
+    redirect from https to http is refused.
 
     Args:
         attempts: how often a request is retried.
         backoff: seconds, doubled for each further attempt.
-        netrc: whether a host is sent the login that ~/.netrc has for it, also the host that a redirect leads to.
+        netrc: whether hosts, also those of redirects, get the login that ~/.netrc has for them.
     """
     import requests  # noqa: PLC0415 - plans connect to nothing and must be quick
     from urllib3.exceptions import HTTPError  # noqa: PLC0415
@@ -73,7 +73,7 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
     from toolchain.core.pace import Adapter  # noqa: PLC0415
 
     class Bounded(Retry):
-        """Waits as long as a server asks, but not for ever."""
+        """Waits as long as a server asks, up to a limit."""
 
         def __repr__(self) -> str:  # urllib3 logs `Retrying (%r) after …`
             return f"{self.total} more"
@@ -81,14 +81,14 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
         def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
             header = response.headers.get("Retry-After", "")
             seconds: float | None = header_number(header)
-            # A date, perhaps of no calendar; digits that are not a number of seconds are not a date either.
+            # Otherwise it may be a date, possibly an invalid one; digits are never a date.
             if seconds is None and not header.strip().isnumeric():
                 with contextlib.suppress(ValueError, OverflowError, HTTPError):
                     seconds = super().get_retry_after(response)
             return None if seconds is None else min(seconds, LONGEST_ASKED)
 
     class WithoutNetrc(requests.Session):
-        """Of a redirect's own accord requests takes the login of ~/.netrc for the host that it leads to."""
+        """Does not read ~/.netrc for the host of a redirect, as requests would."""
 
         def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
             headers = prepared_request.headers
@@ -107,7 +107,7 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
     made = requests.Session() if netrc else WithoutNetrc()
 
     def check_redirect(answer: requests.Response, **_: object) -> None:
-        # requests raises what urllib.parse does, which is not an error of its own, and leaves the connection open.
+        # requests would raise the ValueError of urllib.parse, and leave the connection open.
         try:
             there = made.get_redirect_target(answer)
             plain = urlsplit(urljoin(answer.url, there or "")).scheme == "http"
@@ -119,7 +119,7 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
         if plain and urlsplit(answer.url).scheme == "https":
             answer.close()
             raise requests.exceptions.InvalidURL("a redirect leads from https to http")
-        # requests would read the whole body, however long.
+        # requests would read the whole body.
         with contextlib.suppress(HTTPError):
             if len(answer.raw.read(_REDIRECT_BODY)) < _REDIRECT_BODY:
                 return
@@ -127,7 +127,7 @@ def session(attempts: int, backoff: float, *, netrc: bool = True) -> requests.Se
 
     made.hooks["response"] = [check_redirect]
     if not netrc:
-        made.auth = lambda request: request  # else requests looks there before it sends
+        made.auth = lambda request: request  # otherwise requests reads ~/.netrc before it sends
     for scheme in ("http://", "https://"):
         made.mount(scheme, Adapter(max_retries=retry))
     return made
@@ -137,7 +137,7 @@ class TryAgainError(Exception):
     """A failure that may pass.
 
     Args:
-        problem: what to raise when it does not.
+        problem: the error to raise if it does not pass.
         retry_after: the server's Retry-After, if it sent one.
     """
 
@@ -149,15 +149,15 @@ class TryAgainError(Exception):
 
 @dataclass
 class Retries:
-    """The attempts at one thing; it fails for good after too many failures without progress between them.
+    """The attempts of one operation, which fails after too many failures without progress between them.
 
     Args:
-        attempts: failures in a row that are survived.
+        attempts: how many consecutive failures are tolerated.
         backoff: seconds of the first wait; each further one is twice as long, at most `LONGEST_BACKOFF`.
-        name: of the server, for the log.
-        pause: waits so many seconds.
-        failures: so far, since it last got further.
-        furthest: how far it ever got, e.g. bytes.
+        name: the server, for the log.
+        pause: waits a number of seconds.
+        failures: consecutive failures without progress.
+        furthest: the largest position that was reached, such as a number of bytes.
     """
 
     attempts: int
@@ -168,11 +168,7 @@ class Retries:
     furthest: int = 0
 
     def run(self, once: Callable[[], T]) -> T:
-        """Call `once` until it raises TryAgainError no more.
-
-        Raises:
-            ToolchainError: the problem of the last failure.
-        """
+        """Call `once` until it no longer raises TryAgainError; the last failure's problem is raised."""
         while True:
             try:
                 return once()
@@ -183,7 +179,7 @@ class Retries:
         """Count a failure, and wait before the next attempt."""
         self.failures += 1
         if self.failures > self.attempts:
-            # Not chained: what HTTP libraries raise holds the whole request, tokens included.
+            # Not chained, because errors of HTTP libraries hold the whole request with its tokens.
             raise failure.problem from None
         seconds = min(self.backoff * 2 ** (self.failures - 1), LONGEST_BACKOFF)
         if (wished := header_number(failure.retry_after)) is not None:
@@ -192,9 +188,9 @@ class Retries:
         self.pause(seconds)
 
     def reached(self, position: int) -> None:
-        """Progress: failures are counted again, once at least `PROGRESS` bytes more than ever before are over.
+        """Forget earlier failures if the position is at least `PROGRESS` bytes further than ever before.
 
-        A server that gives a byte and breaks off makes none, nor does the same way gone again after a new start.
+        A server that sends one byte and breaks off makes no progress, and a new start over the same bytes makes none.
         """
         if position >= self.furthest + PROGRESS:
             self.failures, self.furthest = 0, position

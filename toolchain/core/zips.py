@@ -1,4 +1,4 @@
-"""Untrusted zip archives: their entries are checked before one is read, and each is read in bounded memory."""
+"""Untrusted zip archives: all entries are checked before one is read, and each is read in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ LIMIT_BYTES = 4_000_000_000
 _MOST_ENTRIES = 100_000
 _LARGEST_LIST = 32 << 20
 _END, _END_BYTES, _LOCATOR_BYTES = b"PK\x05\x06", 22, 20
-# An entry's own header: the mark, flags and method, and bytes of the name and of the extra field.
+# An entry's own header: mark, flags, method, and the lengths of the name and of the extra field.
 _HEADER = struct.Struct("<4s2xHH16xHH")
 _ENCRYPTED = 0x2041  # encrypted, strongly encrypted, or with a hidden header
 _AGAIN = "download it again, or pack it again without encryption, with the method `deflate` or none"
-# Reading an entry may raise these if the archive is damaged; opening an archive may raise more.
+# Reading an entry of a damaged archive raises these; opening an archive may raise more.
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error)
 
 
 class _Zip(zipfile.ZipFile):
-    """A zip archive that refuses entries whose own header contradicts the list at the end of the archive."""
+    """A zip archive that refuses an entry whose own header contradicts the list of entries."""
 
-    ends: dict[int, int]  # by an entry's offset, where the next one begins
+    ends: dict[int, int]  # the offset of the next entry, by an entry's own
 
     def open(self, name: Any, mode: Any = "r", pwd: bytes | None = None, *, force_zip64: bool = False) -> IO[bytes]:
-        """Open an entry, and refuse one whose own header contradicts the list of entries."""
         row = name if isinstance(name, zipfile.ZipInfo) else self.getinfo(name)
         self._require_room(row)
         try:
@@ -68,15 +67,13 @@ def open_zip(
 ) -> Iterator[zipfile.ZipFile]:
     """Open an archive after a check of its list: short, with plain names, no links, and entries that do not overlap.
 
-    Args:
-        source: a path, or a stream that can be read from any offset.
-        name: of the archive, for messages.
-        kind: what the archive should be, for messages.
-        ignore_case: see `EntryNames`.
+    A damaged archive is a SourceError, possibly only when an entry is read; a harmful one is a HostileInputError.
 
-    Raises:
-        SourceError: it is not a complete archive. An entry may show that only when it is read.
-        HostileInputError: an entry is encrypted, overlaps another one, or has a name or a size that would harm.
+    Args:
+        source: a path, or a seekable stream.
+        name: of the archive, for messages.
+        kind: the expected kind of archive, for messages.
+        ignore_case: see `EntryNames`.
     """
     try:
         archive = _opened(source, name, kind)
@@ -94,12 +91,12 @@ def open_zip(
 
 
 def entry(archive: zipfile.ZipFile, row: zipfile.ZipInfo) -> StoredFile:
-    """Return a file of an archive, to be read while that is open. Reading a damaged one raises SourceError."""
+    """Return a file of an open archive. Reading a damaged one raises SourceError."""
     return StoredFile(row.filename, row.file_size, lambda: cast("BinaryIO", _Entry(archive, row)))
 
 
 class _Entry(io.RawIOBase):
-    """The content of an entry, read in order; its CRC is compared at the end."""
+    """The content of an entry, read in order; its CRC is checked at the end."""
 
     def __init__(self, archive: zipfile.ZipFile, row: zipfile.ZipInfo) -> None:
         self._name = row.filename
@@ -112,14 +109,12 @@ class _Entry(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """The next bytes."""
         try:
             return self._stream.read(size)
         except _BROKEN as error:
             raise self._damaged(error) from error
 
     def close(self) -> None:
-        """Close the entry, not the archive."""
         self._stream.close()
         super().close()
 
@@ -145,7 +140,7 @@ def _incomplete(name: str, kind: str, error: Exception) -> SourceError:
 
 
 def _check_list(stream: BinaryIO, name: str, kind: str) -> None:
-    """Refuse a list of entries that would fill the memory: zipfile reads all of it at once."""
+    """Refuse a list of entries that would fill the memory, because zipfile reads all of it at once."""
     size = stream.seek(0, 2)
     stream.seek(max(0, size - _END_BYTES - _LOCATOR_BYTES - (1 << 16)))
     tail = stream.read()
@@ -169,7 +164,7 @@ def _check_entries(archive: _Zip, name: str, kind: str, *, ignore_case: bool) ->
         names.add(row.filename, folder=row.filename.endswith("/"))
         if row.flag_bits & _ENCRYPTED:
             raise HostileInputError(f"{name} is encrypted", why=row.filename, fix=_AGAIN)
-        # bzip2 and lzma may ask for gigabytes before the first byte comes.
+        # bzip2 and lzma may allocate gigabytes for the first byte.
         if row.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
             why = f"method {row.compress_type}; only `deflate` and none are read"
             raise HostileInputError(f"{name} packs {row.filename} in an unusual way", why=why, fix=_AGAIN)
@@ -183,7 +178,7 @@ def _check_entries(archive: _Zip, name: str, kind: str, *, ignore_case: bool) ->
 
 
 def _check_places(archive: _Zip, name: str) -> None:
-    """Refuse entries that overlap: a few megabytes would be read many times over."""
+    """Refuse overlapping entries, because a few megabytes could be read many times."""
     ordered = sorted(archive.filelist, key=lambda row: row.header_offset)
     starts = [*(row.header_offset for row in ordered), archive.start_dir]
     archive.ends = {}
