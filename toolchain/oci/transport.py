@@ -24,7 +24,6 @@ from toolchain.oci import auth, logins
 from toolchain.oci.descriptor import check_digest
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.registry_rules import for_host
-from toolchain.oci.ways import Habits
 
 LOG = logging.getLogger(__name__)
 _WORDS = 16 << 10  # bytes of an unexpected answer
@@ -121,7 +120,7 @@ class Transport:
         self.host = host
         self.chunk = chunk
         self.rules = for_host(host)
-        self.habits = Habits(chunk=chunk or self.rules.chunk)
+        self.largest = 0  # bytes of a chunk after the registry refused larger requests; 0 if it did not
         self.attempts = attempts
         self.backoff = backoff
         self.traffic = Traffic()

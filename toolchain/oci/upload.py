@@ -1,7 +1,7 @@
-"""Upload one blob: continue after a failure, and send it another way where the registry refuses the first.
+"""Upload one blob: continue after a failure, and send smaller requests if the registry refuses large ones.
 
-`skopeo copy` was tried instead (docs/measurements/registries.md). It waits for ever without a message when a connection
-falls silent, and it has one way to send a blob, which some registries refuse.
+`skopeo copy` is not used (docs/measurements/registries.md) because it waits forever on a silent connection, and because
+some registries refuse its only way to send a blob.
 """
 
 from __future__ import annotations
@@ -20,20 +20,26 @@ from toolchain.core.digest import sha256_file
 from toolchain.core.errors import DigestError, RegistryError, ToolchainError
 from toolchain.core.web import TRANSIENT, TryAgainError, header_number
 from toolchain.oci.descriptor import Descriptor
-from toolchain.oci.registry_rules import UNKNOWN, for_location
+from toolchain.oci.registry_rules import CHUNK, UNKNOWN, for_location
 from toolchain.oci.transport import Body, Transport
-from toolchain.oci.ways import NO_CHUNKS, NO_WHOLE, NOT_THE_WAY, choose
 
 LOG = logging.getLogger(__name__)
+# The smallest chunk that is tried. A server in front of a registry accepts at least a megabyte by default.
+LEAST = 256 << 10
 _TAKEN = frozenset({200, 201, 202, 204})
-# A blob that the registry calls wrong, though its file is right, is sent again this often.
+_TOO_LARGE = frozenset({413, 416})
+# Statuses with which registries refuse a blob in one piece.
+_NO_WHOLE = frozenset({405, 411, 413, 415, 501})
+# Error codes that do not concern the way of sending.
+_NOT_THE_WAY = frozenset({"NAME_INVALID", "NAME_UNKNOWN", "DENIED", "UNAUTHORIZED", "TOOMANYREQUESTS"})
+# Attempts at a blob that the registry calls wrong although its file is right.
 _WRONG_TRIES = 2
-# After so many connections that broke before the registry took anything, chunks are tried, and smaller ones each time.
+# Connections that break before the registry accepts anything, after which smaller requests are tried.
 _BREAKS = 2
 
 
 class _RefusedError(Exception):
-    """The registry does not take blobs this way; no failure, and nothing to wait for."""
+    """The registry does not accept a request of this kind or size; waiting does not help."""
 
     def __init__(self, problem: ToolchainError, status: int) -> None:
         super().__init__(problem.what)
@@ -51,17 +57,17 @@ class Upload:
         self._path = path
         self._location = ""
         self._offset = 0
-        self._habits = registry.habits
         self._rules = registry.rules
         self._chunk: int | None = None  # bytes of a chunk; None for one piece
+        self._largest = registry.largest  # bytes of a chunk after larger requests failed; 0 if none did
         self._accepted = False  # a chunk of this upload
-        self._failed = self._anew = False  # whether the last attempt failed, and what was sent is to be forgotten
+        self._failed = self._anew = False  # whether the last attempt failed, and whether to start from the beginning
         self._restarts = self._wrong = self._breaks = 0
         self._retries = registry.retries()
         self._request = partial(registry.request, repository=repository, actions="pull,push")
 
     def run(self) -> int:
-        """Bring the blob there (see `Registry.push_blob`)."""
+        """Upload the blob, and return the number of its bytes; 0 if the registry has it already."""
         if self._there():
             return 0
         with self._path.open("rb", buffering=0) as stream:
@@ -69,7 +75,7 @@ class Upload:
         return self._blob.size
 
     def _go_on(self, stream: IO[bytes]) -> None:
-        """Send what is missing, from where an attempt before this one failed."""
+        """Send what is missing since the last attempt."""
         if self._failed:
             self._resume()
             if not self._location and self._there():
@@ -79,12 +85,14 @@ class Upload:
                 pass
         except requests.RequestException as error:
             self._breaks += not self._accepted
+            if self._rules is UNKNOWN and self._breaks >= _BREAKS:
+                self._shrink()  # a server in front that closes the connection on large requests
             self._fail(TryAgainError(self._registry.unreachable(error)))
         except TryAgainError as failure:
             self._fail(failure)
 
     def _sent(self, stream: IO[bytes]) -> bool:
-        """Send it in the way that is thought right; False where the registry refused that way, and another is left."""
+        """Send the blob; return False if the registry refused the request and a smaller one is left to try."""
         try:
             if not self._location:
                 self._start()
@@ -92,8 +100,23 @@ class Upload:
                 self._send_chunks(stream, self._chunk)
             self._finish(stream)
         except _RefusedError as refusal:
-            self._take_another_way(refusal)
+            if refusal.status not in _TOO_LARGE:
+                self._largest = CHUNK  # it does not accept one piece of any size
+            elif not self._shrink():
+                raise refusal.problem from None
+            LOG.info("%s: HTTP %d, so chunks of %d", self._registry.host, refusal.status, self._largest)
+            self._registry.largest = self._largest
+            self._location, self._offset = "", 0
             return False
+        return True
+
+    def _shrink(self) -> bool:
+        """Send smaller requests from now on; return whether that is possible."""
+        tried = self._chunk or self._blob.size
+        smaller = min(max(tried // 4, LEAST), CHUNK)
+        if smaller >= tried and self._chunk is not None:
+            return False
+        self._largest = smaller
         return True
 
     def _fail(self, failure: TryAgainError) -> NoReturn:
@@ -108,7 +131,7 @@ class Upload:
             raise RegistryError(
                 f"{self._registry.host} has {self._blob.digest} with another size",
                 why=f"{size} bytes there, {self._blob.size} here",
-                fix="ask who runs the registry",
+                fix="report this to the registry's operator",
             )
         return size is not None
 
@@ -121,11 +144,20 @@ class Upload:
             self._offset, self._accepted = 0, False
             if self._registry.rules is UNKNOWN:
                 self._rules = for_location(got.headers["Location"])
-            wished, broken = self._registry.chunk, max(0, self._breaks - _BREAKS + 1)
-            self._chunk = choose(self._rules, self._habits, got, self._blob.size, wished=wished, broken=broken)
+            self._chunk = self._choose_chunk(got)
+
+    def _choose_chunk(self, begun: requests.Response) -> int | None:
+        """Return the bytes of a chunk by the rules and the answer that began the upload; None for one piece."""
+        least, most = (header_number(begun.headers.get(f"OCI-Chunk-{which}-Length")) or 0 for which in ("Min", "Max"))
+        chunk = self._largest or self._registry.chunk or (self._rules.chunk if self._rules.upload == "chunks" else most)
+        if not chunk:
+            return None
+        chunk = max(chunk, least)
+        chunk = min(chunk, most) if most else chunk
+        return None if self._blob.size <= chunk and not self._largest else chunk
 
     def _send_chunks(self, stream: IO[bytes], chunk: int) -> None:
-        """Send all chunks, except the last if it ends the upload."""
+        """Send all chunks, except the last one if it ends the upload."""
         while self._offset < self._blob.size:
             start, end = self._offset, min(self._offset + chunk, self._blob.size)
             if end == self._blob.size and self._rules.last == "piece":
@@ -133,19 +165,18 @@ class Upload:
             body = partial(self._body, stream, start, end)
             with self._request("PATCH", self._location, headers=_part(start, end), body=body) as got:
                 if got.status_code not in _TAKEN:
-                    refusals = frozenset() if self._accepted else NO_CHUNKS
-                    raise self._problem(got, "breaks off an upload", refusals)
+                    raise self._problem(got, "breaks off an upload", frozenset() if self._accepted else _TOO_LARGE)
                 self._location = self._registry.url(got.headers.get("Location", self._location))
                 reached = end if self._rules.position == "sent" else _reached(got.headers.get("Range"), end)
                 self._offset = min(reached, end)
                 if self._offset <= start:
                     problem = RegistryError(
                         f"{self._registry.host} keeps {self._offset} of {end} bytes of an upload to {self._repository}",
-                        fix="try again; if it stays, ask who runs the registry",
+                        fix="try again later, or report this to the registry's operator",
                     )
                     raise TryAgainError(problem)
                 self._accepted = True
-                # Bytes sent a second time are not progress: a registry that keeps losing them must not loop for ever.
+                # Only bytes beyond the furthest position are progress, else a registry that loses bytes loops forever.
                 self._retries.reached(self._offset)
 
     def _body(self, stream: IO[bytes], start: int, end: int) -> Body | bytes:
@@ -159,11 +190,11 @@ class Upload:
         url = f"{self._location}{joint}digest={quote(self._blob.digest, safe='')}"
         with self._request("PUT", url, headers=headers, body=partial(self._body, stream, start, size)) as got:
             if got.status_code not in _TAKEN:
-                refusals = NO_WHOLE if whole and size else frozenset()
+                refusals = _NO_WHOLE if whole and size else frozenset()
                 raise self._problem(got, "does not complete an upload", refusals)
 
     def _problem(self, got: requests.Response, what: str, refusals: frozenset[int] = frozenset()) -> Exception:
-        """The exception for an answer: `refusals` are statuses that mean this way of sending is not supported."""
+        """Return the exception for an answer; the statuses in `refusals` refuse this kind or size of request."""
         code, text = self._registry.error_of(got)
         problem = self._registry.failed(got, f"{self._registry.host} {what} to {self._repository}", (code, text))
         status = got.status_code
@@ -171,41 +202,26 @@ class Upload:
             return DigestError(
                 f"{self._path} is damaged", why=f"expected {self._blob.digest}, found {actual}", fix="build it again"
             )
-        if status in refusals and code not in NOT_THE_WAY:
+        if status in refusals and code not in _NOT_THE_WAY:
             return _RefusedError(problem, status)
         if status in TRANSIENT or status == 416:
             return TryAgainError(problem, got.headers.get("Retry-After"))
-        # 404: the registry forgot the upload. 400: what arrived has another digest, or the chunk came at a wrong place.
+        # 404: the registry lost the upload. 400: other bytes arrived, or a chunk arrived at a wrong position.
         self._wrong += status == 400
-        if status in {400, 404} and self._location and code not in NOT_THE_WAY and self._wrong <= _WRONG_TRIES:
+        if status in {400, 404} and self._location and code not in _NOT_THE_WAY and self._wrong <= _WRONG_TRIES:
             self._anew = True
             return TryAgainError(problem)
         return problem
 
-    def _take_another_way(self, refusal: _RefusedError) -> None:
-        chunk, habits = self._chunk, self._habits
-        if not habits.refuse(chunk, refusal.status, self._blob.size):
-            raise refusal.problem from None
-        LOG.info(
-            "%s takes no %s (HTTP %d): %s",
-            self._registry.host,
-            "blob in one piece" if chunk is None else f"chunk of {chunk} bytes",
-            refusal.status,
-            "one piece" if habits.whole is None else f"chunks of {habits.chunk} bytes",
-        )
-        self._location, self._offset = "", 0
-
     def _resume(self) -> None:
-        """Find where to continue; what the registry cannot continue is restarted."""
+        """Find the position at which the upload continues; start again if the registry cannot continue it."""
         if self._anew or not self._location or not self._ask():
             self._restarts += bool(self._location)
             self._location, self._offset = "", 0
         self._failed = self._anew = False
 
     def _ask(self) -> bool:
-        """Ask how much of the blob arrived; whether the upload can continue from there."""
-        if self._chunk is None and self._habits.chunks is not None:
-            return False
+        """Ask how many bytes arrived, and return whether the upload can continue there."""
         with (
             contextlib.suppress(requests.RequestException, RegistryError),
             self._request("GET", self._location) as got,
@@ -219,12 +235,12 @@ class Upload:
         return False
 
     def _goes_on(self) -> bool:
-        """A blob in one piece that broke off can continue in chunks, once something of it has arrived."""
+        """Return whether the upload can continue; a blob in one piece continues in chunks if some of it arrived."""
         if self._offset == 0:
             return self._chunk is not None and self._breaks < _BREAKS
         if self._chunk is None:
             rest = max(self._blob.size - self._offset, 1)
-            self._chunk = min(self._registry.chunk or self._registry.rules.chunk, rest)
+            self._chunk = min(self._largest or self._registry.chunk or self._registry.rules.chunk, rest)
         return True
 
 
@@ -233,7 +249,7 @@ def _part(start: int, end: int) -> dict[str, str]:
 
 
 def _reached(header: str | None, otherwise: int) -> int:
-    """The offset after a `Range: 0-n`; `0-0` says that nothing came, as registries write it."""
+    """Return the offset after a `Range: 0-n`; registries write `0-0` if nothing arrived."""
     match = re.fullmatch(r"(?:bytes=)?0-([0-9]+)", header.strip()) if header else None
     last = header_number(match[1]) if match else None
     if last is None:
