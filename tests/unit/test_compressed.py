@@ -43,5 +43,5 @@ def test_nothing_may_stand_behind_a_gzip_file(tmp_path: Path, more: bytes) -> No
 
 def test_other_kinds(tmp_path: Path) -> None:
     assert read(tmp_path / "plain", CONTENT, kind=media.LAYER) == CONTENT
-    with pytest.raises(UntrustedError, match="unknown kind"):
+    with pytest.raises(UntrustedError, match="unknown media type"):
         read(tmp_path / "unknown", CONTENT, kind="application/x-layer")

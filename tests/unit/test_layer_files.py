@@ -97,7 +97,7 @@ def test_layers_that_lie(tmp_path: Path) -> None:
         layer_files(tmp_path / "short", media.LAYER)
     with pytest.raises(UntrustedError, match="cannot be read"):
         layer_files(tmp_path / "whole", media.LAYER_GZIP)
-    with pytest.raises(UntrustedError, match="unknown kind"):
+    with pytest.raises(UntrustedError, match="unknown media type"):
         layer_files(tmp_path / "whole", "application/x-else")
     big = tarfile.TarInfo("././@LongLink")
     big.type, big.size = tarfile.GNUTYPE_LONGNAME, 1 << 40

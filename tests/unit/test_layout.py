@@ -438,7 +438,7 @@ def test_many_layers_that_unpack_to_much_are_not_unpacked_all(
     assert verify_layout(layout, index) == []
     monkeypatch.setattr("toolchain.oci.check.FREE", 1000)
     monkeypatch.setattr("toolchain.oci.check.RATIO", 0)
-    assert "more than any hold" in verify_layout(layout, index)[0]
+    assert "more than any real image" in verify_layout(layout, index)[0]
 
 
 def test_json_that_is_nested_too_deep() -> None:

@@ -1,4 +1,4 @@
-"""Authentication to a registry: credentials from the user's login, tokens from the registry, neither ever shown."""
+"""Authentication to a registry: credentials from the user's login, and tokens from the registry."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from toolchain.oci.logins import IDENTITY
 from toolchain.oci.manifest import parse_object
 
 LOG = logging.getLogger(__name__)
-# How long a token lasts that does not say so, by the token specification; and what no token service means.
+# Seconds that a token lasts if the answer does not say so, by the token specification; and an implausible number.
 _TOKEN_SECONDS = 60.0
 _LONG = 10 * 365 * 86400
 _ANSWER = 1 << 20  # bytes of a token service's answer
 _TOKEN: Keys = dict.fromkeys(("token", "access_token", "expires_in", "issued_at", "refresh_token"))
-_SENDABLE = re.compile(r"[\x21-\x7e]+")  # what a header can hold
+_SENDABLE = re.compile(r"[\x21-\x7e]+")  # characters that a header can hold
 _PARAMETER = re.compile(r'(\w+)=(?:"([^"]*)"|([^\s,"]+))')
 
 
 def user_and_password(login: str | None) -> tuple[str, str]:
-    """Both of a login, empty if it is malformed. The user of an identity token is `IDENTITY`, as helpers write it."""
+    """Return both parts of a login; empty if it is malformed. The user of an identity token is `IDENTITY`."""
     try:
         user, _, password = base64.b64decode(login or "", validate=True).decode().partition(":")
-    except ValueError:  # no base64, no ASCII, no UTF-8
+    except ValueError:  # neither base64 nor UTF-8
         return "", ""
     return user, password
 
@@ -45,11 +45,11 @@ class _Token:
 
 
 class Authorizer:
-    """The Authorization header of one registry, renewed before it runs out and when the registry asks.
+    """The Authorization header of one registry, renewed before it expires and when the registry asks.
 
     Args:
         secure: whether the registry is reached by https.
-        login: what `credentials` gives.
+        login: the return value of `credentials`.
         timeout: connect and read, seconds.
     """
 
@@ -64,14 +64,14 @@ class Authorizer:
         self._identity = password if user == IDENTITY else ""
         self._timeout = timeout
         self._basic = ""
-        self._service: tuple[str, str] | None = None  # realm and name of who gives tokens
+        self._service: tuple[str, str] | None = None  # realm and name of the token service
         self._tokens: dict[tuple[str, ...], _Token] = {}
         self._secrets: set[str] = {login or "", password}
 
     def header(self, scopes: Sequence[str]) -> dict[str, str]:
-        """The header for a request that needs `scopes` (`repository:NAME:ACTIONS`); empty until the registry has asked.
+        """Return the header for a request that needs `scopes` (`repository:NAME:ACTIONS`); at first it is empty.
 
-        A token that is about to run out is renewed first: a gigabyte is not sent to learn that it has.
+        A token that is about to expire is renewed first, because a 401 would only come after a whole body was sent.
         """
         if self._basic and self._service is None:
             return {"Authorization": self._basic}
@@ -82,16 +82,11 @@ class Authorizer:
         return {"Authorization": f"Bearer {token.value}"} if token else {}
 
     def redact(self, text: str) -> str:
-        """`text` without any secret of this registry."""
+        """Return `text` without any secret of this registry."""
         return redact(text, self._secrets)
 
     def answer(self, response: requests.Response, scopes: Sequence[str]) -> None:
-        """Take the challenge of a 401, so that `header` holds what the registry wants.
-
-        Raises:
-            RegistryError: there is no login, or it was refused.
-            UnreachableError: the token service does not answer.
-        """
+        """Take the challenge of a 401, so that `header` returns what the registry wants."""
         challenge = response.headers.get("WWW-Authenticate", "")
         at = re.search(r"\bbearer\s", challenge, re.IGNORECASE)
         if at is None:
@@ -104,7 +99,7 @@ class Authorizer:
         fields = _parameters(challenge[at.end() :])
         self._service = (self._realm(fields.get("realm", "")), fields.get("service", ""))
         wanted = tuple(scopes)
-        # The registry may call the repository otherwise than we do: both scopes are requested.
+        # The registry may have another name for the repository, so both scopes are requested.
         self._fetch(wanted, tuple(dict.fromkeys([*fields.get("scope", "").split(), *wanted])))
 
     def _realm(self, text: str) -> str:
@@ -115,7 +110,7 @@ class Authorizer:
             if place.scheme not in {"http", "https"} or not place.hostname:
                 raise ValueError
         except ValueError:
-            raise self.refused("it names no place to get a token from") from None
+            raise self.refused("it does not name a token service") from None
         if self._secure and place.scheme == "http":
             raise self.refused("it wants the login sent without encryption")
         return realm
@@ -127,7 +122,7 @@ class Authorizer:
         if not isinstance(token, str) or not token:
             raise self.refused("the token service answers without a token")
         if not _SENDABLE.fullmatch(token):
-            raise self.refused("the token service gives a token that no header can hold")
+            raise self.refused("the token has characters that a header cannot hold")
         lasts = value.get("expires_in")
         seconds = lasts if isinstance(lasts, (int, float)) and 0 < lasts < _LONG else _TOKEN_SECONDS
         self._secrets.add(token)
@@ -139,8 +134,8 @@ class Authorizer:
             with self._token_request(scopes) as got:
                 status = got.status_code
                 content = whole_body(got, _ANSWER) if status == 200 else b""
-        except ValueError:  # also what requests raises for such
-            raise self.refused("the token service is at what is no address, or sends us there") from None
+        except ValueError:  # requests raises it too, for invalid URLs
+            raise self.refused("the address of the token service, or one that it redirects to, is not valid") from None
         except requests.RequestException as error:
             raise UnreachableError(
                 f"the token service of {self._host} does not answer", why=type(error).__name__, fix="try again later"
@@ -154,7 +149,7 @@ class Authorizer:
         try:
             return parse_object(content, "the answer", keys=_TOKEN)
         except (RegistryError, DocumentError):
-            raise self.refused("the token service answers something else than JSON") from None
+            raise self.refused("the answer of the token service is not JSON") from None
 
     def _token_request(self, scopes: tuple[str, ...]) -> requests.Response:
         assert self._service is not None  # noqa: S101 - there was a challenge
@@ -169,12 +164,12 @@ class Authorizer:
         return self._session.get(realm, params=params, headers=headers, timeout=self._timeout, stream=True)
 
     def refused(self, why: str) -> RegistryError:
-        """The error for a refused login."""
+        """Return the error for a refused login."""
         return RegistryError(f"{self._host} refuses the login", why=why, fix=f"log in: {login_command(self._host)}")
 
 
 def _parameters(text: str) -> dict[str, str]:
-    """The parameters of a challenge; a second challenge in the same header does not replace the first one's."""
+    """Return the parameters of a challenge; a second challenge in the same header does not replace the first one's."""
     fields: dict[str, str] = {}
     for name, quoted, bare in _PARAMETER.findall(text):
         fields.setdefault(name.lower(), quoted or bare)
@@ -182,12 +177,12 @@ def _parameters(text: str) -> dict[str, str]:
 
 
 def login_command(host: str) -> str:
-    """The command that logs in where `credentials` looks, with a program that builds need too."""
+    """Return the command that logs in where `credentials` looks, with a program that builds need too."""
     return f"skopeo login --authfile ~/.docker/config.json {host}"
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
-    """`text` with each of `secrets` replaced, and with the values of all query parameters."""
+    """Return `text` with each of `secrets` and the values of all query parameters replaced."""
     for secret in secrets:
         if len(secret) >= 4:
             text = text.replace(secret, "[secret]")

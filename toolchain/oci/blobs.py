@@ -1,4 +1,4 @@
-"""The blobs of an OCI image layout: files that are named by their digest."""
+"""The blobs of an OCI image layout: files named by their digest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANIFEST_LIMIT = 16 << 20  # bytes of JSON that are read at once; registries all
 
 
 class Blobs:
-    """The blobs of the layout below `root`. Several processes may use it at a time: blobs appear whole."""
+    """The blobs of the layout below `root`. Several processes may use it, because only whole blobs appear."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -43,15 +43,14 @@ class Blobs:
         return self._folder() / check_digest(digest).removeprefix("sha256:")
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is there: a file, and no link to one."""
+        """Return whether the blob is a regular file here."""
         path = self._path(digest)
         return path.is_file() and not path.is_symlink()
 
     def holds(self, digest: str) -> bool:
-        """Whether a blob is there as it must be: all of it is read.
+        """Hash a blob, and return whether it is here and undamaged.
 
-        One that decayed stays until another takes its place: this may be looking at the file that someone else is
-        about to replace.
+        A damaged blob is not removed, because another process may be about to replace it.
         """
         if not self.has(digest):
             return False
@@ -63,13 +62,13 @@ class Blobs:
         return True
 
     def blob(self, digest: str) -> Path:
-        """The file of a blob."""
+        """Return the file of a blob."""
         if not self.has(digest):
             raise RegistryError(f"{self.root} lacks {digest}", fix="build or fetch the image again")
         return self._path(digest)
 
     def open(self, digest: str) -> BinaryIO:
-        """The content of a blob."""
+        """Open a blob for reading."""
         path = self.blob(digest)
         try:
             return open_regular(path)
@@ -77,21 +76,17 @@ class Blobs:
             raise RegistryError(f"cannot read {path}", why=str(error.strerror), fix="fetch the image again") from error
 
     def digest_of(self, digest: str) -> str:
-        """The digest of what is under a digest."""
+        """Return the digest of the content under a digest."""
         with self.open(digest) as stream:
             return sha256_stream(stream)
 
     def new(self, digest: str) -> NewFile:
-        """A blob under way, to be finished with its digest."""
+        """Open a new blob, to be finished with its digest."""
         self._folder().mkdir(parents=True, exist_ok=True)
         return NewFile(self._path(digest))
 
     def link(self, path: Path, digest: str) -> Path:
-        """Have a file of this machine here too, by a hard link where that can be, which is not hashed.
-
-        Raises:
-            DigestError, RegistryError: as `put_file`, where it is copied.
-        """
+        """Add a file of this machine, by a hard link without hashing it if possible, otherwise by `put_file`."""
         there = self._path(digest)
         there.parent.mkdir(parents=True, exist_ok=True)
         if not self.has(digest):
@@ -107,18 +102,14 @@ class Blobs:
         """Store a file.
 
         Args:
-            digest: what it must have. If that is here, and whole, the file is not read.
-            move: take the file away where it was.
-
-        Raises:
-            DigestError: it has another digest; nothing is stored.
-            RegistryError: it cannot be read or stored.
+            digest: the expected digest. If an undamaged blob with it is here, the file is not read.
+            move: remove the file from its old place.
         """
         try:
             actual, size = self._store(path, digest, move)
         except OSError as error:
             raise RegistryError(
-                f"cannot store {path} in {self.root}", why=str(error), fix="check the path and its rights"
+                f"cannot store {path} in {self.root}", why=error.strerror or "", fix="check the path and its rights"
             ) from error
         return Descriptor(media_type, actual, size)
 
@@ -150,21 +141,23 @@ class Blobs:
                         tell("copying a blob", size, status.st_size)
                 actual = f"sha256:{hasher.hexdigest()}"
                 _compare(path, digest, actual)
-                new.path = self._path(actual)  # known only now
+                new.path = self._path(actual)
                 new.finish(actual)
         if move:
             path.unlink()
         return actual, size
 
     def put_bytes(self, content: bytes, media_type: str) -> Descriptor:
-        """Store bytes: configs, manifests, indexes."""
+        """Store the bytes of a config, manifest or index."""
         digest = sha256_bytes(content)
         if not self.holds(digest):
             try:
                 write_atomically(self._path(digest), content, check=True)
             except OSError as error:
                 raise RegistryError(
-                    f"cannot write to {self.root}", why=str(error), fix="check its rights, or name another folder"
+                    f"cannot write to {self.root}",
+                    why=error.strerror or "",
+                    fix="check its rights, or name another folder",
                 ) from error
         return Descriptor(media_type, digest, len(content))
 
@@ -173,14 +166,11 @@ class Blobs:
         return self.put_bytes(canonical(value), media_type)
 
     def put_artifact(self, kind: str, layers: Iterable[Descriptor], **more: Any) -> Descriptor:
-        """Store the manifest of an artifact, which has blobs and no configuration.
+        """Store the manifest of an artifact, which has blobs and an empty configuration.
 
         Args:
-            kind: its type.
+            kind: its artifact type.
             more: `subject` and `annotations`, as JSON.
-
-        Returns:
-            The manifest, with the artifact's type.
         """
         value = {
             "schemaVersion": 2,
@@ -193,12 +183,7 @@ class Blobs:
         return replace(self.put_json(value, media.MANIFEST), artifact_type=kind)
 
     def read(self, descriptor: Descriptor) -> bytes:
-        """A small blob whole, its digest checked.
-
-        Raises:
-            RegistryError: missing, or larger than any manifest.
-            DigestError: not the bytes it must be.
-        """
+        """Return a blob of at most `MANIFEST_LIMIT` bytes, and check its digest."""
         with self.open(descriptor.digest) as stream:
             content = stream.read(MANIFEST_LIMIT + 1)
         if len(content) > MANIFEST_LIMIT:
@@ -211,26 +196,15 @@ class Blobs:
         return content
 
     def read_json(self, descriptor: Descriptor) -> dict[str, Any]:
-        """A JSON blob.
-
-        Raises:
-            RegistryError: missing, or not a JSON object.
-            DocumentError: JSON that programs read differently.
-            DigestError: not the bytes it must be.
-        """
+        """Return a JSON object, and check its digest."""
         return parse_object(self.read(descriptor), descriptor.digest, keys=keys_of(descriptor.media_type))
 
     def verify(self, digest: str) -> None:
-        """Hash a blob.
-
-        Raises:
-            RegistryError: missing.
-            DigestError: other bytes than its name says.
-        """
+        """Hash a blob; raise DigestError if it is damaged."""
         _compare(self._path(digest), digest, self.digest_of(digest))
 
     def forget(self, *digests: str) -> None:
-        """Remove blobs of an image that was never tagged; a name of it stays nowhere."""
+        """Remove blobs of an image that was never tagged."""
         for digest in digests:
             self._path(digest).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Whether the content of a layout matches its digests."""
+"""Check the content of a layout against its digests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ from toolchain.oci.layout import Layout
 
 
 def verify_layout(layout: Layout, descriptor: Descriptor) -> list[str]:
-    """Check an image or index and everything below it; the faults, empty if there are none.
+    """Check an image or index and everything below it; return the faults.
 
-    Every blob is hashed and measured; every layer is unpacked and compared with its diff_id; every image's platform is
-    compared with its config; nothing may be missing.
-
-    Raises:
-        EngineError: a zstd layer, and the zstd program is missing.
+    Every blob is hashed and measured. Every layer is unpacked and compared with its diff id, and every image's platform
+    with its config. Nothing may be missing.
     """
     return list(_Check(layout).problems(descriptor))
 
@@ -35,7 +32,7 @@ class _Check:
         self._hashed: set[str] = set()
         self._visited: set[tuple[str, str]] = set()
         self._diff_ids: dict[tuple[str, str], str] = {}
-        self._left = FREE  # bytes that all layers together may still unpack to; each adds by its size
+        self._left = FREE  # bytes that all layers together may still unpack to; each layer adds a multiple of its size
 
     def problems(self, item: Descriptor, depth: int = 0) -> Iterator[str]:
         if depth > media.DEEPEST:
@@ -46,7 +43,7 @@ class _Check:
             return
         if item.media_type not in media.MANIFESTS or (item.digest, item.media_type) in self._visited:
             return
-        # Indexes that name one another many times over have few digests and more paths than can be walked.
+        # Indexes that name each other many times have few digests, but too many paths to walk.
         self._visited.add((item.digest, item.media_type))
         try:
             children = self._layout.children(item)
@@ -65,7 +62,7 @@ class _Check:
             yield from self._layers(item, children[0], children[1:])
 
     def _blob(self, item: Descriptor) -> str:
-        """What is wrong with a blob; empty if nothing is."""
+        """Return what is wrong with a blob; empty if nothing is."""
         if not self._layout.has(item.digest):
             return f"{item.digest} is missing"
         path = self._layout.blob(item.digest)
@@ -104,7 +101,7 @@ class _Check:
                 yield f"{layer.digest} unpacks to {actual}, {diff_id} expected"
 
     def _diff_id(self, path: Path, layer: Descriptor) -> str:
-        """`sha256:<hex>` of the tar in a layer, or why it cannot be read."""
+        """Return `sha256:<hex>` of the tar in a layer, or why it cannot be read."""
         if layer.media_type in PLAIN:
             return layer.digest
         sha256 = hashlib.sha256()
@@ -114,14 +111,14 @@ class _Check:
                 while piece := stream.read(CHUNK):
                     self._left -= len(piece)
                     if self._left < 0:
-                        raise BombError("the layers of this image unpack to more than any hold")
+                        raise BombError("the layers of this image unpack to more than any real image")
                     sha256.update(piece)
         except BombError as error:
             return f"nothing ({error.what})"
         except UntrustedError:
             return f"nothing known ({layer.media_type})"
         except process.CommandError as error:
-            return f"nothing (not zstd: {error.tail[-1] if error.tail else ''})"
-        except DAMAGED as error:
-            return f"nothing ({error})"
+            return f"nothing (zstd: {error.tail[-1] if error.tail else 'it fails'})"
+        except DAMAGED:
+            return "nothing (it is damaged)"
         return f"sha256:{sha256.hexdigest()}"

@@ -1,4 +1,4 @@
-"""Layers, unpacked while they are read."""
+"""Decompression of layers as streams."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from toolchain.oci import descriptor as media
 
 PLAIN = frozenset({media.LAYER, media.DOCKER_LAYER})
 _GZIP = frozenset({media.LAYER_GZIP, media.DOCKER_LAYER_GZIP})
-# What reading one may raise that is damaged.
+# Exceptions of reading a damaged layer.
 DAMAGED = (EOFError, zlib.error, CommandError)
-# A layer is unpacked before its signature is known, so what comes out is bounded by what was sent. Layers of compilers
-# and distributions unpack to 3 to 10 times their size; gzip reaches 1,032 times, and zstd millions.
+# A layer is unpacked before its signature is checked, so its size is bounded. Layers of compilers and distributions
+# unpack to 3 to 10 times their size; gzip reaches 1,032 times, and zstd millions.
 RATIO = 200
 FREE = 256 << 20  # bytes that any layer may unpack to
 LARGEST = 256 << 30
 
 
 class BombError(UntrustedError):
-    """More comes out of a layer than out of any real one of its size."""
+    """A layer unpacks to more than any real layer of its size."""
 
 
 class Readable(Protocol):
-    """A stream that a layer is read from."""
+    """A stream from which a layer is read."""
 
     def read(self, count: int, /) -> bytes:
-        """At most so many bytes; none at the end."""
+        """Return at most `count` bytes; none at the end."""
 
 
 class _Gunzipped:
-    """Reads a gzip file, member after member. Nothing may follow a member, not even padding."""
+    """A reader of gzip files with one or more members. Other data after a member is an error, even padding."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -44,7 +44,7 @@ class _Gunzipped:
         self._packed = b""
 
     def read(self, count: int, /) -> bytes:
-        """The next bytes, at most `count`."""
+        """Return the next bytes, at most `count`."""
         while True:
             self._packed = self._packed or self._stream.read(CHUNK)
             if not self._packed and self._unpacker.eof:
@@ -61,14 +61,14 @@ class _Gunzipped:
 
 
 class _Bounded:
-    """A stream that ends in an error where more comes than a layer's file may unpack to."""
+    """A stream that raises BombError after more bytes than a layer's file may unpack to."""
 
     def __init__(self, stream: Readable, path: Path) -> None:
         self._stream, self._name = stream, path.name
         self._most = self._left = min(LARGEST, FREE + RATIO * path.stat().st_size)
 
     def read(self, count: int, /) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         piece = self._stream.read(count)
         self._left -= len(piece)
         if self._left < 0:
@@ -79,12 +79,7 @@ class _Bounded:
 
 @contextlib.contextmanager
 def unpacked(path: Path, media_type: str) -> Iterator[Readable]:
-    """The tar in a layer's file. Reading raises BombError where it unpacks to more than its size allows.
-
-    Raises:
-        UntrustedError: a kind of layer that is not known here.
-        EngineError: a zstd layer, and the zstd program is missing.
-    """
+    """Open the tar in a layer's file. Reading raises BombError if it unpacks to more than its size allows."""
     if media_type in _GZIP:
         with path.open("rb", buffering=0) as stream:
             yield _Bounded(_Gunzipped(stream), path)
@@ -95,4 +90,4 @@ def unpacked(path: Path, media_type: str) -> Iterator[Readable]:
         with path.open("rb") as stream:
             yield stream
     else:
-        raise UntrustedError(f"a layer of an unknown kind: {media_type}", why=path.name)
+        raise UntrustedError(f"a layer has an unknown media type: {media_type}", why=path.name)

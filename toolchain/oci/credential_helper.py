@@ -1,4 +1,4 @@
-"""Ask docker's credential helpers: programs that the login file names, which keep logins in a keyring or a cloud."""
+"""Ask docker's credential helpers, which keep logins in a keyring or a cloud."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.core.strict_json import Keys
 
 LOG = logging.getLogger(__name__)
 _ANSWER: Keys = dict.fromkeys(("Username", "Secret", "ServerURL"))
-_NONE = "credentials not found"  # as docker's own helpers say it, on standard output
+_NONE = "credentials not found"  # docker's own helpers print it on standard output
 _SECONDS = 120.0  # the user may have to type a passphrase
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -49,13 +49,13 @@ def ask_helper(name: str, key: str) -> str | None:
     """Return the login that a credential helper keeps under `key`, as the text that follows `Basic`.
 
     Returns:
-        None if it keeps none. If it is missing or fails, a warning says so, and what follows is anonymous.
+        None without a login. If the helper is missing or fails, a warning says so, and the caller goes on without one.
     """
     program = f"docker-credential-{name}"
     if not _NAME.fullmatch(name) or process.find(program) is None:
         LOG.warning("%s, which the login file of docker names, is not installed: going on without a login", program)
         return None
-    # Nothing that a helper prints may be shown.
+    # The output is never shown, because it may hold the secret.
     done = process.run(
         [program, "get"], stdin=key, env=_environment(), capture=True, check=False, timeout=_SECONDS, helpers=True
     )

@@ -1,4 +1,4 @@
-"""Descriptors and media types: how OCI names content."""
+"""Descriptors and media types of OCI content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCKER_LAYER_GZIP = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar"
 DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
 
-# Docker's older names of the same things.
+# Docker's older names of the same types.
 AS_OCI = {
     DOCKER_INDEX: INDEX,
     DOCKER_MANIFEST: MANIFEST,
@@ -35,10 +35,10 @@ INDEXES = frozenset({INDEX, DOCKER_INDEX})
 IMAGES = frozenset({MANIFEST, DOCKER_MANIFEST})
 MANIFESTS = INDEXES | IMAGES
 
-# Indexes within indexes that are followed. Images have at most two, and a hostile one must not exhaust the stack.
+# Depth of nested indexes that are followed. Images have at most two; a hostile one must not exhaust the stack.
 DEEPEST = 8
 
-# What cosign keeps about an image: under a tag made from the image's digest, a manifest with layers of these types.
+# cosign keeps a manifest with layers of these types under a tag made from the image's digest.
 SIMPLE_SIGNING = "application/vnd.dev.cosign.simplesigning.v1+json"
 DSSE = "application/vnd.dsse.envelope.v1+json"
 STATEMENTS = frozenset({SIMPLE_SIGNING, DSSE})
@@ -49,7 +49,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def check_digest(text: str) -> str:
-    """`text`, if it is `sha256:` and 64 lower-case hexadecimal digits; only such a text may become part of a path."""
+    """Return `text` if it is `sha256:` and 64 lower-case hexadecimal digits, and so safe as part of a path."""
     if not _DIGEST.fullmatch(text):
         raise RegistryError(
             f"{text[:120]!r} is not a digest",
@@ -75,7 +75,7 @@ class Platform:
     variant: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """The form in an index."""
+        """Return the form in an index."""
         value = {"architecture": self.arch, "os": self.os}
         if self.variant:
             value["variant"] = self.variant
@@ -92,7 +92,7 @@ def _platform(value: Any) -> Platform:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """Content by type, digest and size (bytes); `platform` and `annotations` only where an index needs them."""
+    """Content by type, digest and size (bytes); `platform` and `annotations` only if an index needs them."""
 
     media_type: str
     digest: str
@@ -106,15 +106,15 @@ class Descriptor:
 
     @property
     def plain(self) -> Descriptor:
-        """Type, digest and size alone."""
+        """Return only type, digest and size."""
         return Descriptor(self.media_type, self.digest, self.size)
 
     def annotated(self, annotations: Mapping[str, str]) -> Descriptor:
-        """This descriptor with further annotations."""
+        """Return this descriptor with further annotations."""
         return replace(self, annotations={**self.annotations, **annotations})
 
     def as_json(self) -> dict[str, Any]:
-        """The form in a manifest or index."""
+        """Return the form in a manifest or index."""
         value: dict[str, Any] = {"mediaType": self.media_type, "digest": self.digest, "size": self.size}
         if self.platform is not None:
             value["platform"] = self.platform.as_json()
@@ -126,11 +126,7 @@ class Descriptor:
 
     @classmethod
     def from_json(cls, value: Any) -> Descriptor:
-        """Read a descriptor.
-
-        Raises:
-            RegistryError: a field is missing or of the wrong type.
-        """
+        """Read a descriptor; raise RegistryError if it is malformed."""
         try:
             platform = value.get("platform")
             size = value["size"]
@@ -148,6 +144,6 @@ class Descriptor:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RegistryError(
                 "a descriptor is malformed",
-                why=f"{type(error).__name__}: {error}",
-                fix="publish or export it again; if it stays, ask who made it",
+                why="a field is missing or has the wrong type",
+                fix="publish or export it again, or report it to its publisher",
             ) from error

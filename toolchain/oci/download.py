@@ -1,4 +1,4 @@
-"""One blob on its way out of a registry, over as many connections as it takes."""
+"""Download one blob from a registry, over several connections if necessary."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Download:
         self._sink = sink
         self._hasher = hashlib.sha256()
         self._done = 0
-        self._parts = True  # whether only the rest is requested after a break
+        self._parts = True  # whether the registry answers requests for a part
         self._retries = registry.retries()
 
     def run(self) -> str:
-        """Fetch it.
+        """Fetch the blob.
 
         Returns:
-            The digest of what came, or of another size than promised that size.
+            The digest of the received bytes, or a text about their size if it is not the blob's.
         """
         return self._retries.run(self._go_on)
 
@@ -52,7 +52,7 @@ class Download:
                 if wrong := self._begins(got) or self._copy(got):
                     return wrong
         except requests.RequestException as error:
-            raise self._registry.unreachable(error) from None  # asked often enough by `request`
+            raise self._registry.unreachable(error) from None  # `request` has retried already
         except HTTPError as error:
             raise TryAgainError(self._registry.unreachable(error)) from None
         except TooSlowError as error:
@@ -63,10 +63,10 @@ class Download:
         return f"sha256:{self._hasher.hexdigest()}"
 
     def _begins(self, got: requests.Response) -> str:
-        """Look at the head of an answer; what is wrong with the size that it promises, else nothing."""
+        """Check the head of an answer; return what is wrong with the size in it, or nothing."""
         status = got.status_code
         if (status == 206 and not self._fits(got)) or (status == 416 and self._done):
-            # It cannot continue there; nothing is put behind what came so far that may belong elsewhere.
+            # The registry cannot continue there, and other bytes must not be appended.
             self._begin_anew()
             self._parts = False
             strange = HTTPError(f"HTTP {status}, {self._range(got)!r}, instead of the requested part")
@@ -82,7 +82,7 @@ class Download:
         return f"{length} bytes instead of {self._blob.size}" if length not in {None, self._blob.size} else ""
 
     def _fits(self, got: requests.Response) -> bool:
-        """Whether a part begins where what came so far ends, and is of a blob of the right size."""
+        """Return whether a part begins at the current position, and belongs to a blob of the right size."""
         match = _PART.fullmatch(self._range(got))
         return (
             match is not None

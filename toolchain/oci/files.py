@@ -1,4 +1,4 @@
-"""Plain files as an OCI artifact: a layer each, named by its title, as any client that pulls artifacts writes them."""
+"""Plain files as an OCI artifact, one layer for each file, named by its title as other clients expect."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]{0,254}")
 
 @dataclass(frozen=True)
 class PlainFile:
-    """A file in an artifact: its name, and its blob with the file's own media type."""
+    """A file of an artifact, and its blob with the file's own media type."""
 
     name: str
     blob: Descriptor
 
     def as_json(self) -> dict[str, Any]:
-        """The form of `--json`."""
+        """Return the form of `--json`."""
         return {
             "file": self.name,
             "media_type": self.blob.media_type,
@@ -41,31 +41,27 @@ class PlainFile:
 
 
 def is_plain_name(text: str) -> bool:
-    """Whether this can be a file's name and nothing else: no path, no hidden file, nothing that steers a terminal."""
+    """Return whether a text is safe as a file's name: no path, no hidden file, no control characters."""
     return _NAME.fullmatch(text) is not None
 
 
 def file_media_type(name: str) -> str:
-    """The media type of a file, by the end of its name."""
+    """Return the media type of a file, by its suffix."""
     return next((kind for end, kind in _MEDIA_TYPES.items() if name.endswith(end)), _ANY)
 
 
 def tag_of(tag: str = "") -> str:
-    """The tag of the files that belong to the image under `tag`; the empty one is that of the newest."""
+    """Return the tag of the files that belong to the image under `tag`; the empty tag is `latest`."""
     return f"{tag}-{TAG}" if tag else TAG
 
 
 def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, title: str) -> Descriptor:
     """Move files into a layout, and store the manifest of the artifact that holds them.
 
-    The same files and subject give the same bytes, in whatever order they are given.
+    The order of `paths` does not change the manifest.
 
     Args:
-        subject: the image index that they belong to; it need not be in `layout`.
-
-    Raises:
-        RegistryError: two of them have one name, or a file cannot be stored.
-        HostileInputError: a name that could become a path.
+        subject: the image index that they belong to, which need not be in `layout`.
     """
     import jsonschema  # noqa: PLC0415 - to write, not to read
     import oras.oci  # noqa: PLC0415
@@ -87,23 +83,18 @@ def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, t
         "subject": subject.plain.as_json(),
         "annotations": notes,
     }
-    # What oras would refuse to pull must not be published.
+    # oras must be able to pull it.
     jsonschema.validate(value, oras.schemas.manifest)
     return replace(layout.put_json(value, media.MANIFEST), artifact_type=TYPE, annotations=notes)
 
 
 def are_files(value: Mapping[str, Any]) -> bool:
-    """Whether a manifest's JSON is that of such an artifact."""
+    """Return whether a manifest's JSON is that of such an artifact."""
     return value.get("artifactType") == TYPE
 
 
 def read_files(value: Mapping[str, Any], manifest: Descriptor) -> tuple[PlainFile, ...]:
-    """The files that the manifest of an artifact names; anybody may have written it.
-
-    Raises:
-        RegistryError: it is malformed, or holds something else.
-        HostileInputError: a name that could become a path, or one name twice.
-    """
+    """Return the files in an artifact's untrusted manifest; refuse names that are not plain or occur twice."""
     if not are_files(value):
         raise RegistryError(
             f"{manifest.digest} holds no files",

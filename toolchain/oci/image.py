@@ -1,4 +1,4 @@
-"""Configs, manifests and indexes: the JSON around layers, the same bytes for the same values."""
+"""Configs, manifests and indexes; equal values give equal bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolchain.oci.layout import Layout
 
 @dataclass(frozen=True)
 class LayerBlob:
-    """A layer of an image: its blob, the digest of the tar inside, and how it came about (for `history`)."""
+    """A layer of an image: its blob, the digest of its tar, and the command for `history`."""
 
     descriptor: Descriptor
     diff_id: str
@@ -34,7 +34,7 @@ class ImageSpec:
         layers: lowest first.
         labels: of the config.
         annotations: of the manifest.
-        environment: variables that a container of it starts with.
+        environment: of its containers.
     """
 
     arch: str
@@ -45,31 +45,23 @@ class ImageSpec:
 
 
 def timestamp(seconds: float) -> str:
-    """RFC 3339 in UTC, of seconds since 1970."""
+    """Return RFC 3339 in UTC for seconds since 1970."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def standard_annotations(title: str) -> dict[str, str]:
-    """`org.opencontainers.image.*` for manifests and indexes."""
+    """Return `org.opencontainers.image.*` for manifests and indexes."""
     return {CREATED: timestamp(EPOCH), TITLE: title}
 
 
 def add_layer(layout: Layout, blob: Blob, *, created_by: str = "", move: bool = False) -> LayerBlob:
-    """Store a compressed layer.
-
-    Raises:
-        DigestError: the file is not what it was when it was compressed.
-    """
+    """Store a compressed layer."""
     stored = layout.put_file(blob.path, digest=blob.digest, move=move, media_type=blob.media_type)
     return LayerBlob(stored, blob.diff_id, created_by)
 
 
 def read_layers(layout: Layout, manifest: Descriptor) -> tuple[LayerBlob, ...]:
-    """The layers of an image in the layout, for an image on top of it.
-
-    Raises:
-        RegistryError: manifest and config do not name as many layers.
-    """
+    """Return the layers of an image, lowest first."""
     config, *layers = layout.children(manifest)
     diff_ids = diff_ids_of(layout.read_json(config))
     if len(diff_ids) != len(layers):
@@ -82,39 +74,35 @@ def read_layers(layout: Layout, manifest: Descriptor) -> tuple[LayerBlob, ...]:
 
 
 def with_layers(layout: Layout, manifest: Descriptor, layers: Sequence[LayerBlob]) -> Descriptor:
-    """The image again with the same layers packed in another way."""
+    """Store the image with the same layers in another compression."""
     value = layout.read_json(manifest)
     value["layers"] = [layer.descriptor.plain.as_json() for layer in layers]
     return layout.put_json(value, media.MANIFEST)
 
 
 def diff_ids_of(config: Mapping[str, Any]) -> list[str]:
-    """The digests of the uncompressed layers that a config names, lowest first."""
+    """Return the digests of the uncompressed layers that a config names, lowest first."""
     rootfs = config.get("rootfs")
     values = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
     return [str(text) for text in values] if isinstance(values, list) else []
 
 
 def labels_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The labels of a config; empty if they are malformed."""
+    """Return the labels of a config; empty if they are malformed."""
     run = config.get("config")
     values = run.get("Labels") if isinstance(run, dict) else None
     return {str(name): str(text) for name, text in values.items()} if isinstance(values, dict) else {}
 
 
 def platform_of(config: Mapping[str, Any]) -> Platform:
-    """The platform that a config names."""
+    """Return the platform that a config names."""
     return Platform(
         str(config.get("os") or ""), str(config.get("architecture") or ""), str(config.get("variant") or "")
     )
 
 
 def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
-    """Store config and manifest of `spec`; the layers must be in the layout already.
-
-    Returns:
-        The manifest with its platform.
-    """
+    """Store config and manifest of `spec`, whose layers are in the layout; return the manifest with its platform."""
     for layer in spec.layers:
         layout.blob(layer.descriptor.digest)
     history = [layer.created_by or "toolchain" for layer in spec.layers]
@@ -147,11 +135,7 @@ def write_image(layout: Layout, spec: ImageSpec) -> Descriptor:
 def write_index(
     layout: Layout, manifests: Sequence[Descriptor], annotations: Mapping[str, str] | None = None
 ) -> Descriptor:
-    """Store an index over images, sorted by os, architecture and variant, so that the order of building does not count.
-
-    Raises:
-        RegistryError: no image, one without platform, two for one platform, or one that is missing.
-    """
+    """Store an index over images, sorted by platform so that the order of builds does not change it."""
     if not manifests:
         raise RegistryError("an index of no image cannot be written", fix="build at least one architecture")
     keyed: dict[Platform, Descriptor] = {}

@@ -1,4 +1,4 @@
-"""Layers: a tree or a tar becomes one deterministic tar, and that one deterministic blob."""
+"""Layers: a tree or a tar becomes a deterministic tar, and that a deterministic blob."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Blob:
-    """A layer as it is stored and sent: digest and size (bytes) of the compressed file, and what it unpacks to."""
+    """A compressed layer: digest and size (bytes) of the file, and the digest of its tar."""
 
     digest: str
     size: int
@@ -54,7 +54,7 @@ class Blob:
 
 
 class HashedFile(NewFile):
-    """A new file that counts and hashes what is written. It gets its name at the end of a block without an error."""
+    """A new file that counts and hashes its content. It gets its name when its block ends without an error."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ class HashedFile(NewFile):
 
     @property
     def digest(self) -> str:
-        """`sha256:<hex>` of what was written so far."""
+        """Return `sha256:<hex>` of the content so far."""
         return f"sha256:{self._hasher.hexdigest()}"
 
     def write(self, data: bytes, /) -> None:
@@ -82,22 +82,17 @@ class HashedFile(NewFile):
 
 
 def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int = 0, whiteouts: bool = False) -> Layer:
-    """Write the content of `tree` as a layer whose root is `tree` itself.
+    """Write the content of `tree` as a layer whose root is `tree`.
 
-    Members are sorted by the bytes of their path, all of the time `EPOCH`; hard links point to their first name. The
-    parents of everything (`usr`, `usr/lib64`) are members too, as directories: over a base where one of them is a
-    symbolic link (a merged `/lib64`, say), engines would replace the link, so put content below real directories.
+    Members are sorted by the bytes of their path and have the time `EPOCH`. Hard links point to their first name. All
+    parent folders (`usr`, `usr/lib64`) are members. If the base has a symlink in place of one, such as a merged
+    `/lib64`, engines would replace the symlink, so put content below real folders.
 
     Args:
-        normalise: owner 0:0, modes 0755 and 0644, no attributes, nothing but files, links and directories. Without it
-            (a base's root file system) owners, modes, file capabilities and device nodes stay; sockets are left out.
-        first_id: the id that is 0 in the layer, where `tree` was written in a user namespace; the next is 1, and so on.
-        whiteouts: whether names that start with `.wh.` are accepted. In an image they delete files of the layers below.
-
-    Raises:
-        HostileInputError: an owner is below `first_id`, there is a whiteout, or `normalise` is set and there is a
-            device, pipe or socket.
-        BuildError: a file changed while it was read.
+        normalise: owner 0:0, modes 0755 and 0644, no attributes, only files, links and folders. Without it (a base's
+            root file system) owners, modes, file capabilities and device nodes are kept, and sockets are left out.
+        first_id: the id that becomes 0, if `tree` was written in a user namespace; the next becomes 1, and so on.
+        whiteouts: whether names that start with `.wh.` are accepted. In an image they delete files of lower layers.
     """
     with HashedFile(out) as sink:
         _write_tree(tree, sink, normalise=normalise, first_id=first_id, whiteouts=whiteouts)
@@ -105,19 +100,12 @@ def write_layer(tree: Path, out: Path, *, normalise: bool = True, first_id: int 
 
 
 def write_tar_gz(tree: Path, out: Path, *, top: str, exclude: Sequence[str] = ()) -> str:
-    """Write the content of `tree` as a .tar.gz for use without containers, all of it below the folder `top`.
+    """Write the content of `tree` as a .tar.gz with one top folder, and return its digest.
 
-    Deterministic like a layer: sorted, owner 0, modes 0755 and 0644, one time, the same bytes for any number of cores.
+    The archive is deterministic like a layer: sorted, owner 0, modes 0755 and 0644, one time.
 
     Args:
-        exclude: shell patterns over paths relative to `tree`; a folder that matches is left out with all below it.
-
-    Returns:
-        Its digest.
-
-    Raises:
-        ConfigError: `top` is not the name of one folder.
-        HostileInputError: the tree holds a device, pipe or socket.
+        exclude: shell patterns over paths relative to `tree`; a matching folder is left out with its content.
     """
     if not top or "/" in top or top in {".", ".."}:
         raise ConfigError(f"{top!r} cannot be the top folder of an archive", fix="give one plain name")
@@ -136,7 +124,7 @@ def _write_tree(
     first_id: int = 0,
     whiteouts: bool = True,
 ) -> None:
-    """Write the content of `tree` as a tar into `sink`, every name below `prefix` (see `write_layer`)."""
+    """Write the content of `tree` as a tar into `sink`, with `prefix` before every name (see `write_layer`)."""
     if not tree.is_dir():
         raise SourceError(f"{tree} is not a folder", fix="give the folder whose content becomes the layer")
     first: dict[tuple[int, int], bytes] = {}
@@ -214,7 +202,7 @@ def _member(path: bytes, name: bytes, status: os.stat_result, *, normalise: bool
 
 
 def plain_capability(value: bytes) -> bytes:
-    """A file's capabilities without the user namespace that gave them: revision 2 of the attribute for revision 3."""
+    """Return a file's capabilities without their user namespace: revision 2 of the attribute for revision 3."""
     magic = int.from_bytes(value[:4], "little")
     if magic >> 24 != 3 or len(value) != 24:
         return value
@@ -235,15 +223,15 @@ _KINDS = {
 }
 
 
-# apt gives them to its own user where it can, which depends on who it runs as.
+# apt gives these to its own user, unless it does not run as root.
 _APTS_OWN = {b"var/cache/apt/archives/partial", b"var/lib/apt/lists/partial"}
 
 
 def normalise_tar(tar_in: Path, out: Path) -> Layer:
-    """Rewrite a root file system's tar as a layer, in one pass and in the order it has.
+    """Rewrite a root file system's tar as a layer, in one pass and in its order.
 
-    Times after `EPOCH` become `EPOCH`, owner names and all attributes but file capabilities go, a leading `./` goes.
-    Owners, modes, links and device nodes stay; two folders of apt's become root's.
+    Times after `EPOCH` become `EPOCH`. Owner names, a leading `./` and all attributes except file capabilities are
+    removed. Owners, modes, links and device nodes stay, but two folders of apt's become root's.
     """
     try:
         with tarfile.open(tar_in, "r:", encoding="utf-8", errors="surrogateescape") as source, HashedFile(out) as sink:
@@ -251,7 +239,7 @@ def normalise_tar(tar_in: Path, out: Path) -> Layer:
                 _rewrite(source, info, sink)
             sink.write(tar.END)
     except tarfile.TarError as error:
-        raise SourceError(f"{tar_in} is not a whole tar", why=str(error), fix="make it again") from error
+        raise SourceError(f"{tar_in} is not a complete tar", fix="make it again") from error
     return Layer(sink.digest, sink.size, out)
 
 
@@ -293,11 +281,11 @@ def _inside(name: str) -> bytes:
 
 
 def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | None = None) -> Blob:
-    """Write `layer` as the blob that is stored and sent; the same bytes for any number of cores.
+    """Compress `layer`, with the same bytes for any number of cores.
 
     Args:
-        out: the blob. With `none` nothing is written and the blob is the tar.
-        level: 9 for gzip and 19 for zstd unless given.
+        out: the blob. With `none` nothing is written, and the blob is the tar.
+        level: 9 for gzip and 19 for zstd by default.
     """
     used = LEVELS[how] if level is None else level
     if how == "none":
@@ -310,7 +298,7 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
                     if layer.size > CHUNK:
                         tell("compressing a layer", source.tell(), layer.size)
         else:
-            # With -T the input is cut into jobs, alike for any number of threads; only --single-thread differs.
+            # With -T the input is cut into the same jobs for any number of threads; only --single-thread differs.
             threads = f"-T{len(os.sched_getaffinity(0))}"
             words: list[str | Path] = ["zstd", "-q", "-c", f"-{used}", threads, "--", layer.path.absolute()]
             with process.output(words) as packed:
@@ -322,7 +310,7 @@ def compress(layer: Layer, out: Path, how: Compression = "gzip", level: int | No
 
 
 def compressor_id(how: Compression) -> str:
-    """The compressor of a blob, e.g. `gzip/zlib-1.2.13/9`: noted in records, not an input."""
+    """Return the compressor of a blob, e.g. `gzip/zlib-1.2.13/9`. Records note it; it is not an input."""
     if how == "none":
         return "none"
     library = f"zlib-{zlib.ZLIB_RUNTIME_VERSION}" if how == "gzip" else f"zstd-{_zstd_version()}"

@@ -1,4 +1,4 @@
-"""Differences between two builds of one layer: the files, and in each the first byte."""
+"""Differences between two builds of a layer: the files, and the first differing byte in each."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any
 from toolchain.core import process
 from toolchain.oci.layer_files import LayerFile, layer_files, read_member, read_members
 
-# Of a larger file only its digests are compared; the first difference is then not looked for.
+# Of larger files only the digests are compared.
 _LIMIT = 256 << 20
 _AROUND = 16
 _PIECE = 1 << 16
 _ARCHIVE = b"!<arch>\n"
 _HEADER = 60
 _DIFFOSCOPE_LINES = 40
-# diffoscope is a Python script: its module path gets neither a folder of the caller's nor the user's own packages.
+# diffoscope is a Python script, which must not import from the current folder or the user's packages.
 _PYTHON = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 
 
 @dataclass(frozen=True)
 class FileDifference:
-    """One file that is not the same in both.
+    """A file that is not the same in both layers.
 
     Args:
         path: from the layer's root.
         what: `only in the first`, `only in the second`, `kind`, `size` or `content`.
         offset: of the first byte that differs; None if contents were not compared.
         first, second: some bytes from there on, hex.
-        member: of a static library, the object in which they are.
+        member: of a static library, the object that holds the byte.
     """
 
     path: str
@@ -42,7 +42,7 @@ class FileDifference:
     member: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """For `reproduce --json`."""
+        """Return the form of `reproduce --json`."""
         value = asdict(self)
         return value if self.member else {key: item for key, item in value.items() if key != "member"}
 
@@ -61,9 +61,9 @@ class Blob:
 
 
 def differences(first: Blob, second: Blob) -> list[FileDifference]:
-    """Compare two layers: the differences sorted by path; empty if every file and link is the same.
+    """Return the differences of two layers, sorted by path; empty if every file and link is equal.
 
-    Owners, times and modes do not show here: layers of this tool have the same ones by construction.
+    Owners, times and modes are not compared, because layers of this tool have fixed ones.
     """
     first_files = {file.path: file for file in layer_files(first.path, first.media_type)}
     second_files = {file.path: file for file in layer_files(second.path, second.media_type)}
@@ -93,10 +93,7 @@ def _differing(file: LayerFile, other: LayerFile) -> FileDifference:
 
 
 def _contents(first: Blob, second: Blob, paths: set[str]) -> Iterator[tuple[str, bytes, bytes]]:
-    """The contents of files of both layers, each of which is read once: layers of this tool have one order.
-
-    It ends where another's are not in step.
-    """
+    """Yield the contents of files of both layers, in one pass over each, until their orders differ."""
     if not paths:
         return
     members = (read_members(blob.path, blob.media_type, paths.__contains__, limit=_LIMIT) for blob in (first, second))
@@ -107,7 +104,7 @@ def _contents(first: Blob, second: Blob, paths: set[str]) -> Iterator[tuple[str,
 
 
 def first_difference(a: bytes, b: bytes) -> int:
-    """The offset of the first byte in which two contents differ; the length of the shorter one if it is a prefix."""
+    """Return the offset of the first differing byte; the length of the shorter content if it is a prefix."""
     end = min(len(a), len(b))
     for start in range(0, end, _PIECE):
         if a[start : start + _PIECE] != b[start : start + _PIECE]:
@@ -118,7 +115,7 @@ def first_difference(a: bytes, b: bytes) -> int:
 
 
 def member_at(archive: bytes, offset: int) -> str:
-    """The member of a static library that holds the byte at `offset`; empty for anything else, and for its index."""
+    """Return the member of a static library that holds the byte at `offset`; empty in its index or another file."""
     if not archive.startswith(_ARCHIVE):
         return ""
     names, at = b"", len(_ARCHIVE)
@@ -129,7 +126,7 @@ def member_at(archive: bytes, offset: int) -> str:
             return ""
         end = at + _HEADER + int(size)
         name = header[:16].rstrip()
-        if name == b"//":  # names that do not fit into a header, each ended by a slash and a newline
+        if name == b"//":  # names that are too long for a header, each followed by a slash and a newline
             names = archive[at + _HEADER : end]
         elif at <= offset < end + end % 2:
             if name in {b"/", b"/SYM64/"}:
@@ -142,7 +139,7 @@ def member_at(archive: bytes, offset: int) -> str:
 
 
 def explain(first: Blob, second: Blob, path: str) -> list[str]:
-    """diffoscope's output for one file, at most 40 lines; empty if it is not installed."""
+    """Return diffoscope's output for one file, at most 40 lines; empty if it is not installed."""
     program = process.find("diffoscope")
     if program is None:
         return []

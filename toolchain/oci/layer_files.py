@@ -1,4 +1,4 @@
-"""Reads the files of a layer as a stream, without unpacking it."""
+"""Read the files of a layer as a stream, without unpacking it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from toolchain.oci.compressed import DAMAGED, PLAIN, Readable, unpacked
 
 _DAMAGED = (tarfile.TarError, OSError, ValueError, RecursionError, *DAMAGED)
 _GLANCE_LIMIT = 64 << 20
-_HEADER_LIMIT = 1 << 20  # long names and attributes are read whole into memory
-# The paths of a layer are kept until its end, and six bytes of a gzip layer are enough for a member.
-_LARGEST_NAMES = 256 << 20  # characters; LLVM's have a million
+_HEADER_LIMIT = 1 << 20  # long names and attributes are read into memory
+# All paths of a layer are kept in memory, and a member takes as few as six bytes of a gzip layer.
+_LARGEST_NAMES = 256 << 20  # characters; LLVM's layers have a million
 _LONG = frozenset({tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK})
-# What every reader of tars takes for the same. Of the rest (global headers, sparse files, kinds that only some know)
-# one would write what another does not see.
+# Kinds of members that every reader understands in the same way. Global headers, sparse files and rare kinds are
+# refused, because readers would unpack them to different files.
 _MEMBERS = frozenset({
     tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE,
     tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE,
@@ -38,7 +38,7 @@ class LayerFile:
     """A file or link of a layer.
 
     Args:
-        path: from the layer's root, without a slash in front; bytes that are not UTF-8 as `\\xNN`.
+        path: from the layer's root, without a leading slash; bytes that are not UTF-8 as `\\xNN`.
         kind: `file` (a hard link is a file with the same content) or `link`.
         size: bytes; of a link, of its target's name.
         sha1: hex, because SPDX asks for it.
@@ -55,15 +55,15 @@ class LayerFile:
 
 
 class LayerMember(CheckedHeader):
-    """Digests may be right and the content hostile all the same."""
+    """A header that is checked, because a layer with the right digest can still be hostile."""
 
     @classmethod
     def look(cls, block: bytes, read: Callable[[], Self]) -> Self:
         try:
             member = read()
         except tarfile.HeaderError as error:
-            if any(block):  # tarfile would take it for the end; others may read on behind it
-                raise UntrustedError("a layer holds garbage between its members", why=str(error)) from error
+            if any(block):  # tarfile would take it for the end, but other readers may continue
+                raise UntrustedError("a layer holds garbage between its members") from error
             raise
         if member.type not in _LONG | _MEMBERS:
             raise UntrustedError(f"a layer holds a member of the kind {member.type!r}", why="readers disagree about it")
@@ -73,7 +73,7 @@ class LayerMember(CheckedHeader):
 
 
 class _Watched:
-    """A stream that knows where the last byte that is not zero was: behind a tar's end mark there must be none."""
+    """A stream that records the position of the last non-zero byte, because none may follow a tar's end mark."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
@@ -81,7 +81,7 @@ class _Watched:
         self.last = 0
 
     def read(self, count: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         piece = self._stream.read(count)
         if full := len(piece.rstrip(b"\0")):
             self.last = self._at + full
@@ -90,12 +90,10 @@ class _Watched:
 
 
 def layer_files(path: Path, media_type: str) -> list[LayerFile]:
-    """All files and links of a layer, sorted by path; folders and devices have no content and are left out.
+    """Return all files and links of a layer, sorted by path. Folders and devices are left out.
 
-    Raises:
-        UntrustedError: it cannot be read, or two readers could unpack it to different files: a name twice or written in
-            an unusual way, a file below a link, a kind of member that not all know.
-        EngineError: a zstd layer, and the zstd program is missing.
+    UntrustedError is raised if two readers could unpack the layer to different files: a name twice or in an unusual
+    form, a file below a link, an unusual kind of member.
     """
     files: dict[str, LayerFile] = {}
     with _readable(path):
@@ -113,7 +111,7 @@ def layer_files(path: Path, media_type: str) -> list[LayerFile]:
 
 
 def layer_paths(path: Path, media_type: str) -> Iterator[str]:
-    """The paths of a layer's files and links, in its own order; nothing is digested."""
+    """Yield the paths of a layer's files and links, in its order, without hashing them."""
     with _readable(path):
         for name, _, _ in _walk(path, media_type):
             yield name
@@ -124,11 +122,11 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except _DAMAGED as error:
-        raise UntrustedError("a layer cannot be read", why=f"{path.name}: {error}", fix="fetch it again") from error
+        raise UntrustedError("a layer cannot be read", why=f"{path.name} is damaged", fix="fetch it again") from error
 
 
 def read_member(path: Path, media_type: str, name: str, *, limit: int = 64 << 20) -> bytes | None:
-    """The content of one regular file of a layer, None if it has none of that name or more than `limit` bytes."""
+    """Return the content of a regular file in a layer; None if there is none, or if it has more than `limit` bytes."""
     for found, member, tar in _walk(path, media_type):
         if found == name:
             return _content(tar, member).read() if member.isreg() and member.size <= limit else None
@@ -138,14 +136,14 @@ def read_member(path: Path, media_type: str, name: str, *, limit: int = 64 << 20
 def read_members(
     path: Path, media_type: str, wanted: Callable[[str], bool], *, limit: int
 ) -> Iterator[tuple[str, bytes]]:
-    """The regular files of a layer whose paths are wanted: path and content. Larger ones are left out."""
+    """Yield path and content of the wanted regular files of a layer. Files over `limit` bytes are left out."""
     for name, member, tar in _walk(path, media_type):
         if member.isreg() and wanted(name) and member.size <= limit:
             yield name, _content(tar, member).read()
 
 
 def open_members(path: Path, media_type: str) -> Iterator[tuple[str, int, Callable[[], BinaryIO]]]:
-    """Return path and size of each regular file of a layer, and what opens it before the next one is taken."""
+    """Yield path and size of each regular file of a layer, and a function that opens it until the next is taken."""
     with _readable(path):
         for name, member, tar in _walk(path, media_type):
             if member.isreg():
@@ -154,8 +152,8 @@ def open_members(path: Path, media_type: str) -> Iterator[tuple[str, int, Callab
 
 @memoize(maxsize=8)
 def glance(path: Path, media_type: str, name: str) -> bytes | None:
-    """Like `read_member`, for a blob that was made here and never changes: only this file is checked, and only once."""
-    how: Any = "r:" if media_type in PLAIN else "r|"  # over what is not packed it can jump
+    """Return one file, like `read_member`, of a blob that was made here. Only this file is checked."""
+    how: Any = "r:" if media_type in PLAIN else "r|"  # tarfile can seek in an uncompressed file
     with (
         unpacked(path, media_type) as plain,
         tarfile.open(fileobj=cast("Any", plain), mode=how, tarinfo=LayerMember) as tar,
@@ -167,7 +165,7 @@ def glance(path: Path, media_type: str, name: str) -> bytes | None:
 
 
 def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
-    """The files and links of a layer, checked: path, header, and the tar in which its content comes next."""
+    """Yield the checked files and links of a layer: path, header, and the tar, positioned at the content."""
     tar_headers.require()
     known: set[str] = set()
     folders: dict[str, bool] = {}
@@ -177,7 +175,7 @@ def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, t
         tarfile.open(fileobj=cast("Any", stream := _Watched(plain)), mode="r|", tarinfo=LayerMember) as tar,
     ):
         for member in tar:
-            cast("Any", tar).members = []  # tarfile keeps every member for a look-up that a stream never makes
+            cast("Any", tar).members = []  # tarfile keeps every member, which a stream never needs
             name = _name(member)
             names += len(name) + len(member.linkname)
             if len(folders) >= MOST or names > _LARGEST_NAMES:
@@ -191,7 +189,7 @@ def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, t
             if member.isreg() or member.issym() or member.islnk():
                 known.add(name)
                 yield name, member, tar
-        while stream.read(CHUNK):  # so that the decompressor checks its own sums
+        while stream.read(CHUNK):  # so that the decompressor checks its checksums
             pass
         if stream.last > tar.offset:
             raise UntrustedError("a layer holds data after its end mark", why=f"{stream.last - tar.offset} bytes")
@@ -199,7 +197,7 @@ def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, t
 
 
 def _name(member: tarfile.TarInfo) -> str:
-    """The path of a member, which must be written in the one way that leaves nothing to interpret."""
+    """Return the path of a member; refuse names that readers could interpret differently."""
     if any(key.startswith("GNU.sparse") for key in member.pax_headers):
         raise UntrustedError("a layer holds a sparse file", why="readers disagree about it")
     if max(len(member.name), len(member.linkname)) > LONGEST_PATH:
@@ -211,7 +209,7 @@ def _name(member: tarfile.TarInfo) -> str:
 
 
 def _require_folders(folders: Mapping[str, bool]) -> None:
-    """Refuse members below anything but a folder: through a link they would replace another file of the layer."""
+    """Refuse members below anything but a folder, because through a link they would replace another file."""
     for name in folders:
         above = name.rpartition("/")[0]
         while above:
@@ -221,7 +219,7 @@ def _require_folders(folders: Mapping[str, bool]) -> None:
 
 
 def _linked(member: tarfile.TarInfo) -> str:
-    """The path of the file that a hard link is."""
+    """Return the path of the file that a hard link names."""
     return shown(member.linkname.removeprefix("./"))
 
 
@@ -246,5 +244,5 @@ def _digested(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> Layer
 
 
 def shown(name: str) -> str:
-    """A name as JSON can hold it: bytes that are not UTF-8 become `\\xNN`."""
+    """Return a name as JSON can hold it: bytes that are not UTF-8 become `\\xNN`."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

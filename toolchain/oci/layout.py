@@ -1,4 +1,4 @@
-"""An OCI image layout: a folder that is a registry without a server."""
+"""An OCI image layout in a folder."""
 
 from __future__ import annotations
 
@@ -31,18 +31,14 @@ _NAME = re.compile(r"[A-Za-z0-9]+(?:[-._:@/+]+[A-Za-z0-9]+)*")
 
 
 class Layout(Blobs):
-    """The layout below `root`: its blobs, and index.json, which has a lock, since several processes may use it."""
+    """The layout below `root`: its blobs, and index.json, which has a lock because several processes may change it."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self._index = root / "index.json"
 
     def ensure(self) -> Layout:
-        """Make the folder a layout if it is not one yet.
-
-        Raises:
-            RegistryError: it is a layout of another version, or no folder can be made there.
-        """
+        """Make the folder a layout if it is not one yet."""
         marker = self.root / "oci-layout"
         try:
             self._folder().mkdir(parents=True, exist_ok=True)
@@ -53,7 +49,7 @@ class Layout(Blobs):
                     write_atomically(self._index, canonical(_EMPTY), check=True)
         except OSError as error:
             raise RegistryError(
-                f"{self.root} cannot be an OCI layout", why=str(error), fix="name another folder"
+                f"{self.root} cannot be an OCI layout", why=error.strerror or "", fix="name another folder"
             ) from error
         self._require_version()
         return self
@@ -70,7 +66,7 @@ class Layout(Blobs):
             )
 
     def _small(self, name: str, limit: int) -> bytes:
-        """A file of the layout itself."""
+        """Read a file of the layout itself."""
         try:
             return read_regular(self.root / name, limit, within=self.root)
         except FileNotFoundError as error:
@@ -79,7 +75,7 @@ class Layout(Blobs):
                 why=f"it has no {name}" if self.root.exists() else "it does not exist",
                 fix=f"name a folder that {_WRITERS} wrote",
             ) from error
-        except OSError as error:  # a loop of links, no permission, a name that is too long
+        except OSError as error:  # such as a loop of symlinks, or a name that is too long
             raise RegistryError(
                 f"{self.root} cannot be read as an OCI layout",
                 why=f"{name}: {error.strerror}",
@@ -88,7 +84,7 @@ class Layout(Blobs):
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        from filelock import FileLock  # noqa: PLC0415 - who only reads takes no lock
+        from filelock import FileLock  # noqa: PLC0415 - readers take no lock
 
         try:
             held = FileLock(self.root / ".index.lock").acquire()
@@ -119,17 +115,13 @@ class Layout(Blobs):
         return content
 
     def tag(self, descriptor: Descriptor, name: str) -> None:
-        """Let `name` point to `descriptor`, whatever it pointed to before. Entries of others stay."""
+        """Let `name` point to `descriptor`. Other entries stay."""
         check_name(name)
         self.blob(descriptor.digest)
         self.retag(name, lambda _: descriptor)
 
     def retag(self, name: str, make: Callable[[Descriptor | None], Descriptor]) -> None:
-        """Let `name` point to what `make` returns for what it points to now; no other process changes names meanwhile.
-
-        Raises:
-            RegistryError: as `make` does.
-        """
+        """Let `name` point to the result of `make`, which gets its present target; the index stays locked meanwhile."""
         with self._changing() as entries:
             now = next((Descriptor.from_json(old) for old in entries if _ref_name(old) == name), None)
             made = make(_untagged(now) if now is not None else None)
@@ -137,24 +129,24 @@ class Layout(Blobs):
             entries.append(made.annotated({media.REF_NAME: name}).as_json())
 
     def add(self, descriptor: Descriptor) -> None:
-        """List `descriptor` without a name: an artifact that is found by its subject. Twice is once."""
+        """List `descriptor` once without a name: an artifact that is found by its subject."""
         self.blob(descriptor.digest)
         with self._changing() as entries:
             if not any(old.get("digest") == descriptor.digest and not _ref_name(old) for old in entries):
                 entries.append(_untagged(descriptor).as_json())
 
     def roots(self) -> tuple[Descriptor, ...]:
-        """All entries of index.json, with and without a name."""
+        """Return all entries of index.json, with and without a name."""
         return tuple(_untagged(Descriptor.from_json(entry)) for entry in self._entries()["manifests"])
 
     def untag(self, name: str) -> None:
-        """Forget `name`; its blobs stay until `gc`."""
+        """Remove `name`; its blobs stay until `gc`."""
         with self._changing() as entries:
             entries[:] = [old for old in entries if _ref_name(old) != name]
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Any]]:
-        """The entries of index.json, to be changed in place; they are written at the end of the block."""
+        """Yield the entries of index.json, which are written at the end of the block if they changed."""
         with self._lock():
             content = self._entries()
             before = canonical(content)
@@ -162,12 +154,12 @@ class Layout(Blobs):
             content["manifests"].sort(key=lambda entry: (_ref_name(entry), str(entry.get("digest"))))
             if canonical(content) != before:
                 write_atomically(self._index, canonical(content), check=True)
-                # `gc` is only called for caches. What cannot be removed does not matter to the name.
+                # `gc` only runs on caches. A file that cannot be removed does not concern the new name.
                 with contextlib.suppress(OSError):
                     self._sweep()
 
     def _sweep(self) -> int:
-        """Remove what killed processes left half written, a day later; bytes freed."""
+        """Remove partial files of killed processes after a day; return the bytes freed."""
         freed = 0
         for path in self._blobs.glob(".*.partial"):
             with contextlib.suppress(FileNotFoundError):
@@ -178,10 +170,9 @@ class Layout(Blobs):
         return freed
 
     def refs(self) -> dict[str, Descriptor]:
-        """The entry of each name, sorted by name.
+        """Return the entry of each name, sorted by name.
 
-        Raises:
-            DigestError: a name points to two things; of those programs choose differently.
+        A name with two targets raises DigestError, because programs choose differently.
         """
         self._require_version()
         named: dict[str, Descriptor] = {}
@@ -194,7 +185,7 @@ class Layout(Blobs):
             others += [(name.rpartition(":")[2], descriptor) for name in names]
             if name := _ref_name(entry):
                 _require_same(self.root, name, named.setdefault(name, descriptor), descriptor)
-        # containerd also looks at a name of its own, and puts a repository before names, which others have in them.
+        # containerd also reads an annotation of its own, whose names have a repository in front.
         for name, descriptor in others:
             _require_same(self.root, name, named.get(name, descriptor), descriptor)
         return {name: named[name] for name in sorted(named)}
@@ -210,18 +201,18 @@ class Layout(Blobs):
                 )
 
     def images(self) -> dict[str, Descriptor]:
-        """Like `refs`, without the tags that signatures about an image are under."""
+        """Return `refs` without cosign's tags."""
         return {name: ref for name, ref in self.refs().items() if not self._is_about(name, ref)}
 
     def _is_about(self, name: str, descriptor: Descriptor) -> bool:
-        # By its content too: an image with such a name is still an image.
+        # The content is checked too, because an image can have such a name.
         if media.ABOUT_TAG.fullmatch(name) is None or descriptor.media_type not in media.IMAGES:
             return False
         _, *layers = self.children(descriptor)
         return all(layer.media_type in media.STATEMENTS for layer in layers)
 
     def resolve(self, name: str) -> Descriptor:
-        """The descriptor behind a tag or a digest, without the annotation that holds the tag."""
+        """Return the descriptor of a tag or digest, without the annotation that holds the tag."""
         if name.startswith("sha256:"):
             check_digest(name)
             for entry in self._entries()["manifests"]:
@@ -241,16 +232,15 @@ class Layout(Blobs):
         return _untagged(refs[name])
 
     def children(self, descriptor: Descriptor) -> tuple[Descriptor, ...]:
-        """The direct children of a manifest or index: manifests, or config and layers; empty for other blobs."""
+        """Return the direct children of a manifest or index: manifests, or config and layers; empty for other blobs."""
         if descriptor.media_type not in media.MANIFESTS:
             return ()
         return children_of(self.read_json(descriptor), descriptor)
 
     def walk(self, descriptor: Descriptor) -> Iterator[Descriptor]:
-        """`descriptor` and everything below it, each digest once for each type that it is listed as, parents first.
+        """Yield `descriptor` and everything below it, parents first, each digest once for each media type.
 
-        Raises:
-            RegistryError: a manifest below is missing or malformed. Other blobs are named, not looked at.
+        Only manifests are read; other blobs may be missing.
         """
         seen: set[tuple[str, str]] = set()
         waiting = [descriptor]
@@ -263,7 +253,7 @@ class Layout(Blobs):
             waiting.extend(reversed(self.children(this)))
 
     def images_below(self, descriptor: Descriptor) -> list[Descriptor]:
-        """The images that a descriptor is, or that an index names; an artifact has no configuration, and is none."""
+        """Return the images that a descriptor is or that an index names; artifacts are left out."""
         return [
             item
             for item in self.walk(descriptor)
@@ -271,16 +261,13 @@ class Layout(Blobs):
         ]
 
     def gc(self, keep: Iterable[str] = (), *, older_than: float = 0) -> int:
-        """Remove the blobs that neither index.json nor a digest in `keep` reaches, and day-old partial files.
+        """Remove day-old partial files, and blobs that neither index.json nor `keep` reaches; return the bytes freed.
 
-        Callers that have stored blobs and not yet tagged them must pass their digests, or wait. A damaged manifest
-        stays; what only it names is removed.
+        Callers with stored blobs that are not yet tagged pass their digests. If a manifest is damaged, it stays, and
+        blobs that only it names are removed.
 
         Args:
             older_than: seconds; younger blobs stay.
-
-        Returns:
-            Bytes freed.
         """
         with self._lock():
             freed = self._sweep()
@@ -304,7 +291,7 @@ class Layout(Blobs):
 
 
 def check_name(name: str) -> None:
-    """Whether this can be a tag in a layout folder, which has other rules than a registry."""
+    """Refuse a name that cannot be a tag in a layout folder, which has other rules than a registry."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} cannot be a tag of a folder",

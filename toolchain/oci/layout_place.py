@@ -1,4 +1,4 @@
-"""A layout folder as a place of images. An artifact about an image is an entry of its index.json without a name."""
+"""A layout folder as a place of images. Artifacts about an image are entries of index.json without a name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOG = logging.getLogger(__name__)
 
 
 class LayoutPlace(Place):
-    """A layout folder. It is made when something is put there."""
+    """A layout folder, which is made when something is put there."""
 
     def __init__(self, ref: LayoutRef) -> None:
         self.ref: LayoutRef = ref
@@ -54,7 +54,7 @@ class LayoutPlace(Place):
         return tuple(self._layout.refs()) if self._layout.root.exists() else ()
 
     def _copy(self, layout: Layout, blob: Descriptor) -> int:
-        """Bring a blob here from `layout`; the bytes that were written."""
+        """Copy a blob from `layout`; return the bytes written."""
         path = layout.blob(blob.digest)
         if self._layout.holds(blob.digest):
             return 0
@@ -115,7 +115,7 @@ class LayoutPlace(Place):
         def change(now: Descriptor | None) -> Descriptor:
             nonlocal pushed
             value = self._read_again(now, addition.tag)
-            pushed += sum(self._copy(layout, layer) for layer in addition.layers)  # what decayed there is replaced too
+            pushed += sum(self._copy(layout, layer) for layer in addition.layers)  # damaged blobs are replaced too
             missing = addition.missing(value)
             if now is not None and value is not None and not missing:
                 return now
@@ -130,17 +130,17 @@ class LayoutPlace(Place):
         try:
             return read_layers_under(self._layout.read(now), tag) if now is not None else None
         except DigestError as error:
-            LOG.warning("%s: what lay under %s is written anew: %s", self._layout.root, tag, error.what)
+            LOG.warning("%s: the damaged manifest under %s is replaced: %s", self._layout.root, tag, error.what)
             return None
 
 
 def resolve(ref: LayoutRef) -> Descriptor:
-    """The image that a layout reference names; without tag and digest the one that is there."""
+    """Return the image that a reference names; without tag and digest, the only image of the folder."""
     there = Layout(ref.path)
     if ref.digest or ref.tag:
         return there.resolve(ref.digest or ref.tag or "")
     refs = there.images()
-    # The files of an image have names of their own, and a reference to the folder does not mean them.
+    # A reference to the folder does not mean the plain files of an image.
     named = [image for image in refs.values() if image.artifact_type != FILES] or refs.values()
     digests = {image.digest for image in named} or {image.digest for image in _unnamed(there)}
     if len(digests) != 1:
@@ -153,6 +153,6 @@ def resolve(ref: LayoutRef) -> Descriptor:
 
 
 def _unnamed(there: Layout) -> list[Descriptor]:
-    """The images that other tools left without a name; an artifact without one is a statement about an image."""
+    """Return the images without a name, which other tools leave; artifacts are left out."""
     named = {image.digest for image in there.refs().values()}
     return [root for root in dict.fromkeys(there.roots()) if not root.artifact_type and root.digest not in named]

@@ -21,7 +21,7 @@ IDENTITY = "<token>"
 _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io")
 _NAMED = re.compile(r"(?:https?://)?([^/]+)(?:/(?:v[12]/?)?)?", re.IGNORECASE)
 _LOGINS: Keys = dict.fromkeys(("auths", "credHelpers", "credsStore"))
-_SENDABLE = re.compile(r"[\x21-\x7e]+")  # what a header can hold
+_SENDABLE = re.compile(r"[\x21-\x7e]+")  # characters that a header can hold
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,7 @@ def credentials(host: str, repository: str = "") -> str | None:
     """Return the user's login as the text that follows `Basic`; None without one.
 
     The files are `REGISTRY_AUTH_FILE`, `config.json` in `DOCKER_CONFIG`, and docker's own in the home folder; the first
-    one with a login counts. A login for a namespace of the repository counts before the one for the whole registry.
-
-    Raises:
-        RegistryError: a file or a login in it cannot be read; path and key are named.
+    one with a login is used. A login for a namespace of the repository is preferred to one for the whole registry.
     """
     known = registry_name(host)
     files = list(_login_files())
@@ -63,7 +60,7 @@ def credentials(host: str, repository: str = "") -> str | None:
 
 
 def _with_loopback(names: Iterable[str]) -> tuple[str, ...]:
-    """The names, each followed by the other way to write this machine where it is one."""
+    """Return the names, each followed by its other spelling if it is this machine."""
     spellings = (("localhost", "127.0.0.1"), ("127.0.0.1", "localhost"))
     variants = ((name, *(name.replace(old, new) for old, new in spellings if old in name)) for name in names)
     return tuple(dict.fromkeys(name for group in variants for name in group))
@@ -109,9 +106,9 @@ def _unreadable(path: Path, why: str) -> RegistryError:
 
 
 def registry_name(text: str) -> str:
-    """The host that a registry's name means, in lower case: login files have it with a scheme, a slash or a version.
+    """Return the host in a name from a login file, in lower case and without scheme, slash and version.
 
-    All names of Docker Hub are `HUB`. A name with a namespace is that of no whole registry, and stays.
+    All names of Docker Hub become `HUB`. A name with a namespace is returned unchanged.
     """
     match = _NAMED.fullmatch(text.strip())
     host = match[1].lower() if match else text
@@ -119,10 +116,10 @@ def registry_name(text: str) -> str:
 
 
 def _login_files() -> Iterator[_File]:
-    """Read the login files, the one that counts first."""
+    """Yield the login files, most important first."""
     paths = [Path(name) for name in (os.environ.get("REGISTRY_AUTH_FILE"),) if name]
     paths += [Path(name) / "config.json" for name in (os.environ.get("DOCKER_CONFIG"),) if name]
-    with contextlib.suppress(RuntimeError):  # a user without a home has no login there
+    with contextlib.suppress(RuntimeError):  # the user has no home
         paths.append(Path.home() / ".docker" / "config.json")
     for path in paths:
         if path.is_file():

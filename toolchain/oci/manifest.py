@@ -15,7 +15,7 @@ _DESCRIPTOR: Keys = {
     **dict.fromkeys(("mediaType", "digest", "size", "urls", "annotations", "data", "artifactType")),
     "platform": _PLATFORM,
 }
-# An index.json is an index too, and so is an answer about referrers.
+# index.json and answers about referrers are indexes too.
 MANIFEST_KEYS: Keys = {
     **dict.fromkeys(("schemaVersion", "mediaType", "artifactType", "annotations")),
     **dict.fromkeys(("config", "layers", "manifests", "subject"), _DESCRIPTOR),
@@ -30,33 +30,29 @@ CONFIG_KEYS: Keys = {
     "history": dict.fromkeys(("created", "created_by", "author", "comment", "empty_layer")),
 }
 _CONFIGS = frozenset({media.CONFIG, media.DOCKER_CONFIG})
-_OTHER = "check the name; if it is right, publish it again, or ask who did"
+_OTHER = "check the name; if it is right, publish it again, or report it to its publisher"
 
 
 def keys_of(media_type: str) -> Keys:
-    """The keys that a JSON blob of this type may have."""
+    """Return the keys that a JSON blob of this type may have."""
     return CONFIG_KEYS if media_type in _CONFIGS else MANIFEST_KEYS
 
 
 def parse_object(content: bytes, name: str, *, keys: Keys | None = MANIFEST_KEYS) -> dict[str, Any]:
-    """JSON bytes that must hold an object.
-
-    Args:
-        keys: see `strict_json.read`.
-    """
+    """Parse JSON bytes that must hold an object; for `keys` see `strict_json.read`."""
     try:
         value = strict_json.read(content, name, keys=keys)
     except DocumentError:
         raise
     except ValueError as error:
-        raise RegistryError(f"{name} is not JSON", why=str(error), fix=_OTHER) from error
+        raise RegistryError(f"{name} is not JSON", fix=_OTHER) from error
     if not isinstance(value, dict):
         raise RegistryError(f"{name} is not a JSON object", fix=_OTHER)
     return value
 
 
 def media_type_of(value: dict[str, Any]) -> str:
-    """The media type of a manifest's JSON: what it says, else what it looks like."""
+    """Return the media type in a manifest's JSON; without one, derive it from the keys."""
     if isinstance(own_type := value.get("mediaType"), str):
         return own_type
     if isinstance(value.get("manifests"), list):
@@ -65,22 +61,18 @@ def media_type_of(value: dict[str, Any]) -> str:
 
 
 def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descriptor, ...]:
-    """The direct children in the JSON of a manifest or index.
-
-    Raises:
-        RegistryError: malformed, or of another type than its descriptor says.
-    """
+    """Return the direct children in the JSON of a manifest or index, which must have the descriptor's type."""
     own_type = value.get("mediaType")
     if own_type is not None and own_type != descriptor.media_type:
         raise RegistryError(
             f"{descriptor.digest} calls itself {str(own_type)[:100]!r}",
-            why=f"it is listed as {descriptor.media_type!r}; some programs go by the one, some by the other",
+            why=f"it is listed as {descriptor.media_type!r}, and programs differ in which type they use",
             fix=_OTHER,
         )
     if "manifests" in value and value.keys() & {"config", "layers"}:
         raise RegistryError(
             f"{descriptor.digest} is an image and an index",
-            why="some programs would take it for the one, some for the other",
+            why="programs differ in what they take it for",
             fix=_OTHER,
         )
     try:
@@ -88,4 +80,4 @@ def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descript
             return tuple(Descriptor.from_json(entry) for entry in value["manifests"])
         return tuple(Descriptor.from_json(entry) for entry in [value["config"], *value["layers"]])
     except (KeyError, TypeError) as error:
-        raise RegistryError(f"{descriptor.digest} is not a manifest", why=f"it lacks {error}", fix=_OTHER) from error
+        raise RegistryError(f"{descriptor.digest} is not a manifest", why="it lacks a list", fix=_OTHER) from error

@@ -1,4 +1,4 @@
-"""Places of images: what a layout folder (`layout_place`) and a repository (`repository_place`) can do alike."""
+"""The common interface of layout folders (`layout_place`) and repositories (`repository_place`)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from toolchain.oci.tagged import Tagged
 
 @dataclass(frozen=True)
 class NamedImage:
-    """An image or index in a place, and the reference that names it alone.
+    """An image or index in a place, and its reference.
 
     Args:
-        name: for messages: its tag in a folder that was named as a whole, else the reference.
+        name: for messages: the tag if a whole folder was named, else the reference.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Published:
         ref: by digest; `oci:DIR@sha256:…` or `REGISTRY/NAME@sha256:…`.
         digest: of the index.
         tags: that point to it.
-        pushed_bytes: that were sent or written for this.
-        skipped_bytes: that were there already.
+        pushed_bytes: bytes that were sent or written.
+        skipped_bytes: bytes that were there already.
     """
 
     ref: str
@@ -54,8 +54,8 @@ class Attached:
     """The result of `Place.attach`.
 
     Args:
-        how: `api`, `tag` (the fallback) or `layout`; `none` when there was nothing to do.
-        pushed_bytes: that were sent or written for it.
+        how: `api`, `tag` (the fallback) or `layout`; `none` if there was nothing to do.
+        pushed_bytes: bytes that were sent or written.
     """
 
     how: Literal["api", "tag", "layout", "none"]
@@ -63,64 +63,50 @@ class Attached:
 
 
 class Place(ABC):
-    """A folder or repository. Every method may raise RegistryError (it lacks or refuses something) and
-    UnreachableError (no answer).
+    """A folder or repository.
+
+    Every method may raise RegistryError (missing or refused) and UnreachableError (no answer). All bytes are compared
+    with their digests; DigestError says that they differ, and nothing wrong is kept.
     """
 
     ref: Target
 
     @abstractmethod
     def manifest(self, reference: str = "") -> tuple[Descriptor, bytes]:
-        """A manifest or index with its bytes.
+        """Return a manifest or index with its bytes.
 
         Args:
-            reference: tag or digest; by default the one in `ref`, else `latest`, or the one image of a folder.
-
-        Raises:
-            DigestError: other bytes than the digest says.
+            reference: tag or digest; by default the one in `ref`, else `latest`, or the only image of a folder.
         """
 
     @abstractmethod
     def blob(self, blob: Descriptor, into: Layout) -> Path:
-        """Bring a blob into a layout; its file there.
-
-        Raises:
-            DigestError: other bytes than the digest says, or another size; none of them is kept.
-        """
+        """Bring a blob into a layout, and return its file there."""
 
     @abstractmethod
     def images(self, scratch: Path) -> tuple[Layout, tuple[NamedImage, ...]]:
-        """The images that `ref` names, and a layout that holds them: the folder itself, or one made below `scratch`."""
+        """Return the images that `ref` names, and a layout that holds them, which may be below `scratch`."""
 
     def require_one_reading(self) -> None:  # noqa: B027 - a registry gives only what was requested
         """Refuse a place in which other programs would find another image under the same name."""
 
     @abstractmethod
     def tags(self) -> tuple[str, ...]:
-        """All tags, sorted; empty if nothing has been put yet."""
+        """Return all tags, sorted; empty for a place that does not exist yet."""
 
     @abstractmethod
     def put(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> Published:
-        """Bring an image index, or an artifact, with all it names here. What is here already is not sent again.
+        """Store an image index or artifact with everything below it, and read it back. Existing content is skipped.
 
         Args:
-            tags: names that shall point to it.
-
-        Raises:
-            ConfigError: the place can have no such name or tag.
-            RegistryError: something is missing or too large.
-            DigestError: what is read back, or what is in the layout, has another digest.
+            tags: that shall point to it.
         """
 
     @abstractmethod
     def tag(self, layout: Layout, descriptor: Descriptor, tags: Sequence[str]) -> None:
-        """Let tags name an image or artifact that `put` brought here; `layout` holds it.
+        """Let tags name an image or artifact that `put` stored; `layout` holds it.
 
         `put` the image without tags first and `attach` its evidence, so that a tag never names an image without it.
-
-        Raises:
-            ConfigError: the place cannot have such a tag.
-            DigestError: what is read back has another digest.
         """
 
     @abstractmethod
@@ -129,35 +115,22 @@ class Place(ABC):
 
     @abstractmethod
     def attach(self, layout: Layout, subject: str, artifacts: Sequence[Descriptor]) -> Attached:
-        """Bring artifacts about a digest, which is here, and have them listed. What is listed is not sent again.
+        """Store artifacts about a digest, which is here, and have them listed. Listed artifacts are not sent again.
 
         Args:
             artifacts: their manifests, in `layout`.
-
-        Raises:
-            RegistryError: the subject is not here, or other publishers keep replacing the list.
-            DigestError: what is read back is not what was written.
         """
 
     @abstractmethod
     def attach_layers(self, layout: Layout, additions: Sequence[Tagged]) -> int:
-        """Add layers to what is under tags. What is there stays; what is ours already is not sent again.
+        """Add layers to the manifests under cosign's tags, and return the bytes sent. Layers of others stay.
 
         Args:
-            layout: holds the layers' blobs, and takes the manifests.
-
-        Returns:
-            Bytes sent or written.
-
-        Raises:
-            RegistryError: an image has this tag, or other publishers keep replacing the list.
+            layout: holds the layers' blobs, and receives the manifests.
         """
 
     def find(self, platform: Platform | None = None) -> tuple[Descriptor, bytes]:
-        """The image or index that `ref` names, or of an index its one image for `platform`, with its bytes.
-
-        Nothing is stored. The image has its platform if an index named it.
-        """
+        """Return the image or index that `ref` names, or the image for `platform` in that index, with its bytes."""
         top, content = self.manifest()
         if platform is not None and top.media_type in media.INDEXES:
             top = _choose(children_of(parse_object(content, top.digest), top), platform, str(self.ref))
@@ -165,12 +138,7 @@ class Place(ABC):
         return top, content
 
     def fetch(self, layout: Layout, *, platform: Platform | None = None) -> Descriptor:
-        """Bring what `find` finds, with all it names, into `layout`; nothing is tagged there.
-
-        Raises:
-            RegistryError: there is none.
-            DigestError: other bytes came; none of them is kept.
-        """
+        """Bring the result of `find` with everything below it into `layout`, without a tag."""
         top, content = self.find(platform)
         self.fetch_below(top, content, layout)
         return top
@@ -184,13 +152,10 @@ class Place(ABC):
         depth: int = 0,
         seen: set[tuple[str, str, int]] | None = None,
     ) -> None:
-        """Bring a manifest or index whose bytes are known into `layout`, after all that it names.
+        """Bring a manifest or index whose bytes are known into `layout`, after everything below it.
 
         Args:
-            seen: digests, media types and sizes that were brought; indexes may name one another many times over.
-
-        Raises:
-            DigestError: other bytes came; none of them is kept.
+            seen: digests, media types and sizes that were brought, because indexes may name each other many times.
         """
         require_shallow(item, depth)
         seen = set() if seen is None else seen
@@ -209,11 +174,7 @@ class Place(ABC):
 def children_first(
     layout: Layout, descriptor: Descriptor, seen: set[str] | None = None, depth: int = 0
 ) -> Iterator[Descriptor]:
-    """`descriptor` and everything below it, each digest once, what is below first.
-
-    Raises:
-        RegistryError: something is missing, or below too many indexes.
-    """
+    """Yield `descriptor` and everything below it, children first, each digest once."""
     require_shallow(descriptor, depth)
     seen = set() if seen is None else seen
     if descriptor.digest in seen:
@@ -233,7 +194,7 @@ def require_shallow(item: Descriptor, depth: int) -> None:
 
 
 def with_size(layout: Layout, item: Descriptor) -> Path:
-    """The file of a blob, which must be as large as its descriptor says."""
+    """Return the file of a blob, and check its size."""
     path = layout.blob(item.digest)
     if path.stat().st_size != item.size:
         raise DigestError(

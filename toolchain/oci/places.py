@@ -1,4 +1,4 @@
-"""References, opened as places."""
+"""Open references as places."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.oci.repository_place import RepositoryPlace
 
 @contextlib.contextmanager
 def open_place(ref: Target) -> Iterator[Place]:
-    """The place of a reference, until the end of the `with`. A registry is not asked before it has to be."""
+    """Open the place of a reference. The registry is not asked yet."""
     if isinstance(ref, LayoutRef):
         yield LayoutPlace(ref)
         return

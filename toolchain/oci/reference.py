@@ -1,4 +1,4 @@
-"""References: where an image is or shall go."""
+"""References to images in layout folders and registries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?")
 _COMPONENT = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-# What skopeo copies into a folder.
+# skopeo copies these into a folder.
 _UNPACKED = ("oci-archive:", "docker-archive:", "docker-daemon:", "dir:")
 OTHER_SCHEMES = ("docker://", "https://", "http://", *_UNPACKED)
 _FORMS = "oci:DIR[:TAG] or REGISTRY[:PORT]/NS[/NAME][:TAG|@DIGEST]"
@@ -32,22 +32,22 @@ class LayoutRef:
     remote: ClassVar[bool] = False
 
     def __str__(self) -> str:
-        # Records and JSON hold it, and text there is UTF-8; a path need not be.
+        # Records and JSON hold UTF-8 text, which a path need not be.
         path = os.fsencode(self.path).decode("utf-8", "backslashreplace")
         return f"oci:{path}{_suffix(self.tag, self.digest)}"
 
     def at(self, *, tag: str | None = None, digest: str | None = None) -> LayoutRef:
-        """The same place, another image."""
+        """Return a reference to another image in the same folder."""
         return replace(self, tag=tag, digest=digest)
 
     def image(self, name: str, tag: str = "") -> LayoutRef:
-        """The reference of the image `name` in a folder of several images: its name is a part of the tag."""
+        """Return the reference of the image `name` in a folder of several images: its name is part of the tag."""
         return self.at(tag=f"{name}.{tag}" if tag else name)
 
 
 @dataclass(frozen=True)
 class RegistryRef:
-    """An image in a registry, or the namespace of several."""
+    """An image in a registry, or a namespace of images."""
 
     host: str
     repository: str
@@ -60,11 +60,11 @@ class RegistryRef:
         return f"{self.host}/{self.repository}{_suffix(self.tag, self.digest)}"
 
     def at(self, *, tag: str | None = None, digest: str | None = None) -> RegistryRef:
-        """The same repository, another image."""
+        """Return a reference to another image in the same repository."""
         return replace(self, tag=tag, digest=digest)
 
     def image(self, name: str, tag: str = "") -> RegistryRef:
-        """The reference of the image `name` in this namespace: a repository of its own."""
+        """Return the reference of the image `name` in this namespace: a repository of its own."""
         return RegistryRef(self.host, _repository(f"{self.repository}/{name}", f"{self}/{name}"), tag or "latest")
 
 
@@ -92,7 +92,7 @@ def _repository(text: str, whole: str) -> str:
 
 
 def check_tag(tag: str) -> None:
-    """Whether this can be a tag in a registry."""
+    """Refuse a text that cannot be a tag in a registry."""
     if not TAG.fullmatch(tag):
         raise ConfigError(
             f"{tag!r} is not a tag",
@@ -114,8 +114,8 @@ def _digest(text: str, whole: str) -> str:
 def parse(text: str) -> Target:
     """Read a reference.
 
-    In `oci:DIR:TAG` the tag is what follows the last colon, if no slash follows it: a folder that has a colon in its
-    last component is written with a slash at the end (`oci:/a:b/`).
+    In `oci:DIR:TAG` the tag follows the last colon unless a slash follows it. A folder with a colon in its last
+    component is written with a slash at the end (`oci:/a:b/`).
     """
     if text.startswith("oci:"):
         return _layout(text)
@@ -141,7 +141,7 @@ def parse_place(text: str, what: str) -> Target:
     """Read the reference of a place of several images: a namespace of a registry, or a layout folder.
 
     Args:
-        what: names it in the message.
+        what: names the reference in the error.
     """
     place = parse(text)
     if place.tag or place.digest:

@@ -1,4 +1,4 @@
-"""Referrers: artifacts beside an image whose `subject` is the image, listed by the place that holds them."""
+"""Referrers: artifacts whose `subject` is an image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOG = logging.getLogger(__name__)
 
 
 def fallback_tag(subject: str) -> str:
-    """The tag under which the referrers of a digest are listed if there is no API: `sha256-<hex>`."""
+    """Return the tag that lists the referrers of a digest if the registry has no API: `sha256-<hex>`."""
     return check_digest(subject).replace(":", "-")
 
 
@@ -27,10 +27,10 @@ def write_artifact(
     artifact_type: str,
     annotations: Mapping[str, str] | None = None,
 ) -> Descriptor:
-    """Store the manifest of an artifact about `subject`; its one blob, `content`, must be in the layout already.
+    """Store the manifest of an artifact about `subject`, whose blob `content` is in the layout.
 
     Returns:
-        The manifest as a list of referrers names it, with artifact type and annotations.
+        The manifest with artifact type and annotations, as a list of referrers names it.
     """
     layout.blob(content.digest)
     notes = dict(annotations or {})
@@ -40,14 +40,14 @@ def write_artifact(
 
 
 def subject_of(value: Mapping[str, Any]) -> str | None:
-    """The digest that a manifest's JSON names as its subject, None without one."""
+    """Return the digest of the subject in a manifest's JSON; None without one."""
     subject = value.get("subject")
     digest = subject.get("digest") if isinstance(subject, dict) else None
     return digest if isinstance(digest, str) else None
 
 
 def readable(entries: Sequence[Any]) -> Iterator[Descriptor]:
-    """The entries of a list that are descriptors: anyone who may push can add others, which must not hide them."""
+    """Yield the valid descriptors of a list, because anyone who may push can add invalid entries."""
     for entry in entries:
         try:
             yield Descriptor.from_json(entry)

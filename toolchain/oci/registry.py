@@ -1,4 +1,4 @@
-"""A registry: blobs are streamed, everything is compared by digest, failures are tried again."""
+"""A registry client: blobs are streamed, content is compared by digest, failures are retried."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from toolchain.oci.transport import Transport
 from toolchain.oci.upload import Upload
 
 _ACCEPT = ", ".join([media.INDEX, media.MANIFEST, media.DOCKER_INDEX, media.DOCKER_MANIFEST])
-# To a manifest that is right these may pass too: docker-registry answers 400 DIGEST_INVALID, and others that a blob is
-# unknown, while another publisher writes the same blob's link. A registry that means it is asked a few times only.
+# A correct manifest may be refused with these for a moment: while another publisher writes the same blob's link,
+# docker-registry answers 400 DIGEST_INVALID, and others that a blob is unknown. So the PUT is repeated a few times.
 _UNSETTLED = frozenset({400, 404})
 _UNSETTLED_TRIES = 3
 _TAGS: Keys = {"name": None, "tags": None}
@@ -34,35 +34,17 @@ _TAGS_A_PAGE, _PAGES = 1000, 1000
 
 
 class Registry(Transport):
-    """One registry (see `Transport` for its arguments)."""
+    """A registry (see `Transport` for the arguments)."""
 
     # Blobs
 
     def push_blob(self, repository: str, blob: Descriptor, path: Path) -> int:
-        """Bring a blob there; continues where a broken upload stopped, if the registry can.
-
-        Returns:
-            The blob's size if it was sent, 0 if it was there.
-
-        Raises:
-            RegistryError: the registry refuses it, or keeps failing.
-            UnreachableError: no answer.
-        """
+        """Upload a blob, continuing after failures; return its size, or 0 if the registry had it."""
         with self.translated():
             return Upload(self, repository, blob, path).run()
 
     def pull_blob(self, repository: str, blob: Descriptor, layout: Layout) -> int:
-        """Bring a blob into `layout`, where it appears only once its digest is right.
-
-        Returns:
-            The blob's size, 0 if the layout had it.
-
-        Raises:
-            DigestError: other bytes came, twice.
-            RegistryError: the registry lacks it.
-            ResourceError: it is larger than what is free on the disk, by its manifest.
-            UnreachableError: no answer, or connections that keep breaking.
-        """
+        """Bring a blob into `layout`, and check its digest; return its size, or 0 if it was there."""
         if layout.holds(blob.digest):
             return 0
         actual = ""
@@ -83,30 +65,27 @@ class Registry(Transport):
                 self.traffic.repeated += 1
         except OSError as error:
             raise ResourceError(
-                f"cannot write {blob.digest} to {layout.root}", why=str(error), fix="make room, then try again"
+                f"cannot write {blob.digest} to {layout.root}",
+                why=error.strerror or "",
+                fix="make room, then try again",
             ) from error
         raise DigestError(
             f"{self.host} sent other bytes than requested",
             why=f"expected {blob.digest}, got {actual}",
-            fix="do not use this image; ask who runs the registry",
+            fix="do not use this image; report it to the registry's operator",
         )
 
     # Tags and manifests
 
     def tags(self, repository: str) -> tuple[str, ...]:
-        """All tags of a repository, sorted; empty if there is no such repository.
-
-        Raises:
-            RegistryError: the list is refused, malformed, or has no end.
-            UnreachableError: no answer.
-        """
+        """Return all tags of a repository, sorted; empty if there is no such repository."""
         names: set[str] = set()
         path = f"/v2/{repository}/tags/list?n={_TAGS_A_PAGE}"
         for page in self.pages(path, repository, "tags", none=frozenset({404}), keys=_TAGS, most=_PAGES):
             value = page.get("tags")
             if not isinstance(value, list | None) or not all(isinstance(tag, str) for tag in value or ()):
                 raise RegistryError(
-                    f"{self.host} lists the tags of {repository} in no form that is known",
+                    f"{self.host} returned an invalid list of the tags of {repository}",
                     fix="is it an OCI registry? try: skopeo list-tags",
                 )
             names.update(value or ())
@@ -123,18 +102,14 @@ class Registry(Transport):
         kind: str = "",
         keys: Keys = MANIFEST_KEYS,
     ) -> Iterator[dict[str, Any]]:
-        """The pages of one of the registry's lists; empty if it does not have that list.
+        """Yield the pages of a list; nothing if the registry does not have that list.
 
         Args:
-            name: what it lists.
-            none: statuses that say that there is no such list.
+            name: of the list, for messages.
+            none: statuses that mean that there is no such list.
             most: pages that are read.
-            kind: media type; another one says the same.
+            kind: the expected media type; another one means that there is no such list.
             keys: of a page, see `strict_json.read`.
-
-        Raises:
-            RegistryError: the list is refused, malformed, or has no end.
-            UnreachableError: no answer.
         """
         for number in range(most):
             with self.translated(), self.request("GET", path, repository, headers={"Accept": kind or "*/*"}) as got:
@@ -148,7 +123,7 @@ class Registry(Transport):
                 raise RegistryError(
                     f"the list of {name} of {self.host} is too long",
                     why=f"over {MANIFEST_LIMIT} bytes",
-                    fix="check the name; if it is right, ask who runs the registry",
+                    fix="check the name; if it is right, report it to the registry's operator",
                 )
             page = parse_object(content, f"the list of {name}", keys=keys)
             yield page
@@ -157,11 +132,13 @@ class Registry(Transport):
                 return
             path = further[1]
         raise RegistryError(
-            f"{self.host} lists {name} without an end", why=f"more than {most} pages", fix="ask who runs the registry"
+            f"{self.host} lists {name} without an end",
+            why=f"more than {most} pages",
+            fix="report it to the registry's operator",
         )
 
     def manifest_digest(self, repository: str, reference: str) -> str | None:
-        """The digest that the registry names for a tag or digest, None if it has no such manifest."""
+        """Return the digest of a manifest, None if the registry does not have it."""
         path = f"/v2/{repository}/manifests/{reference}"
         with self.translated(), self.request("HEAD", path, repository, headers={"Accept": _ACCEPT}) as got:
             if got.status_code == 404:
@@ -172,12 +149,7 @@ class Registry(Transport):
         return digest or self.get_manifest(repository, reference)[0].digest
 
     def get_manifest(self, repository: str, reference: str) -> tuple[Descriptor, bytes]:
-        """A manifest or index with its bytes.
-
-        Raises:
-            DigestError: `reference` is a digest and other bytes came.
-            RegistryError: it does not exist, is too large, or is not JSON.
-        """
+        """Return a manifest or index with its bytes."""
         content, content_type = self.retries().run(lambda: self._read_manifest(repository, reference))
         if len(content) > MANIFEST_LIMIT:
             raise RegistryError(
@@ -191,7 +163,7 @@ class Registry(Transport):
             raise DigestError(
                 f"{self.host} sent another manifest than requested",
                 why=f"expected {reference}, got {digest}",
-                fix="do not use it; ask who runs the registry",
+                fix="do not use it; report it to the registry's operator",
             )
         value = parse_object(content, f"{repository}:{reference}")
         kind = content_type if content_type in media.MANIFESTS else media_type_of(value)
@@ -206,7 +178,7 @@ class Registry(Transport):
                 content = bytes(got.raw.read(MANIFEST_LIMIT + 1, decode_content=True))
                 return content, got.headers.get("Content-Type", "").partition(";")[0].strip()
         except requests.RequestException as error:
-            raise self.unreachable(error) from None  # asked often enough by `request`
+            raise self.unreachable(error) from None  # `request` has retried already
         except HTTPError as error:
             raise TryAgainError(self.unreachable(error)) from None
 
@@ -216,7 +188,7 @@ class Registry(Transport):
         retries.run(lambda: self.put_once(repository, reference, content, media_type, failures=retries.failures))
 
     def put_once(self, repository: str, reference: str, content: bytes, media_type: str, *, failures: int) -> None:
-        """Try once what `put_manifest` retries, after so many earlier failures."""
+        """Put a manifest once; `failures` is the number of earlier attempts."""
         digest = sha256_bytes(content)
         try:
             with self.request(

@@ -21,21 +21,21 @@ _DATA = FOLDER / "registries.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """One kind of registry. Texts are for display; what is not known is `unknown`.
+    """A kind of registry. Texts are for display; `unknown` marks what no source says.
 
     Args:
         hosts: patterns of its hosts, without a port; empty if it is self-hosted under any name.
-        location: what the address of an upload contains there and nowhere else; empty without such a mark.
-        upload: the way a blob goes: in one piece, or in chunks.
-        chunk: bytes of one.
-        position: `range`: its answers say how much arrived; `sent`: they do not, so accepted chunks are added up.
-        last: what ends an upload in chunks: an `empty` request, or the last `piece`.
-        layer_limit, manifest_limit: bytes it takes at most; 0 where it is not known.
+        location: a part of its upload URLs that identifies it; empty without one.
+        upload: whether blobs go in one piece or in chunks.
+        chunk: bytes of a chunk.
+        position: `range`: answers say how much arrived; `sent`: they do not, so accepted chunks are added up.
+        last: the end of an upload in chunks: an `empty` request, or the last `piece`.
+        layer_limit, manifest_limit: bytes; 0 if unknown.
         least_parts, most_parts: of a repository's name, between slashes; 0 without a limit.
-        names: how a repository is named, e.g. `OWNER/NAME`.
-        upload_seconds: how long an upload may take; 0 where it is not known.
+        names: the form of a repository's name, e.g. `OWNER/NAME`.
+        upload_seconds: longest time of an upload; 0 if unknown.
         tags, auth, mount, referrers, zstd, note: for display.
-        tried: whether uploads have gone to a real one, to an imitation, or not at all.
+        tried: whether uploads went to a real one, to an imitation, or not at all.
         source: addresses that document it.
     """
 
@@ -62,30 +62,30 @@ class Rules:
     source: tuple[str, ...]
 
 
-# Any registry takes a blob in one piece.
+# Every registry accepts a blob in one piece.
 UNKNOWN = Rules(name="unknown", source=("https://github.com/opencontainers/distribution-spec/blob/main/spec.md",))
 
 
 @lru_cache
 def known() -> tuple[Rules, ...]:
-    """All rules, in the order of the file."""
+    """Return all rules, in the order of the file."""
     rows = read_toml(_DATA, error=RegistryError).get("registry", [])
     return tuple(typed_row(Rules, row, f"registry.{at}", _DATA, error=RegistryError) for at, row in enumerate(rows))
 
 
 def for_host(host: str) -> Rules:
-    """The rules of a host (a port may follow); `UNKNOWN` if none is known."""
+    """Return the rules of a host, with or without a port; `UNKNOWN` if there are none."""
     name = host.partition(":")[0].lower()
     return next((rules for rules in known() if any(fnmatchcase(name, pattern) for pattern in rules.hosts)), UNKNOWN)
 
 
 def for_location(location: str) -> Rules:
-    """The rules of the registry that names uploads like this; `UNKNOWN` if no mark fits."""
+    """Return the rules of the registry with this upload URL; `UNKNOWN` if none fits."""
     return next((rules for rules in known() if rules.location and rules.location in location), UNKNOWN)
 
 
 def check_repository(rules: Rules, host: str, repository: str) -> None:
-    """Whether the registry can have a repository of this name."""
+    """Refuse a repository name that the registry cannot have."""
     parts = repository.count("/") + 1
     if parts < rules.least_parts or 0 < rules.most_parts < parts:
         raise ConfigError(
@@ -96,7 +96,7 @@ def check_repository(rules: Rules, host: str, repository: str) -> None:
 
 
 def check_sizes(rules: Rules, items: Iterable[Descriptor]) -> None:
-    """Whether the registry takes blobs and manifests as large as these."""
+    """Refuse blobs and manifests that are larger than the registry accepts."""
     for item in items:
         is_manifest = item.media_type in media.MANIFESTS
         kind, limit = ("manifest", rules.manifest_limit) if is_manifest else ("layer", rules.layer_limit)

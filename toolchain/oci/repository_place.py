@@ -1,7 +1,7 @@
-"""A repository of a registry as a place of images. What is put is read back, and the index goes last.
+"""A repository of a registry as a place of images. Everything is read back, and the index goes last.
 
-A registry with the referrers API keeps the list of artifacts about an image itself. For one without it the list is an
-index under a tag (`referrers.fallback_tag`) that its publishers keep: see `shared_tag`.
+A registry with the referrers API lists the artifacts about an image itself. Otherwise publishers keep the list in an
+index under a tag (`referrers.fallback_tag`, see `shared_tag`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from toolchain.oci.registry import Registry
 from toolchain.oci.shared_tag import CALM, SharedTag, add_to_all
 from toolchain.oci.tagged import Tagged, manifest_with, read_layers_under
 
-# What registries without the referrers API answer.
+# Statuses with which registries without the referrers API answer.
 _NO_API = frozenset({400, 404, 405, 406, 501})
 _PAGES = 100
 
@@ -57,7 +57,7 @@ class RepositoryPlace(Place):
         before = registry.traffic.sent
         skipped = 0
         items = tuple(children_first(layout, descriptor))
-        # What the registry is known to refuse is an error now, not after an hour of uploading.
+        # Known limits are checked now, not after an hour of uploading.
         rules.check_repository(registry.rules, registry.host, repository)
         rules.check_sizes(registry.rules, items)
         for tag in tags:
@@ -81,7 +81,7 @@ class RepositoryPlace(Place):
             self._put_manifest(layout, descriptor, tag)
 
     def _put_manifest(self, layout: Layout, manifest: Descriptor, reference: str) -> bool:
-        """Bring a manifest there under a digest or a tag, and read it back; whether it was sent."""
+        """Put a manifest under a digest or tag, and read it back; return whether it was sent."""
         content, repository = layout.read(manifest), self.ref.repository
         missing = self._registry.manifest_digest(repository, reference) != manifest.digest
         if missing:
@@ -98,7 +98,7 @@ class RepositoryPlace(Place):
         return tuple(dict.fromkeys(readable(self._listed(subject))))
 
     def _listed(self, subject: str) -> list[Any]:
-        # An empty list is no answer, because a registry may know the API and list nothing.
+        # An empty list decides nothing, because some registries have the API and list nothing.
         if known := self._by_api(subject):
             return known
         index = self._read_tag(subject)
@@ -118,7 +118,7 @@ class RepositoryPlace(Place):
             registry.put_manifest(repository, artifact.digest, content, media.MANIFEST)
             if registry.get_manifest(repository, artifact.digest)[1] != content:
                 raise DigestError(f"{registry.host} does not hold the artifact that was published", fix="publish again")
-        # The header OCI-Subject proves nothing: registries send it and list nothing, or list without sending it.
+        # The header OCI-Subject is ignored, because registries send it and list nothing, or list without sending it.
         by_api = self._listed_by_api(subject, missing)
         if not by_api:
             self._add_to_tag(subject, missing)
@@ -135,7 +135,7 @@ class RepositoryPlace(Place):
         return False
 
     def _by_api(self, subject: str) -> list[Any] | None:
-        """The list that the registry keeps; None if it does not know the API."""
+        """Return the registry's own list; None if it does not have the API."""
         path = f"/v2/{self.ref.repository}/referrers/{check_digest(subject)}"
         pages = self._registry.pages(
             path, self.ref.repository, "referrers", none=_NO_API, kind=media.INDEX, most=_PAGES
@@ -146,13 +146,13 @@ class RepositoryPlace(Place):
     def _read_tag(self, subject: str) -> dict[str, Any] | None:
         """Return the index of referrers under the fallback tag; None if there is none.
 
-        GitLab's registry takes `sha256-HEX` for a digest and answers with the subject itself, which is no list.
+        GitLab's registry takes `sha256-HEX` for a digest, and answers with the subject itself, which is no list.
         """
         tag, repository = fallback_tag(subject), self.ref.repository
         if self._registry.manifest_digest(repository, tag) in {None, subject}:
             return None
         index = parse_object(self._registry.get_manifest(repository, tag)[1], f"{repository}:{tag}")
-        _entries(index, f"{repository}:{tag}")  # else an unrelated image has this name, and must not be overwritten
+        _entries(index, f"{repository}:{tag}")  # refuse an unrelated image with this name
         return index
 
     def _add_to_tag(self, subject: str, artifacts: Sequence[Descriptor]) -> None:
@@ -214,6 +214,6 @@ def _entries(index: Mapping[str, Any], name: str) -> list[Any]:
     entries = index.get("manifests")
     if not isinstance(entries, list):
         raise RegistryError(
-            f"{name} is not an index", why="it has no list of manifests", fix="ask who runs the registry"
+            f"{name} is not an index", why="it has no list of manifests", fix="report it to the registry's operator"
         )
     return entries

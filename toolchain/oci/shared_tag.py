@@ -1,7 +1,7 @@
-"""A tag that several publishers keep: each reads what is there, adds its own and writes.
+"""A tag whose content several publishers add to: each reads it, adds its own and writes.
 
-No registry known here can do that in one step, so a publisher reads back what it wrote until the
-list has stayed whole for a while. It never writes a list that it read long ago.
+No known registry can do that in one step. So a publisher reads back what it wrote until it has stayed whole for a
+while, and never writes content that it read long ago.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from toolchain.core.web import Retries, TryAgainError
 from toolchain.oci.registry import Registry
 
 LOG = logging.getLogger(__name__)
-# Seconds after which the list is read again; it must be whole each time. Together longer than any publisher takes
-# between reading and writing it.
+# Seconds after which the content is read again; it must be complete each time. Together they are longer than any
+# publisher takes between reading and writing.
 CALM = (0.1, 0.3, 0.6)
 _ROUNDS = 20
 
@@ -29,12 +29,12 @@ Value = dict[str, Any]
 
 @dataclass(frozen=True)
 class SharedTag:
-    """The content of a tag, and the content to add.
+    """A tag, and what to add to it.
 
     Args:
-        media_type: of what is there.
-        read: gives it, None for nothing.
-        change: the same with what is ours; None when it is there already.
+        media_type: of the content.
+        read: returns the content; None if the tag does not exist.
+        change: returns the content with the additions; None if they are there.
     """
 
     registry: Registry
@@ -45,13 +45,13 @@ class SharedTag:
     change: Callable[[Value | None], Value | None]
 
     def missing(self) -> Value | None:
-        """The content to write; None if all of ours is there."""
+        """Return the content to write; None if nothing is missing."""
         return self.change(self.read())
 
     def add(self, retries: Retries) -> bool:
-        """Write what is missing; whether anything was.
+        """Write what is missing, and return whether anything was.
 
-        After a failure that may pass it only waits: sent again as it is, the content might be stale by then.
+        After a transient failure it only waits, because the content may be stale by the next attempt.
         """
         value = self.missing()
         if value is None:
@@ -66,7 +66,7 @@ class SharedTag:
 
 
 def add_to_all(tags: Sequence[SharedTag]) -> None:
-    """Write to each tag what it lacks, and read all back until they stay; what others replace is added again."""
+    """Add to each tag what it lacks, and read all back until they stay; what others overwrote is added again."""
     retries = {tag.tag: tag.registry.retries() for tag in tags}
     for attempt in range(_ROUNDS + 1):
         written = [tag for tag in tags if tag.add(retries[tag.tag])]
@@ -79,10 +79,10 @@ def add_to_all(tags: Sequence[SharedTag]) -> None:
             return
         for tag in tags:
             LOG.info("%s: another publisher replaced %s; adding again", tag.registry.host, tag.tag)
-        # Not in step with the other; and what was read before the wait would be stale, so it is read again.
+        # A random wait, so that publishers do not stay in step. The content is read again after it.
         time.sleep(random.uniform(0.0, 0.1 * 2 ** min(attempt + 1, 4)))  # noqa: S311 - no secret
     raise RegistryError(
         f"{tags[0].repository}:{tags[0].tag} keeps changing",
-        why=f"in {_ROUNDS} rounds others kept replacing it",
+        why=f"other publishers replaced it in each of {_ROUNDS} rounds",
         fix="publish again when no other publisher is at this image",
     )

@@ -1,7 +1,7 @@
-"""Statements about an image under tags of their own, as cosign keeps them: `sha256-<hex>.sig` and `.att`.
+"""Statements about an image under cosign's tags: `sha256-<hex>.sig` and `.att`.
 
-Under the tag is a manifest with one layer for each statement. Its config lists the layers as an image's does, since
-some readers look for that; so the config follows from the layers.
+Under the tag is a manifest with one layer for each statement. Its config lists the layers like an image's, because
+some readers require it.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from toolchain.oci.referrers import readable
 LOG = logging.getLogger(__name__)
 Kind = Literal["sig", "att"]
 Same = Callable[[Descriptor, Descriptor], bool]
-_NEVER = "0001-01-01T00:00:00Z"  # as cosign writes it: nothing of it depends on when
+_NEVER = "0001-01-01T00:00:00Z"  # the time that cosign writes
 _TAKEN = "publish to your own repository, or delete that tag if it is not needed"
 _OF_IMAGES = (media.LAYER, media.DOCKER_LAYER_GZIP, media.DOCKER_LAYER)
 
 
 def about_tag(subject: str, kind: Kind) -> str:
-    """The tag under which cosign looks for signatures or attestations of a digest."""
+    """Return the tag under which cosign looks for signatures or attestations of a digest."""
     return f"{check_digest(subject).replace(':', '-')}.{kind}"
 
 
 def same_content(wanted: Descriptor, there: Descriptor) -> bool:
-    """Whether two layers are one by their digest and what is written beside it."""
+    """Return whether a layer is there with the digest and the annotations that are wanted."""
     return wanted.digest == there.digest and dict(wanted.annotations).items() <= dict(there.annotations).items()
 
 
 @dataclass(frozen=True)
 class Tagged:
-    """Layers to be added to what is under the tag of an image.
+    """Layers to add under a tag of an image.
 
     Args:
         subject: digest of the image or index.
         layers: with their annotations.
-        same: whether the first layer is wanted no more where the second is.
+        same: whether the second layer makes the first unnecessary.
     """
 
     subject: str
@@ -53,21 +53,17 @@ class Tagged:
 
     @property
     def tag(self) -> str:
-        """The tag that they are stored under."""
+        """Return the tag that they are stored under."""
         return about_tag(self.subject, self.kind)
 
     def missing(self, value: Mapping[str, Any] | None) -> list[Descriptor]:
-        """The layers that a manifest under the tag lacks."""
+        """Return the layers that a manifest under the tag lacks."""
         there = list(readable((value or {}).get("layers", ())))
         return [layer for layer in self.layers if not any(self.same(layer, present) for present in there)]
 
 
 def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
-    """The manifest under such a tag.
-
-    Raises:
-        RegistryError: it is something else, which must not be written over.
-    """
+    """Read the manifest under such a tag; refuse anything else, which must not be overwritten."""
     value = parse_object(content, name)
     layers = value.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
@@ -78,10 +74,9 @@ def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
 
 
 def manifest_with(value: Mapping[str, Any] | None, missing: Sequence[Descriptor], layout: Layout) -> dict[str, Any]:
-    """A manifest with the layers of `value` and further ones; its config is put into `layout`.
+    """Return a manifest with the layers of `value` and further ones; its config is put into `layout`.
 
-    Nothing else of `value` stays: otherwise we would publish the subject, artifact type and annotations of whoever
-    created the tag. The layers hold what is signed.
+    The subject, artifact type and annotations of `value` are dropped, because another publisher may have written them.
     """
     layers = [*(value or {}).get("layers", ()), *(layer.as_json() for layer in missing)]
     config = {

@@ -1,7 +1,7 @@
-"""Tar members as bytes: the same member has the same header whatever Python or tar wrote it.
+"""Tar members as bytes that do not depend on the version of Python or tar.
 
-Plain ustar headers; a PAX record is added only for what ustar cannot say (names over 100 bytes or outside ASCII, sizes
-over 8 GiB, large ids, extended attributes). All readers of layers know that form.
+Headers are plain ustar. A PAX record is added only for what ustar cannot express: names over 100 bytes or outside
+ASCII, sizes over 8 GiB, large ids, extended attributes. All readers of layers know that form.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One entry of a tar; names are bytes without a leading slash, `size` is of the content (regular files only)."""
+    """An entry of a tar; names are bytes without a leading slash, `size` is of the content of a regular file."""
 
     name: bytes
     kind: bytes
@@ -41,7 +41,7 @@ class Member:
     xattrs: Mapping[str, bytes] = field(default_factory=dict)
 
     def header(self) -> bytes:
-        """The header blocks, PAX records first where needed."""
+        """Return the header blocks, PAX records first if there are any."""
         name = self.name + b"/" if self.kind == DIRECTORY else self.name
         records: list[tuple[bytes, bytes]] = []
         for key, text in ((b"path", name), (b"linkpath", self.link)):
@@ -72,16 +72,12 @@ class Member:
 
 
 def padding(size: int) -> bytes:
-    """Zeros that fill the last block after `size` bytes."""
+    """Return the zeros that fill the last block after `size` bytes."""
     return b"\0" * (-size % BLOCK)
 
 
 def copy_content(source: IO[bytes], sink: Sink, size: int, *, name: str) -> None:
-    """Copy exactly `size` bytes and pad them to a block.
-
-    Raises:
-        BuildError: the source ends early, as a file does that is changed meanwhile.
-    """
+    """Copy exactly `size` bytes and pad them to a block; raise BuildError if the file became shorter."""
     left = size
     while left:
         piece = source.read(min(left, CHUNK))
@@ -104,7 +100,7 @@ def _utf8(text: bytes) -> bool:
 
 
 def _record(key: bytes, value: bytes) -> bytes:
-    # The length includes its own digits, so it is found by trying.
+    # The length includes its own digits.
     body = b" " + key + b"=" + value + b"\n"
     size = len(body)
     while len(text := b"%d" % size + body) != size:
@@ -114,7 +110,7 @@ def _record(key: bytes, value: bytes) -> bytes:
 
 def _octal(number: int, width: int) -> bytes:
     if number >= 8 ** (width - 1):
-        number = 0  # a PAX record says it
+        number = 0  # a PAX record has the number
     return b"%0*o\0" % (width - 1, number)
 
 

@@ -1,4 +1,4 @@
-"""HTTP to a registry: challenges answered, errors without secrets, reads retried."""
+"""HTTP to a registry: challenges are answered, errors hold no secrets, reads are retried."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from toolchain.oci.registry_rules import for_host
 
 LOG = logging.getLogger(__name__)
 _WORDS = 16 << 10  # bytes of an unexpected answer
-# What registries call a thing that was there a moment ago, or that another publisher is about to bring.
+# Error codes that pass, for content that another publisher is removing or writing.
 _GONE = frozenset({"BLOB_UPLOAD_UNKNOWN", "MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_INVALID", "DIGEST_INVALID"})
 _PAGE = "docs/registries.md"
 QUESTION = 60.0  # seconds without a byte after which a read is retried
 
 
 class _Quiet(logging.Filter):
-    """urllib3 logs whole URLs; a signed one is a secret."""
+    """Redacts what urllib3 logs, because signed URLs are secrets."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = auth.redact(record.getMessage(), ()), None
@@ -46,7 +46,7 @@ _QUIET = _Quiet()
 
 @dataclass
 class Traffic:
-    """Traffic: bytes of bodies in each direction, and the number of repeated requests."""
+    """Bytes of bodies in each direction, and the number of repeated requests."""
 
     sent: int = 0
     received: int = 0
@@ -59,7 +59,7 @@ class Body:
     def __init__(self, stream: IO[bytes], start: int, end: int, traffic: Traffic, host: str) -> None:
         self._stream = stream
         self._pace = Pace(host)
-        self._given, self._last = 0.0, 0  # when the last piece went out, on the monotonic clock, and its bytes
+        self._given, self._last = 0.0, 0  # time on the monotonic clock, and bytes, of the last piece
         self._size = self._left = end - start
         self._traffic = traffic
         self._what, self._whole = f"sending to {host}", stream.seek(0, os.SEEK_END)
@@ -73,11 +73,7 @@ class Body:
             yield piece
 
     def read(self, count: int = -1) -> bytes:
-        """The next bytes of the part.
-
-        Raises:
-            TooSlowError: the host takes what it was given too slowly.
-        """
+        """Return the next bytes of the part; raise TooSlowError if the host accepts them too slowly."""
         now = time.monotonic()
         if self._given:
             self._pace.add(now - self._given, self._last)
@@ -91,17 +87,17 @@ class Body:
 
 
 class Transport:
-    """The connection to one registry. A context manager; not for several threads at a time.
+    """The connection to one registry. A context manager; not for several threads.
 
     Args:
-        host: name or address, with a port if need be; one of this machine's loopback is reached by http.
-        chunk: bytes of one PATCH; smaller blobs go in one PUT. None: as the rules and the answers of the registry say.
+        host: name or address, with a port if necessary; this machine's loopback is reached by http.
+        chunk: bytes of one PATCH; smaller blobs go in one PUT. By default the rules of the registry decide.
         attempts: how often a failed request is retried, and an upload restarted.
         backoff: seconds of the first wait; each further one is twice as long, at most 30.
         timeout: seconds to connect and to wait for an answer; at most `QUESTION` for reads.
-        login: instead of the user's (see `logins.credentials`): what follows `Basic`.
-        repository: a login for its namespace counts before the one for the whole registry.
-        pause: waits so many seconds before another attempt at what broke off.
+        login: the text that follows `Basic`; by default the user's login (see `logins.credentials`).
+        repository: whose namespace's login is preferred.
+        pause: waits before another attempt at a broken transfer.
     """
 
     def __init__(
@@ -126,10 +122,10 @@ class Transport:
         self.traffic = Traffic()
         self._pause = pause
         self._timeout = timeout
-        named = logins.registry_name(host)  # in lower case, as addresses in answers are compared with it
+        named = logins.registry_name(host)  # in lower case, because URLs in answers are compared with it
         self._base = f"{'http' if loopback else 'https'}://{'registry-1.docker.io' if named == logins.HUB else named}"
         self._session = web.session(attempts, backoff, netrc=False)
-        # A proxy of the environment cannot reach this machine's loopback.
+        # A proxy from the environment cannot reach this machine's loopback.
         self._session.trust_env = not loopback
         logging.getLogger("urllib3.connectionpool").addFilter(_QUIET)
         logging.getLogger("urllib3.util.retry").addFilter(_QUIET)
@@ -143,21 +139,22 @@ class Transport:
         self.close()
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self._session.close()
 
     # Requests
 
     def url(self, path: str) -> str:
-        """The address of `path`, which may be an address already (a `Location`).
+        """Return the URL of `path`, which may be a URL already (a `Location`).
 
-        Registries behind a proxy that ends TLS name themselves by http; a token must not go there in the clear.
+        Registries behind a proxy that ends TLS name themselves by http. The scheme is corrected, because a token must
+        not be sent unencrypted.
         """
         try:
             url = urljoin(self._base + "/", path)
             parts, base = urlsplit(url), urlsplit(self._base)
-        except ValueError as error:
-            raise self._unreadable(error) from None
+        except ValueError:
+            raise self._unreadable() from None
         downgraded = parts[:2] == ("http", base.netloc) and base[0] == "https"
         return parts._replace(scheme="https").geturl() if downgraded else url
 
@@ -172,18 +169,18 @@ class Transport:
         body: Callable[[], Body | bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Iterator[requests.Response]:
-        """One answer, its body not yet read; a challenge is met once. GET and HEAD are tried again, others are not.
+        """Send a request, and yield the answer before its body is read. GET and HEAD are retried.
 
         Args:
-            path: of the registry, or an address that it named.
-            actions: what has to be allowed in the repository.
-            body: makes the body, once for each time that it is sent.
+            path: of the registry, or a URL that it named.
+            actions: the necessary rights in the repository.
+            body: makes the body each time that it is sent.
             headers: besides those for access.
         """
         url = self.url(path)
         scopes = (f"repository:{repository}:{actions}",)
         for last in (False, True):
-            # The registry may send us to a store elsewhere, which must not see our token.
+            # The registry may redirect to another host, which must not see the token.
             access = self._auth.header(scopes) if self._is_own(url) else {}
             try:
                 response = self._session.request(
@@ -197,12 +194,12 @@ class Transport:
                 )
             except requests.exceptions.InvalidProxyURL:
                 raise
-            except ValueError as error:  # also what requests raises for a redirect to what is not an address
-                raise self._unreadable(error) from None
+            except ValueError:  # requests raises it for a redirect to an invalid URL
+                raise self._unreadable() from None
             with response:
                 if response.raw.retries is not None:
                     self.traffic.repeated += len(response.raw.retries.history)
-                # Only the registry itself may say where our login is to be sent.
+                # Only the registry itself may name the token service that gets the login.
                 if response.status_code == 401 and self._is_own(response.url) and not last:
                     self._auth.answer(response, scopes)
                     continue
@@ -212,7 +209,7 @@ class Transport:
                 return
 
     def blob_size(self, repository: str, digest: str) -> int | None:
-        """The size of a blob that is there, 0 where the registry does not say it; None without the blob."""
+        """Return the size of a blob, 0 if the registry does not tell it; None without the blob."""
         path = f"/v2/{repository}/blobs/{check_digest(digest)}"
         with self.translated(), self.request("HEAD", path, repository) as got:
             if got.status_code == 404:
@@ -225,15 +222,15 @@ class Transport:
         return urlsplit(url).netloc == urlsplit(self._base).netloc
 
     def _patience(self, method: str) -> tuple[float, float]:
-        """A registry may process an upload for minutes; one that does not answer a read hangs."""
+        """Return the timeouts; shorter for reads, because a registry may process an upload for minutes."""
         connect, read = self._timeout
         return (connect, min(read, QUESTION)) if method in {"GET", "HEAD"} else (connect, read)
 
     def error_of(self, response: requests.Response) -> tuple[str, str]:
-        """The error in an unexpected answer: its code (empty without one), and its words without any secret."""
+        """Return code (empty without one) and text of the error in an unexpected answer, without secrets."""
         code = ""
         try:
-            # Enough for a whole token: a part of one could not be recognised as a secret.
+            # Long enough for a whole token, because a part of one cannot be recognised as a secret.
             words = next(response.iter_content(_WORDS), b"").decode("utf-8", "replace")
         except requests.RequestException:
             words = ""
@@ -243,7 +240,7 @@ class Transport:
         return code, " ".join(self._auth.redact(words).split())[:300]
 
     def failed(self, response: requests.Response, what: str, error: tuple[str, str] | None = None) -> RegistryError:
-        """The exception for an unexpected answer; `error` is what `error_of` gave, where that was called already."""
+        """Return the exception for an unexpected answer; `error` is the result of `error_of` if it was called."""
         code, text = error or self.error_of(response)
         sending = response.request.method not in {"GET", "HEAD"}
         return RegistryError(
@@ -252,32 +249,32 @@ class Transport:
             fix=_advice(self.host, response.status_code, code, sending=sending),
         )
 
-    def _unreadable(self, error: ValueError) -> RegistryError:
+    def _unreadable(self) -> RegistryError:
         return RegistryError(
             f"{self.host} redirects to an address that cannot be used",
-            why=self._auth.redact(str(error))[:300],
-            fix="check the name; if it is right, ask who runs the registry or the server in front of it",
+            why="the address in its answer is not a valid URL",
+            fix="check the name; if it is right, report it to the registry's operator",
         )
 
     def unreachable(self, error: Exception) -> UnreachableError:
-        """The error for no answer at all."""
+        """Return the error for no answer."""
         return UnreachableError(
             f"{self.host} does not answer",
-            why=self._auth.redact(str(_root(error)))[:300],
+            why=self._auth.redact(getattr(root := _root(error), "strerror", None) or str(root))[:300],
             fix="check the name, the network and whether the registry runs",
         )
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
-        """Turns what requests raises into the error for no answer."""
+        """Turn exceptions of requests into the error for no answer."""
         try:
             yield
         except requests.RequestException as error:
-            # Not chained: the exception of requests holds the whole request, token included.
+            # Not chained, because the exception of requests holds the request with its token.
             raise self.unreachable(error) from None
 
     def retries(self) -> web.Retries:
-        """The attempts at one thing here."""
+        """Return a counter of attempts at one operation."""
         return web.Retries(self.attempts, self.backoff, self.host, self._again)
 
     def _again(self, seconds: float) -> None:
@@ -286,7 +283,7 @@ class Transport:
 
 
 def _root(error: BaseException) -> BaseException:
-    """The innermost reason: requests and urllib3 wrap it in text that names objects and whole URLs."""
+    """Return the innermost reason; requests and urllib3 wrap it in text that names objects and whole URLs."""
     for _ in range(8):
         inner = getattr(error, "reason", None) or next((arg for arg in error.args if isinstance(arg, Exception)), None)
         if not isinstance(inner, BaseException):
@@ -296,17 +293,17 @@ def _root(error: BaseException) -> BaseException:
 
 
 def _advice(host: str, status: int, code: str, *, sending: bool) -> str:
-    """The remedy for an unexpected answer.
+    """Return the remedy for an unexpected answer.
 
     Args:
-        code: what the registry calls it, e.g. `NAME_UNKNOWN`; empty if it does not say.
-        sending: whether something was to be brought there, rather than read.
+        code: the registry's name of the error, e.g. `NAME_UNKNOWN`; empty without one.
+        sending: whether it answers a write.
     """
     login = auth.login_command(host)
     known = (
         (
             status in {401, 403} or code in {"DENIED", "UNAUTHORIZED"},
-            f"log in{' as somebody who may push there' if sending else ''}: {login}",
+            f"log in{' with the right to push' if sending else ''}: {login}",
         ),
         (
             status == 429 or code == "TOOMANYREQUESTS",
@@ -319,15 +316,18 @@ def _advice(host: str, status: int, code: str, *, sending: bool) -> str:
         ),
         (
             code in _GONE or status in web.TRANSIENT or status >= 500,
-            "try again; if it stays, ask who runs the registry",
+            "try again later, or report it to the registry's operator",
         ),
-        (status == 404 and code == "BLOB_UNKNOWN", "the image there is not whole: publish it again, or ask who did"),
+        (
+            status == 404 and code == "BLOB_UNKNOWN",
+            "the image there is incomplete: publish it again, or report it to its publisher",
+        ),
         (
             status == 404 or code == "NAME_UNKNOWN",
-            f"create the repository or project there, or log in as somebody who may push to it: {login}"
+            f"create the repository or project there, or log in with the right to push: {login}"
             if sending
-            else f"check the name and the tag; what is private there needs a login: {login}",
+            else f"check the name and the tag; a private image needs a login: {login}",
         ),
-        (True, f"ask who runs the registry: it would answer the same again ({page(_PAGE)} says how it is asked)"),
+        (True, f"report it to the registry's operator; {page(_PAGE)} describes the requests"),
     )
     return next(text for fits, text in known if fits)

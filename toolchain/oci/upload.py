@@ -131,7 +131,7 @@ class Upload:
             raise RegistryError(
                 f"{self._registry.host} has {self._blob.digest} with another size",
                 why=f"{size} bytes there, {self._blob.size} here",
-                fix="report this to the registry's operator",
+                fix="report it to the registry's operator",
             )
         return size is not None
 
@@ -172,7 +172,7 @@ class Upload:
                 if self._offset <= start:
                     problem = RegistryError(
                         f"{self._registry.host} keeps {self._offset} of {end} bytes of an upload to {self._repository}",
-                        fix="try again later, or report this to the registry's operator",
+                        fix="try again later, or report it to the registry's operator",
                     )
                     raise TryAgainError(problem)
                 self._accepted = True
