@@ -1,4 +1,4 @@
-"""This machine as a worker of a Dask scheduler: the Triton image, the kernels' sources, and the worker itself."""
+"""Let this machine compile kernels for the campaigns of a Dask scheduler."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def serve_kernels(request: Request, stage: str, address: str, *, name: str = "",
     """Compile kernels for the campaigns of a scheduler, until interrupted.
 
     Args:
-        stage: whose kernels: `kernels`, `aotriton` or `triton-cache`.
-        name: of this machine, as the scheduler shows it; its host name otherwise.
+        stage: the stage whose kernels are compiled: `kernels`, `aotriton` or `triton-cache`.
+        name: the worker's name at the scheduler; by default this machine's host name.
     """
     under = triton_cache.stands_on(request)[-1] if stage == "triton-cache" else "triton"
     image = next(built for built in build(request, under, reuse=reuse) if built.planned.name == under)

@@ -1,8 +1,7 @@
 """The compiler caches: one for each set of sources, so that no build reads what a build of other sources wrote.
 
-A build can write anything into its compiler cache, an object for a file that it never compiled included. So a cache is
-named by everything that could have written to it: the trees, their patches, whether they are locked, and the stages
-below. Builds of one tree share it: a part and the whole, another prefix, another recipe.
+A build can write anything into its compiler cache. So a cache is named by everything that could have written to it:
+the trees, their patches, whether they are locked, and the stages below. Builds of one tree share a cache.
 """
 
 from __future__ import annotations
@@ -34,9 +33,10 @@ class CompilerCache:
 
     Args:
         key: 16 hex digits, the end of its cache mount's id.
-        sources: the names of the sources whose builds share it, for display.
-        used: when a build last began to use it, seconds since 1970.
+        sources: the names of its sources, for display.
+        used: when a build last began to use it, in seconds since 1970.
         places: its folders; empty until a build made one.
+        note: the file that holds `sources`, and whose time is `used`.
     """
 
     key: str
@@ -47,10 +47,10 @@ class CompilerCache:
 
 
 def key_of(request: Request, planned: Planned, dependencies: Mapping[str, Built]) -> str:
-    """The key of the compiler cache that a stage's build uses; `none` with `--fresh` or while a source has no digest.
+    """Return the key of a stage's compiler cache; `none` with `--fresh` or while a source has no digest.
 
-    Stages that hold nothing but the distribution's packages run none of the sources' code and are left out, but the
-    base is not: its compiler writes the objects.
+    Stages that only hold the distribution's packages run no code of the sources, so they are left out. The base is not,
+    because its compiler writes the objects.
     """
     sources = source_inputs(planned.sources, request.patches)
     if request.fresh or sources is None:
@@ -64,9 +64,9 @@ def key_of(request: Request, planned: Planned, dependencies: Mapping[str, Built]
 
 @contextlib.contextmanager
 def using(cache: Cache, key: str, sources: Sequence[Source]) -> Iterator[None]:
-    """Note that a build uses a compiler cache inside the block, and keep all of them together below the limit.
+    """Note that a build uses a compiler cache inside the block, and remove the least recently used ones over the limit.
 
-    The least recently used are removed first, never one that a build uses: every compile of it would fail.
+    A cache that a build uses is never removed, because every compile of that build would fail.
     """
     if key == NONE:
         yield
@@ -80,7 +80,7 @@ def using(cache: Cache, key: str, sources: Sequence[Source]) -> Iterator[None]:
 
 
 def _lock(cache: Cache, key: str) -> Path:
-    """The file that each build keeps which uses a compiler cache."""
+    """Return the file that every build which uses a compiler cache holds."""
     path = cache.locks / f"compiler-cache-{key}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
@@ -88,11 +88,7 @@ def _lock(cache: Cache, key: str) -> Path:
 
 
 def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCache]:
-    """Remove the compiler caches that were not used for longest until all of them are below `limit` bytes.
-
-    Returns:
-        What was removed.
-    """
+    """Remove the least recently used compiler caches until the rest is below `limit` bytes; return the removed ones."""
     from toolchain.engine.resources import disk_bytes  # noqa: PLC0415 - a plan starts no engine
     from toolchain.engine.storage import discard  # noqa: PLC0415
 
@@ -114,7 +110,7 @@ def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCa
 
 
 def compiler_caches(cache: Cache) -> Iterator[CompilerCache]:
-    """The compiler caches that builds here have used."""
+    """Yield the compiler caches that builds here have used."""
     from toolchain.engine.storage import cache_mounts, ccache_mount  # noqa: PLC0415 - a plan starts no engine
 
     for path in sorted(cache.compiler_caches.glob("*.json")) if cache.compiler_caches.is_dir() else []:

@@ -1,4 +1,4 @@
-"""A request's sources, fetched as it wants them."""
+"""Fetch the sources of a request."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from toolchain.sources.tree import FetchedSource, Source
 
 
 def fetch_for(request: Request, source: Source, *, patched: bool = False, verify: bool = False) -> FetchedSource:
-    """A source with its tree or file in the store; see `fetch_source`.
+    """Return a source with its tree or file in the store; see `fetch_source`.
 
     Args:
         patched: apply the request's patches to it.
-        verify: read a tree that is there already, file by file, before it is believed.
+        verify: read a tree in the store file by file before it is used.
     """
     return fetch_source(
         source,
@@ -36,7 +36,7 @@ def fetch_for(request: Request, source: Source, *, patched: bool = False, verify
 
 @contextlib.contextmanager
 def patches_as_they_are(request: Request) -> Iterator[Request]:
-    """Copy the user's patches, and give the request that names the copies.
+    """Copy the user's patches, and yield the request that names the copies.
 
     Inputs, tree and record of a stage read a patch at different times, and a user may edit it during the build.
     """

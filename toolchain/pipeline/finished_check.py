@@ -1,4 +1,4 @@
-"""`build --check` of images that are here already: their kernels are checked out of their layers."""
+"""`build --check` of finished images: check the kernels in their layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SUFFIXES = (".hsaco", ".json", ".zip", ".aks2", "__launch__")
 
 
 class _Files:
-    """The files of a layer that have to do with kernels."""
+    """The files of a layer that belong to kernels."""
 
     def __init__(self, path: Path, media_type: str) -> None:
         self._path, self._media_type = path, media_type
@@ -32,7 +32,7 @@ class _Files:
 
 
 def checked(request: Request, built: Built) -> Built:
-    """Check the kernels of a finished image, unless its record says that as many were; the record says it then."""
+    """Check the kernels of a finished image and record the result, unless its record already has enough checks."""
     if request.check is None or enough(built.facts.get("numbers"), request.check):
         return built
     from toolchain.engine.resources import jobs_for  # noqa: PLC0415

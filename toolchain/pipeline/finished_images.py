@@ -1,4 +1,4 @@
-"""Finished images by their names: what is in the cache, which of it people mean, what it stands on, where it went."""
+"""Finished images by name: what the cache has, which image a name means, and where images were published."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Publication:
     when: float
 
     def as_json(self) -> dict[str, Any]:
-        """The form of `images --json`."""
+        """Return the form of `images --json`."""
         return {"ref": self.ref, "digest": self.digest, "when": timestamp(self.when)}
 
 
 def full_name(record: Record) -> str:
-    """The name that means this image alone: `llvm-triton-22.1.8.0123456789ab`, with its input digest's beginning."""
+    """Return the name of exactly this image: `llvm-triton-22.1.8.0123456789ab`, with the start of its input digest."""
     return image_tag(record.image, record.input_digest)
 
 
 def finished_images(cache: Cache) -> list[Record]:
-    """The records of the images that are whole in the cache, newest first."""
+    """Return the records of the images that are complete in the cache, newest first."""
     layout = Layout(cache.images)
     return [
         record
@@ -54,10 +54,10 @@ def finished_images(cache: Cache) -> list[Record]:
 
 
 def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
-    """The finished images that people name, each once, in the order of the names.
+    """Return the finished images that people name, each once, in the order of the names.
 
-    A name is that of an image, its input digest, or `NAME.DIGITS` of both; a beginning will do where it is unique. A
-    name without digits means the images of that name for all architectures.
+    A name is that of an image, an input digest, or `NAME.DIGITS` of both. A unique beginning is enough. A name without
+    digits means the images of that name for all architectures.
     """
     finished = finished_images(cache)
     by_digest: dict[str, Record] = {}
@@ -67,10 +67,10 @@ def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
 
 
 def one_image(cache: Cache, text: str, arch: str = "") -> Record:
-    """The one finished image that a name means.
+    """Return the one finished image that a name means.
 
     Args:
-        arch: OCI architecture to choose by where the name means several; empty for none.
+        arch: OCI architecture to choose by, if the name means several; empty for none.
     """
     matching = named_images(cache, [text])
     of_arch = [record for record in matching if record.arch == arch]
@@ -80,7 +80,7 @@ def one_image(cache: Cache, text: str, arch: str = "") -> Record:
 
 
 def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
-    """Names that mean these finished images and no others: an image's own where that is enough."""
+    """Return names that mean these finished images and no others: an image's own name where that is enough."""
     finished = finished_images(cache)
     names: list[str] = []
     for image in dict.fromkeys(record.image for record in images):
@@ -91,7 +91,7 @@ def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
 
 
 def _near(finished: Sequence[Record], text: str) -> str:
-    """Return the finished image whose beginning a misspelt name resembles, as the end of a sentence."""
+    """Return a hint at the finished image whose beginning a misspelt name resembles."""
     by_beginning = {record.image[: len(text) + 1]: record.image for record in reversed(finished)}
     near = difflib.get_close_matches(text, by_beginning, n=1)
     return f"; did you mean {by_beginning[near[0]]}?" if near else ""
@@ -127,11 +127,7 @@ def _lines(images: Iterable[Record]) -> list[str]:
 
 
 def require_below(record: Record, below: Sequence[Record]) -> None:
-    """Check that every stage below an image has its record: SBOM and provenance are made of them.
-
-    Args:
-        below: the records of the stages below (`record.stages_below`).
-    """
+    """Check that every stage below an image has its record, because SBOM and provenance are made of them."""
     known = {made.input_digest for made in below}
     for made in (record, *below):
         for row in STAGES:
@@ -145,7 +141,7 @@ def require_below(record: Record, below: Sequence[Record]) -> None:
 
 
 def contents_of(cache: Cache, record: Record) -> Contents:
-    """Read what is inside a finished image: its Triton, LLVM, GPUs and Pythons."""
+    """Return the Triton, LLVM, GPUs and Pythons inside a finished image."""
     return of_records(record, stages_below(cache, record.inputs))
 
 
@@ -160,14 +156,14 @@ def note_use(cache: Cache, images: Iterable[Record]) -> None:
 
 
 def note_publication(cache: Cache, record: Record, publication: Publication) -> None:
-    """Remember where an image was published; for each reference, the latest time."""
+    """Remember where an image was published; for each reference only the latest time is kept."""
     known = {place.ref: place for place in publications(cache, record)} | {publication.ref: publication}
     rows = [{"ref": place.ref, "digest": place.digest, "when": place.when} for place in known.values()]
     write_atomically(_published(cache, record), canonical(rows))
 
 
 def publications(cache: Cache, record: Record) -> tuple[Publication, ...]:
-    """Places where an image was published from this cache, the latest last."""
+    """Return the places where an image was published from this cache, the latest last."""
     try:
         rows = strict_json.read(_published(cache, record).read_bytes())
         places = [Publication(str(row["ref"]), str(row["digest"]), float(row["when"])) for row in rows]
@@ -181,7 +177,7 @@ def _published(cache: Cache, record: Record) -> Path:
 
 
 def image_row(cache: Cache, record: Record) -> Mapping[str, Any]:
-    """A row of `images --json`."""
+    """Return a row of `images --json`."""
     return {
         "name": full_name(record),
         "image": record.image,

@@ -1,4 +1,4 @@
-"""Two locks compared: what is locked, and what is here."""
+"""Compare two locks: the locked one, and the one of the current inputs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LISTED = 20  # differing packages named one by one
 
 
 def differences(locked: Lock, now: Lock, *, whole: bool) -> list[str]:
-    """Differences of `now` from `locked`, for display; empty if there are none.
+    """Return the differences of `now` from `locked`, for display.
 
     Args:
-        whole: both must be the same; otherwise `locked` may hold more, and a base that was not made here yet may be
+        whole: both must be the same. Otherwise `locked` may hold more, and a base that was not made here yet may be
             resolved as locked.
     """
     request = _request(locked, now) if whole else ()

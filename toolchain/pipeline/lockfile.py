@@ -1,4 +1,4 @@
-"""toolchain.lock: the inputs that a build may use, by digest; how the file is written and read."""
+"""Read and write toolchain.lock: the inputs that a build may use, by digest."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ State = Literal["resolved", "open", "unresolved", "image"]
 
 @dataclass(frozen=True, kw_only=True)
 class LockedPatch:
-    """A patch on a source: its file's name, and `sha256:<hex>`."""
+    """A patch on a source: the name of its file, and `sha256:<hex>`."""
 
     name: str
     digest: str
@@ -50,14 +50,13 @@ class LockedPatch:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedSource:
-    """A source, or a wheel that a build imports.
+    """A source, or a wheel that a build imports; `name` to `digest` and `license` as in `sources.tree.Source`.
 
     Args:
-        name, kind, ref, repository, digest, license: as `sources.tree.Source` has them.
-        file: the file's name, where its place has one (the Python index, a distribution).
-        parts: names at the top of the tree that are taken; empty for all.
-        tree: tree digest of what is unpacked; empty for a single file, or when it was not fetched.
-        tag: of the repository that stood for the commit; empty if the commit itself was requested.
+        file: the name of the file at its place, if it has one.
+        parts: the taken names at the top of the tree; empty for all.
+        tree: digest of the unpacked tree; empty for a single file or if it was not fetched.
+        tag: the tag that stood for the commit; empty if the commit itself was requested.
         patches: in the order in which they are applied.
     """
 
@@ -80,7 +79,7 @@ class LockedSource:
 
     @property
     def spec(self) -> SourceSpec:
-        """The specification of exactly this source; for a checkout its tree in the store."""
+        """The specification of exactly this source; of a checkout its tree in the store."""
         match self.kind:
             case "local":
                 return SourceSpec(kind="stored", where=self.ref.removeprefix("local:"), version=self.digest)
@@ -92,7 +91,7 @@ class LockedSource:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedPackage:
-    """A package of a base: `sha256` of a deb's file, `header` of an rpm's header; hex."""
+    """A package of a base: `sha256` of a deb file, `header` of an rpm's header, in hex."""
 
     name: str
     version: str
@@ -103,18 +102,17 @@ class LockedPackage:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedBase:
-    """A base, or a system that is compiled against in one.
+    """A base, or a system that is compiled against.
 
     Args:
-        stage: `base`, what builds run in; `sysroot`, what is compiled against in it: an old system, or another
-            machine's side; `python`, the CPythons that wheels are compiled against.
-        state: `resolved` by its package list; `image`, a local one by its digest; `unresolved`, not made yet;
-            `open`, left to the mirrors on purpose.
-        recipe: digest of what the base is asked to hold; empty for a local image.
-        suite: of the distribution, where it has one.
-        start: the image that the recipe starts from, by digest, where it does.
+        stage: `base` for the system that builds run in; otherwise a system that is unpacked.
+        state: `resolved` by its package list; `image`, a local one by its digest; `unresolved`, not made yet; `open`,
+            left to the mirrors on purpose.
+        recipe: digest of the request for packages; empty for a local image.
+        suite: of the distribution, if it has one.
+        start: the image that the recipe starts from, by digest.
         image: digest of the finished image's manifest.
-        packages_digest: of the list, as inputs of the stages above have it.
+        packages_digest: digest of the package list, as it is in input digests.
     """
 
     name: str
@@ -133,7 +131,7 @@ class LockedBase:
 
     @property
     def old(self) -> bool:
-        """Whether it is an old system for a portable layer (`toolchain.catalog.floors`), and not a base's own."""
+        """Whether it is an old system for a portable layer (`toolchain.catalog.floors`), not a base's own."""
         return self.stage == "sysroot" and self.name.startswith("glibc-")
 
     @property
@@ -143,18 +141,18 @@ class LockedBase:
 
     @property
     def owner(self) -> str:
-        """Its name in a bundle: those for several machines have one image name."""
+        """The name in a bundle, because the images for several machines have one name."""
         return f"{self.image_name}-{self.arch}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lock:
-    """All of it.
+    """A lock.
 
     Args:
         toolchain: version of the tool that resolved it.
-        format: of the layers it writes (`digest.FORMAT`).
-        request: what was requested, for display.
+        format: of the layers that it writes (`digest.FORMAT`).
+        request: for display.
     """
 
     toolchain: str
@@ -166,11 +164,11 @@ class Lock:
 
     @property
     def complete(self) -> bool:
-        """Whether all inputs of a build are fixed; a base that is open or not resolved leaves its packages free."""
+        """Whether all inputs are fixed. The packages of a base that is open or unresolved are not."""
         return all(base.state in {"resolved", "image"} and base.image for base in self.bases)
 
     def source(self, name: str) -> LockedSource | None:
-        """The source or wheel of that name."""
+        """Return the source or wheel of that name."""
         return next((source for source in self.sources if source.name == name), None)
 
 
@@ -178,7 +176,7 @@ class Lock:
 
 
 def render(lock: Lock) -> bytes:
-    """The file: the same bytes for the same lock, made to be read and to be compared line by line."""
+    """Return the file. The same lock has the same bytes, in lines that can be compared."""
     lines = [
         "# What a build may take in, by digest. Made by `toolchain lock`; do not edit.",
         f"# Again: {_command(lock)}",
@@ -217,11 +215,7 @@ _LIMIT = 16 << 20  # bytes; a lock of every stage has some ten thousand
 
 
 def write(lock: Lock, path: Path, *, option: str = "-o") -> None:
-    """Write the file.
-
-    Args:
-        option: names another file.
-    """
+    """Write the file; `option` is the one that names another file."""
     write_output(path, render(lock), option=option)
 
 
@@ -233,11 +227,7 @@ def _command(lock: Lock) -> str:
 
 
 def options(lock: Lock, **instead: Any) -> list[str]:
-    """The request as options of the command line.
-
-    Args:
-        instead: values in the place of the request's own, by option.
-    """
+    """Return the request as options of the command line; `instead` replaces values by option."""
     known = {option.name: option for option in request_module.options()}
     request = {key: value for key, value in sorted({**lock.request, **instead}.items()) if key != "stage"}
     # Writing takes what it is given; reading refuses what no option is.
@@ -263,11 +253,7 @@ def _table(title: str, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def read(path: Path, *, option: str = "--lock-file") -> Lock:
-    """Read a lock file.
-
-    Args:
-        option: names another file.
-    """
+    """Read a lock file; `option` is the one that names another file."""
     try:
         return parse(read_regular(path, _LIMIT, within=path.parent), str(path))
     except OSError as error:
@@ -277,11 +263,7 @@ def read(path: Path, *, option: str = "--lock-file") -> Lock:
 
 
 def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the options in its second line") -> Lock:
-    """Read the content of a lock file called `name`.
-
-    Args:
-        again: how one of another format is made again.
-    """
+    """Read the content of a lock file called `name`; `again` is the advice for a lock of another format."""
     try:
         value = tomllib.loads(content.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -335,7 +317,7 @@ def _malformed(lock: Lock) -> Iterator[str]:
 
 
 def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
-    """It becomes a command line again, so nothing may be in it but what a lock writes there."""
+    """Yield the faults of a request, which becomes a command line again, so it may hold only what a lock writes."""
     kept: dict[str, str] = {option.name: option.kind for option in request_module.options() if option.lock != "never"}
     for key, value in request.items():
         kind = "text" if key == "stage" else kept.get(key, "")
@@ -346,7 +328,7 @@ def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fits(kind: str, value: Any) -> bool:
-    """Whether a value is one that a lock holds of an option of this kind."""
+    """Return whether a lock may hold this value of an option of this kind."""
     if kind == "pairs":
         return isinstance(value, dict) and all(
             isinstance(text, str) for name, several in value.items() for text in (name, *as_list(several))

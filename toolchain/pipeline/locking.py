@@ -1,4 +1,4 @@
-"""From a plan to a lock, and whether a plan is within one."""
+"""Make a lock from a plan, and check a plan against a lock."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _LISTED = 30
 
 
 def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_base: bool = False) -> Lock:
-    """The inputs of a plan, as far as they are known here. Reads files only: no network.
+    """Return the inputs of a plan, as far as they are known. Reads files only.
 
-    The digest of a source is empty if it is only known after a fetch, that of a tree if it is not in the store.
+    The digest of a source is empty if only a fetch tells it; that of a tree if it is not in the store.
 
     Args:
         planned: the stages of `target`, lowest first.
-        open_base: leave the packages of the base, and of the other machines' side of it, to the mirrors.
+        open_base: leave the packages of the base and of the other machines' systems to the mirrors.
     """
     sources = {source.name: source for stage in planned for source in stage.sources}
     return Lock(
@@ -58,9 +58,9 @@ def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_b
 
 
 def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
-    """Bring every source of a plan into the store, checked, so that its tree digest is known.
+    """Bring every source of a plan into the store, so that its tree digest is known.
 
-    With `--offline` a source that is not in the store is passed over with a note: its own digest is known all the same.
+    With `--offline` a source that is not in the store is skipped with a note if its own digest is known.
     """
     sources = {source.name: source for stage in planned for source in stage.sources}
     for source in sources.values():
@@ -95,7 +95,7 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
 
 
 def check_file(request: Request, planned: Sequence[Planned], target: str, path: Path) -> Lock:
-    """Compare a lock file with the current inputs of a plan; reads files only."""
+    """Compare a lock file with the current inputs of a plan. Reads files only."""
     locked = read(path, option="-o")
     differing = differences(locked, resolve(request, planned, target), whole=True)
     if differing:
@@ -104,7 +104,7 @@ def check_file(request: Request, planned: Sequence[Planned], target: str, path: 
 
 
 def _made(lock: Lock) -> Lock:
-    """As it is written: which bytes the packages of a base make is unknown once its image is forgotten."""
+    """Return the lock as it is written. Without its image a base's packages are not fixed."""
     bases = tuple(
         replace(base, state="unresolved", packages_digest="", packages=())
         if base.state == "resolved" and not base.image else base
@@ -114,13 +114,13 @@ def _made(lock: Lock) -> Lock:
 
 
 def lock_of(request: Request) -> Lock | None:
-    """The lock that a request is held to."""
+    """Return the lock that a request is held to."""
     assert request.lock is None or isinstance(request.lock, Lock)  # noqa: S101 - there is no other
     return request.lock
 
 
 def check(request: Request, planned: Sequence[Planned]) -> None:
-    """With `--locked`: refuse a plan that differs from the lock."""
+    """Refuse a plan that differs from the lock, with `--locked`."""
     if (lock := lock_of(request)) is None:
         return
     differing = differences(lock, resolve(request, planned, ""), whole=False)
@@ -129,7 +129,7 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
 
 
 def check_tree(request: Request, source: Source) -> None:
-    """With `--locked`: refuse a source in the store whose digest or tree is not the locked one."""
+    """Refuse a source in the store whose digest or tree is not the locked one, with `--locked`."""
     if (lock := lock_of(request)) is None:
         return
     now, was = locked_source(request, source), lock.source(source.name)
@@ -139,7 +139,7 @@ def check_tree(request: Request, source: Source) -> None:
 
 
 def refused(differing: Sequence[str], what: str) -> LockedError:
-    """The error that names the differences."""
+    """Return the error that names the differences."""
     more = [f"… and {len(differing) - _LISTED} more"] if len(differing) > _LISTED else []
     return LockedError(
         what,
@@ -149,7 +149,7 @@ def refused(differing: Sequence[str], what: str) -> LockedError:
 
 
 def locked_source(request: Request, source: Source) -> LockedSource:
-    """A source as a lock holds it; its digest is empty if it is only known after a fetch."""
+    """Return a source as a lock holds it; its digest is empty if only a fetch tells it."""
     part = part_of(source.name, tests=request.takes_tests(source.name))
     digest = source.digest or ""
     info = Store(request.cache.store).tree_info(digest, part=part.name) if digest else None
@@ -174,7 +174,7 @@ def locked_source(request: Request, source: Source) -> LockedSource:
 
 
 def _file(source: Source, request: Request) -> str:
-    """The file's name where its place gives it one."""
+    """Return the name of the file, if its place gives it one."""
     if source.kind == "pypi":
         return pypi_row(source.where, source.version).file
     if source.kind == "distro":
@@ -193,12 +193,12 @@ def _file(source: Source, request: Request) -> str:
 
 
 def safe_name(text: str) -> str:
-    """A file name that any file system and any reader takes."""
+    """Return a file name that any file system and any reader accepts."""
     return re.sub(r"[^A-Za-z0-9._+~!-]", "_", text).lstrip("._+~!-")[:255] or "file"
 
 
 def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Iterator[LockedBase]:
-    """The base of the machine that builds, and what is compiled against, as far as `stages` are among them."""
+    """Yield the base of the machine that builds, and the systems that are compiled against, if `stages` name them."""
     here = this_machine()
     if "base" in stages:
         yield _base(replace(request, arch=(here,)), open_base=open_base)
@@ -234,7 +234,7 @@ def _system(planned: Planned[Unpacked], request: Request, *, open_base: bool) ->
 
 
 def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
-    """With its packages, if they were resolved here; and with its image, if that is not forgotten."""
+    """Return a base with its packages if they were resolved here, and with its image if that is known."""
     lock = read_packages(cache.package_list(base.stage, base.name, base.arch), base.recipe)
     if lock is None:
         return base
@@ -249,12 +249,12 @@ def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
 
 
 def locked_packages(resolved: Mapping[str, Any]) -> tuple[LockedPackage, ...]:
-    """The packages of a resolved list (`stages.base.read_packages`)."""
+    """Return the packages of a resolved list (`stages.base.read_packages`)."""
     return tuple(_package(row) for row in resolved["packages"])
 
 
 def _package(row: Any) -> LockedPackage:
-    """A row of a resolved base: dpkg's fields, or `NAME:ARCH=EPOCH:VERSION,SHA256HEADER` of rpm."""
+    """Read a row of a resolved base: dpkg's fields, or `NAME:ARCH=EPOCH:VERSION,SHA256HEADER` of rpm."""
     if isinstance(row, dict):
         return LockedPackage(
             name=row["name"],
@@ -280,7 +280,7 @@ def _asked_source(spec: SourceSpec, source: Source | None) -> str:
 
 
 def _request(request: Request, target: str, sources: Mapping[str, Source]) -> dict[str, Any]:
-    """The request by the names of its options, without paths of this machine."""
+    """Return the request by the names of its options, without paths of this machine."""
     instead = {
         # A base that is named makes LLVM for that base, so a portable one's is not.
         "base": "" if request.glibc else "oci:DIR" if request.base.image is not None else str(request.base),

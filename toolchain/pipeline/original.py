@@ -33,8 +33,8 @@ class Original:
 
     Args:
         parameters: the request, as in a provenance.
-        patches: by source name, the digests of the user's patches, in order.
-        expected: what it is compared by, see `reproduce.reproduce`.
+        patches: the digests of the user's patches in order, by source.
+        expected: the digests that it is compared by; see `reproduce.reproduce`.
     """
 
     name: str
@@ -44,33 +44,29 @@ class Original:
 
     @property
     def stage(self) -> str:
-        """That made it."""
+        """The stage that made it."""
         return str(self.parameters["stage"])
 
 
 def of_name(cache: Cache, name: str, arch: str) -> Original:
-    """A finished image of the cache.
-
-    Args:
-        arch: to choose by, where the name means several; empty for none.
-    """
+    """Return a finished image of the cache; `arch` chooses if the name means several."""
     record = one_image(cache, name, arch)
     return _of_record(cache, record, expected_of(cache, record))
 
 
 def of_architectures(cache: Cache, name: str) -> Original:
-    """The finished images of one name, with the request for all their architectures; they are not compared."""
+    """Return the finished images of one name, with the request for all their architectures; they are not compared."""
     records = named_images(cache, [name])
     first = _of_record(cache, records[0], {})
     return replace(first, parameters={**first.parameters, "arch": sorted(record.arch for record in records)})
 
 
 def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scratch: Path) -> Original:
-    """A published image: the request is of its provenance, which the key must have signed, or of its record here.
+    """Return a published image with the request of its signed provenance, or without a key that of its record here.
 
     Args:
-        arch: of an index with several architectures, which to take.
-        scratch: a folder for what is fetched; it must stay while the image is compared.
+        arch: the image to take of an index with several architectures.
+        scratch: a folder for fetched blobs, which must stay while the image is compared.
     """
     with open_place(parse(ref)) as place:
         layout, refs = place.images(scratch)
@@ -147,12 +143,12 @@ def _of_provenance(ref: str, statement: Mapping[str, Any], expected: Mapping[str
 
 
 def _named(parameters: Mapping[str, Any], source: str) -> list[str]:
-    """The names of the user's patches of a source; those that the tool ships are taken by themselves."""
+    """Return the names of the user's patches of a source, without the edits that come with the tool."""
     return list((parameters.get("patches") or {}).get(source, ()))
 
 
 def given_options(original: Original, cache: Cache) -> dict[str, Any]:
-    """The request as values of the command line, by parameter; what is missing was not given."""
+    """Return the request as values of the command line by parameter; a missing one was not given."""
     values = dict(original.parameters)
     values.pop("base" if values.get("glibc") else "glibc", None)  # a portable LLVM is bound to no base
     if str(values.get("base", "")).startswith("oci:DIR@"):
@@ -175,7 +171,7 @@ def given_options(original: Original, cache: Cache) -> dict[str, Any]:
 
 
 def _given(option: Option, value: Any) -> Any:
-    """A recorded value as the command line gives it."""
+    """Return a recorded value as the command line gives it."""
     if option.kind in {"flag", "count", "seconds"}:
         return value
     if option.name == "shard":

@@ -1,4 +1,4 @@
-"""An own base (`--base oci:DIR`): whether it holds what the builds need, asked before anything is built."""
+"""Check whether an own base (`--base oci:DIR`) holds what the builds need, before anything is built."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _EL = {"rhel", "centos", "fedora", "almalinux", "rocky", "ol"}
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A tool that meets a need, by the name that the probe has for it; with its minimum or exact version."""
+    """A tool that meets a need, by its name in the probe, with its minimum or exact version."""
 
     tool: str
     least: str = ""
     exact: str = ""
 
     def serves(self, tools: Mapping[str, str]) -> bool:
-        """Whether the tools that were found include it."""
+        """Return whether the tools that were found include it."""
         if self.tool not in tools:
             return False
         have = tools[self.tool]
@@ -48,7 +48,7 @@ class Way:
         return not self.least or numbers(have) >= numbers(self.least)
 
     def missing(self, tools: Mapping[str, str]) -> str:
-        """Why it is not met."""
+        """Return why it is not met."""
         if self.tool not in tools:
             return f"no {self.tool}"
         wanted = f"{self.exact} is needed" if self.exact else f"{self.least} or newer is needed"
@@ -60,8 +60,8 @@ class Need:
     """Something that a base must hold; see data/needs.toml.
 
     Args:
-        users: what is built with it: `llvm`, `triton`, `aotriton`, `triton-wheel`.
-        debian, el: packages that bring it.
+        users: the stages that are built with it: `llvm`, `triton`, `aotriton`, `triton-wheel`.
+        debian, el: the packages that bring it.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Need:
 
 @memoize
 def needs() -> tuple[Need, ...]:
-    """The rows of data/needs.toml."""
+    """Return the rows of data/needs.toml."""
     rows = load("needs")["need"]
     return tuple(
         Need(
@@ -92,7 +92,7 @@ def needs() -> tuple[Need, ...]:
 def check(request: Request, planned: Sequence[Planned]) -> None:
     """Refuse a user's base that lacks what the stages need, and name everything that is missing.
 
-    The first time it runs a container of the base; the answer is kept by the image's digest.
+    The first check of an image runs a container of it. The answer is kept by the image's digest.
     """
     users = users_of(planned)
     if not users:
@@ -104,7 +104,7 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
 
 
 def users_of(planned: Sequence[Planned]) -> set[str]:
-    """What of these stages is built in the base, in the words of data/needs.toml."""
+    """Return which of these stages are built in the base, in the words of data/needs.toml."""
     inside = {stage.name for stage in planned if stage.engine}
     users = inside & {"llvm", "triton", "aotriton"}
     # The LLVMs for GPUs and the libraries on them take what the large one takes.
@@ -115,7 +115,7 @@ def users_of(planned: Sequence[Planned]) -> set[str]:
 
 
 def needs_of(request: Request, users: Collection[str]) -> list[Need]:
-    """The needs of what is built, with those of the Pythons that `--python` names."""
+    """Return the needs of what is built, with those of the Pythons that `--python` names."""
     needed = [_python_of_wheel(request, need, users) for need in needs() if set(need.users) & set(users)]
     if "triton" in users:
         # A portable wheel is compiled against unpacked CPythons, not the base's.
@@ -127,7 +127,7 @@ def needs_of(request: Request, users: Collection[str]) -> list[Need]:
 
 
 def _replaced() -> list[Known]:
-    """The prebuilt files of Triton's tree that give way to the base's own."""
+    """Return the prebuilt files of Triton's tree that the base's own files replace."""
     return [row for row in known_files() if row.source == "triton" and row.replace and not row.rare]
 
 
@@ -138,7 +138,7 @@ def _bitcode(row: Known) -> Need:
 
 
 def _python_of_wheel(request: Request, need: Need, users: Collection[str]) -> Need:
-    """The need of a Python. If only a named wheel has it, the wheel's file name gives the version."""
+    """Return the need of a Python. If only a named wheel has it, the wheel's file name gives the version."""
     spec = request.sources.get("triton")
     if spec is None or spec.kind != "pypi" or need.name != "Python" or set(need.users) & set(users) != {"triton-wheel"}:
         return need
@@ -178,7 +178,7 @@ def _tools_of(request: Request) -> dict[str, str]:
 
 
 def _require_intact(request: Request, image: LocalImage) -> None:
-    """Refuse a base that differs from its digests, or that the engine would unpack without an end."""
+    """Refuse a base that differs from its digests, or that unpacks to far more than its size."""
     layout = Layout(image.root)
     top = Descriptor(image.media_type, image.digest, layout.blob(image.digest).stat().st_size)
     if problems := verify_layout(layout, top):
@@ -188,7 +188,7 @@ def _require_intact(request: Request, image: LocalImage) -> None:
 
 
 def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[str, str]:
-    """The tools of an image with their versions, as data/probe-base.sh (`text`) names them."""
+    """Return the tools of an image with their versions, as data/probe-base.sh (`text`) names them."""
     # fmt: off
     done = runner.run(
         image, ["sh", "-c", text, "probe", *words], env={"HOME": "/tmp"},  # noqa: S108 - in the container
@@ -228,7 +228,7 @@ def _why(need: Need, tools: Mapping[str, str]) -> str:
 
 
 def _install(lacking: Sequence[Need], tools: Mapping[str, str]) -> list[str]:
-    """How to install it, on the base's own distribution where that is known."""
+    """Return how to install it, on the base's own distribution if that is known."""
     is_el = bool({tools.get("os", ""), *tools.get("like", "").split()} & _EL)
     is_debian = bool({tools.get("os", ""), *tools.get("like", "").split()} & {"debian", "ubuntu"})
     debian = " ".join(dict.fromkeys(word for need in lacking for word in [need.debian] if word))

@@ -48,7 +48,7 @@ class PlanRow:
         return self.built is None
 
     def as_json(self) -> dict[str, Any]:
-        """A row of `plan --json`; scripts depend on these names."""
+        """Return a row of `plan --json`."""
         row: dict[str, Any] = {
             "name": self.planned.name,
             "image": self.planned.image,

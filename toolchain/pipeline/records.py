@@ -27,7 +27,7 @@ BROUGHT = "bundle"  # ends the names of bases that a bundle brought without the 
 
 
 def image_tag(image: str, input_digest: str) -> str:
-    """The name of an image in the cache's layout; without an input digest (empty) that of a base that was brought."""
+    """Return the name of an image in the cache's layout; without an input digest that of a base from a bundle."""
     return f"{image}.{input_digest.removeprefix('sha256:')[:12] or BROUGHT}"
 
 
@@ -39,14 +39,12 @@ def new_record(
     compressor: str = "",
     runner: Mapping[str, Any] | None = None,
 ) -> Record:
-    """The record of a stage that is finished now: which request made it, when, by whom, from which sources.
-
-    Paths of this machine and what the environment holds stay out of it.
+    """Return the record of a stage that is finished now, without paths of this machine.
 
     Args:
         built: with `total_seconds` among its facts, unless it was not built here.
-        compressor: what wrote the blob of the stage's own layer (`oci.layer.compressor_id`).
-        runner: what the probe found of the docker that ran checks or kernels, where one did.
+        compressor: the program that wrote the blob of the stage's own layer (`oci.layer.compressor_id`).
+        runner: the result of docker's probe, if docker ran checks or kernels.
     """
     now = time.time()
     isolation = isolation_facts(request.cache)
@@ -72,7 +70,7 @@ def new_record(
 
 
 def recorded_source(request: Request, source: Source) -> RecordedSource:
-    """A source, with the patches that the request has for it, as a record holds it."""
+    """Return a source, with the patches that the request has for it, as a record holds it."""
     return RecordedSource(
         name=source.name,
         ref=source.ref,
@@ -96,7 +94,7 @@ def _tool() -> dict[str, str]:
 
 
 def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
-    """The request for a stage, for its record."""
+    """Return the request for a stage, for its record."""
     values: dict[str, Any] = {
         "stage": planned.name,
         **{option.field: plain(getattr(request, option.field)) for option in declared(request) if option.is_input},
@@ -110,7 +108,7 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
 
 
 def _asked_sources(request: Request, planned: Planned) -> dict[str, str]:
-    """The sources named for a stage and those below it; of a folder only the name, since paths are this machine's."""
+    """Return the sources named for a stage and those below it; of a folder only the name, because paths are local."""
     own = {source.name: source.ref for source in planned.sources}
     wanted = {name for row in STAGES if involves(planned.name, row.name) for name in row.sources}
     # The Triton that an LLVM is for decides which libraries it is built with.
@@ -123,13 +121,13 @@ def _asked_sources(request: Request, planned: Planned) -> dict[str, str]:
 
 
 def _names(files: Sequence[Path]) -> list[str]:
-    """The names of the user's own patches: those that the tool ships are taken by themselves."""
+    """Return the names of the user's own patches, without the edits that come with the tool."""
     own = {edits.path for edits in shipped()}
     return [path.name for path in files if path not in own]
 
 
 def isolation_facts(cache: Cache) -> dict[str, Any] | None:
-    """The result of the engine's probe on this machine; None if there is no result."""
+    """Return the result of the engine's probe on this machine; None if there is none."""
     try:
         value = strict_json.read((cache.engine / "isolation.json").read_bytes())
     except (OSError, ValueError):
@@ -147,26 +145,26 @@ def write_record(cache: Cache, record: Record) -> None:
 
 
 def record_as_it_is(request: Request, built: Built) -> None:
-    """Give an image that was taken as it is (`--base oci:DIR`) a name and a record, which the stages above need."""
+    """Name and record a local image (`--base oci:DIR`), because the stages above need its record."""
     layout = Layout(request.cache.images)
     layout.tag(layout.resolve(built.manifest), image_tag(built.planned.image, built.input_digest))
     write_record(request.cache, new_record(request, built.planned, built))
 
 
 def read_record(cache: Cache, digest: str) -> Record:
-    """The record of a finished stage."""
+    """Return the record of a finished stage."""
     return Record.from_bytes(cache.record(digest).read_bytes())
 
 
 def known_record(cache: Cache, digest: str | None) -> Record | None:
-    """The record of a finished stage; None if there is none, or a damaged one."""
+    """Return the record of a finished stage; None if it is missing or damaged."""
     with contextlib.suppress(OSError, RecordError):
         return read_record(cache, digest) if digest is not None else None
     return None
 
 
 def stages_below(cache: Cache, inputs: Mapping[str, Any]) -> list[Record]:
-    """The records of the stages below something with these inputs, lowest first; missing ones are left out."""
+    """Return the records of the stages below something with these inputs, lowest first, without missing ones."""
     below: dict[str, Record] = {}
     waiting = list(digests_below(inputs))
     while waiting:
@@ -179,45 +177,45 @@ def stages_below(cache: Cache, inputs: Mapping[str, Any]) -> list[Record]:
 
 
 def digests_below(inputs: Mapping[str, Any]) -> list[str]:
-    """Digests among inputs: those of the stages below, beside a few that are of no stage."""
+    """Return the digests among inputs: those of the stages below, and a few that are of no stage."""
     return [value for value in inputs.values() if isinstance(value, str) and value.startswith("sha256:")]
 
 
 def unread_records(cache: Cache) -> list[Path]:
-    """The files of records that this version does not read: those of another format, and damaged ones."""
+    """Return the files of records that this version does not read: damaged ones, and those of another format."""
     read = {path for path, _ in finished(cache)}
     return sorted(path for path in cache.records.glob("*.json") if path not in read)
 
 
 def tell_unread(cache: Cache) -> None:
-    """Report images whose records cannot be read: otherwise it would be unclear why they are built again."""
+    """Report images whose records cannot be read, so that it is clear why they are built again."""
     if unread := unread_records(cache):
         count = f"{len(unread)} image{'s' if len(unread) > 1 else ''}"
         console.note(f"records of another format in {cache.records}: {count} not used; remove: toolchain cache prune")
 
 
 def used_mark(record: Path) -> Path:
-    """The file whose time says when a finished stage was last used. The record's own time says when it was made."""
+    """Return the file whose time says when a finished stage was last used. The record's time says when it was made."""
     return record.with_suffix(".used")
 
 
 def published_mark(record: Path) -> Path:
-    """The file that says where a finished image was published."""
+    """Return the file that says where a finished image was published."""
     return record.with_suffix(".published")
 
 
 def finished(cache: Cache) -> Iterator[tuple[Path, Record]]:
-    """The records of what was finished here, with their files, oldest first. A damaged one is passed over."""
+    """Yield the records of finished stages with their files, oldest first, without damaged ones."""
     for path in sorted(cache.records.glob("*.json"), key=lambda file: file.stat().st_mtime):
         with contextlib.suppress(OSError, RecordError):
             yield path, Record.from_bytes(path.read_bytes())
 
 
 def records(cache: Cache) -> list[Record]:
-    """The records of finished stages, oldest first."""
+    """Return the records of finished stages, oldest first."""
     return [record for _, record in finished(cache)]
 
 
 def find_image(cache: Cache, name: str) -> list[Record]:
-    """The records of all finished images called `name`, newest first."""
+    """Return the records of all finished images called `name`, newest first."""
     return [record for record in reversed(records(cache)) if record.image == name]

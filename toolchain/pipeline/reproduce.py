@@ -29,15 +29,14 @@ from toolchain.stages.stage import Built
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
-    """The result of building a stage a second time.
+    """The result of building a stage a second time. Each pair is of the first build and of the second.
 
     Args:
-        diff_ids: of the stage's own layer, uncompressed: the first build's and the second's.
-        blobs: digests of the stored layer, for both builds; they depend on the compressor.
-        indexes: digests of the index over the image alone, as it is published; the first is empty if the image came
-            from an index over several, or from none.
-        differing: files that are not the same; empty when the diff_ids are equal.
-        explained: diffoscope's word on the first of them.
+        diff_ids: of the stage's own layer, uncompressed.
+        blobs: digests of the stored layer, which depend on the compressor.
+        indexes: digests of the published index over the image alone; the first is empty if there was no such index.
+        differing: the files that differ.
+        explained: diffoscope's output about the first of them.
     """
 
     image: str
@@ -50,11 +49,11 @@ class Reproduced:
 
     @property
     def equal(self) -> bool:
-        """Whether the two layers are the same bytes."""
+        """Whether the two layers have the same bytes."""
         return self.diff_ids[0] == self.diff_ids[1]
 
     def as_json(self) -> dict[str, Any]:
-        """The form of `reproduce --json`."""
+        """Return the form of `reproduce --json`."""
         return {
             "image": self.image,
             "input_digest": self.input_digest,
@@ -68,10 +67,10 @@ class Reproduced:
 
 
 def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Reproduced:
-    """Build the topmost stage of `target` once more, in a cache folder of its own, and compare it with the first time.
+    """Build the topmost stage of `target` again, in a cache folder of its own, and compare it with the first build.
 
-    Sources and the stages below are taken as they are: each of them is reproduced by itself. Trees, the compiler
-    cache and everything else that an earlier build left are not there.
+    Sources and finished stages below are reused, because each of them is reproduced by itself. Unfinished trees and the
+    compiler cache are not there.
 
     Args:
         expected: the image to compare with, as `{"input_digest", "diff_id", "blob", "index", "media_type", "path"}`.
@@ -103,14 +102,14 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
 
 
 def expected_of(cache: Cache, record: Record) -> dict[str, Any]:
-    """The digests that a finished image of the cache is compared by."""
+    """Return the digests that a finished image of the cache is compared by, after a check of its layers."""
     layout = Layout(cache.images)
     require_whole(layout, layout.resolve(record.manifest), record.image)
     return _own_layer(record, layout)
 
 
 def require_whole(layout: Layout, image: Descriptor, name: str) -> None:
-    """Check that an image's layers are what it says: compared is what its config names, which it could name falsely."""
+    """Check that an image's layers match its config, because the config's digests are compared."""
     for problem in verify_layout(layout, image):
         raise DigestError(f"{name} does not match its digests", why=problem, fix="fetch or build it again")
 
@@ -154,11 +153,10 @@ def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced
 
 @contextmanager
 def clean_cache(cache: Cache, dependencies: Sequence[PlanRow], digest: str) -> Iterator[Cache]:
-    """A cache folder with the sources and the finished stages below, and nothing else.
+    """Yield a cache folder with the sources and the finished stages below, and nothing else.
 
     It is removed once the bytes are compared. An interrupted reproduction leaves it, and the next one of the same
-    inputs continues in it: only reproductions wrote there. LLVM takes hours, so a kill must not cost
-    them again.
+    inputs continues there, because LLVM takes hours.
     """
     root = cache.root / "reproduce" / digest.removeprefix("sha256:")[:12]
     cache.locks.mkdir(parents=True, exist_ok=True)
@@ -183,7 +181,7 @@ def clean_cache(cache: Cache, dependencies: Sequence[PlanRow], digest: str) -> I
 
 
 def _take(cache: Cache, fresh: Cache, built: Built) -> None:
-    """A finished stage in another cache folder: its blobs, and its record last."""
+    """Copy a finished stage into another cache folder: its blobs, and its record last."""
     old, new = Layout(cache.images), Layout(fresh.images).ensure()
     manifest = old.resolve(built.manifest)
     for part in (*old.children(manifest), manifest):

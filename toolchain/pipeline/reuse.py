@@ -1,4 +1,4 @@
-"""Finished images from a registry instead of a build: only what a trusted key says about exactly these inputs."""
+"""Take finished images from a registry instead of building them, if a trusted key signed them for the same inputs."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 @dataclass(frozen=True, kw_only=True)
 class Reuse:
-    """A registry or layout with finished images, and whose signature is required.
+    """A registry or layout with finished images.
 
     Args:
         place: namespace of a registry, or a layout folder, as `publish` takes it.
-        key: whose signature is required.
-        only: fail where something would have to be built.
+        key: the key whose signature is required.
+        only: whether it is an error if something would have to be built.
     """
 
     place: Target
@@ -56,7 +56,7 @@ class Reuse:
 
 
 def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: bool = False) -> Reuse:
-    """Option values, checked."""
+    """Return the checked values of the options."""
     if key is None:
         raise ConfigError(
             "--reuse-from needs --public-key",
@@ -72,23 +72,23 @@ def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: boo
 
 
 def input_tag(input_digest: str, compression: str = "gzip") -> str:
-    """The tag under which `publish` leaves the image that is made from these inputs: 12 digits, and `-zstd` behind."""
+    """Return the tag under which `publish` puts an image of these inputs: 12 digits, and `-zstd` for that format."""
     return input_digest.removeprefix("sha256:")[:12] + ("" if compression == "gzip" else f"-{compression}")
 
 
 def reference(place: Target, planned: Planned, compression: str = "gzip") -> Target:
-    """The name under which `publish` leaves the image that is made from these inputs."""
+    """Return the name under which `publish` puts an image of these inputs."""
     return place.image(planned.image, input_tag(str(planned.input_digest), compression))
 
 
 def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     """Bring the finished image of a stage into the cache, with a record as if it had been built here.
 
-    Nothing of it enters the cache before bytes, signature, provenance (about exactly these inputs), SBOM and the
-    prebuilt things in it have been looked at.
+    Bytes, signature, provenance of exactly these inputs, SBOM and prebuilt parts are checked before anything enters the
+    cache.
 
     Returns:
-        None if it has to be built; the reason was reported.
+        None if it has to be built, after a note with the reason. With `only`, the reason is raised instead.
     """
     if planned.name == "base" and request.base.image is not None:
         return None  # it is here already, and taken as it is
@@ -175,8 +175,7 @@ def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> B
 def _as_proved(
     record: Record, statement: Mapping[str, Any], planned: Planned, request: Request, layer: Descriptor
 ) -> Record:
-    """The record with what the signed provenance says of the build: this machine's probe is not that of the one which
-    built the image.
+    """Return the record with what the signed provenance says of the build, because this machine did not build it.
 
     Args:
         layer: the stage's own, as it was published.
@@ -217,7 +216,7 @@ def _seconds(text: str) -> float:
 
 
 def _bring(scratch: Layout, image: Descriptor, own: Layout, planned: Planned) -> None:
-    """Move what was verified into the cache."""
+    """Move verified blobs into the cache."""
     content = scratch.read(image)
     for part in scratch.children(image):
         own.put_file(scratch.blob(part.digest), digest=part.digest, move=True, media_type=part.media_type)

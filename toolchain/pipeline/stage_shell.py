@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class _LeftError(Exception):
-    """The shell was left: what the stage would do next is not done."""
+    """The shell ended, so the rest of the stage is not run."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -37,43 +37,40 @@ class _LeftError(Exception):
 
 @dataclass
 class _ShellWorkspace(BuildWorkspace):
-    """A workspace whose first container gets the shell in place of its command."""
+    """A workspace whose first container runs the shell instead of its command."""
 
     shell: Shell = field(kw_only=True)
     folder: Path = field(kw_only=True)
 
     def work(self) -> Path:
-        """A folder of its own: that of the build stays as it is."""
+        """Return a folder of its own, because the folder of the build must stay as it is."""
         return self.folder
 
     def drop_tree(self, recipe_: Recipe) -> None:
-        """Keep it."""
+        """Keep the tree."""
 
     def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
-        """One worker: each would get a shell."""
+        """Return one worker for kernels, because each would get a shell."""
         return 1 if kind == "kernel" else super().jobs(kind)
 
     def build(self, recipe_: Recipe) -> NoReturn:
-        """The shell, and then no more."""
+        """Run the shell, and then stop."""
         raise _LeftError(self.shell.of_step(self.engine, recipe_, root=recipe.root()))
 
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
     ) -> AbstractContextManager[subprocess.Popen[str]]:
-        """The shell, and then no more."""
+        """Run the shell, and then stop."""
         console.note(f"the worker runs: {' '.join(argv)}")
         raise _LeftError(self.shell.of_worker(self.engine, image, mounts=mounts, env=env))
 
 
 def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Callable[[str], None]) -> int:
-    """Run a shell, or a command, where the step of a stage runs.
+    """Run a shell, or a command, where the step of a stage runs; return its exit code.
 
     Args:
         argv: the command; empty for a shell.
-        show: called with each line of a command.
-
-    Returns:
-        Its exit code.
+        show: called with each line of a command's output.
     """
     if len(request.arch) > 1:
         raise ConfigError("a shell is opened for one architecture", fix=f"--arch {request.arch[0]}")

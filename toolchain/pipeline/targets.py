@@ -1,4 +1,4 @@
-"""Which stages a target needs, for which architecture."""
+"""Find the stages that a target needs, for each architecture."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ _Value = TypeVar("_Value")
 
 
 def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
-    """The stages that `target` needs for the request's one architecture, lowest first.
+    """Return the stages that `target` needs for the request's one architecture, lowest first.
 
-    LLVM for another machine than this one is built in this one's base, against the other's system; a portable one
-    against an old system. Triton from source rests on the LLVM layer, a wheel from the index does not. `all` is
-    everything that the request names sources for: AOTriton where a release or a source of it is given, else the
-    FlashAttention kernels; LLVM where Triton is built on it, or a source or part of it is named.
+    LLVM for another machine is built in this machine's base, against the other's system. `all` is everything that
+    the request names sources for: AOTriton if a release or a source of it is given, else the FlashAttention kernels;
+    and LLVM if Triton is built on it, or if a source or part of it is named.
     """
     if target not in catalog.targets():
         near = did_you_mean(target, catalog.targets())
@@ -64,9 +63,9 @@ def _add(row: StageRow, request: Request, made: dict[str, Stage]) -> None:
 
 
 def below(stage: Stage, request: Request, stages: Mapping[str, _Value]) -> dict[str, _Value]:
-    """What a stage is handed of the stages before it: those that it stands on, and the base, where it is checked.
+    """Return what a stage is given of the stages before it: those that it stands on, and the base.
 
-    Other stages of the same target are left out, so that a stage is the same whatever it is built for.
+    Other stages of the same target are left out, so that a stage is the same for every target.
     """
     names = {"base", *stands_on(catalog.row(stage.name), request)}
     return {name: value for name, value in stages.items() if name in names}
@@ -86,10 +85,10 @@ def _given(name: str, request: Request) -> bool:
 
 
 def by_arch(request: Request) -> list[Request]:
-    """The request for each of its architectures alone, in the order of their names."""
+    """Return the request for each of its architectures alone, in the order of their names."""
     return [replace(request, arch=(arch,)) for arch in sorted(request.arch)]
 
 
 def request_of(stage: Stage, request: Request) -> Request:
-    """The base is what builds run in, so it is for this machine whatever they are for."""
+    """Return the request for a stage. The base is always for this machine, because builds run in it."""
     return replace(request, arch=(this_machine(),)) if stage.name == "base" else request

@@ -1,4 +1,4 @@
-"""Which Triton and which LLVM are meant: what is named, or else what a lock holds."""
+"""Decide which Triton and which LLVM are meant, by the options and the lock."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ class Choice:
     notes: tuple[str, ...] = ()
 
     def rank(self, name: str) -> int:
-        """How strong the value of an option is."""
+        """Return how strong the value of an option is."""
         return self.ranks.get(name, COMMAND_LINE)
 
     def noting(self, note: str, **changes: object) -> Choice:
-        """With a change, and the line about it."""
+        """Return the choice with a change and a line about it."""
         return replace(self, notes=(*self.notes, note), **changes)  # type: ignore[arg-type]
 
 
 def settle(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice:
-    """Decide which Triton is meant: `triton` becomes a version, a commit or nothing; all its sources must agree."""
+    """Decide which Triton is meant. `triton` becomes a version, a commit or nothing, and all its sources must agree."""
     choice = _strongest(choice)
     if lock is not None:
         choice = _as_locked(choice, lock)
@@ -84,7 +84,7 @@ def settle(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice:
 
 
 def doubts(choice: Choice) -> tuple[str, ...]:
-    """Warnings about the LLVM that a release names, a line each."""
+    """Return warnings about the LLVM that a release names, a line each."""
     if "llvm" in choice.sources or not involves(choice.target, "llvm"):
         return ()
     with contextlib.suppress(PinError, UnsupportedError):  # it is refused later, with the remedy
@@ -99,7 +99,7 @@ def doubts(choice: Choice) -> tuple[str, ...]:
 
 
 def _strongest(choice: Choice) -> Choice:
-    """Without what a stronger option overrides: each of these names the whole Triton."""
+    """Drop an option that a stronger one overrides, because each of these names the whole Triton."""
     if choice.triton is None:
         return choice
     rivals = [name for name, given in (("source", "triton" in choice.sources), ("aotriton", choice.aotriton)) if given]
@@ -119,7 +119,7 @@ def _strongest(choice: Choice) -> Choice:
 
 
 def _as_locked(choice: Choice, lock: Lock) -> Choice:
-    """The Triton of the lock, unless something as strong names one."""
+    """Take the Triton of the lock, unless something as strong names one."""
     held = lock.request
     texts = {name: str(text) for name, text in dict(held.get("source", {})).items() if text != "PATH"}
     specs = {name: parse_source_spec(text, project=name) for name, text in texts.items()}
@@ -152,7 +152,7 @@ def _as_released(choice: Choice, cache: Cache) -> Choice:
 
 
 def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice:
-    """Take the Triton that an AOTriton between releases has as a submodule: its folder, or else the commit."""
+    """Take the Triton that an AOTriton between releases has as a submodule: its folder, or else its commit."""
     if tree is not None and (tree / AOTRITON_SUBMODULE).is_dir() and any((tree / AOTRITON_SUBMODULE).iterdir()):
         own = of_folder(tree / AOTRITON_SUBMODULE)
         return choice.noting(
@@ -180,7 +180,7 @@ def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice
 
 
 def _unnamed(choice: Choice, folder: Path) -> Choice:
-    """Say that a pin in the folder is not used: a folder that nobody named does not decide whose code is built."""
+    """Note that a pin in the current folder is not used: a folder that nobody named must not decide what is built."""
     named = {"triton", "llvm"} if choice.target == "llvm" else {"triton"}
     found = pin_files(folder)
     if not found or not involves(choice.target, "llvm") or choice.aotriton or choice.sources.keys() & named:
@@ -194,12 +194,12 @@ def _unnamed(choice: Choice, folder: Path) -> Choice:
 
 
 def _is_checkout(folder: Path) -> bool:
-    """Whether there is more of Triton than a pin."""
+    """Return whether a folder holds more of Triton than a pin."""
     return any((folder / mark).exists() for mark in _MARKS)
 
 
 def _by_pin(choice: Choice, pin: LlvmPin) -> Choice:
-    """The LLVM of a pin file, and the Triton that pins it; None if none on record does."""
+    """Take the LLVM of a pin file, and the Triton on record that pins it, if any."""
     return replace(
         choice,
         triton=triton_at(pin.commit),
@@ -220,7 +220,7 @@ def _as_version(choice: Choice, text: str) -> Choice:
 
 
 def _as_path(choice: Choice, path: Path, cache: Cache) -> Choice:
-    """A folder is a checkout, to be built as `--source triton=FOLDER`; a file is a pin, and names an LLVM alone."""
+    """Take a folder as a checkout (`--source triton=FOLDER`), and a file as the pin of an LLVM alone."""
     if path.is_dir():
         return _as_folder(choice, path, cache)
     if choice.target not in {"llvm", "base"} and path.exists():
@@ -239,7 +239,7 @@ def _as_path(choice: Choice, path: Path, cache: Cache) -> Choice:
 
 
 def _llvm_named(choice: Choice, cache: Cache) -> list[tuple[str, str]]:
-    """Which LLVM the other options name, by option."""
+    """Return which LLVM the other options name, by option."""
     named = []
     if spec := choice.sources.get("llvm"):
         named.append(("--source llvm", locate("llvm", spec, cache=cache).ref))
@@ -273,7 +273,7 @@ def _as_folder(choice: Choice, path: Path, cache: Cache) -> Choice:
 
 
 def _compare(choice: Choice, cache: Cache) -> None:
-    """Raise PinError if `--triton` differs from the source of Triton, or from AOTriton's if there is none."""
+    """Raise PinError if `--triton` differs from the source of Triton, or without one from AOTriton's Triton."""
     if spec := choice.sources.get("triton"):
         _compare_source(str(choice.triton), spec, cache, llvm="llvm" not in choice.sources)
     elif choice.aotriton:
@@ -296,7 +296,7 @@ def _compare_source(wanted: str, spec: SourceSpec, cache: Cache, *, llvm: bool) 
 
 
 def _compare_commit(wanted: str, row: TritonRelease | None, commit: str, name: str) -> None:
-    """A commit that may be the version's: refuse it if the data contradicts it; its tree is compared once fetched."""
+    """Refuse a commit that the data contradict. Its tree is compared once it is fetched."""
     if row is None or commit in {row.commit, *row.candidates}:
         return
     known = _row(commit)
@@ -328,7 +328,7 @@ def _row(wanted: str) -> TritonRelease | None:
 
 
 def _tree(spec: SourceSpec, cache: Cache, name: str = "triton") -> Path | None:
-    """The folder that a source names; None for what is fetched or unpacked first."""
+    """Return the folder that a source names; None for a source that is fetched or unpacked first."""
     if spec.kind not in {"local", "stored"}:
         return None
     path = locate(name, spec, cache=cache).path

@@ -1,4 +1,4 @@
-"""Whether a planned combination was ever built and checked, by the rows of data/tried.toml."""
+"""Tell whether a planned combination was ever built and checked, by the rows of data/tried.toml."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from toolchain.stages.triton_tree import head_of
 
 
 def tried_in(row: PlanRow, request: Request, rows: Sequence[PlanRow] = ()) -> dict[str, bool]:
-    """`{"tried": …}` of a stage that is tried with certain versions; nothing of any other."""
+    """Return `{"tried": …}` for a stage that has such rows, and nothing for any other."""
     return {} if (label := _untried_label(row, request, rows)) is None else {"tried": label == ""}
 
 
 def untried_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """The combinations of a plan that were never built, for display."""
+    """Return the combinations of a plan that were never built, for display."""
     return [label for row in rows if (label := _untried_label(row, request, rows))]
 
 
 def _untried_label(row: PlanRow, request: Request, rows: Sequence[PlanRow]) -> str | None:
-    """The untried combination of a stage; empty if it was tried, None for stages without such a check."""
+    """Return the untried combination of a stage; empty if it was tried, None for a stage without such rows."""
     planned = row.planned
     source = next((source for source in planned.sources if source.name == planned.name), None)
     if source is None or source.kind == "pypi" or planned.partial:
@@ -63,7 +63,7 @@ def _short(version: str) -> str:
 
 
 def _line(version: str) -> str:
-    """`3.7` of `3.7.1`; of a commit the release that it is like."""
+    """Return `3.7` of `3.7.1`; of a commit the release that it resembles."""
     try:
         return line_of(version) if version else ""
     except ToolchainError:

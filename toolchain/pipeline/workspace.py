@@ -1,4 +1,4 @@
-"""The workspace of a stage that is being built: sources, engine, working folder, and the way to a finished image."""
+"""The workspace of a stage that is being built: sources, engine, working folder, and the finished image."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source | None = None) -> None:
-    """With `--locked`, refuse inputs that the lock does not have."""
+    """Refuse inputs that the lock does not have, with `--locked`."""
     if request.lock is not None:
         from toolchain.pipeline import locking  # noqa: PLC0415 - most calls have no lock
 
@@ -56,11 +56,11 @@ def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source
 
 @dataclass
 class BuildWorkspace:
-    """The pipeline's side of `stages.stage.Workspace`, for one stage.
+    """The workspace of one stage; see `stages.stage.Workspace`.
 
     Args:
-        compiler_cache: the key of the compiler cache for what it builds (see `compiler_cache.key_of`).
-        sources: what that cache is named after in listings.
+        compiler_cache: the key of the compiler cache (see `compiler_cache.key_of`).
+        sources: the sources whose names that cache gets in listings.
     """
 
     request: Request
@@ -82,7 +82,7 @@ class BuildWorkspace:
 
     @property
     def engine(self) -> Buildah:
-        """buildah, started when first needed, its isolation proved."""
+        """buildah, started and probed when it is first needed."""
         if self._engine is None:
             from toolchain.engine.buildah import Buildah  # noqa: PLC0415 - a no-op build starts no engine
 
@@ -91,7 +91,7 @@ class BuildWorkspace:
 
     @property
     def runner(self) -> Buildah | DockerRunner:
-        """The program of `--runner`: buildah, or docker once it is proved. Neither replaces the other."""
+        """The program of `--runner`: buildah, or docker once it is probed."""
         if self.request.runner == "buildah":
             return self.engine
         if self._runner is None:
@@ -254,7 +254,7 @@ class BuildWorkspace:
         return write_layer(content.tree, raw, normalise=content.normalise, first_id=first)
 
     def _check(self, planned: Planned, candidate: str, check: ContractCheck) -> dict[str, Any]:
-        """Run a contract check on the candidate with this manifest digest, and return the facts that it found."""
+        """Run a contract check on the candidate with this manifest digest, and return its facts."""
         name = self.runner.ensure_image(f"{planned.image}-check", self.cache.images, candidate)
         try:
             return dict(check.run(name))
@@ -262,7 +262,7 @@ class BuildWorkspace:
             self.runner.forget_image(name)
 
     def _contents(self, planned: Planned) -> Contents:
-        """What is inside an image: from the stage's own sources, and from those of the finished stages below."""
+        """Return what is inside an image: from the stage's own sources, and from those of the finished stages below."""
         inputs = planned.inputs or {}
         below = stages_below(self.cache, inputs)
         rows = [recorded_source(self.request, source) for source in planned.sources]
@@ -287,7 +287,7 @@ class BuildWorkspace:
         return write_image(layout, spec).digest
 
     def _tidy(self, planned: Planned) -> None:
-        """Unfinished work is finished: give the disk back. The compiler cache stays."""
+        """Remove unfinished work after success, but not the compiler cache."""
         if self._engine is not None and planned.input_digest is not None:
             self._engine.drop_cache(planned.name, planned.tree_key)
         ledger = self.cache.work / self.stage / LEDGER
@@ -304,6 +304,6 @@ def _files(tree: Path) -> Iterator[tuple[str, int]]:
 
 
 def largest(tree: Path) -> list[dict[str, Any]]:
-    """The ten largest files below `tree`: path and bytes."""
+    """Return the ten largest files below `tree`: path and bytes."""
     rows = sorted(_files(tree), key=lambda row: (-row[1], row[0]))[:10]
     return [{"path": f"/{path}", "bytes": size} for path, size in rows]

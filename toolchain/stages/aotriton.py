@@ -1,4 +1,4 @@
-"""AOTriton: upstream's library, upstream's plan of the kernels, our campaign, upstream's packers."""
+"""AOTriton: upstream's library and plan of the kernels, compiled by our campaign, packed by upstream's packers."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def aotriton_stage(_: str, request: Request) -> AotritonStage:
 def refined(
     details: AotritonDetails, tree: Path, request: Request, given: Path | None
 ) -> tuple[Generation, tuple[Path, str] | None]:
-    """What only the tree decides: how it plans its kernels, and the place in it of the user's database."""
+    """Return what only the tree decides: how it plans its kernels, and the place in it of the user's database."""
     generation = require_aotriton(tree, details.release)
     refuse_foreign("this AOTriton", foreign_in(tree) or generation.foreign, request.without)
     if not details.release:
@@ -216,12 +216,12 @@ def refined(
 
 
 def release_to_check(details: AotritonDetails, request: Request) -> str:
-    """The release whose database is required; empty for a patched tree, which may have another."""
+    """Return the release whose database is required; empty for a patched tree, which may have another."""
     return "" if request.patches.get("aotriton") else details.release
 
 
 def _objects(dependencies: Mapping[str, Built], request: Request, library: Library) -> dict[str, Any]:
-    """The inputs of the objects besides their rules; without the GPUs and the library's build."""
+    """Return the inputs of the objects besides their rules, without the GPUs and the library's build."""
     return {
         "sources": source_inputs([library.source], request.patches),
         "dropped": list(library.dropped),
@@ -234,18 +234,18 @@ def _objects(dependencies: Mapping[str, Built], request: Request, library: Libra
 
 
 def by_pack(bad: Sequence[Entry]) -> dict[str, int]:
-    """The number of `bad` kernels of each pack."""
+    """Return the number of `bad` kernels of each pack."""
     return dict(sorted(Counter(entry.cluster.partition("/")[0] for entry in bad).items()))
 
 
 @contextlib.contextmanager
 def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
-    """The folder for all kernels of one AOTriton and one Triton, whatever part and limits are requested.
+    """Lock and yield the folder for all kernels of one AOTriton and one Triton.
 
-    A part, a part that is larger, and the whole with --keep-going have other input digests, but the same objects.
+    A part, a larger part, and the whole with --keep-going have different input digests, but the same objects.
 
     Args:
-        objects: digest of all that decides them.
+        objects: digest of all that decides the objects.
     """
     name = f"campaign-{objects.removeprefix('sha256:')[:12]}"
     with held(cache.locks / f"{name}.lock", what="a campaign over the same kernels"):
@@ -269,7 +269,7 @@ def lacking(gpus: Sequence[str], of: Generation) -> dict[str, tuple[str, ...]]:
 def assemble(
     tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus: Sequence[str], of: Generation
 ) -> None:
-    """Lay library and images into `tree`, and beside each pack's signature a list of what it holds and lacks."""
+    """Lay library and images into `tree`, and beside each pack's signature a list of its kernels and missing ones."""
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(installed, tree, symlinks=True)
     if of.inside:
@@ -323,11 +323,7 @@ def assemble(
 
 
 def partial_text(made: MadeImages, *, part: str, gpus: Sequence[str], of: Generation) -> str:
-    """The missing parts, for display; empty if complete.
-
-    Args:
-        part: how the request cut it, as `limit 300`.
-    """
+    """Return the missing parts, for display; empty if complete. `part` is the request's selection, as `limit 300`."""
     parts = [f"{len(made.result.entries)} of {made.rules} kernels ({part})"] if made.partial else []
     parts += [f"{name} without {', '.join(lacks)}" for name, lacks in lacking(gpus, of).items()]
     bad = len(made.result.bad)
@@ -335,7 +331,7 @@ def partial_text(made: MadeImages, *, part: str, gpus: Sequence[str], of: Genera
 
 
 def _bitcode(result: CampaignResult) -> dict[str, int]:
-    """The number of kernels by the bitcode library that they linked."""
+    """Return the number of kernels by the bitcode library that they linked."""
     return dict(sorted(Counter(name for entry in result.done for name in entry.bitcode).items()))
 
 
@@ -368,10 +364,10 @@ def _check(
 def consumed(
     runner: Runner, image: str, prefix: str, *, log: Path, mounts: Sequence[Mount] = (), hip: str = "/usr"
 ) -> str:
-    """The version printed by a C++ program that finds the AOTriton at `prefix` by find_package and links it.
+    """Return the version that a C++ program prints which finds the AOTriton at `prefix` by find_package and links it.
 
     Args:
-        mounts: what is in the container beside the image's own files.
+        mounts: further mounts of the container.
         hip: the prefix of the HIP that the program finds, and runs with.
     """
     script = (

@@ -1,4 +1,4 @@
-"""The comparison of a campaign's kernels with what AOTriton's own compile script makes of the same rules."""
+"""Compare a campaign's kernels with what AOTriton's own compile script makes of the same rules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Answer:
 
 
 def read_answers(printed: str) -> dict[str, Answer]:
-    """Return the answers by rule. A hostile tree runs beside what prints them, so each is checked."""
+    """Return the answers by rule. Each is checked, because a hostile tree runs beside the script that prints them."""
     try:
         answers = [typed(Answer, strict_json.read(line)) for line in printed.strip().splitlines()]
     except (TypedError, ValueError, RecursionError) as error:
@@ -55,6 +55,8 @@ def _malformed(why: str) -> ContractError:
 
 def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str, Answer]) -> dict[str, Any]:
     """Compare entries of the campaign with what upstream's script made of the same rules.
+
+    An object with other bytes, or a rule that failed here and compiles there, is a ContractError.
 
     Returns:
         `{"sampled", "equal", "failures", "alike"}`, counts.

@@ -1,4 +1,4 @@
-"""AOTriton's kernel images: the generator's plan compiled by our campaign, packed by upstream's packers, read back."""
+"""AOTriton's kernel images: upstream's plan, compiled by our campaign, packed by upstream's packers, and read back."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class MadeImages:
         folder: where each pack's folder is.
         archives: the .zip files, each below its pack's folder.
         packs: as `amd-gfx942`, sorted.
-        rules: how many kernels the whole plan has.
+        rules: the number of kernels in the whole plan.
         partial: whether only a part of them was requested.
-        against: see `KernelImages.against_upstream`; empty when that was not asked for.
-        launches: by pack, the file that says how its kernels are launched, see `kernels.launches`.
-        numbers: what a check of the numbers found; empty when that was not asked for.
+        against: see `KernelImages.against_upstream`; empty without a comparison.
+        launches: by pack, the file with the launch values of its kernels, see `kernels.launches`.
+        numbers: the result of a check of the numbers; empty without one.
     """
 
     result: CampaignResult
@@ -149,7 +149,7 @@ class KernelImages:
         sha1: str,
         gpus: Sequence[str],
     ) -> tuple[tuple[str, ...], list[Archive]]:
-        """Pack and read back; where the library holds the kernels, lay them out for it."""
+        """Pack and read back. If the library holds the kernels, lay them out for its build instead."""
         if self.generation.inside:
             lay_objects(plan, result, self.build, self.build.with_name(OBJECTS))
             return (), []
@@ -166,7 +166,7 @@ class KernelImages:
         return self.workspace.shared_results(self.naming(), about=content)
 
     def compile(self, rules: RuleSet, shared: SharedResults | None = None) -> CampaignResult:
-        """Compile what is not there yet."""
+        """Compile what is missing. Without --keep-going, failed rules are a KernelError."""
         about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
         if not about.is_file():
             # Killed before the workers' description was written: a ledger without it is useless.
@@ -187,7 +187,7 @@ class KernelImages:
         return replace(result, about=strict_json.read(about.read_bytes())) if about.is_file() else result
 
     def compile_setup(self) -> CompileSetup:
-        """The environment in which the kernels are compiled: `build` holds the objects."""
+        """Return the environment in which the kernels are compiled into `build`."""
         return kernel_workers.compile_setup(
             PROJECT,
             self.naming(),
@@ -198,19 +198,16 @@ class KernelImages:
         )
 
     def naming(self) -> Naming:
-        """The inputs of the results' names, without GPUs and the library's build."""
+        """Return the inputs of the results' names, without GPUs and the library's build."""
         return PROJECT.naming(self.source, self.layers, self.workspace.request)
 
     def pack(
         self, plan: BarePlan, clusters: Sequence[Cluster], *, python: Path, sha1: str, gpus: Sequence[str]
     ) -> tuple[str, ...]:
-        """Pack whole clusters by upstream's own modules.
+        """Pack whole clusters by upstream's own modules; return the packs, as `amd-gfx942`, sorted.
 
         Args:
-            python: folder with those modules and all they import.
-
-        Returns:
-            The packs that came out, as `amd-gfx942`, sorted.
+            python: folder with those modules and all that they import.
         """
         archives = packed(plan, clusters)
         job = {
@@ -230,11 +227,7 @@ class KernelImages:
         return tuple(sorted({archive.path.split("/")[1] for archive in archives}))
 
     def against_upstream(self, rules: RuleSet, result: CampaignResult, *, sample: int = SAMPLE) -> dict[str, Any]:
-        """Compile a sample, and everything that failed, once more by upstream's own command line.
-
-        Returns:
-            `{"sampled", "equal", "failures", "alike"}`, counts.
-        """
+        """Compile a sample, and everything that failed, once more by upstream's own command line; see `compare`."""
         by_id = {rule.id: rule for rule in rules.rules}
         # Chosen by the content of the campaign, so that the same campaign is checked the same way again.
         chosen = random.Random(rules.digest).sample(result.done, min(sample, len(result.done)))  # noqa: S311
@@ -259,11 +252,10 @@ class KernelImages:
     def _run(
         self, script: str, words: Sequence[str], job: Mapping[str, Any], mounts: Sequence[Mount], *, path: str
     ) -> Result:
-        """Run a script of `aotriton/` on a job, in a container that sees AOTriton's tree.
+        """Run a script of `aotriton/` on a job, in a container with AOTriton's tree.
 
         Args:
             words: its arguments before the job's file.
-            mounts: further ones.
             path: PYTHONPATH.
         """
         file = self.workspace.work() / "job.json"
@@ -281,14 +273,14 @@ class KernelImages:
 
 
 def compile_setup(source: Path, triton: Built, out: Path, workspace: Workspace) -> CompileSetup:
-    """The environment in which the kernels of an AOTriton tree are compiled."""
+    """Return the environment in which the kernels of an AOTriton tree are compiled."""
     return KernelImages(
         out, source, workspace.image_to_run(triton), workspace, layer_digests(triton, workspace.cache)
     ).compile_setup()
 
 
 def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:
-    """Check that the plan has kernels for every GPU: upstream's generator passes over names that it does not know."""
+    """Check that the plan has kernels for every GPU, because upstream's generator skips names that it does not know."""
     if missing := sorted(set(gpus) - planned):
         raise UnsupportedError(
             f"this AOTriton plans no kernel for {', '.join(missing)}",
@@ -298,10 +290,10 @@ def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:
 
 
 def upstream_arguments(rule: Rule, word: str = "") -> list[str]:
-    """The arguments of upstream's compile.py for a rule, but for the output.
+    """Return the arguments of upstream's compile.py for a rule, without the output.
 
     Args:
-        word: what the script calls the GPU, where that is not LLVM's name.
+        word: the script's name of the GPU, if it is not LLVM's.
     """
     constants = dict(rule.constexprs)
     signature = ", ".join(str(constants[name]) if kind == "constexpr" else kind for name, kind in rule.signature)
@@ -313,7 +305,7 @@ def upstream_arguments(rule: Rule, word: str = "") -> list[str]:
 
 
 def packed(plan: BarePlan, clusters: Sequence[Cluster]) -> list[Archive]:
-    """The archives with only those members that are packed; an empty archive is left out."""
+    """Return the archives with only those members that are packed, without empty archives."""
     here = {cluster.path for cluster in clusters}
     archives = [
         replace(archive, members=tuple(m for m in archive.members if m[0] in here)) for archive in plan.archives
@@ -324,11 +316,10 @@ def packed(plan: BarePlan, clusters: Sequence[Cluster]) -> list[Archive]:
 def check_images(
     build: Path, clusters: Sequence[Cluster], archives: Sequence[Archive], good: Mapping[str, str]
 ) -> None:
-    """Read the archives back: every kernel that was compiled is in them, byte for byte, and nothing else is; so are the
-    values that the loader launches it with.
+    """Read the archives back: each holds exactly the compiled kernels, byte for byte, with their launch values.
 
     Args:
-        good: SHA-256 (64 hex digits) of the objects that were compiled, by path below `build`; others must be empty.
+        good: SHA-256 (64 hex digits) of the compiled objects, by path below `build`; others must be empty.
     """
     by_path = {cluster.path: cluster for cluster in clusters}
     for archive in archives:
@@ -364,13 +355,13 @@ def _differs(what: str, why: str = "") -> ContractError:
 
 
 def _launch(path: Path) -> tuple[int, int]:
-    """Shared memory in bytes and threads of a block, from the JSON beside an object."""
+    """Return the shared memory in bytes and the threads of a block, from the JSON beside an object."""
     metadata = strict_json.read(read_regular(path.with_suffix(".json"), LARGEST_METADATA))
     return int(metadata["shared"]), int(metadata["num_warps"]) * int(metadata["warp_size"])
 
 
 def _scratch(path: Path) -> int | None:
-    """Bytes of memory that Triton wants for itself, from the JSON beside an object; None for one that is empty."""
+    """Return the bytes of memory that Triton wants for itself, from the JSON beside an object; None if it is empty."""
     if not path.is_file() or not path.stat().st_size:
         return None
     metadata = strict_json.read(read_regular(path.with_suffix(".json"), LARGEST_METADATA))

@@ -1,4 +1,4 @@
-"""Objects of old AOTritons (before 0.10) as their build and packer take them, and the ledger of those in a library."""
+"""Kernels of old AOTritons (before 0.10), whose library holds its kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OBJECTS = "objects"
 
 
 def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path) -> None:
-    """Lay out what the library is built with: a code object and its JSON for each line of the plan.
+    """Lay out a code object and its JSON for each line of the plan, as the library's build reads them.
 
     An object that was left out or did not compile is an empty file, which the library treats as no kernel.
     """
@@ -54,7 +54,7 @@ def lay_copies(plan: BarePlan, result: CampaignResult, build: Path) -> dict[str,
     """Lay each copy of a plan's objects, and its JSON, beside the object.
 
     Returns:
-        SHA-256 (64 hex digits) of all objects that compiled, copies too, by path below `build`.
+        SHA-256 (64 hex digits) of all compiled objects, including copies, by path below `build`.
     """
     good = result.objects
     for out, copies in plan.copies.items():
@@ -67,20 +67,19 @@ def lay_copies(plan: BarePlan, result: CampaignResult, build: Path) -> dict[str,
 
 
 def lay_ledger(tree: Path, prefix: str, result: CampaignResult, facts: Mapping[str, Any]) -> None:
-    """Write which kernels the library holds beside it."""
+    """Write the list of the library's kernels beside it."""
     path = tree / prefix.lstrip("/") / LEDGER
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {**facts, "kernels": ledger_rows(result.entries)})
 
 
 def ledger_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Kernels as an image lists them: of a reason only the first line, since what follows may hold addresses and
-    temporary names."""
+    """Return kernels as an image lists them, with the first line of a reason: later ones may hold addresses."""
     return [{**row, "reason": row["reason"].partition("\n")[0]} for row in reproducible(entries)]
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write what people may read too."""
+    """Write JSON that people can read."""
     write_atomically(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
 
@@ -88,7 +87,7 @@ def loaded(runner: Runner, image: str, libraries: Mapping[str, str], workspace: 
     """Load each library with all its symbols bound.
 
     Args:
-        libraries: the path in the image, by ROCm; by an empty name where it takes the base's HIP.
+        libraries: the path in the image, by ROCm; by an empty name if it uses the base's HIP.
     """
     mounts = [Mount(workspace.unpack(hip) / PLACE.lstrip("/"), PLACE)] if hip is not None else []
     for rocm, library in libraries.items():

@@ -1,4 +1,4 @@
-"""AOTriton's library and upstream's plan of the kernels: where the source comes from, and the recipe for both."""
+"""The source of AOTriton, and the recipe of its library and of upstream's plan of the kernels."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class AotritonDetails:
     """What a request decides of an AOTriton.
 
     Args:
-        release: on record, that is named or whose commit is; empty if there is none.
-        rocms: that the library is linked for; none if it uses its base's HIP.
+        release: the release on record that is named, or whose commit is; empty if there is none.
+        rocms: the ROCms that the library is linked for; empty if it uses its base's HIP.
     """
 
     gpus: tuple[str, ...]
@@ -54,7 +54,7 @@ class AotritonDetails:
 
     @classmethod
     def of(cls, request: Request) -> AotritonDetails:
-        """Of a request, without any source."""
+        """Return the details of a request, without reading a source."""
         spec, release = request.sources.get("aotriton"), ""
         if spec is not None and spec.kind == "git":
             release = release_of(spec.version)
@@ -71,12 +71,12 @@ class Library:
     Args:
         source: AOTriton's tree, fetched.
         sha1: see `commit_of`.
-        dropped: files of the source that stay out.
+        dropped: files of the source that are left out.
         rocm: the ROCms that it is linked for, on the portable system; empty for the HIP of the base.
-        words: the GPUs as a release calls them that has words of its own; none of any other.
+        words: the release's own names of the GPUs, if it has such.
         inside: whether the library holds its kernels.
-        database: (a tuning database, its place below the source), where the user gave one.
-        key: digest of all that library and plan rest on; another selection of kernels builds neither again.
+        database: a tuning database of the user, and its place below the source.
+        key: digest of the inputs of library and plan. Another selection of kernels builds neither again.
     """
 
     source: FetchedSource
@@ -100,7 +100,7 @@ def library_of(
     generation: Generation,
     database: tuple[Path, str] | None = None,
 ) -> Library:
-    """The settings of upstream's build; `dropped` and `database` as in `Library`."""
+    """Return the settings of upstream's build; `dropped` and `database` as in `Library`."""
     details, under = planned.details, {name: dependency.input_digest for name, dependency in dependencies.items()}
     key = sha256_json(
         {
@@ -119,11 +119,7 @@ def library_of(
 
 
 def portable_inputs(under: Mapping[str, str | None], rocms: Sequence[str], glibc: str) -> dict[str, Any]:
-    """The inputs of a library for several ROCms and an old system besides its base; empty for a base's own.
-
-    Args:
-        under: input digests by stage.
-    """
+    """Return the inputs of a library for several ROCms and an old system besides its base; empty for a base's own."""
     if not glibc:
         return {}
     return {
@@ -143,7 +139,7 @@ def library_recipe(
     *,
     objects: Path | None = None,
 ) -> Recipe:
-    """The build of library and plan; where the library holds its kernels, of the plan, or of the library with them."""
+    """Return the build of library and plan. With `objects` the library is built with these kernels."""
     return Recipe(
         name="aotriton",
         containerfile="containerfiles/aotriton/Containerfile",
@@ -181,7 +177,7 @@ def library_recipe(
 
 
 def _overlay(database: Path, place: str, workspace: Workspace) -> Path:
-    """A folder with a database at its place below the source."""
+    """Return a folder with a database at its place below the source."""
     folder = emptied(workspace.work() / "database")
     target = folder / place
     target.parent.mkdir(parents=True)
@@ -195,17 +191,17 @@ def _overlay(database: Path, place: str, workspace: Workspace) -> Path:
 def library_facts(
     built: Path, what: Library | None = None, *, headers: Mapping[str, str] | None = None, glibc: str = ""
 ) -> dict[str, Any]:
-    """The report of the recipe's build, and the needs of its libraries.
+    """Return the report of the recipe's build, and the needs of its libraries.
 
     Args:
         what: its settings; None for a library that uses its base's HIP.
-        headers: the version of HIP of each set of headers, where there are several ROCms.
+        headers: the version of HIP of each set of headers, if there are several ROCms.
         glibc: the floor of those.
 
     Returns:
-        `hip`: the version that HIP's CMake package names, or that of the headers; `redirected`: how many of upstream's
-        tuned choices of aiter's kernels lead to Triton's now, by operator and GPU; `rocm`, for each see `check_linked`;
-        its `holds` are the floors on record whose systems have all that it needs.
+        `hip`: the version of HIP's CMake package, or of the headers; `redirected`: how many of upstream's tuned choices
+        of aiter's kernels lead to Triton's now, by operator and GPU; `rocm`: for each, see `check_linked`, and in
+        `holds` the floors on record whose systems have all that it needs.
     """
     facts: dict[str, Any] = {"redirected": strict_json.read(read_built(built, "redirected.json"))}
     if what is None or not what.rocm:
@@ -234,7 +230,7 @@ def library_facts(
 
 
 def library_in(prefix: Path, major: str) -> Path:
-    """The library for a ROCm."""
+    """Return the library for a ROCm."""
     folder = prefix / f"rocm{major}" / "lib"
     libraries = [
         path for path in sorted(folder.glob("libaotriton*_v2.so*")) if path.is_file() and not path.is_symlink()
@@ -245,7 +241,7 @@ def library_in(prefix: Path, major: str) -> Path:
 
 
 def aotriton_source(request: Request) -> Source:
-    """The source of AOTriton, without any network."""
+    """Return the source of AOTriton, without any network."""
     from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - data of another room
 
     if not request.glibc and request.base.image is None and not base_recipe(request.base.recipe, request.arch[0]).hip:
@@ -269,28 +265,26 @@ def aotriton_source(request: Request) -> Source:
 
 
 def commit_of(source: Source) -> str:
-    """40 hex digits that the library says it was made of: the commit, or the start of a tree's own digest."""
+    """Return the 40 hex digits that the library reports: the commit, or the start of a tree's digest."""
     if source.kind == "git":
         return source.version
     return (source.digest or "").removeprefix("sha256:")[:40]
 
 
 def name_of(source: Source, gpus: Sequence[str]) -> str:
-    """The id in names, and the GPUs where they are not all: a library serves no other than it was built for."""
+    """Return the id in names, with the GPUs if they are not all, because a library serves only these."""
     listed = short_list(gpus)
     return source.short_id + (f"-{listed}" if listed else "")
 
 
 def database_source(request: Request) -> Source | None:
-    """The tuning database that the user gives, without any network; None for the tree's own."""
+    """Return the tuning database that the user gives, without any network; None for the tree's own."""
     spec = request.sources.get(DATABASE)
     return request.locate(DATABASE, spec) if spec is not None else None
 
 
 def refuse_unbuildable(request: Request) -> None:
-    """Refuse a release on record whose kernels cannot be built, or that has none for a requested GPU, or not
-    with its own Triton.
-    """
+    """Refuse a release on record whose kernels cannot be built for the requested GPUs or with its own Triton."""
     details = AotritonDetails.of(request)
     if details.release:
         refuse(details.release, details.gpus, own_triton="triton" in request.sources, without=request.without)
@@ -304,7 +298,7 @@ _NEEDED = {
 
 
 def require_aotriton(tree: Path, release: str = "") -> Generation:
-    """Check that a source is a tree of AOTriton whose kernels can be planned, and say how they are."""
+    """Check that a source is a tree of AOTriton whose kernels can be planned; return its generation."""
     require(tree, "CMakeLists.txt", what="AOTriton")
     require(tree, *_NEEDED[generator_in(tree) or "aotriton"], what="AOTriton")
     generation = generation_in(tree, release)

@@ -49,13 +49,13 @@ class LocalImage:
 
     @property
     def name(self) -> str:
-        """What it is called in names of images."""
+        """The name in names of images."""
         return _local_name(self.digest)
 
 
 @dataclass(frozen=True)
 class BaseStage:
-    """`debian13` and its like. The resolved package list is the base's digest, so a base not yet resolved has none."""
+    """`debian13` and similar bases. The package list is the base's digest, so an unresolved base has none."""
 
     name: str = "base"
 
@@ -104,7 +104,7 @@ class BaseStage:
 
 
 def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:
-    """What a recipe was resolved to here: `{"recipe": digest, "packages": rows}`; None if it never was."""
+    """Return the packages that a recipe was resolved to here, `{"recipe": digest, "packages": rows}`, or None."""
     try:
         lock: dict[str, Any] = strict_json.read(path.read_bytes(), path.name)
     except (OSError, ValueError):
@@ -113,17 +113,17 @@ def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:
 
 
 def write_packages(path: Path, lock: Mapping[str, Any]) -> None:
-    """Keep what a recipe was resolved to; see `read_packages`."""
+    """Keep the packages that a recipe was resolved to; see `read_packages`."""
     write_atomically(path, json.dumps(lock, indent=1).encode())
 
 
 def recipe_digest(recipe: BaseRecipe) -> str:
-    """Of all that decides what a base is asked to hold; what it then holds is in its package list."""
+    """Return the digest of a base's request for packages."""
     return sha256_json(recipe.as_inputs())
 
 
 def parse_packages(text: str) -> list[dict[str, str]]:
-    """Package, version, architecture and SHA-256 from stanzas as apt and dpkg-deb print them; sorted."""
+    """Return package, version, architecture and SHA-256 from stanzas as apt and dpkg-deb print them, sorted."""
     keys = {"package": "name", "version": "version", "architecture": "architecture", "sha256": "sha256"}
     named = ({keys[key]: value for key, value in stanza.items() if key in keys} for stanza in stanzas(text))
     rows = [row for row in named if row]
@@ -137,7 +137,7 @@ def parse_packages(text: str) -> list[dict[str, str]]:
 
 
 def package_inputs(stage: str, name: str, lock: Mapping[str, Any], request: Request) -> dict[str, Any]:
-    """The inputs of a stage that holds packages: what they were resolved to, see `read_packages`."""
+    """Return the inputs of a stage that holds packages; see `read_packages`."""
     return {**common_inputs(stage, request), "base": name, "packages": sha256_json(dict(lock))}
 
 
@@ -240,7 +240,7 @@ def _bootstrap_error(what: str, error: CommandError) -> BuildError | Unreachable
 
 
 def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspace) -> Built:
-    """A base whose distribution brings its own image: it is pulled by digest, then packages come by the network."""
+    """Make a base from the distribution's own image, which is pulled by digest; the network brings further packages."""
     if workspace.request.offline:
         raise UnreachableError(
             f"base {recipe.name} is not in the cache and --offline forbids making it",
@@ -265,9 +265,9 @@ def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspa
 
 
 def local_image(request: Request) -> LocalImage:
-    """The local base image for the architecture.
+    """Return the local base image for the architecture.
 
-    Without a tag and a digest it is the one image that is there, whatever its name.
+    Without a tag and a digest it is the only image in the layout, whatever its name.
     """
     from toolchain.oci.layout_place import resolve  # noqa: PLC0415 - the registry client, and most bases are recipes
 
@@ -287,7 +287,7 @@ def local_image(request: Request) -> LocalImage:
 
 
 def label_of(inputs: Mapping[str, Any]) -> str:
-    """What a finished base is called in names of images, by its inputs."""
+    """Return the name of a finished base in names of images, by its inputs."""
     return str(inputs.get("base") or _local_name(str(inputs["image"])))
 
 

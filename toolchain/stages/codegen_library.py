@@ -1,6 +1,6 @@
-"""The library with which Triton makes code for a GPU: built from the few files of Triton that it reads, on an LLVM.
+"""The library with which Triton makes code for a GPU, built on an LLVM from the files of Triton that it reads.
 
-It is keyed by that LLVM and those files, so that one serves every Triton that has the same.
+That LLVM and those files are its only inputs, so one library serves every Triton that has the same.
 """
 
 from __future__ import annotations
@@ -153,15 +153,15 @@ def codegen_stage(name: str, request: Request) -> CodegenLibraryStage:
 
 
 def where(rule: Codegen) -> str:
-    """The folder of the library in its image."""
+    """Return the folder of the library in its image."""
     return f"/usr/lib/toolchain/{rule.stage}"
 
 
 def read_files(tree: Path, rule: Codegen, *, patched: bool = False) -> list[str]:
-    """The files of Triton that building the library reads, as paths from the top of the tree, sorted.
+    """Return the files of Triton that building the library reads, as paths from the top of the tree, sorted.
 
     Args:
-        patched: whether patches are still to come, which may add what is not there.
+        patched: whether patches may still add missing files.
     """
     names = set()
     for name in rule.reads:
@@ -197,7 +197,7 @@ def library_recipe(
     jobs: str = "",
     input_digest: str = "",
 ) -> Recipe:
-    """The recipe of the library.
+    """Return the recipe of the library.
 
     Args:
         base, llvm: images, as the engine knows them.
@@ -205,7 +205,7 @@ def library_recipe(
         revision: the revision that the library reports.
         files: see `take_files`.
         sysroot: the old system, unpacked.
-        jobs: compile jobs; as many as ninja likes where empty.
+        jobs: compile jobs; ninja decides if empty.
     """
     return Recipe(
         name=rule.stage,
@@ -229,7 +229,7 @@ def library_recipe(
 
 
 def take_files(tree: Path, rule: Codegen, into: Path) -> Path:
-    """The files of `read_files` alone, in `into`: what the rule does not name cannot be built in."""
+    """Copy only the files of `read_files` into a folder, so that nothing else can be built in."""
     emptied(into)
     for name in read_files(tree, rule):
         (into / name).parent.mkdir(parents=True, exist_ok=True)
@@ -238,7 +238,7 @@ def take_files(tree: Path, rule: Codegen, into: Path) -> Path:
 
 
 def _answer(workspace: Workspace, image: str, rule: Codegen, revision: str) -> str:
-    """The revision that the library reports in a fresh container; ContractError if it does not load or differs."""
+    """Return the revision that the library reports in a fresh container. It must load and report the expected one."""
     words = ["python3", "-c", _ASK, f"{where(rule)}/{rule.library}", rule.answers]
     done = workspace.runner.run(image, words, log=workspace.log, capture=True, check=False, env={"LD_BIND_NOW": "1"})
     last = (done.stdout.strip().splitlines() or [""])[-1]
@@ -258,7 +258,7 @@ _SCRIPT = re.compile(r"\{\s*global:((?:\s*[A-Za-z_][A-Za-z0-9_]*;)+)\s*local:\s*
 
 
 def exported_by(script: Path) -> tuple[str, ...]:
-    """The symbols that a version script names, sorted; all else it must keep local."""
+    """Return the symbols that a version script names, sorted. It must keep all others local."""
     try:
         match = _SCRIPT.fullmatch(read_built(script.parent, script.name).strip())
     except HostileInputError:

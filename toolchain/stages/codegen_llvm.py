@@ -1,4 +1,4 @@
-"""The LLVMs that a request's Triton makes code for GPUs with: their choice, and the stage that builds one."""
+"""The LLVMs with which a request's Triton makes code for GPUs: their choice, and the stage that builds one."""
 
 from __future__ import annotations
 
@@ -47,11 +47,7 @@ _GENERATORS = ("llvm-min-tblgen", "llvm-tblgen")
 
 @dataclass(frozen=True, kw_only=True)
 class CodegenLlvmDetails:
-    """The decisions about an LLVM for a GPU.
-
-    Args:
-        revision: what the library that is built on it answers.
-    """
+    """The decisions about an LLVM for a GPU. `revision` is what the library that is built on it reports."""
 
     prefix: str
     cross: bool
@@ -172,7 +168,7 @@ def require_portable(name: str, request: Request) -> Codegen:
 
 
 def triton_here(request: Request) -> Path | None:
-    """The tree of the request's Triton, where it is here already: a checkout, or one in the store; not looked into."""
+    """Return the tree of the request's Triton, if it is a checkout or in the store."""
     if (folder := local_triton(request)) is not None:
         return folder
     spec = request.sources.get("triton")
@@ -183,13 +179,13 @@ def triton_here(request: Request) -> Path | None:
 
 
 def codegen_pins(request: Request) -> tuple[CodegenPin, ...]:
-    """The pins of the requested Triton from source: its tree's where that is here, else those on record."""
+    """Return the pins of the requested Triton from source: its tree's if that is here, else those on record."""
     tree = triton_here(request)
     return read_codegen_pins(tree) if tree is not None else _on_record(request)
 
 
 def bindings(request: Request, tree: Path | None) -> Bindings:
-    """The C++ bindings of the request's Triton, by its tree; without a tree those of releases."""
+    """Return the C++ bindings of the request's Triton, by its tree; without a tree those of releases."""
     if tree is not None:
         return bindings_of(tree)
     # nanobind and the stable ABI came to the releases together with the first LLVM for a GPU.
@@ -197,7 +193,7 @@ def bindings(request: Request, tree: Path | None) -> Bindings:
 
 
 def _on_record(request: Request) -> tuple[CodegenPin, ...]:
-    """Without its tree; of an unknown commit there are none until that is here."""
+    """Return the pins on record; an unknown commit has none until its tree is here."""
     wanted = request.triton
     if wanted is None and request.aotriton:
         wanted = aotriton_release(request.aotriton, allow_unknown=True).triton or None
@@ -234,7 +230,7 @@ def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[st
 
 
 def rules_of(request: Request) -> tuple[Codegen, ...]:
-    """The rules of all LLVMs for GPUs that building the request's Triton takes."""
+    """Return the rules of all LLVMs for GPUs that building the request's Triton needs."""
     rules = []
     for pin in codegen_pins(request):
         rule = codegen_of(pin.target)
@@ -249,7 +245,7 @@ def rules_of(request: Request) -> tuple[Codegen, ...]:
 
 
 def pin_of(rule: Codegen, request: Request) -> CodegenPin:
-    """The pin that a rule stands for."""
+    """Return the pin that belongs to a rule."""
     for pin in codegen_pins(request):
         if pin.target == rule.target:
             return pin
@@ -261,10 +257,10 @@ def pin_of(rule: Codegen, request: Request) -> CodegenPin:
 
 
 def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
-    """Where the LLVM of a rule comes from, without any network, and what the library on it answers.
+    """Return the source of a rule's LLVM, without any network, and the revision that the library on it reports.
 
-    Its digest is None while it is unknown which repository holds the commit. The answer is the pin; of an LLVM that the
-    user names that one, and build 0.
+    The digest is None while it is unknown which repository holds the commit. The revision is the pin's; of an LLVM that
+    the user names it is that one's, and build 0.
     """
     spec, name = request.sources.get(rule.llvm), rule.llvm
     if spec is not None:
@@ -286,7 +282,7 @@ def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
 
 
 def refuse_unused(request: Request, rules: tuple[Codegen, ...]) -> None:
-    """Refuse a source of an LLVM that the request's Triton does not take, because it would silently be ignored."""
+    """Refuse a source of an LLVM that the request's Triton does not use, because it would silently be ignored."""
     for rule in codegens():
         if rule.llvm in request.sources and rule not in rules:
             raise ConfigError(

@@ -1,7 +1,6 @@
-"""The contract check: proves in a container of base + layer that an LLVM layer holds what its Triton needs.
+"""The contract check: prove in a container of base and layer that an LLVM layer holds what its Triton needs.
 
-The check itself is `llvm-config/contract/check.sh`, which people can run without the tool; here it is started, read and
-turned into an error that says what to do.
+The check itself is `llvm-config/contract/check.sh`, which people can run without the tool.
 """
 
 from __future__ import annotations
@@ -53,11 +52,7 @@ _FIXES = {
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the check.
-
-    Args:
-        seconds: since the line before it; the first has the container's start in it.
-    """
+    """One line of the check. `seconds` counts from the line before; the first includes the container's start."""
 
     name: str
     ok: bool
@@ -73,11 +68,11 @@ class ContractReport:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """The sum over all checks."""
         return sum(check.seconds for check in self.checks)
 
     def as_json(self) -> dict[str, Any]:
-        """The report as a stage's facts and `--json` hold it."""
+        """Return the report as a stage's facts and `--json` hold it."""
         rows = [
             {"name": check.name, "ok": check.ok, "detail": check.detail, "seconds": round(check.seconds, 1)}
             for check in self.checks
@@ -97,7 +92,7 @@ _PARTS_ONLY = {"llvm-tblgen", "headers", "support"}
 
 @dataclass(frozen=True)
 class CrossTarget:
-    """A layer for another machine than this one: programs are built against its system and run by an emulator.
+    """Another machine that a layer is for: programs are built against its system and run by an emulator.
 
     Args:
         emulator: a qemu that needs no file of this machine.
@@ -109,7 +104,7 @@ class CrossTarget:
     system: Path
 
     def mounts(self) -> list[Mount]:
-        """The mounts that it needs."""
+        """Return the mounts that it needs."""
         toolchain = recipe.root() / "llvm-config" / "cross.cmake"
         return [
             Mount(self.emulator, "/emulator"),
@@ -118,12 +113,12 @@ class CrossTarget:
         ]
 
     def settings(self) -> dict[str, str]:
-        """Settings of check.sh."""
+        """Return the settings of check.sh."""
         return {"CROSS": self.arch, "EMULATOR": "/emulator -L /sysroot"}
 
 
 def check_names(needs: LlvmRequirements, *, portable: bool = False) -> tuple[str, ...]:
-    """The checks that a layer for these needs must pass, in order."""
+    """Return the checks that a layer for these needs must pass, in order."""
     conditions = {"FileCheck": needs.filecheck, "clang++": needs.clang, "lld": needs.lld, "symbols": portable}
     return tuple(name for name in _FIXES if name not in _PARTS_ONLY and conditions.get(name, True))
 
@@ -142,12 +137,11 @@ def check_layer(
     """Check the LLVM at `prefix` in `image`, without network.
 
     Args:
-        image: base + layer, with a C++ compiler and CMake in it.
-        prefix: absolute path inside.
-        needs: what the given Triton names; see `toolchain.catalog.components`.
+        image: base and layer, with a C++ compiler and CMake in it.
+        needs: of the Triton; see `toolchain.catalog.components`.
         env: further settings of check.sh, which its head lists.
         on: the machine that the layer is for, if it is not this one.
-        floor: the oldest system that may link the layer, as a folder: what the layer leaves undefined must be there.
+        floor: the oldest system that may link the layer, as a folder. It must have every symbol that the layer needs.
     """
     settings = {
         "LIBRARIES": ";".join(dict.fromkeys([*needs.libtriton, *needs.bin_tools])),
@@ -171,7 +165,7 @@ def check_part(
     on: CrossTarget | None = None,
     floor: Path | None = None,
 ) -> ContractReport:
-    """Check a part of LLVM, one of `_OF_PART`, at `prefix` in `image`; otherwise as `check_layer`."""
+    """Check a part of LLVM, one of `_OF_PART`; see `check_layer`."""
     settings = {"PART": part, "LIBRARIES": ";".join(libraries)}
     names = tuple(name for name in _OF_PART[part] if name != "symbols" or floor is not None)
     return _check(runner, image, prefix, settings, names, log=log, on=on, floor=floor)

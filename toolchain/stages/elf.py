@@ -1,4 +1,4 @@
-"""Programs and shared libraries as the dynamic linker sees them, read from their ELF files."""
+"""Read programs and shared libraries as the dynamic linker sees them, from their ELF files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ class Linked:
     """A program or a shared library.
 
     Args:
-        soname: its own name.
-        needed: the names of what it asks for.
-        exports: the version node of each symbol that it gives; empty for none.
-        imports: `(library, node)` of each symbol that it asks for; two empty texts for one without a version.
+        needed: the names of the libraries that it needs.
+        exports: the version nodes of each symbol that it defines; empty texts for none.
+        imports: `(library, node)` of each symbol that it needs; two empty texts for one without a version.
         machine: ELF's name of it: `EM_X86_64`.
-        dynamic: whether it has what a dynamic linker needs.
+        dynamic: whether it has a dynamic section.
     """
 
     soname: str
@@ -40,11 +39,11 @@ class Linked:
     dynamic: bool = True
 
     def asks_of(self, soname: str) -> dict[str, str]:
-        """The node of each symbol that it asks of one library."""
+        """Return the node of each symbol that it needs of one library."""
         return {name: node for name, (library, node) in self.imports.items() if library == soname}
 
     def newest(self, prefix: str) -> tuple[int, ...]:
-        """The newest version of a family of nodes (`GLIBC_`) that it asks for; empty if it asks for none."""
+        """Return the newest version of a family of nodes (`GLIBC_`) that it needs; empty if it needs none."""
         nodes = {node.removeprefix(prefix) for _, node in self.imports.values() if node.startswith(prefix)}
         return max((numbers(node) for node in nodes if node[:1].isdigit()), default=())
 
@@ -93,7 +92,7 @@ def _damaged(name: str, error: Exception) -> ContractError:
 
 
 def _symbols(elf: ELFFile, symbols: SymbolTableSection) -> Iterator[tuple[str, bool, tuple[str, str]]]:
-    """Name, whether it is defined here, and library and node, of each symbol that others can see."""
+    """Yield name, whether it is defined here, and library and node, of each symbol that others can see."""
     nodes: dict[int, tuple[str, str]] = {}
     of_symbol: GNUVerSymSection | None = None
     for section in elf.iter_sections():

@@ -1,6 +1,6 @@
 """HIP without a ROCm: headers, and a library to link with for each ROCm, made from rows of data (`catalog.rocm`).
 
-The image holds below `PLACE`: `hip6/include` for each set of headers; `rocm6`, a prefix as CMake finds HIP in it, for
+The image holds below `PLACE`: `hip6/include` for each set of headers; `rocm6`, a prefix in which CMake finds HIP, for
 each ROCm; and `liblzma`, which the portable system lacks.
 """
 
@@ -46,11 +46,7 @@ _NO_DEVICE = 100
 
 @dataclass(frozen=True, kw_only=True)
 class HipDetails:
-    """What is decided of HIP.
-
-    Args:
-        rows: what has a source, HIP's headers first.
-    """
+    """The decisions about HIP. `rows` have a source each, HIP's headers first."""
 
     majors: tuple[str, ...]
     rows: tuple[Headers | Library, ...]
@@ -146,13 +142,12 @@ def hip_stage(_: str, request: Request) -> HipStage | None:
 
 
 def requested_rocms(request: Request) -> tuple[str, ...]:
-    """The ROCms that libraries are linked for."""
+    """Return the ROCms that libraries are linked for."""
     return request.rocm or DEFAULT_ROCM
 
 
 def source_of(row: Headers | Library, request: Request) -> Source:
-    """The source of headers: the user's, else the user's checkout of Triton, else the distribution's
-    package."""
+    """Return the source of a row: the user's, else the headers in a checkout of Triton, else the distribution's."""
     spec = request.sources.get(row.name)
     if spec is None and isinstance(row, Headers) and (own := _of_checkout(row, request)) is not None:
         spec = of_folder(own)
@@ -160,8 +155,10 @@ def source_of(row: Headers | Library, request: Request) -> Source:
 
 
 def _of_checkout(row: Headers, request: Request) -> Path | None:
-    """The headers in the Triton that the user gives as a folder, where they serve. A Triton by commit is not looked
-    into: a plan before its fetch would name other sources than one behind it."""
+    """Return the headers in the Triton that the user gives as a folder, if they serve.
+
+    A Triton by commit is not used, because a plan before its fetch would name other sources than a later one.
+    """
     spec = request.sources.get("triton")
     tree = spec.path / _OF_TRITON if spec is not None and spec.path is not None else None
     if tree is None or not (tree / "hip").is_dir():
@@ -175,16 +172,12 @@ def _of_checkout(row: Headers, request: Request) -> Path | None:
 
 
 def headers_in(tree: Path) -> Path | None:
-    """The folder `hip` with the headers, in a ROCm, a HIP, a package, a tree of Triton, or a folder of includes."""
+    """Return the folder `hip` with the headers: of a ROCm, a HIP, a package, a tree of Triton, or an include folder."""
     return next((tree / name for name in _WHERE if (tree / name / "hip_version.h").is_file()), None)
 
 
 def check_headers(tree: Path, row: Headers) -> Path:
-    """Check that a tree holds headers that serve.
-
-    Returns:
-        The folder `hip`.
-    """
+    """Check that a tree has headers of the right HIP with all functions that AOTriton calls; return their folder."""
     folder, given = headers_in(tree), f"--source {row.name}="
     if folder is None:
         raise SourceError(
@@ -217,7 +210,7 @@ def check_headers(tree: Path, row: Headers) -> Path:
 
 
 def version_in(folder: Path) -> str:
-    """`6.4.43484`, as the headers say it."""
+    """Return `6.4.43484`, as the headers say it."""
     text = (folder / "hip_version.h").read_text(encoding="utf-8", errors="replace")
     parts = [re.search(rf"#define HIP_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     if not all(parts):
@@ -228,12 +221,12 @@ def version_in(folder: Path) -> str:
 
 
 def cmake_version(major: str, version: str) -> str:
-    """The version of a ROCm's CMake package: the headers' version, or the bare ROCm if they are of another ROCm."""
+    """Return the version of a ROCm's CMake package: that of the headers, or the bare ROCm if they are of another."""
     return version if version.partition(".")[0] == major else f"{major}.0.0"
 
 
 def write_stubs(stubs: Iterable[Stub], into: Path) -> Path:
-    """A folder for each, with its soname, its code and its version script; see containerfiles/hip."""
+    """Write a folder for each stub, with its soname, its code and its version script; see containerfiles/hip."""
     emptied(into)
     for stub in stubs:
         folder = into / stub.name
@@ -250,7 +243,7 @@ def write_stubs(stubs: Iterable[Stub], into: Path) -> Path:
 
 
 def _content(path: Path, into: Path, workspace: Workspace) -> Path:
-    """A source as a folder: a package is unpacked."""
+    """Return a source as a folder; a package is unpacked."""
     if path.is_dir():
         return path
     if path.suffix != ".deb":
@@ -280,7 +273,7 @@ def _take_lzma(content: Path, into: Path) -> None:
 
 
 def _write_package(prefix: Path, soname: str, headers: str, version: str) -> None:
-    """HIP as CMake finds it: the targets that AOTriton names, and no compiler's flags."""
+    """Write a CMake package of HIP with the targets that AOTriton names, and without a compiler's flags."""
     (prefix / "include").symlink_to(f"../{headers}/include")
     folder = prefix / "lib" / "cmake" / "hip"
     folder.mkdir(parents=True)

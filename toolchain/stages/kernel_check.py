@@ -1,4 +1,4 @@
-"""`build --check`: compiled kernels are checked by a plugin, which compares their results with float64 by emulation."""
+"""`build --check`: a plugin emulates compiled kernels and compares their results with float64."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ Note = Callable[[str, Mapping[str, Any]], None]
 
 
 class KernelCheck(Protocol):
-    """What a plugin offers for `--check`: a module with these functions. Each check returns the part of a record that
-    `core.check_result` reads."""
+    """The functions of a plugin for `--check`. Each check returns the part of a record that `check_result` reads."""
 
     def require_check(self) -> None:
-        """Check that this machine has what a check needs, before a build."""
+        """Check that this machine has the programs that a check needs, before a build."""
 
     def check_objects(
         self,
@@ -44,9 +43,9 @@ class KernelCheck(Protocol):
         """Check the results of a campaign.
 
         Args:
-            folder: all objects are below it.
+            folder: the folder above all objects.
             count: number of kernels to check; 0 for all.
-            progress: called with the number of results so far, that of all, and a label.
+            progress: called with the number of results so far, the number of all, and a label.
             note: called with the name of each kernel and its result.
         """
 
@@ -64,7 +63,7 @@ class KernelCheck(Protocol):
 
         Args:
             files: can be iterated several times.
-            label: what messages call the place.
+            label: the name of the place in messages.
         """
 
 
@@ -74,18 +73,14 @@ def _plugin() -> KernelCheck:
 
 
 def require_check() -> None:
-    """Check that kernels can be checked on this machine."""
+    """Check that the plugin and its programs are here."""
     _plugin().require_check()
 
 
 def check_numbers(
     result: CampaignResult, rules: Sequence[Rule], out: Path, ledger: Ledger, workspace: Workspace
 ) -> dict[str, Any]:
-    """Check a sample of what a campaign compiled, as large as the request says; the result for the record.
-
-    Returns:
-        Nothing where no check was requested.
-    """
+    """Check a sample of what a campaign compiled, as large as the request says; empty without `--check`."""
     count = workspace.request.check
     if count is None:
         return {}
@@ -104,12 +99,7 @@ def check_numbers(
 def check_files(
     files: Iterable[StoredFile], request: Request, *, label: str, jobs: int, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Check a sample of the code objects among files, as large as the request says; the result for the record.
-
-    Args:
-        files: can be iterated several times.
-        label: what messages call the place.
-    """
+    """Check a sample of the code objects among files; see `KernelCheck.check_files`."""
     return _accepted(
         _plugin().check_files(files, request.cache, count=request.check or 0, jobs=jobs, label=label, progress=progress)
     )

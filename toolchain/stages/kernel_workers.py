@@ -1,4 +1,4 @@
-"""The workers of a stage that compiles kernels: as many as cores and memory carry, or those of a scheduler."""
+"""The workers of a stage that compiles kernels: as many as cores and memory allow, or those of a scheduler."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ VARIABLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class KernelProject:
-    """What a project's compile processes see besides Triton and the kernels' sources.
+    """What a project's compile processes see besides Triton.
 
     Args:
-        source: where they see the kernels' sources.
-        path: folders of the image and of the recipe that are first on their module path.
+        source: the folder of the kernels' sources in the container.
+        path: folders of the image and of the recipe that are first on the module path.
         environment: variables that only this project has.
-        recipe: what of ours runs beside Triton, files and folders below the recipe root.
+        recipe: files and folders below the recipe root that run beside Triton.
         search: see `kernels.reached.Reach`.
     """
 
@@ -75,7 +75,7 @@ class KernelProject:
     search: tuple[str, ...] = ()
 
     def variables(self, request: Request) -> dict[str, str]:
-        """All variables of the compile processes."""
+        """Return all variables of the compile processes."""
         return {**VARIABLES, **self.environment, **allocator(request)}
 
     @property
@@ -86,15 +86,11 @@ class KernelProject:
 
     @property
     def named_recipe(self) -> dict[str, str]:
-        """Digests of all files of ours that a compile process sees."""
+        """Digests of all files of the recipe that a compile process sees."""
         return digests(_START, *self.recipe)
 
     def naming(self, tree: Path, triton: Sequence[str], request: Request) -> Naming:
-        """The inputs of the results' names of a tree on this machine.
-
-        Args:
-            triton: see `layer_digests`.
-        """
+        """Return the inputs of the results' names of a tree on this machine; `triton` as `layer_digests` returns it."""
         from toolchain.kernels.result_name import Naming  # noqa: PLC0415 - a plan compiles nothing
 
         return Naming(
@@ -116,13 +112,12 @@ def compile_setup(
     out: Path,
     scratch: Path,
 ) -> CompileSetup:
-    """The environment in which the kernels of a project are compiled.
+    """Return the environment in which the kernels of a project are compiled.
 
     Args:
-        naming: from `project`.
         image: the Triton image, as the runner knows it.
         out: folder of the objects.
-        scratch: folder for what compile processes see; emptied.
+        scratch: folder for the files that compile processes see; emptied.
     """
     from toolchain.kernels.pool import CompileSetup  # noqa: PLC0415 - a plan compiles nothing
 
@@ -134,13 +129,13 @@ def compile_setup(
 def starting(
     naming: Naming, image: str, workspace: Workspace, *, scratch: Path, source: str, mounts: Sequence[Mount] = ()
 ) -> MakeWorker:
-    """The function that starts a compile process: it sees the files that its results are named by, and its variables.
+    """Return the function that starts a compile process, which sees only the files and variables in its results' names.
 
     Args:
         image: the Triton image, as the runner knows it.
         scratch: folder for the files that processes see.
-        source: where they see the kernels' sources.
-        mounts: further ones.
+        source: the folder of the kernels' sources in the container.
+        mounts: further mounts.
     """
     from toolchain.kernels.file_sets import FileSets  # noqa: PLC0415 - a plan compiles nothing
 
@@ -165,9 +160,9 @@ def starting(
 
 
 def layer_digests(triton: Built, cache: Cache) -> list[str]:
-    """The diff_ids of a Triton image, lowest first, as results are named by them.
+    """Return the diff_ids of a Triton image, lowest first, by which results are named.
 
-    Not the digests of the blobs: a published image has its layers packed, and whoever takes it has the same Triton.
+    The digests of blobs do not serve, because a published image has its layers compressed and holds the same Triton.
     """
     layout = Layout(cache.images)
     return [layer.diff_id for layer in read_layers(layout, layout.resolve(triton.manifest))]
@@ -194,7 +189,7 @@ class Workers:
         """Compile as the request says.
 
         Args:
-            calls: of a wheel. What does not compile, or is refused, is for the caller to tell.
+            calls: whether these are calls of a wheel, whose failures the caller reports.
         """
         from toolchain.kernels.campaign import Reporting, run_campaign  # noqa: PLC0415 - a plan compiles nothing
 
@@ -230,7 +225,7 @@ def compiling(setup: CompileSetup, workspace: Workspace, shared: SharedResults |
 
 
 def workers_here(setup: CompileSetup, workspace: Workspace, shared: SharedResults | None) -> Workers:
-    """Workers on this machine, whatever scheduler the request names."""
+    """Return workers on this machine, even if the request names a scheduler."""
     from toolchain.kernels.bounds import MemoryBounds  # noqa: PLC0415 - a plan compiles nothing
     from toolchain.kernels.executors import LocalExecutor  # noqa: PLC0415
 
@@ -249,10 +244,10 @@ def workers_here(setup: CompileSetup, workspace: Workspace, shared: SharedResult
 
 
 def allocator(request: Request) -> dict[str, str]:
-    """The variables that give compile processes the base's allocator; empty if the base has none.
+    """Return the variables that give compile processes the base's allocator; empty if the base has none.
 
-    It costs no bytes: a code object is the same with any allocator, and AOTriton's sample against upstream's own
-    compiler, which runs without it, shows that in every build.
+    An allocator changes no byte of a code object. AOTriton's comparison with upstream's compiler, which runs without
+    one, shows that in every build.
     """
     if request.base.image is not None:
         return {}
@@ -261,21 +256,21 @@ def allocator(request: Request) -> dict[str, str]:
 
 
 def kernel_limits(request: Request) -> Limits:
-    """The limits of one kernel."""
+    """Return the limits of one kernel."""
     from toolchain.kernels.bounds import Limits, patience  # noqa: PLC0415 - a plan compiles nothing
 
     return Limits(timeout=patience(request.kernel_timeout), memory=(request.kernel_memory or 0) * 10**6)
 
 
 def part_of_kernels(request: Request) -> str:
-    """The selection of kernels, for display; empty for all."""
+    """Return the selection of kernels, for display; empty for all."""
     shard = "/".join(map(str, request.shard or ()))
     part = {"select": request.select, "limit": request.limit, "shard": shard}
     return ", ".join(f"{name} {value}" for name, value in part.items() if value)
 
 
 def campaign_inputs(request: Request, gpus: Sequence[str]) -> dict[str, Any]:
-    """What decides which kernels are compiled, for which GPUs."""
+    """Return the inputs that decide which kernels are compiled, for which GPUs."""
     return {
         "gpus": list(gpus),
         "select": request.select,
@@ -287,7 +282,7 @@ def campaign_inputs(request: Request, gpus: Sequence[str]) -> dict[str, Any]:
 
 
 def campaign_facts(result: CampaignResult, request: Request, gpus: Sequence[str]) -> dict[str, Any]:
-    """The facts of a stage about the kernels that it compiled."""
+    """Return the facts of a stage about the kernels that it compiled."""
     return {
         "kernels": result.counts(),
         "known_bad": [entry.out for entry in result.bad],
@@ -314,13 +309,12 @@ def stored_kernels(entries: Iterable[Entry]) -> dict[str, Any]:
 
 
 def limits(request: Request) -> dict[str, float]:
-    """The limits that are inputs: with --keep-going, a kernel over a limit is marked as known bad, which makes other
-    results. Otherwise it fails the build."""
+    """Return the limits that are inputs: only with --keep-going a kernel over a limit changes the results."""
     values = {"timeout": request.kernel_timeout, "memory": request.kernel_memory}
     return {name: value for name, value in values.items() if value and request.keep_going}
 
 
 def _tell(lines: Sequence[str]) -> None:
-    """The end of a campaign, for display."""
+    """Show the end of a campaign."""
     for line in lines:
         console.note(line)

@@ -136,11 +136,7 @@ class KernelsStage:
 def compile_setup(
     source: Path, triton: Built, out: Path, workspace: Workspace, *, scratch: Path | None = None
 ) -> CompileSetup:
-    """The environment in which the kernels are compiled.
-
-    Args:
-        scratch: folder for what compile processes see; by default in the stage's unfinished work.
-    """
+    """Return the environment in which the kernels are compiled; `scratch` is in the stage's work by default."""
     naming = PROJECT.naming(source, layer_digests(triton, workspace.cache), workspace.request)
     return kernel_workers.compile_setup(
         PROJECT,
@@ -159,6 +155,6 @@ def take_in_sdist(tree: Path, request: Request) -> tuple[Intake, tuple[Finding, 
 
 
 def sdist_source(request: Request) -> Source:
-    """The pinned sdist, without any network."""
+    """Return the pinned sdist, without any network."""
     spec = request.sources.get("flash-attn", SourceSpec(kind="pypi", where="flash-attn"))
     return request.locate("flash-attn", spec)

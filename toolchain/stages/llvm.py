@@ -80,6 +80,7 @@ class LlvmDetails:
         by_version: whether the LLVM's own version decides which Triton that is.
         version: the major version; None if only the fetched tree has it, and then `needs` and `part` may change.
         cross: whether it is for another machine.
+        folder: of the recipe.
     """
 
     needs: LlvmRequirements
@@ -91,7 +92,7 @@ class LlvmDetails:
 
     @property
     def serves(self) -> str:
-        """The Triton whose parts it has; empty if only its tree has it."""
+        """The Triton whose parts it has; empty if only its tree tells."""
         return "" if self.by_version and self.version is None else self.needs.serves
 
     @property
@@ -102,13 +103,13 @@ class LlvmDetails:
         return "parts by its own version" if self.version is None else f"parts for Triton {self.needs.serves}"
 
     def check(self, source: Source) -> None:
-        """Refuse an LLVM that is too old or too new for the Triton; a part without any of MLIR serves every one."""
+        """Refuse an LLVM that is too old or too new for the Triton. A part without MLIR serves every one."""
         if self.version is not None and self.part.name != SUPPORT:
             check_generation(self.needs, self.version, where=source.ref)
 
 
 def refined(details: LlvmDetails, version: str, request: Request) -> LlvmDetails:
-    """The details by the version of the fetched tree, which decides the parts if no Triton was named."""
+    """Return the details by the version of the fetched tree, which decides the parts if no Triton was named."""
     number = major(version)
     if not details.by_version or number == details.version:
         return replace(details, version=number)
@@ -249,7 +250,7 @@ class LlvmStage:
 
 
 def recipe_files(arch: str, *, cross: bool) -> dict[str, str]:
-    """Digests of the files that shape any LLVM layer of an architecture."""
+    """Return digests of the files that shape any LLVM layer of an architecture."""
     return digests(*_RECIPE, *(_CROSS_RECIPE if cross else ()), f"llvm-config/targets/{arch}.cmake")
 
 
@@ -267,7 +268,7 @@ def floor_labels(glibc: str) -> dict[str, str]:
 
 
 def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planned, dict[str, Any]]:
-    """Refuse binaries in LLVM's source; what its own tests read, a thousand files, is counted and not listed."""
+    """Refuse binaries in LLVM's source. The files that its own tests read, a thousand, are counted and not listed."""
     intake, findings = take_in("llvm", tree, request, tests=("test", "unittests"), whole=True)
     tests = [finding.as_json() for finding in findings if finding.file in intake.tests]
     listed = [finding for finding in findings if finding.file not in intake.tests]
@@ -276,7 +277,7 @@ def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planne
 
 
 def _proves(part: LlvmSubset, cross: bool) -> bool:
-    """The table generators alone were always proved by being used; of another machine nothing here uses them."""
+    """Return whether a part is checked: table generators that run here are proved by being used."""
     return part.name not in {TABLEGEN, MLIR_TBLGEN} or cross
 
 
@@ -285,11 +286,10 @@ def _require(tree: Path, needs: LlvmRequirements) -> None:
 
 
 def triton_of(request: Request) -> str | None:
-    """The Triton whose needs are used: the requested version, or the commit of `--source`, or of an AOTriton release;
-    for a checkout on the LLVM it pins, the Triton on record with that pin.
+    """Return the Triton whose needs are used; None if the LLVM's own version decides.
 
-    None if the LLVM's own version decides: no Triton is named, or one as a folder, or by a commit that is not on
-    record.
+    It is the requested version, the commit of `--source` or of an AOTriton release, or the Triton on record with the
+    pin of a checkout. The LLVM's version decides if it is named and its Triton is not, or not by a commit on record.
     """
     triton = _named_triton(request)
     if triton is not None and is_commit(triton.lower()) and "llvm" in request.sources:
@@ -318,12 +318,12 @@ def _named_triton(request: Request) -> str | None:
 
 
 def _by_version(triton: str) -> str:
-    """The version of the release with the commit `triton`; else `triton` itself."""
+    """Return the version of the release with the commit `triton`; else `triton` itself."""
     return next((row.version for row in triton_releases() if row.version and row.commit == triton), triton)
 
 
 def llvm_pin(request: Request) -> LlvmPin:
-    """The commit to build when no source is named: what a Triton checkout pins, else what the data knows."""
+    """Return the commit to build when no source is named: the pin of a Triton checkout, else the one on record."""
     checkout = local_triton(request)
     if checkout is not None:
         return read_pin(checkout)
@@ -345,9 +345,9 @@ def llvm_pin(request: Request) -> LlvmPin:
 
 
 def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
-    """Projects and components: of the Triton that is named, else of the newest that this LLVM serves.
+    """Return projects and components: of the Triton that is named, else of the newest that this LLVM serves.
 
-    A checkout of Triton adds what its own build files ask for.
+    A checkout of Triton adds what its own build files need.
 
     Args:
         llvm: the LLVM's major version; None if it is not known yet.
@@ -361,7 +361,7 @@ def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
 
 
 def local_triton(request: Request) -> Path | None:
-    """The Triton checkout that was named as a folder, or that a bundle brought."""
+    """Return the Triton checkout that was named as a folder, or that a bundle brought."""
     spec = request.sources.get("triton")
     if spec is not None and spec.kind == "stored":
         return request.locate("triton", spec).path
@@ -370,7 +370,7 @@ def local_triton(request: Request) -> Path | None:
 
 
 def llvm_source(request: Request) -> Source:
-    """The source of LLVM, without any network."""
+    """Return the source of LLVM, without any network."""
     spec = request.sources.get("llvm")
     if spec is None:
         pin = llvm_pin(request)

@@ -43,12 +43,12 @@ class LlvmSubset:
         stem: of the image's name.
         projects: LLVM_ENABLE_PROJECTS.
         components: LLVM_DISTRIBUTION_COMPONENTS.
-        target: `distribution`, or the programs that are all of the layer.
-        libraries: that the layer holds whatever Triton wants, as its contract check looks for them.
+        target: `distribution`, or the programs of the layer.
+        libraries: for the contract check, those that the layer holds for every Triton.
         headers: below include/, besides those that a component brings.
         native: programs that building it for another machine runs.
         disk: bytes of tree, ccache and installed copy together, measured on 22.1.8.
-        recipe: folder of its Containerfile and files of its own, where it is not made like the whole.
+        recipe: folder of its Containerfile and own files, if it is not made like the whole.
     """
 
     name: str
@@ -70,7 +70,7 @@ class LlvmSubset:
 
 
 def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
-    """The part that `--only` names."""
+    """Return the part that `--only` names."""
     if only == DISTRIBUTION:
         return LlvmSubset(
             name=only, label="", stem="llvm-triton", projects=needs.projects, components=needs.components,

@@ -1,4 +1,4 @@
-"""Which LLVM a source is: what its tree says of itself, else what its name says."""
+"""Find out which version an LLVM source has: by its tree, else by its name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VERSION = re.compile(r"([0-9]{1,3})[.~]")
 
 
 def version_of_tree(tree: Path) -> str:
-    """The version, `19.1.7`, that an LLVM source tree gives itself."""
+    """Return the version, `19.1.7`, that an LLVM source tree gives itself."""
     for name in _FILES:
         try:
             numbers = dict(_NUMBER.findall((tree / name).read_text(encoding="utf-8", errors="replace")))
@@ -32,7 +32,7 @@ def version_of_tree(tree: Path) -> str:
 
 
 def major_of(source: Source) -> int | None:
-    """The major version of an LLVM source as far as it is known before it is fetched; None if only its tree tells."""
+    """Return the major version of an LLVM source as far as it is known before a fetch; None if only its tree tells."""
     if source.path is not None and source.path.is_dir():
         return major(version_of_tree(source.path))
     named = _PACKAGE.fullmatch(source.where) if source.kind == "distro" else None
@@ -44,5 +44,5 @@ def major_of(source: Source) -> int | None:
 
 
 def major(version: str) -> int:
-    """`19` of `19.1.7`."""
+    """Return `19` of `19.1.7`."""
     return int(version.partition(".")[0])

@@ -1,4 +1,4 @@
-"""Which prebuilt files a build takes: each source tree is scanned, and each binary in it needs a decision."""
+"""Decide on the prebuilt files in a source tree. A build refuses each binary without a decision."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Known:
     rare: bool = False
 
     def matches(self, file: str) -> bool:
-        """Whether it is about a file of its source."""
+        """Return whether the row is about a file of its source."""
         return fnmatchcase(file, self.path)
 
     def replacement(self, file: str) -> str:
-        """Absolute glob of the base's file that takes this one's place; empty if none does."""
+        """Return the absolute glob of the base's file that replaces this one; empty if none does."""
         return self.replace.replace("{file}", file.rpartition("/")[2])
 
 
@@ -47,7 +47,7 @@ class Intake:
 
     Args:
         dropped: files left out of the build.
-        replaced: absolute glob of the base's file by the file it takes the place of.
+        replaced: absolute glob of the base's file, by the file that it replaces.
         tests: files of upstream's own tests, which the recipe does not build.
     """
 
@@ -57,7 +57,7 @@ class Intake:
     tests: tuple[str, ...] = ()
 
     def rows(self, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-        """Every finding with the decision on it, for records."""
+        """Return every finding with the decision on it, for records."""
         return [
             {
                 **finding.as_json(),
@@ -68,7 +68,7 @@ class Intake:
         ]
 
     def binaries(self, planned: Sequence[str]) -> tuple[str, ...]:
-        """The names that a plan knew, and the paths of those allowed that it could not know; sorted."""
+        """Return the names that a plan knew, and the paths of further allowed files, sorted."""
         return tuple(sorted({*planned, *(_name_of(finding.file) for finding in self.allowed)}))
 
     def _fate(self, finding: Finding) -> Fate:
@@ -80,13 +80,13 @@ class Intake:
 
 
 def let_in_names(request: Request) -> tuple[str, ...]:
-    """The names that `--allow-binary` accepts; it takes the path of a known file too."""
+    """Return the names that `--allow-binary` accepts. It also accepts the path of a known file."""
     given = request.allow_binary
     return tuple(dict.fromkeys([*given, *(row.name for row in known_files() if any(map(row.matches, given)))]))
 
 
 def unknown_names(request: Request) -> list[str]:
-    """What `--allow-binary` and `--drop-binary` name that is neither on record nor, by a `/` or `.`, a file; sorted."""
+    """Return the names of `--allow-binary` and `--drop-binary` that are neither on record nor paths, sorted."""
     known = APART | {row.name for row in known_files()}
     given = {*request.allow_binary, *request.drop_binary} - known
     return sorted(name for name in given if not {"/", "."} & set(name))
@@ -94,21 +94,21 @@ def unknown_names(request: Request) -> list[str]:
 
 @memoize
 def known_files() -> tuple[Known, ...]:
-    """The rows of data/prebuilt.toml."""
+    """Return the rows of data/prebuilt.toml."""
     return tuple(Known(**row) for row in load("prebuilt")["file"])
 
 
 def names_allowed(source: str, request: Request) -> tuple[str, ...]:
-    """Of the binaries that the data names for a source, those the user allows; sorted. Reads no tree."""
+    """Return the binaries that the data names for a source and the user allows, sorted. Reads no tree."""
     known = {row.name for row in known_files() if row.source == source}
     return tuple(sorted(known & set(request.allow_binary)))
 
 
 def undecided(tree: Path | None, request: Request) -> list[Known]:
-    """Of the binaries that the data names for Triton's source, those that a build refuses as no option names them.
+    """Return the binaries on record for Triton's source that a build would refuse because no option names them.
 
     Args:
-        tree: of the source, where it is here: then it tells which it has. Without it the rare ones are left out.
+        tree: of the source, which tells which files it has. Without it the rare ones are left out.
     """
     decided = {*request.allow_binary, *request.drop_binary}
     return [
@@ -121,7 +121,7 @@ def undecided(tree: Path | None, request: Request) -> list[Known]:
 
 
 def choices(source: str, request: Request) -> dict[str, Any]:
-    """The user's policy for a source, as an input of the stage that builds it."""
+    """Return the user's policy for a source, as an input of the stage that builds it."""
     return {
         "allow": [name for name in sorted(set(request.allow_binary)) if name not in APART],
         "drop": sorted(set(request.drop_binary)),
@@ -132,14 +132,11 @@ def choices(source: str, request: Request) -> dict[str, Any]:
 def take_in(
     source: str, tree: Path, request: Request, *, tests: Sequence[str] = (), whole: bool = False
 ) -> tuple[Intake, tuple[Finding, ...]]:
-    """Scan a tree and decide on each binary in it.
+    """Scan a tree and decide on each binary in it; return the decision and all findings, sorted.
 
     Args:
-        tests: names of folders, at any depth, whose files are input of tests that the recipe leaves out.
-        whole: whether nothing of it can be left out.
-
-    Returns:
-        The decision and all findings, sorted.
+        tests: names of folders, at any depth, with files of tests that the recipe leaves out.
+        whole: whether no file of the source can be left out.
     """
     rows = [row for row in known_files() if row.source == source]
     findings = scan(tree)
@@ -195,7 +192,7 @@ def _row_of(file: str, rows: Sequence[Known]) -> Known | None:
 
 
 def _name_of(file: str, rows: Sequence[Known] | None = None) -> str:
-    """The name of a file for `--allow-binary`: its row's name, else its path."""
+    """Return the name of a file for `--allow-binary`: its row's name, else its path."""
     row = _row_of(file, known_files() if rows is None else rows)
     return row.name if row else file
 

@@ -36,17 +36,17 @@ class Planned(Generic[Details]):
     """A stage as `plan` shows it, without any work done.
 
     Args:
-        inputs: everything that makes the output what it is, JSON-able; None if something is not locked yet.
-        binaries: prebuilt things in it, by the names of `--allow-binary`.
+        inputs: everything that decides the output, as JSON values; None if something is not locked yet.
+        binaries: prebuilt parts, by the names of `--allow-binary`.
         partial: what is left out, for display; empty for a whole.
-        disk: bytes that must be free before it is begun.
-        engine: whether it is built by the container engine; what a stage does with files alone needs none.
-        online: whether making it needs the network for more than its sources.
-        has_contract_check: whether building it tries what it made, unless --no-contract says not to.
-        prefix: its files' folder in its image, if it is one that others copy.
+        disk: bytes that must be free before the build.
+        engine: whether the container engine builds it.
+        online: whether building it needs the network for more than its sources.
+        has_contract_check: whether the build tests its result, unless --no-contract is given.
+        prefix: the folder of its files in its image, if others copy it.
         serves: of an LLVM, the Triton whose parts it has; empty if only its tree tells.
         note: what was decided for the user, for display.
-        details: what else `plan` decided, which `build` and the stages above take from here; of the stage's own type.
+        details: further decisions for `build` and for the stages above, in a type of the stage.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Planned(Generic[Details]):
 
     @property
     def input_digest(self) -> str | None:
-        """SHA-256 of the canonical inputs, or None while one of them is not locked."""
+        """SHA-256 of the canonical inputs; None while one of them is not locked."""
         return None if self.inputs is None else sha256_json(dict(self.inputs))
 
     @property
@@ -82,9 +82,9 @@ class Built:
     Args:
         manifest: digest of the image's manifest in the local layout.
         layers: descriptors of the layers, as in the manifest, lowest first.
-        facts: sizes, seconds, counts: for reports, not an input.
-        binaries: prebuilt things in it, by the names of `--allow-binary`: those planned, and those a scan found.
-        taken_from: where the image was taken from, by digest, if this invocation took it from somewhere.
+        facts: sizes, seconds and counts for reports; not an input.
+        binaries: the planned prebuilt parts, and those that a scan found.
+        taken_from: the reference by digest, if this invocation took the image from elsewhere.
     """
 
     planned: Planned
@@ -99,13 +99,12 @@ class Built:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerContent:
-    """What a stage's own layer holds: the content of a folder, or a root file system as a tar archive.
+    """The content of a stage's own layer: a folder, or a root file system as a tar archive.
 
     Args:
-        tree: the folder.
-        tar: the archive, in place of `tree`.
+        tar: the archive, instead of `tree`.
         normalise: see `oci.layer.write_layer`.
-        compress: whether the layer is stored compressed. Layers that only engines on this machine read need not be.
+        compress: whether the layer is stored compressed. Layers that only engines on this machine read are not.
     """
 
     tree: Path | None = None
@@ -162,7 +161,7 @@ class ContractCheck:
 
     Args:
         run: takes the runner's name of the candidate and returns facts for the record.
-        on: the stage whose layers are below the stage's own layer in the candidate; None for the stage's whole image.
+        on: the stage whose layers are below the stage's own layer in the candidate; None for the whole image.
     """
 
     run: Callable[[str], Mapping[str, Any]]
@@ -170,7 +169,7 @@ class ContractCheck:
 
 
 class Workspace(Protocol):
-    """The pipeline's services for a stage while it builds."""
+    """The services of the pipeline for a stage while it builds."""
 
     @property
     def request(self) -> Request:
@@ -185,25 +184,25 @@ class Workspace(Protocol):
         """The full log of this stage."""
 
     def work(self) -> Path:
-        """A folder for this stage's unfinished work; the same one after a kill."""
+        """Return a folder for this stage's unfinished work, which is the same one after a kill."""
 
     def fetch(self, source: Source) -> FetchedSource:
-        """The source as it is in the store."""
+        """Return the source from the store."""
 
     def build(self, recipe: Recipe) -> Path:
-        """Run a containerised build; the folder with its output tree."""
+        """Run a containerised build; return the folder with its output tree."""
 
     def drop_tree(self, recipe: Recipe) -> None:
         """Delete the unfinished tree that `build` keeps for a recipe with a cache key other than the stage's own."""
 
     def unpack(self, built: Built) -> Path:
-        """A folder with what a finished stage's own layer holds; it goes with this stage's unfinished work."""
+        """Return a folder with a finished stage's own layer. It is removed with this stage's unfinished work."""
 
     def image(self, built: Built) -> str:
-        """A finished stage's image, as a build can stand on it."""
+        """Return a finished stage's image, as the base of a build."""
 
     def image_to_run(self, built: Built) -> str:
-        """A finished stage's image, as `runner` and `worker` know it."""
+        """Return a finished stage's image, as `runner` and `worker` know it."""
 
     @property
     def runner(self) -> Runner:
@@ -212,13 +211,13 @@ class Workspace(Protocol):
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
     ) -> AbstractContextManager[subprocess.Popen[str]]:
-        """A long-lived process in a container, with pipes."""
+        """Start a long-lived process in a container, with pipes."""
 
     def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
-        """The number of parallel jobs: the user's, or by cores and memory."""
+        """Return the number of parallel jobs: the user's, or by cores and memory."""
 
     def memory(self) -> int:
-        """Bytes that new processes can have."""
+        """Return the bytes that new processes can have."""
 
     def shared_results(self, naming: Naming, *, about: Mapping[str, Any] | None = None) -> SharedResults | None:
         """Return the kernel stores of the request; None if it names none.
@@ -234,7 +233,7 @@ class Workspace(Protocol):
         """Report the progress of the step."""
 
     def on_line(self, line: str) -> None:
-        """A line of a container, which may be progress as in-image scripts print it."""
+        """Handle a line of a container, which may report progress."""
 
     def finish(
         self,
@@ -256,18 +255,18 @@ class Stage(Protocol):
         """The name in `plan`."""
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        """What would be built, and all that is decided from the request. Reads files only; no network, no engine."""
+        """Decide what would be built. Reads files only: no network, no engine."""
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        """Build what was planned. What only a fetched tree decides is added to the plan's details by one function."""
+        """Build what was planned. If only a fetched tree decides something, one function adds it to the details."""
 
 
 def common_inputs(name: str, request: Request) -> dict[str, Any]:
-    """The inputs that every stage has: its name, the format of our layers, their time stamp, the architecture.
+    """Return the inputs that every stage has: its name, the format and time stamp of layers, the architecture.
 
-    An input digest names an uncompressed tree, so only what decides its bytes is an input. The compressor is none, and
-    neither are the versions of this machine's Python, engine and programs: what compiles is in the base, whose digest
-    is an input of the stages above.
+    An input digest names an uncompressed tree, so only what decides its bytes is an input. The compressor and the
+    versions of this machine's programs are not. The compilers are in the base, whose digest is an input of the stages
+    above.
     """
     return {
         "stage": name,
@@ -280,7 +279,7 @@ def common_inputs(name: str, request: Request) -> dict[str, Any]:
 def stage_inputs(
     name: str, request: Request, resolved: Mapping[str, Any], more: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """The inputs of a stage; None while one of the resolved ones is not known.
+    """Return the inputs of a stage; None while one of the resolved ones is not known.
 
     Args:
         resolved: input digests of the stages below, and `source_inputs`.
@@ -291,12 +290,12 @@ def stage_inputs(
 
 
 def triton_id(planned: Planned) -> str:
-    """The name of a stage's Triton in names of images above it."""
+    """Return the name of a stage's Triton in names of images above it."""
     return next((source.short_id for source in planned.sources if source.name == "triton"), "unknown")
 
 
 def source_inputs(sources: Sequence[Source], patches: Mapping[str, Sequence[Path]]) -> list[dict[str, Any]] | None:
-    """The sources as inputs, patches included; None when one has no digest yet."""
+    """Return the sources as inputs, with their patches; None while one has no digest."""
     if any(source.digest is None for source in sources):
         return None
     return [

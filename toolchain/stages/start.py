@@ -1,4 +1,4 @@
-"""The image that a base's recipe starts from: pulled by digest from its registry, once, and kept in the cache."""
+"""The image that a base's recipe starts from: pulled by digest from its registry once, and kept in the cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.stages.stage import Built, Planned, Workspace
 
 
 def pull_start(recipe: BaseRecipe, workspace: Workspace) -> Built:
-    """The image that `recipe` starts from, for its architecture; asks no registry when it is in the cache."""
+    """Return the image that `recipe` starts from, for its architecture. No registry is asked if it is in the cache."""
     ref = parse(recipe.image)
     assert ref.digest is not None  # noqa: S101 - bases.py accepts no other form
     layout = Layout(workspace.cache.images).ensure()

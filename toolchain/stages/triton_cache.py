@@ -1,4 +1,4 @@
-"""The Triton kernels of a wheel, compiled ahead of time: a Triton cache, as an image that MCV takes too."""
+"""The Triton kernels of a wheel, compiled ahead of time: a Triton cache, in an image that MCV can also use."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class TritonCacheDetails:
-    """What is decided of a cache: the calls that fill it, and the table that they are from."""
+    """The calls that fill a cache, and the table that they are from."""
 
     table: WheelCalls
     calls: tuple[Call, ...]
@@ -202,7 +202,7 @@ class TritonCacheStage:
 
 
 def requested_calls(request: Request) -> TritonCacheDetails:
-    """The calls that a request names."""
+    """Return the calls that a request names."""
     if len(request.wheels) > 1:
         raise UnsupportedError(
             "a cache is of one wheel", why=f"--wheel names {', '.join(request.wheels)}", fix="build one for each"
@@ -214,7 +214,7 @@ def requested_calls(request: Request) -> TritonCacheDetails:
 
 
 def stands_on(request: Request) -> tuple[str, ...]:
-    """The stages below: the wheel whose calls are made is the last."""
+    """Return the stages below. The last is the wheel whose functions are called."""
     return ("base", "torch", "triton", _wheel(request))
 
 
@@ -223,7 +223,7 @@ def _wheel(request: Request) -> str:
 
 
 def variables(wheel: str) -> dict[str, str]:
-    """The environment of the program that calls the wheel: that of its image, and where Triton's cache is.
+    """Return the environment of the program that calls the wheel: that of its image, and the place of Triton's cache.
 
     None of it is part of the keys of the cache.
     """
@@ -232,7 +232,7 @@ def variables(wheel: str) -> dict[str, str]:
 
 
 def compile_setup(built: Built, out: Path, workspace: Workspace) -> CompileSetup:
-    """The environment in which the calls of a wheel are made."""
+    """Return the environment in which the functions of a wheel are called."""
     image = workspace.image_to_run(built)
     made = out / MADE
     (made / triton_cache.LAUNCHES).mkdir(parents=True, exist_ok=True)
@@ -264,7 +264,7 @@ def compile_setup(built: Built, out: Path, workspace: Workspace) -> CompileSetup
 
 
 def outcomes_of(result: CampaignResult, calls: Sequence[Call], out: Path) -> tuple[list[Outcome], Mapping[str, Any]]:
-    """The outcomes of calls, in their order, and the workers' facts about Triton."""
+    """Return the outcomes of calls, in their order, and the workers' facts about Triton."""
     by_name = {entry.cluster: entry for entry in result.entries}
     found = [outcome_of(call, by_name[call.name], out) for call in calls if call.name in by_name]
     return [outcome for outcome, _ in found], next((about for _, about in found if about), {})
@@ -277,7 +277,7 @@ def _unpack(outcomes: Sequence[Outcome], out: Path) -> None:
 
 
 def _reasons(outcomes: Sequence[Outcome]) -> str:
-    """Why calls did not compile: the last line of each of the first."""
+    """Return the last line of the reasons why the first calls did not compile."""
     return "\n".join(
         f"{outcome.call.name}: {outcome.entry.reason.splitlines()[-1][:300]}" for outcome in outcomes[:_LISTED]
     )

@@ -1,4 +1,4 @@
-"""Which of the edits that come with the tool a request's Triton takes on the LLVM that is named for it."""
+"""Decide which of the edits that come with the tool a request's Triton takes on the LLVM that is named for it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SOURCE = "triton"
 
 
 def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
-    """The patches of a request, the edits that its Triton takes before the user's own.
+    """Return the patches of a request, with the edits that its Triton takes before the user's own.
 
-    An edit file is taken for its LLVM alone, and for a Triton at its commit, or a folder whose files are those that it
-    edits. Without a named LLVM a Triton is built on its own pin and needs none.
+    An edit file is taken for its LLVM alone, and for a Triton at its commit or a folder with the files that it edits.
+    Without a named LLVM a Triton is built on its own pin and needs no edits.
     """
     patches = dict(request.patches)
     llvm = request.sources.get("llvm")
@@ -39,7 +39,7 @@ def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
 
 
 def check_edits(request: Request) -> None:
-    """Refuse a Triton that was planned without edits because nothing said which release its LLVM is before a fetch."""
+    """Refuse a Triton that was planned without edits, because the release of its LLVM was unknown before the fetch."""
     known = request.patches.get(_SOURCE, ())
     missed = [path for path in with_edits(request, _SOURCE).get(_SOURCE, ()) if path not in known]
     if missed:
@@ -63,9 +63,9 @@ def _takes(request: Request, edits: EditFile) -> bool:
 
 
 def llvm_release(spec: SourceSpec, request: Request) -> str:
-    """The version of the LLVM that a source names, e.g. `22.1.8`, as far as it is known without a network.
+    """Return the version of the LLVM that a source names, e.g. `22.1.8`; empty if only a network tells it.
 
-    A tree of LLVM's main branch calls itself `23.0.0`, a release `23.1.0` or later. Empty if that is unknown.
+    A tree of LLVM's main branch calls itself `23.0.0`, a release `23.1.0` or later.
     """
     if spec.kind == "git" and (tagged := re.fullmatch(r"llvmorg-([0-9.]+)", spec.tag)):
         return tagged[1]

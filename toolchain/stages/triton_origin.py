@@ -16,18 +16,18 @@ AMD_FORK = "https://github.com/ROCm/triton"
 
 
 def from_source(request: Request) -> bool:
-    """Whether Triton is built from source: always, but where a wheel of the index is named."""
+    """Return whether Triton is built from source: always, unless a wheel of the index is named."""
     spec = request.sources.get("triton")
     return spec is None or not spec.wheel
 
 
 def triton_source(request: Request) -> Source:
-    """The source of Triton, without any network."""
+    """Return the source of Triton, without any network."""
     return request.locate("triton", triton_spec(request))
 
 
 def triton_spec(request: Request) -> SourceSpec:
-    """The source that is named, AOTriton's Triton, or upstream's at the commit or tag of a version."""
+    """Return the source that is named, AOTriton's Triton, or upstream's at the commit or tag of a version."""
     if (spec := request.sources.get("triton")) is not None:
         return spec
     if request.aotriton:
@@ -53,6 +53,6 @@ def triton_spec(request: Request) -> SourceSpec:
 
 
 def _locked_commit(request: Request, tag: str) -> str:
-    """The commit that the lock has for a tag of upstream; empty if it has none."""
+    """Return the commit that the lock has for a tag of upstream; empty if it has none."""
     held = request.lock.source("triton") if request.lock is not None else None
     return held.ref if held is not None and (held.tag, held.repository) == (tag, UPSTREAM) else ""

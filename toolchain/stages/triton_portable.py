@@ -1,7 +1,7 @@
-"""Triton's wheels on a portable LLVM layer: one for each CPython asked for, against the same old system as LLVM.
+"""Triton's wheels on a portable LLVM layer: one for each requested CPython, for the same old system as LLVM.
 
-Objects that no Python header reaches are compiled once. A wheel for another machine is cross-compiled, and tried by an
-emulator.
+Objects that include no Python header are compiled once. A wheel for another machine is cross-compiled, and an emulator
+runs its check.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class TritonPortableStage:
 
 
 def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], workspace: Workspace) -> Path:
-    """The libraries for GPUs as the recipe takes them: at their places in Triton's tree, and the variables for them."""
+    """Lay out the libraries for GPUs for the recipe: at their places in Triton's tree, with their variables."""
     from toolchain.stages.codegen_library import same_library  # noqa: PLC0415
 
     folder = emptied(workspace.work() / "codegen")
@@ -141,7 +141,7 @@ def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], 
 
 
 def _own_among(request: Request, versions: Sequence[str]) -> str:
-    """The base's own Python; UnsupportedError if it is not among them: the image of base and wheel runs it."""
+    """Return the base's own Python, which must be among the versions, because the image of base and wheel runs it."""
     own = own_python(request)
     if own not in versions:
         raise UnsupportedError(
@@ -172,8 +172,7 @@ def check_wheel_compiles(
 
     Args:
         image: any with a shell; nothing of its Python is used.
-        contexts: `pythons`, roots by version; `emulator`, with a qemu-user of that name, where the wheel is for another
-            machine.
+        contexts: `pythons`, roots by version; and for another machine's wheel `emulator`, with a qemu-user.
     """
     tree = workspace.work() / f"wheel-{version}"
     if not tree.exists():
@@ -199,7 +198,7 @@ def check_wheel_compiles(
 
 
 def _folder_of(emulate: Path, workspace: Workspace) -> Path:
-    """The emulator alone in a folder, under one name for every machine."""
+    """Return a folder with only the emulator, under one name for every machine."""
     folder = emptied(workspace.work() / "emulator")
     copy = folder / "emulator"
     copy.write_bytes(emulate.read_bytes())

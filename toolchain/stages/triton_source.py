@@ -1,4 +1,4 @@
-"""Triton from source on the LLVM layer: the wheel as a file, and an image base + wheel."""
+"""Triton from source on the LLVM layer: the wheel as a file, and an image of base and wheel."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _WEIGHTS = {"configure": 30.0, "compile": 1800.0, "lit": 200.0}
 
 @dataclass(frozen=True)
 class TritonSourceStage:
-    """Bound to the base: compiled against its C library, for its own Pythons."""
+    """Builds Triton against the C library and for the Python of a base."""
 
     name: str = "triton"
 
@@ -84,7 +84,7 @@ class TritonSourceStage:
 
 
 def _check_pythons(request: Request) -> None:
-    """Raise UnsupportedError if a base of Debian has another Python. Other images are checked by the build."""
+    """Refuse Pythons that a base of Debian does not have. The build checks other images."""
     if request.base.image is not None or base_recipe(request.base.recipe).os_release["id"] != "debian":
         return
     own = own_python(request)
@@ -104,11 +104,7 @@ def plan_from_source(
     recipe: Mapping[str, str],
     more: Mapping[str, Any],
 ) -> Planned[TritonDetails]:
-    """Plan the build of Triton's source.
-
-    Args:
-        recipe: digests of the files that shape it.
-    """
+    """Plan the build of Triton's source; `recipe` has digests of the files that shape it."""
     source, tree = details.source, details.tree
     check_tree_form(source, "Triton")
     if source.path is not None and source.path.is_dir():
@@ -150,10 +146,10 @@ def plan_from_source(
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A source that is here and was looked at.
+    """A source that was fetched and checked.
 
     Args:
-        planned: the stage, with the binaries and the bindings that it really has.
+        planned: the stage, with the binaries and the bindings of the fetched tree.
         intake, findings: prebuilt files in it, and the decision on each (`stages.prebuilt`).
     """
 
@@ -192,7 +188,7 @@ def build_wheels(
     args: Mapping[str, str],
     contexts: Mapping[str, Path],
 ) -> Path:
-    """Run the recipe `containerfiles/<recipe_name>`; its `/out` as a folder.
+    """Run the recipe `containerfiles/<recipe_name>`; return its `/out` as a folder.
 
     Args:
         args, contexts: of that recipe, besides those that every one has.
@@ -226,7 +222,7 @@ def build_wheels(
 
 
 def wheels_in(out: Path) -> list[Path]:
-    """The wheels that a recipe left."""
+    """Return the wheels that a recipe left."""
     wheels = sorted((out / "wheel").glob("*.whl"))
     if not wheels:
         raise BuildError("Triton's build left no wheel", fix="see the log")
@@ -247,10 +243,10 @@ def finish(
     """Keep every wheel, and make the image of the one that runs in it.
 
     Args:
-        wheel: what the image holds, unpacked below `SITE`.
+        wheel: the content of the image, unpacked below `SITE`.
         check: of the image in a container, when a contract check is requested.
-        with_base: whether the image stands on the base's layers, which a wheel of another machine cannot. The recipe
-            runs upstream's tests only then.
+        with_base: whether the image stands on the base's layers, which a wheel of another machine cannot. Only then the
+            recipe runs upstream's tests.
     """
     request = workspace.request
     known = {
@@ -299,12 +295,12 @@ def run_contract(
     name: str,
     dead: str,
 ) -> dict[str, Any]:
-    """Run aotriton/triton_contract.py in a fresh container of an image, and read what it prints.
+    """Run aotriton/triton_contract.py in a fresh container of an image, and return what it prints.
 
     Args:
-        python: the command that runs a Python with this Triton; `env` and `mounts` are what it needs.
+        python: the command that runs a Python with this Triton.
         name: of the Triton, for messages.
-        dead: the error's text if nothing was printed.
+        dead: the error if nothing was printed.
     """
     workspace.step("contract")
     done = workspace.runner.run(
@@ -333,9 +329,9 @@ def run_contract(
 
 
 def for_python(wheels: Sequence[Path], version: str) -> Path:
-    """The wheel that the image gets: the one for the base's own Python, `3.13`, for that is what runs in it.
+    """Return the wheel for the base's own Python, `3.13`, which runs in the image.
 
-    One of the stable ABI serves the Python that it is named for and every later one.
+    A wheel of the stable ABI serves the Python that it is named for and every later one.
     """
     tag, minor = f"-cp{version.replace('.', '')}-", int(version.partition(".")[2])
     for wheel in wheels:

@@ -1,4 +1,4 @@
-"""Facts in a tree of Triton: its version, its commit, its LLVM; and whether it matches the request."""
+"""Read a tree of Triton: its version, its commit, its LLVM; and check that it matches the request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SAYS = re.compile(r"""^__version__\s*=\s*["'](\d+\.\d+(?:\.\d+)?)""", re.MULTIL
 
 
 def version_in(tree: Path) -> str:
-    """The version that a tree of Triton calls itself; empty if it says none."""
+    """Return the version that a tree of Triton gives itself; empty if it gives none."""
     try:
         match = _SAYS.search((tree / _INIT).read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -43,7 +43,7 @@ def version_in(tree: Path) -> str:
 
 
 def setup_text(tree: Path) -> str:
-    """The text of a tree's setup.py, at the top or in `python/`; empty if there is none."""
+    """Return the text of a tree's setup.py, at the top or in `python/`; empty if there is none."""
     return next((text for name in _SETUPS if (text := _text(tree, name))), "")
 
 
@@ -106,7 +106,7 @@ def check_setup(tree: Path) -> None:
 
 
 def python_requires(tree: Path) -> str:
-    """The `python_requires` of a tree's setup.py, which is not run; empty if it cannot be read."""
+    """Return the `python_requires` of a tree's setup.py, which is not run; empty if it cannot be read."""
     try:
         module = ast.parse(setup_text(tree))
     except (SyntaxError, ValueError, RecursionError):
@@ -122,7 +122,7 @@ def python_requires(tree: Path) -> str:
 
 
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    """A literal, a name of one, `MIN[0]`, `MAX[1] + 1`, or a text with such in it; None for all else."""
+    """Evaluate a literal, a name of one, `MIN[0]`, `MAX[1] + 1`, or a text with these in it; None for anything else."""
     result: Any = None
     match node:
         case ast.Constant(value=result):
@@ -156,19 +156,19 @@ class Bindings:
     stable: bool = False
 
     def projects(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The projects of a build that are listed with pybind11, with this one in its place; sorted."""
+        """Return the projects of a build that are listed with pybind11, with this one in its place, sorted."""
         return tuple(sorted(self.project if name == "pybind11" else name for name in names))
 
 
 def bindings_of(tree: Path) -> Bindings:
-    """The bindings in a tree's build files, which are not run."""
+    """Return the bindings in a tree's build files, which are not run."""
     text = "\n".join(_text(tree, name) for name in ("pyproject.toml", "python/pyproject.toml"))
     nanobind = re.search(r"""["']nanobind\b""", text) is not None
     return Bindings(project="nanobind" if nanobind else "pybind11", stable="TRITON_STABLE_ABI" in setup_text(tree))
 
 
 def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
-    """Check that a tree's build takes given libraries, and can be told to fetch nothing."""
+    """Check that a tree's build can take given libraries and be told to fetch nothing."""
     files = (*_SETUPS, _HELPERS, "CMakeLists.txt")
     text = "\n".join(_text(tree, name) for name in files)
     for rule in rules:
@@ -230,7 +230,7 @@ def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
 
     Args:
         wanted: a version or a commit.
-        name: what people call the tree, e.g. `--source triton=PATH`.
+        name: the tree's name in messages, e.g. `--source triton=PATH`.
         llvm: whether its LLVM pin is compared too; not if the user names an LLVM.
     """
     rows = _facts(tree, wanted, llvm=llvm)
@@ -245,7 +245,7 @@ def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
 
 
 def _facts(tree: Path, wanted: str, *, llvm: bool) -> list[tuple[str, str, str]]:
-    """The tree's own values, the expected ones, and their names."""
+    """Return the tree's own values, the expected ones, and their names."""
     if is_commit(wanted):
         head = head_of(tree)
         return [(head, wanted, "the commit")] if head else []
@@ -278,7 +278,7 @@ def _check_generation(tree: Path, llvm: Source) -> None:
 def check_tree(tree: Path, request: Request, llvm: Source) -> None:
     """Compare a fetched tree with the request and with the LLVM that it will be built on.
 
-    If neither a checkout nor the user named that LLVM, it came from a row of data; the tree's own pin is better.
+    If that LLVM comes from a row of data, the tree's own pin must be the same.
     """
     _check_generation(tree, llvm)
     named = request.sources.get("triton")

@@ -1,4 +1,4 @@
-"""Triton in an image: base + wheel. The wheel is a prebuilt one here, so it must be allowed by name."""
+"""Triton as a wheel of the index in an image of base and wheel. It is prebuilt, so it must be allowed by name."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TritonWheelStage:
 
 
 def wheel_source(request: Request) -> Source:
-    """The wheel that is named, without any network."""
+    """Return the wheel that is named, without any network."""
     spec = request.sources["triton"]  # without one this stage is not among those of a goal
     source = request.locate("triton", spec)
     if source.kind != "pypi":
@@ -80,7 +80,7 @@ def wheel_source(request: Request) -> Source:
 
 
 def _check_python(request: Request, source: Source) -> None:
-    """Raise UnsupportedError for a wheel that the base's Python cannot import; a user's own base is probed later."""
+    """Refuse a wheel that the base's Python cannot import. A user's own base is probed later."""
     if request.base.image is not None:
         return
     file, has = pypi_row(source.where, source.version).file, own_python(request)
@@ -94,7 +94,7 @@ def _check_python(request: Request, source: Source) -> None:
 
 
 def unzip(wheel: Path, into: Path) -> None:
-    """Unpack a wheel; names that leave the folder are refused."""
+    """Unpack a wheel. A name that leaves the folder is a HostileInputError."""
     into.mkdir(parents=True, exist_ok=True)
     with open_wheel(wheel) as archive:
         for member in archive.infolist():

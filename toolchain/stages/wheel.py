@@ -1,4 +1,4 @@
-"""The wheel of a project above Triton: built from source, without a network, and an image in which it imports."""
+"""Wheels of projects above Triton: built from source, without a network, and images in which they import."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class WheelStage:
 
 @dataclass(frozen=True)
 class WheelsStage:
-    """An image with the wheels of several projects beside one Triton: all that the request names, else every one."""
+    """An image with the wheels of several projects beside one Triton: those that the request names, else all."""
 
     name: str = "wheels"
 
@@ -210,7 +210,7 @@ class WheelsStage:
 
 
 def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[str], Mapping[str, Any]]:
-    """Check that the modules of the rows import in a fresh container, with the variables that the image sets."""
+    """Return a check that the rows' modules import in a fresh container, with the variables that the image sets."""
     wanted = [name for row in rows for name in row.imports]
 
     def check(image: str) -> Mapping[str, Any]:
@@ -240,23 +240,23 @@ def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[s
 
 
 def environment(rows: Sequence[WheelRow]) -> dict[str, str]:
-    """The variables of an image with the wheels of these rows."""
+    """Return the variables of an image with the wheels of these rows."""
     needed = {name: text for row in rows for name, text in row.run.items()}
     return {**needed, "PYTHONPATH": f"{TRITON_SITE}:{SITE}"}
 
 
 def stands_on(request: Request) -> tuple[str, ...]:
-    """The stages that the image is built on."""
+    """Return the stages that the image is built on."""
     return ("base", "torch", "triton", *wheel_names(request))
 
 
 def wheel_names(request: Request) -> tuple[str, ...]:
-    """The wheels that a request names, in the order of the data; all of them where it names none."""
+    """Return the wheels that a request names, in the order of the data; all of them if it names none."""
     return tuple(row.name for row in wheel_rows() if row.name in request.wheels or not request.wheels)
 
 
 def wheel_source(row: WheelRow, request: Request) -> Source:
-    """The project's source, without any network."""
+    """Return the project's source, without any network."""
     own = (
         SourceSpec(kind="pypi", where=row.project)
         if row.project
@@ -279,7 +279,7 @@ def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
     """Compare a wheel with its row.
 
     Returns:
-        `{"tag", "files", "packages"}`: the tag of its name, how many files it has, and its top folders.
+        `{"tag", "files", "packages"}`: the tag of its name, the number of its files, and its top folders.
     """
     match = re.search(r"-([^-]+-[^-]+-[^-]+)\.whl$", wheel.name)
     tag = match[1] if match else ""
@@ -307,7 +307,7 @@ def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
 
 
 def elsewhere(findings: Sequence[Finding], folders: Sequence[str]) -> list[Finding]:
-    """The findings outside of some folders of a source."""
+    """Return the findings outside of some folders of a source."""
     return [finding for finding in findings if not any(finding.file.startswith(f"{name}/") for name in folders)]
 
 

@@ -1,4 +1,4 @@
-"""Wheels that a build imports: locked files of the Python index, laid into one folder for pip's --find-links."""
+"""Wheels that a build imports: locked files of the Python index, in one folder for pip's --find-links."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ AOTRITON = (
 
 
 def wheel_sources(projects: Sequence[str]) -> tuple[Source, ...]:
-    """The wheels as sources; needs no network."""
+    """Return the wheels as sources, without any network."""
     return tuple(known_pypi(f"wheel-{project}", project, "") for project in projects)
 
 
 def wheel_folder(sources: Sequence[Source], workspace: Workspace) -> Path:
-    """A folder with the fetched wheels under their own names; made again each time."""
+    """Return a folder with the fetched wheels under their own names; it is made again each time."""
     folder = emptied(workspace.work() / "wheels")
     for source in sources:
         fetched = workspace.fetch(source)
@@ -40,7 +40,7 @@ def wheel_folder(sources: Sequence[Source], workspace: Workspace) -> Path:
 
 
 def place(file: Path, target: Path) -> None:
-    """Lay a file of the store under another name, without a copy where the file system can."""
+    """Put a file of the store under another name, without a copy if the file system allows that."""
     try:
         os.link(file, target)
     except OSError:
@@ -48,11 +48,7 @@ def place(file: Path, target: Path) -> None:
 
 
 def keep_wheel(wheel: Path, cache: Cache) -> dict[str, Any]:
-    """Put a wheel that was built into the store, where `--archive` and later stages find it.
-
-    Returns:
-        `{"file", "digest", "bytes"}`.
-    """
+    """Put a wheel that was built into the store; return `{"file", "digest", "bytes"}`."""
     digest, size = sha256_file(wheel), wheel.stat().st_size
     store = Store(cache.store)
     if store.file(digest, verify=True) is None:
@@ -64,5 +60,5 @@ def keep_wheel(wheel: Path, cache: Cache) -> dict[str, Any]:
 
 
 def in_store(cache: Cache, digest: str) -> Path | None:
-    """A file that an earlier build put into the store; None when it is not there or damaged."""
+    """Return a file that an earlier build put into the store; None if it is missing or damaged."""
     return Store(cache.store).file(digest, verify=True)
