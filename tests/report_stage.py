@@ -15,15 +15,8 @@ from toolchain.core.record import Record
 from toolchain.oci.layout import Layout
 from toolchain.request.model import Request
 from toolchain.sources.unpack import unpack_tar
-from toolchain.stages.stage import (
-    Built,
-    ImageParts,
-    LayerContent,
-    Planned,
-    Workspace,
-    common_inputs,
-    source_inputs,
-)
+from toolchain.stages.inputs import common_inputs, source_inputs
+from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
 
 HERE = Path(__file__).parent
 FILE = "usr/share/report/report.txt"

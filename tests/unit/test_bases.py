@@ -23,7 +23,7 @@ from toolchain.pipeline import run as pipeline
 from toolchain.request.model import Request
 from toolchain.stages import base as stage
 from toolchain.stages.base import BaseStage, _bootstrap_error, local_image
-from toolchain.stages.stage import common_inputs
+from toolchain.stages.inputs import common_inputs
 
 NAMES = ["debian13", "debian12", "ubi9", "almalinux8", "manylinux_2_28"]
 BY_IMAGE = ["ubi9", "almalinux8", "manylinux_2_28"]

@@ -19,7 +19,8 @@ from toolchain.core.digest import canonical, sha256_json, write_atomically
 from toolchain.core.locks import free, kept
 from toolchain.request.model import Request
 from toolchain.sources.tree import Source
-from toolchain.stages.stage import Built, Planned, source_inputs
+from toolchain.stages.inputs import source_inputs
+from toolchain.stages.stage import Built, Planned
 
 LIMIT = 20_000_000_000
 """Bytes of all compiler caches together; each bounds itself at as much (containerfiles/ccache.conf)."""

@@ -200,7 +200,7 @@ class BuildWorkspace:
             INPUT_DIGEST: str(planned.input_digest),
         }
         checked: dict[str, Any] = {}
-        if check is not None:
+        if check is not None and self.request.contract:
             plain = add_layer(layout, compress_layer(layer, self.work() / "plain", "none"), created_by=planned.name)
             base = lower if check.on is None else read_layers(layout, layout.resolve(check.on.manifest))
             parts = ImageParts(environment=image.environment)

@@ -48,6 +48,7 @@ from toolchain.stages.aotriton_library import (
     require_aotriton,
 )
 from toolchain.stages.hip import PLACE
+from toolchain.stages.inputs import source_inputs, stage_inputs
 from toolchain.stages.kernel_workers import (
     WORKER_FILES,
     campaign_facts,
@@ -56,16 +57,7 @@ from toolchain.stages.kernel_workers import (
     part_of_kernels,
 )
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
-from toolchain.stages.stage import (
-    Built,
-    ContractCheck,
-    ImageParts,
-    LayerContent,
-    Planned,
-    Workspace,
-    source_inputs,
-    stage_inputs,
-)
+from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
 # Beside upstream's own signature in each pack: which kernels are in it, and where some are missing, that.
@@ -183,9 +175,7 @@ class AotritonStage:
                     "against_upstream": dict(made.against),
                     **({"numbers": dict(made.numbers)} if made.numbers else {}),
                 },
-                check=ContractCheck(run=_check(library, dependencies, workspace, generation), on=dependencies["base"])
-                if request.contract
-                else None,
+                check=ContractCheck(run=_check(library, dependencies, workspace, generation), on=dependencies["base"]),
             )
             whole = not made.partial and not result.bad
             if whole and not lacking(gpus, generation):

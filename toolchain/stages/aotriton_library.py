@@ -31,7 +31,8 @@ from toolchain.sources.patch import copy_tree
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import FetchedSource, Source, require
 from toolchain.stages.hip import PLACE, requested_rocms
-from toolchain.stages.stage import Built, Planned, Workspace, source_inputs
+from toolchain.stages.inputs import source_inputs
+from toolchain.stages.stage import Built, Planned, Workspace
 from toolchain.stages.wheels import wheel_folder
 
 UPSTREAM = "https://github.com/ROCm/aotriton"

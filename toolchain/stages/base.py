@@ -23,7 +23,8 @@ from toolchain.core.process import CommandError
 from toolchain.core.recipe import Recipe
 from toolchain.oci.layout import Layout
 from toolchain.request.model import Request
-from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace, common_inputs
+from toolchain.stages.inputs import common_inputs
+from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.start import pull_start
 
 # Runs inside the new root before its package lists go: name, version, architecture, SHA-256 of all that is installed.

@@ -20,16 +20,9 @@ from toolchain.core.filesystem import copy_built, emptied, read_built
 from toolchain.core.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.request.model import Request
 from toolchain.stages.codegen_llvm import require_portable, triton_here
+from toolchain.stages.inputs import stage_inputs
 from toolchain.stages.prebuilt import choices, take_in
-from toolchain.stages.stage import (
-    Built,
-    ContractCheck,
-    ImageParts,
-    LayerContent,
-    Planned,
-    Workspace,
-    stage_inputs,
-)
+from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.triton_origin import triton_source
 
 RECIPE = "containerfiles/triton-codegen"

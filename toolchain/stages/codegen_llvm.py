@@ -22,17 +22,9 @@ from toolchain.sources.resolve import part_of
 from toolchain.sources.spec import of_github
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source, require
+from toolchain.stages.inputs import source_inputs, stage_inputs
 from toolchain.stages.llvm import PORTABLE_RECIPE, floor_labels, local_triton, recipe_files, take_in_llvm
-from toolchain.stages.stage import (
-    Built,
-    ContractCheck,
-    ImageParts,
-    LayerContent,
-    Planned,
-    Workspace,
-    source_inputs,
-    stage_inputs,
-)
+from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.triton_origin import triton_source
 from toolchain.stages.triton_tree import Bindings, bindings_of
 
@@ -146,7 +138,7 @@ class CodegenLlvmStage:
             LayerContent(tree=tree),
             ImageParts(revision=source.ref, labels=floor_labels(request.glibc)),
             facts={"prefix": prefix, **intake_facts},
-            check=ContractCheck(run=check, on=dependencies["base"]) if request.contract else None,
+            check=ContractCheck(run=check, on=dependencies["base"]),
         )
 
 

@@ -22,15 +22,8 @@ from toolchain.request.model import Request
 from toolchain.sources.patch import copy_tree
 from toolchain.sources.spec import SourceSpec, of_folder
 from toolchain.sources.tree import Source, check_links
-from toolchain.stages.stage import (
-    Built,
-    ImageParts,
-    LayerContent,
-    Planned,
-    Workspace,
-    source_inputs,
-    stage_inputs,
-)
+from toolchain.stages.inputs import source_inputs, stage_inputs
+from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
 
 LOG = logging.getLogger(__name__)
 RECIPE = "containerfiles/hip"

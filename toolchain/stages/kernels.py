@@ -17,6 +17,7 @@ from toolchain.sources.scan import Finding
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source, require
 from toolchain.stages import kernel_workers
+from toolchain.stages.inputs import source_inputs, stage_inputs, triton_id
 from toolchain.stages.kernel_check import check_numbers
 from toolchain.stages.kernel_workers import (
     RECIPE,
@@ -30,16 +31,7 @@ from toolchain.stages.kernel_workers import (
     part_of_kernels,
 )
 from toolchain.stages.prebuilt import Intake, take_in
-from toolchain.stages.stage import (
-    Built,
-    ImageParts,
-    LayerContent,
-    Planned,
-    Workspace,
-    source_inputs,
-    stage_inputs,
-    triton_id,
-)
+from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.triton_wheel import SITE
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol
 
 from toolchain.catalog.stages import row as stage_row
 from toolchain.core.cache import Cache
-from toolchain.core.digest import EPOCH, FORMAT, sha256_file, sha256_json
+from toolchain.core.digest import sha256_json
 from toolchain.core.recipe import Mount, Recipe, Runner
 from toolchain.oci import labels
 from toolchain.request.model import Request
@@ -244,7 +244,7 @@ class Workspace(Protocol):
         facts: Mapping[str, Any],
         check: ContractCheck | None = None,
     ) -> Built:
-        """Write the layer and the image, run the contract check on them, then record the stage as finished."""
+        """Write layer and image, run the contract check unless --no-contract is given, and record the stage."""
 
 
 class Stage(Protocol):
@@ -259,50 +259,3 @@ class Stage(Protocol):
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
         """Build what was planned. If only a fetched tree decides something, one function adds it to the details."""
-
-
-def common_inputs(name: str, request: Request) -> dict[str, Any]:
-    """Return the inputs that every stage has: its name, the format and time stamp of layers, the architecture.
-
-    An input digest names an uncompressed tree, so only what decides its bytes is an input. The compressor and the
-    versions of this machine's programs are not. The compilers are in the base, whose digest is an input of the stages
-    above.
-    """
-    return {
-        "stage": name,
-        "format": FORMAT,
-        "epoch": EPOCH,
-        "arch": request.arch[0],
-    }
-
-
-def stage_inputs(
-    name: str, request: Request, resolved: Mapping[str, Any], more: Mapping[str, Any] | None = None
-) -> dict[str, Any] | None:
-    """Return the inputs of a stage; None while one of the resolved ones is not known.
-
-    Args:
-        resolved: input digests of the stages below, and `source_inputs`.
-    """
-    if None in resolved.values():
-        return None
-    return {**common_inputs(name, request), **resolved, **(more or {})}
-
-
-def triton_id(planned: Planned) -> str:
-    """Return the name of a stage's Triton in names of images above it."""
-    return next((source.short_id for source in planned.sources if source.name == "triton"), "unknown")
-
-
-def source_inputs(sources: Sequence[Source], patches: Mapping[str, Sequence[Path]]) -> list[dict[str, Any]] | None:
-    """Return the sources as inputs, with their patches; None while one has no digest."""
-    if any(source.digest is None for source in sources):
-        return None
-    return [
-        {
-            "name": source.name,
-            "digest": source.digest,
-            "patches": [sha256_file(p) for p in patches.get(source.name, ())],
-        }
-        for source in sorted(sources, key=lambda s: s.name)
-    ]

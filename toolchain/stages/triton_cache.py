@@ -39,6 +39,7 @@ from toolchain.kernels.rules import RuleSet, cut
 from toolchain.kernels.shards import shard_of
 from toolchain.oci import labels
 from toolchain.request.model import Request
+from toolchain.stages.inputs import stage_inputs, triton_id
 from toolchain.stages.kernel_check import STEP, check_files
 from toolchain.stages.kernel_workers import (
     OUT,
@@ -52,16 +53,7 @@ from toolchain.stages.kernel_workers import (
     stored_kernels,
     workers_here,
 )
-from toolchain.stages.stage import (
-    Built,
-    ContractCheck,
-    ImageParts,
-    LayerContent,
-    Planned,
-    Workspace,
-    stage_inputs,
-    triton_id,
-)
+from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.wheel import environment
 
 RECIPE = "containerfiles/triton-cache"
@@ -195,9 +187,7 @@ class TritonCacheStage:
                 "gpus": sorted({call.gpu for call in calls}),
                 **({"numbers": numbers} if numbers else {}),
             },
-            check=ContractCheck(run=_check_hits(table, everything, workspace), on=dependencies[table.wheel])
-            if request.contract
-            else None,
+            check=ContractCheck(run=_check_hits(table, everything, workspace), on=dependencies[table.wheel]),
         )
 
 

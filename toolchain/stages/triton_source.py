@@ -22,18 +22,10 @@ from toolchain.sources.local import check_tree_form
 from toolchain.sources.scan import Finding
 from toolchain.sources.tree import FetchedSource
 from toolchain.stages.codegen_llvm import compare_pins
+from toolchain.stages.inputs import source_inputs, stage_inputs
 from toolchain.stages.llvm import refined as refined_llvm
 from toolchain.stages.prebuilt import Intake, choices, names_allowed, take_in
-from toolchain.stages.stage import (
-    Built,
-    ContractCheck,
-    ImageParts,
-    LayerContent,
-    Planned,
-    Workspace,
-    source_inputs,
-    stage_inputs,
-)
+from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.triton import TritonDetails, refined
 from toolchain.stages.triton_edits import check_edits
 from toolchain.stages.triton_report import lit
@@ -268,7 +260,7 @@ def finish(
             under=dependencies["base"] if with_base else None,
         ),
         facts=known,
-        check=ContractCheck(run=check, on=dependencies["base"]) if request.contract else None,
+        check=ContractCheck(run=check, on=dependencies["base"]),
     )
 
 

@@ -12,15 +12,8 @@ from toolchain.core.zips import open_wheel
 from toolchain.request.model import Request
 from toolchain.sources.pypi import pypi_row, python_of_wheel
 from toolchain.sources.tree import Source
-from toolchain.stages.stage import (
-    Built,
-    ImageParts,
-    LayerContent,
-    Planned,
-    Workspace,
-    source_inputs,
-    stage_inputs,
-)
+from toolchain.stages.inputs import source_inputs, stage_inputs
+from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.unpacked import own_python
 
 BINARY = "triton-wheel"

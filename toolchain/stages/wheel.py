@@ -21,18 +21,9 @@ from toolchain.request.model import Request
 from toolchain.sources.scan import Finding, scan
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source
+from toolchain.stages.inputs import source_inputs, stage_inputs, triton_id
 from toolchain.stages.prebuilt import choices, names_allowed, take_in
-from toolchain.stages.stage import (
-    Built,
-    ContractCheck,
-    ImageParts,
-    LayerContent,
-    Planned,
-    Workspace,
-    source_inputs,
-    stage_inputs,
-    triton_id,
-)
+from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.triton_wheel import SITE as TRITON_SITE
 from toolchain.stages.triton_wheel import unzip
 from toolchain.stages.wheels import keep_wheel, wheel_folder, wheel_sources
@@ -133,7 +124,7 @@ class WheelStage:
                 "left_out": left,
                 "found_binaries": intake.rows(elsewhere(findings, left)),
             },
-            check=ContractCheck(run=check_imports([row], workspace)) if request.contract else None,
+            check=ContractCheck(run=check_imports([row], workspace)),
         )
 
     def _recipe(
@@ -205,7 +196,7 @@ class WheelsStage:
                 environment=environment(rows),
             ),
             facts={"projects": [row.name for row in rows]},
-            check=ContractCheck(run=check_imports(rows, workspace)) if workspace.request.contract else None,
+            check=ContractCheck(run=check_imports(rows, workspace)),
         )
 
 
