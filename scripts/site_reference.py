@@ -7,6 +7,7 @@ from typing import Any
 
 from scripts.options_table import commands
 from scripts.site_compatibility import MADE, table
+from toolchain.catalog.aotriton_generations import pack
 from toolchain.catalog.gpus import known_gpus, parse_gpus
 from toolchain.catalog.stages import STAGES
 from toolchain.cli.config_file import forms
@@ -209,7 +210,7 @@ def prebuilt() -> str:
 
 def gpus() -> str:
     """GPUs by LLVM's name and by the names that people use."""
-    rows = [[f"`{row['name']}`", ", ".join(row["market"]) or "none known", f"`{row['pack']}`"]
+    rows = [[f"`{row['name']}`", ", ".join(row["market"]) or "none known", f"`{pack(row['name'])}`"]
             for row in load("gpus")["gpu"]]  # fmt: skip
     assert {row[0].strip("`") for row in rows} == set(known_gpus())  # noqa: S101 - the page says all of them
     assert parse_gpus("MI300X") == ("gfx942",)  # noqa: S101 - the example below

@@ -11,10 +11,18 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import FILES, Stand, small_image
+from toolchain.catalog import bases
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import DATA, base_recipe, load_bases
 from toolchain.core.cache import Cache
-from toolchain.core.errors import BuildError, DigestError, RegistryError, UnreachableError, UnsupportedError
+from toolchain.core.errors import (
+    BuildError,
+    ConfigError,
+    DigestError,
+    RegistryError,
+    UnreachableError,
+    UnsupportedError,
+)
 from toolchain.core.process import CommandError
 from toolchain.core.recipe import root
 from toolchain.oci.check import verify_layout
@@ -64,11 +72,20 @@ def test_debian13_mends_the_builtins_library_where_it_is_known_how() -> None:
     assert base_recipe("debian13", "arm64").links == {}
 
 
+def test_a_base_without_a_python_is_refused_where_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / DATA
+    file.parent.mkdir(parents=True)
+    file.write_text((root() / DATA).read_text(encoding="utf-8").replace('python = "3.12"', 'perl = "5"'))
+    monkeypatch.setattr(bases, "root", lambda: tmp_path)
+    with pytest.raises(ConfigError, match="ubi9 names no Python"):
+        load_bases()
+
+
 def test_a_base_that_was_never_run_says_so() -> None:
-    bases = load_bases()
-    assert bases["debian13"].tested
-    assert not any(bases[name].tested for name in ("debian12", *BY_IMAGE)), "made is not used to compile"
-    assert all("never run" in bases[name].note for name in BY_IMAGE)
+    known = load_bases()
+    assert known["debian13"].tested
+    assert not any(known[name].tested for name in ("debian12", *BY_IMAGE)), "made is not used to compile"
+    assert all("never run" in known[name].note for name in BY_IMAGE)
 
 
 def test_a_local_image_by_tag_by_digest_and_as_the_only_one(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Generations of AOTriton's generator: how a release plans and packs kernels, and its database; rows of data."""
+"""Generations of AOTriton's generator: how a release plans and packs kernels, and its tuning databases."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from toolchain.catalog.gpus import pack
 from toolchain.catalog.release_data import aotriton_releases, numbers
 from toolchain.catalog.releases import check_release_gpus
 from toolchain.core import recipe
 from toolchain.core.errors import PinError, SourceError, UnsupportedError
 from toolchain.data import read_toml, typed_row
 
-# As `--source` calls the tuning database, where it is not in the tree.
+# The name of the tuning database in `--source`, if it is not in the tree.
 DATABASE = "aotriton-database"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """A row `generation` of aotriton/releases.toml; that file says what each field is."""
+    """A row `generation` of aotriton/releases.toml; that file describes the fields."""
 
     releases: tuple[str, ...]
     generator: str
@@ -41,12 +40,12 @@ class Generation:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """All GPUs that its generator knows, LLVM names, sorted."""
+        """The LLVM names of all GPUs that its generator knows, sorted."""
         return tuple(sorted({gpu for gpus in self.packs.values() for gpu in gpus} | set(self.words.values())))
 
     @property
     def inside(self) -> bool:
-        """Whether its library holds its kernels, and is built behind them."""
+        """Whether its library contains its kernels, and is built after them."""
         return self.layout == "library"
 
     def kernels(self, gpus: Sequence[str]) -> int | None:
@@ -56,23 +55,23 @@ class Generation:
         return sum(self.counted[gpu] for gpu in gpus)
 
     def words_of(self, gpus: Sequence[str]) -> tuple[str, ...]:
-        """GPUs as its own build calls them."""
+        """Return GPUs by the names of AOTriton's own build."""
         named = {gpu: word for word, gpu in self.words.items()}
         return tuple(named.get(gpu, gpu) for gpu in gpus)
 
     @property
     def script(self) -> str:
-        """Upstream's compile script for one kernel, below its tree."""
+        """The path of upstream's compile script for one kernel, below its tree."""
         return f"{'python' if self.generator == 'aotriton' else self.generator}/compile.py"
 
     def pack(self, gpu: str) -> str:
-        """The image pack that holds a GPU's kernels, `gfx110x`; for a GPU that it does not know, today's pack."""
-        return next((name for name, gpus in self.packs.items() if gpu in gpus), "") or pack(gpu)
+        """Return the image pack with a GPU's kernels, such as `gfx110x`; the GPU itself if the row does not have it."""
+        return next((name for name, gpus in self.packs.items() if gpu in gpus), gpu)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Database:
-    """A row `database` of aotriton/releases.toml; that file says what each field is."""
+    """A row `database` of aotriton/releases.toml; that file describes the fields."""
 
     releases: tuple[str, ...]
     path: str
@@ -89,8 +88,13 @@ def _rows() -> tuple[tuple[Generation, ...], tuple[Database, ...]]:
     return tuple(generations), tuple(databases)
 
 
+def pack(gpu: str) -> str:
+    """Return the image pack with a GPU's kernels in the newest release."""
+    return _rows()[0][-1].pack(gpu)
+
+
 def generation_of(release: str) -> Generation:
-    """The generation of a release on record."""
+    """Return the generation of a release on record."""
     for row in _rows()[0]:
         if release in row.releases:
             return row
@@ -98,30 +102,27 @@ def generation_of(release: str) -> Generation:
 
 
 def release_of(commit: str) -> str:
-    """The name of the release at a commit of AOTriton; empty if none is."""
+    """Return the name of the release at a commit of AOTriton; empty if there is none."""
     return next((row.name for row in aotriton_releases() if commit and row.commit == commit), "")
 
 
 def databases_of(release: str) -> tuple[Database, ...]:
-    """The tuning databases of a release; nothing if its tree was not read."""
+    """Return the tuning databases of a release; nothing if its tree was not read."""
     return tuple(row for row in _rows()[1] if release in row.releases)
 
 
 def foreign_compilers() -> tuple[str, ...]:
-    """Compilers besides Triton that kernels of some release are made by, sorted."""
+    """Return the compilers other than Triton that make kernels of some release, sorted."""
     return tuple(sorted({name for row in _rows()[0] for name in row.foreign}))
 
 
 def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> None:
-    """Refuse kernels that another compiler than Triton makes, unless they are left out.
+    """Refuse kernels of a compiler other than Triton that are not left out, and a `without` that has no effect.
 
     Args:
-        what: whose they are, for display.
-        has: the compilers.
-        without: those whose kernels the user leaves out.
-
-    Raises:
-        UnsupportedError: with what the user leaves out without effect, or would have to leave out.
+        what: the owner of the kernels, for messages.
+        has: its compilers.
+        without: the compilers whose kernels the user leaves out.
     """
     if missing := [name for name in has if name not in without]:
         raise UnsupportedError(
@@ -134,7 +135,7 @@ def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> Non
 
 
 def foreign_in(tree: Path) -> tuple[str, ...]:
-    """The compilers besides Triton that a tree brings, by their folders in `third_party`."""
+    """Return the compilers other than Triton in a tree, by their folders in `third_party`."""
     here = {path.name.lower() for path in (tree / "third_party").glob("*")}
     return tuple(name for name in foreign_compilers() if name in here)
 
@@ -166,12 +167,12 @@ def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, witho
 
 
 def buildable() -> tuple[str, ...]:
-    """The releases whose kernels can be built, oldest first."""
+    """Return the releases whose kernels can be built, oldest first."""
     return tuple(name for row in _rows()[0] if not row.refused for name in row.releases)
 
 
 def generator_in(tree: Path) -> str:
-    """The package that plans the kernels of a source tree, as `Generation.generator`; empty if it has none."""
+    """Return the package that plans the kernels of a source tree, as in `Generation.generator`; empty for none."""
     for file, name in (
         ("python/gpu_targets.py", "aotriton"),
         ("v3python/generate.py", "v3python"),
@@ -183,13 +184,10 @@ def generator_in(tree: Path) -> str:
 
 
 def generation_in(tree: Path, release: str = "") -> Generation:
-    """The generation of a tree: that of its release, else of the newest release with its generator that is not newer.
+    """Return the generation of a tree's release, otherwise of the newest release that is not newer than the tree.
 
     Args:
-        release: on record; empty for a tree of none.
-
-    Raises:
-        SourceError: it has no generator that is known, or is a tree of another release.
+        release: on record; empty for a tree of no release.
     """
     generator = generator_in(tree)
     if release:
@@ -204,7 +202,7 @@ def generation_in(tree: Path, release: str = "") -> Generation:
                 fix="give that release's tree, or leave --aotriton out: then the tree decides",
             )
         return row
-    # Later ones differ in what they compile besides, not in how they plan it.
+    # Later releases compile more, but plan it in the same way.
     if generator == "aotriton":
         return generation_of("0.13b")
     here, releases = _version_in(tree), [(numbers(name), row) for row in _rows()[0] for name in row.releases]
@@ -233,7 +231,7 @@ def refuse_gpus_not_in(tree: Path, generator: str, gpus: Sequence[str]) -> None:
 
 
 def _version_in(tree: Path) -> tuple[int, ...]:
-    """The version of a tree; before 0.8 its CMakeLists.txt has none, and the generator decides."""
+    """Return the version of a tree; before 0.8 CMakeLists.txt has none, and the generator decides."""
     if stated := _stated_version(tree):
         return stated
     if (tree / "v2python/autotune_config.py").is_file():
@@ -244,7 +242,7 @@ def _version_in(tree: Path) -> tuple[int, ...]:
 
 
 def _stated_version(tree: Path) -> tuple[int, ...]:
-    """The version in a tree's CMakeLists.txt; nothing if it has none."""
+    """Return the version in a tree's CMakeLists.txt; nothing if it has none."""
     text = (tree / "CMakeLists.txt").read_text(encoding="utf-8", errors="replace")
     parts = [re.search(rf"set\(AOTRITON_VERSION_{part}_INT (\d+)\)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     return tuple(int(part[1]) for part in parts if part) if all(parts) else ()
@@ -261,15 +259,15 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
     """Require the tuning databases that a release was made with.
 
     Args:
-        release: on record; of a tree of no release they must be there, and be no empty files.
-        given: the user's own file or folder, used instead of the tree's own.
+        release: on record; in a tree of no release the databases must only exist and not be empty.
+        given: the user's own file or folder, which replaces one of the tree.
 
     Returns:
-        Whose place the given one takes; None without one.
+        The database that `given` replaces; None without `given`.
     """
     rows = databases_of(release or generation_in(tree).releases[-1])
     taken = _taken(rows, release, given) if given is not None else None
-    # Where the databases of a tree behind the releases are, no row says.
+    # No row says where the databases of a tree after the last release are.
     for row in rows if release or generator_in(tree) != "aotriton" else ():
         own = tree / row.path
         if row is taken and given is not None:
@@ -287,7 +285,7 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
 
 
 def _check_database(row: Database, path: Path, release: str, shown: str) -> None:
-    """Check a database that is there; see `check_databases`."""
+    """Check an existing database; see `check_databases`."""
     if path.is_file() and not path.stat().st_size:
         raise SourceError(
             f"the tuning database {row.path} is empty",
@@ -304,7 +302,7 @@ def _check_database(row: Database, path: Path, release: str, shown: str) -> None
 
 
 def _taken(rows: Sequence[Database], release: str, given: Path) -> Database:
-    """Which of a release's databases a given one is."""
+    """Return the database of a release that a given one replaces."""
     id_ = git_id(given)
     fits = [row for row in rows if row.id == id_] or [row for row in rows if not row.path.endswith(".tar.xz")][:1]
     if not fits:
@@ -318,7 +316,7 @@ def _taken(rows: Sequence[Database], release: str, given: Path) -> Database:
 
 
 def git_id(path: Path) -> str:
-    """Git's id of a file or a folder: 40 hex digits. Links are hashed by their targets, empty folders are left out."""
+    """Return git's id of a file or folder, 40 hex digits; links are hashed by their targets, empty folders ignored."""
     kind, content = "blob", b""
     if path.is_symlink():
         content = os.fsencode(path.readlink())
@@ -334,5 +332,5 @@ def git_id(path: Path) -> str:
         content = b"".join(row + b"\0" + bytes.fromhex(id_) for _, row, id_ in sorted(rows))
     else:
         content = path.read_bytes()
-    # Git's own name of the content; nothing here is trusted for it.
+    # The hash only compares content with git's ids; no trust depends on it.
     return hashlib.sha1(b"%s %d\0" % (kind.encode(), len(content)) + content, usedforsecurity=False).hexdigest()

@@ -1,4 +1,4 @@
-"""Machines: how OCI, the kernel, Debian and qemu call each, which one this is, and what runs another one's programs."""
+"""Machines: the names of each in OCI, the kernel, Debian and qemu, and the emulator for its programs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from toolchain.core.errors import EngineError, UnsupportedError
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One architecture by its names.
+    """An architecture by its names.
 
     Args:
-        arch: OCI's.
-        kernel: as `uname -m` and qemu say it.
-        debian: of packages.
+        arch: in OCI.
+        kernel: in `uname -m` and qemu.
+        debian: in packages.
     """
 
     arch: str
@@ -37,30 +37,30 @@ MACHINES = {
 
 
 def this_machine() -> str:
-    """The OCI architecture of the machine that builds."""
+    """Return the OCI architecture of this machine."""
     kernel = platform.machine()
     return next((machine.arch for machine in MACHINES.values() if machine.kernel == kernel), kernel)
 
 
 def machine_of(arch: str) -> Machine:
-    """The machine of an OCI architecture."""
+    """Return the machine of an OCI architecture."""
     if arch not in MACHINES:
         raise UnsupportedError(f"unknown architecture {arch!r}", fix=f"one of {', '.join(MACHINES)}")
     return MACHINES[arch]
 
 
 def emulator_name(arch: str) -> str:
-    """The program that `emulator` looks for."""
+    """Return the name of the program that `emulator` looks for."""
     return f"qemu-{machine_of(arch).kernel}-static"
 
 
 def emulator(arch: str, *, proof: bool = True) -> Path:
-    """A qemu that runs single programs of `arch` and needs no file of this machine, so that it works in any container.
+    """Return a qemu that runs single programs of `arch`.
 
-    Nothing is registered with the kernel for it: it is called by name.
+    It needs no file of this machine and no registration in the kernel, so that it works in any container.
 
     Args:
-        proof: it is for the contract check, which can be left out; otherwise the build itself runs programs by it.
+        proof: whether it is for the contract check, which can be left out; otherwise the build itself needs it.
     """
     name = emulator_name(arch)
     program = process.find(name)

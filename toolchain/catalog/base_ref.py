@@ -1,4 +1,4 @@
-"""References of bases: the recipe, or the local image, that builds run in."""
+"""References to bases: the recipe or the local image that builds run in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class BaseRef:
     Args:
         recipe: the name of a row of `catalog.bases`, known or not; empty for a local image.
         image: a local image; None for a recipe.
-        text: the words that it was read from.
+        text: as the user wrote it.
     """
 
     recipe: str = ""
@@ -30,11 +30,7 @@ class BaseRef:
 
 
 def parse_base(text: str) -> BaseRef:
-    """Read a base as users write it: `debian13`, or `oci:DIR[:TAG|@DIGEST]`.
-
-    Raises:
-        ConfigError: a reference that names no folder, or no tag or digest where it should.
-    """
+    """Read a base as users write it: `debian13`, or `oci:DIR[:TAG|@DIGEST]`."""
     if not text.startswith(_LOCAL):
         return BaseRef(recipe=text)
     from toolchain.oci.reference import LayoutRef, parse  # noqa: PLC0415 - most bases are recipes

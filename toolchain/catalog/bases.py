@@ -1,4 +1,4 @@
-"""The bases that have a name: data of containerfiles/base/bases.toml."""
+"""The named bases, from containerfiles/base/bases.toml."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from toolchain.core.errors import UnsupportedError, did_you_mean
+from toolchain.core.errors import ConfigError, UnsupportedError, did_you_mean
 from toolchain.core.recipe import digests, root
 from toolchain.data import read_toml, typed_row
 
@@ -17,11 +17,11 @@ _INSTALLER = "containerfiles/base/install.sh"
 
 @dataclass(frozen=True, kw_only=True)
 class BaseRecipe:
-    """The recipe of a base for one architecture: a table of `DATA`; that file says what each field is.
+    """The recipe of a base for one architecture: a table of `DATA`, which describes the fields.
 
     Args:
-        name: as `--base` takes it, and part of image names.
-        arch: the OCI architecture that `image` and `links` are for.
+        name: as in `--base` and in image names.
+        arch: the OCI architecture of `image` and `links`.
         image: `repository@sha256:…` that the Containerfile starts from; empty for mmdebstrap.
     """
 
@@ -45,7 +45,7 @@ class BaseRecipe:
     note: str
 
     def as_inputs(self) -> dict[str, Any]:
-        """The parts of the recipe that decide the base's content, as JSON values."""
+        """Return the parts of the recipe that decide the base's content, as JSON values."""
         if self.kind == "mmdebstrap":
             return {
                 "kind": self.kind,
@@ -60,13 +60,10 @@ class BaseRecipe:
 
 
 def load_bases(arch: str = "amd64") -> dict[str, BaseRecipe]:
-    """Every base of the data, by name, in its order; also those that `base_recipe` refuses for want of a digest.
+    """Return every base of the data by name, also those that `base_recipe` refuses because they have no digest.
 
     Args:
-        arch: OCI architecture that images and links are taken for.
-
-    Raises:
-        ConfigError: the data cannot be read, has an unknown key or a value that does not fit.
+        arch: OCI architecture of images and links.
     """
     source = root() / DATA
     return {name: _recipe(name, row, arch, source) for name, row in read_toml(source).items()}
@@ -76,15 +73,17 @@ def _recipe(name: str, row: dict[str, Any], arch: str, source: Path) -> BaseReci
     for_arch = {"links": row.get("links", {}).get(arch, {}), "image": row.get("images", {}).get(arch, "")}
     plain = {key: value for key, value in row.items() if key not in {"images", "links"}}
     recipe = typed_row(BaseRecipe, {**plain, **for_arch, "name": name, "arch": arch}, name, source)
+    if "python" not in recipe.tools:
+        raise ConfigError(
+            f"{source}: base {name} names no Python",
+            why="wheels are built for the Python of the base",
+            fix='add its version to the table: tools.python = "3.13.5"',
+        )
     return replace(recipe, packages=tuple(sorted(recipe.packages)), sysroot=tuple(sorted(recipe.sysroot)))
 
 
 def base_recipe(name: str, arch: str = "amd64") -> BaseRecipe:
-    """The base called `name`, for `arch`.
-
-    Raises:
-        UnsupportedError: there is no such base, or no image digest of it is known for this architecture.
-    """
+    """Return the base called `name` for `arch`; it is refused without an image digest for that architecture."""
     bases = load_bases(arch)
     recipe = bases.get(name)
     if recipe is None:

@@ -1,4 +1,4 @@
-"""The parts of Triton that make code for a GPU with an LLVM of their own: data of data/codegen.toml."""
+"""The parts of Triton that generate code for a GPU with their own LLVM, from data/codegen.toml."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolchain.data import FOLDER, load, typed_row
 
 @dataclass(frozen=True, kw_only=True)
 class Codegen:
-    """A table of data/codegen.toml; that file says what each field is."""
+    """A table of data/codegen.toml, which describes the fields."""
 
     name: str
     target: str
@@ -30,12 +30,12 @@ class Codegen:
 
     @property
     def pin_file(self) -> str:
-        """The path in a checkout of the pin of its LLVM and the library's build."""
+        """The path in a checkout of the pin of its LLVM and of the library's build."""
         return f"cmake/{self.name}-llvm-info.json"
 
     @property
     def llvm(self) -> str:
-        """The stage of its LLVM, and the source of that: `llvm-amdgpu`."""
+        """The name of the stage and source of its LLVM: `llvm-amdgpu`."""
         return f"llvm-{self.target.lower()}"
 
     @property
@@ -46,16 +46,16 @@ class Codegen:
 
 @memoize
 def codegens() -> tuple[Codegen, ...]:
-    """Every row, in the order of the data."""
+    """Return every row, in the order of the data."""
     rows = load("codegen").items()
     return tuple(typed_row(Codegen, {**row, "name": name}, name, FOLDER / "codegen.toml") for name, row in rows)
 
 
 def codegen_of(target: str) -> Codegen | None:
-    """The row of LLVM's target, `AMDGPU`; None if there is none."""
+    """Return the row of LLVM's target, such as `AMDGPU`; None if there is none."""
     return next((codegen for codegen in codegens() if codegen.target == target), None)
 
 
 def codegen_named(name: str) -> Codegen | None:
-    """The row of a pin file's name, `amd`; None if there is none."""
+    """Return the row of a pin file's name, such as `amd`; None if there is none."""
     return next((codegen for codegen in codegens() if codegen.name == name), None)

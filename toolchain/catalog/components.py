@@ -1,5 +1,4 @@
-"""The required content of an LLVM layer for a given Triton, and a check of an installed one. The facts are data:
-`llvm-config/components.toml`."""
+"""The content that a Triton needs in its LLVM, from llvm-config/components.toml, and a check of an LLVM's files."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from toolchain.data import read_toml
 _LINE = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:\.[0-9]{1,4})?(?:\+[A-Za-z0-9.]+)?")
 _ORDER = ("filecheck", "lld", "clang")
 _STDDEF = re.compile(r"lib/clang/[^/]+/include/stddef\.h")
-# How Triton's build files ask for a part of LLVM that not every version needs.
+# How Triton's build files request the parts of LLVM that not every version needs.
 _ASKS = {
     "clang": re.compile(r"find_program\([^)]*\bclang\+\+"),
     "lld": re.compile(r"find_package\(\s*LLD\b"),
@@ -36,10 +35,10 @@ class LlvmRequirements:
         tools: programs that must be in the prefix's bin/.
         libtriton: libraries that Triton names for its Python module, without `lib` and `.a`, sorted.
         bin_tools: libraries that Triton names for the programs it always builds, in the same form.
-        clang, lld, filecheck: whether those are among the above.
-        keep, drop: globs; libraries of the tree that match `keep` and not `drop` are kept beside those named here.
-        serves: the Triton whose needs these are, as it was requested.
-        llvm: the version that this Triton's own LLVM calls itself, `22` of 22.0.0git.
+        clang, lld, filecheck: whether Triton needs these.
+        keep, drop: globs; libraries that match `keep` and not `drop` are kept in addition to those named here.
+        serves: the Triton as it was requested.
+        llvm: the major version of this Triton's own LLVM, `22` for 22.0.0git.
         since: the first LLVM that has all these components.
     """
 
@@ -59,20 +58,16 @@ class LlvmRequirements:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """All libraries that Triton names, sorted; the layer holds these and what they reach."""
+        """All libraries that Triton names, sorted; the layer holds these and their dependencies."""
         return tuple(sorted({*self.libtriton, *self.bin_tools}))
 
 
 def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = ()) -> LlvmRequirements:
-    """The needs of a Triton version (`3.7.1`, `v3.7`) or of a full Triton commit.
+    """Return the needs of a Triton version (`3.7.1`, `v3.7`) or of a full Triton commit.
 
     Args:
-        arch: OCI architecture that Triton will run on; decides which host code generator it links by name.
-        features: in addition to the version's own, see `features_of`.
-
-    Raises:
-        UnsupportedError: a Triton or an architecture that the data does not hold.
-        PinError: `version` is not a version.
+        arch: OCI architecture that Triton will run on, which decides the host code generator that it links.
+        features: in addition to those of the version, see `features_of`.
     """
     data = _data()
     if arch not in data["host"]:
@@ -101,14 +96,14 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
 
 
 def line_of(version: str) -> str:
-    """`3.7` of `3.7.1`, and of a commit on record the line that it is like."""
+    """Return `3.7` for `3.7.1`, and for a commit on record the line that it is like."""
     extra = next((row for row in _data()["commit"] if row["commit"] == version.lower()), None)
     major, minor = _line(extra["like"] if extra else version)
     return f"{major}.{minor}"
 
 
 def newest_triton_on(llvm: int) -> str:
-    """The newest Triton line (`3.5`) that a release of LLVM of this major version serves."""
+    """Return the newest Triton line, such as `3.5`, for releases of LLVM of this major version."""
     rows = _data()["llvm"]
     for row in rows:
         if row["version"] == llvm:
@@ -124,7 +119,7 @@ def newest_triton_on(llvm: int) -> str:
 
 
 def is_near(needs: LlvmRequirements, llvm: int) -> bool:
-    """Whether this major version of LLVM is the release before or after the commit that the Triton is written for."""
+    """Return whether a major version of LLVM is the release before or after the commit that a Triton pins."""
     return llvm in (needs.llvm - 1, needs.llvm)
 
 
@@ -133,7 +128,7 @@ def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
 
     Args:
         llvm: its major version.
-        where: what people call that LLVM.
+        where: the LLVM, for messages.
     """
     own = needs.llvm
     if not is_near(needs, llvm):
@@ -144,7 +139,6 @@ def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
             fix=f"use LLVM {own - 1} or {own}, or {_tritons_for(llvm)}",
         )
     if llvm < needs.since:
-        # A newer one than its own is too new; that of a checkout may be newer than its version says.
         fitting = str(own) if needs.since == own else f"{needs.since} or newer"
         raise UnsupportedError(
             f"{where} is too old for Triton {needs.serves}: LLVM {llvm}, not {fitting}",
@@ -161,9 +155,9 @@ def _tritons_for(llvm: int) -> str:
 
 
 def features_of(checkout: Path) -> frozenset[str]:
-    """Which features (`clang`, `lld`, `filecheck`) a checkout of Triton needs in its LLVM, whatever version it claims.
+    """Return the features (`clang`, `lld`, `filecheck`) that a checkout of Triton needs in its LLVM.
 
-    Triton's main keeps the version of the last release for months, so its build files decide, not its number.
+    Triton's main keeps the version of the last release for months, so the build files decide.
     """
     features = set()
     for path in sorted(checkout.rglob("CMakeLists.txt")):
@@ -173,10 +167,10 @@ def features_of(checkout: Path) -> frozenset[str]:
 
 
 def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
-    """Missing files of an LLVM, as paths below its prefix, sorted.
+    """Return the missing files of an LLVM, as paths below its prefix, sorted.
 
-    Looks for the tools, the CMake packages, the headers and every library that Triton names. That the libraries
-    also link is for the contract check to show.
+    Tools, CMake packages, headers and every library that Triton names are looked for. The contract check shows whether
+    the libraries link.
 
     Args:
         files: paths below the prefix.
@@ -188,18 +182,18 @@ def missing_in(files: Collection[str], needs: LlvmRequirements) -> list[str]:
     missing = [name for name in wanted if name not in files]
     tops = {name.split("/")[1] for name in files if name.startswith("include/")}
     missing += [f"include/{low}" for low in packages if low not in tops]
-    # clang finds its own headers beside itself; without them it compiles nothing.
+    # clang compiles nothing without its own headers, which it finds relative to itself.
     if needs.clang and not any(_STDDEF.fullmatch(name) for name in files):
         missing.append("lib/clang/*/include/stddef.h")
     return sorted(missing)
 
 
 def check_files(files: Collection[str], needs: LlvmRequirements, *, where: str, consumer: str) -> None:
-    """Refuse to build `consumer` (`Triton 3.8.0`) on an LLVM that lacks what it needs, before any long work.
+    """Refuse to build `consumer` (`Triton 3.8.0`) on an LLVM that lacks files that it needs, before any long work.
 
     Args:
         files: as for `missing_in`.
-        where: what people call that LLVM.
+        where: the LLVM, for messages.
     """
     missing = missing_in(files, needs)
     if not missing:

@@ -11,7 +11,7 @@ from toolchain.data import FOLDER, load, typed_row
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A row of data/costs.toml; that file says what each field is."""
+    """A row of data/costs.toml, which describes the fields."""
 
     stage: str
     part: str = ""
@@ -24,30 +24,26 @@ class Cost:
     source: str
 
     def on(self, cores: int) -> tuple[float, float]:
-        """From and to, in minutes, on so many cores, without its kernels."""
+        """Return the least and most minutes on a number of cores, without the kernels."""
         share = self.cores / cores if self.cores else 1.0
         least, most = self.minutes
         return least * share, most * share
 
     def time_for(self, cores: int) -> str:
-        """The time as text: `2 to 5 h`, `12 to 30 min + 1.1 s a kernel`."""
+        """Return the time as text: `2 to 5 h`, `12 to 30 min + 1.1 s a kernel`."""
         least, most = (_duration(minutes) for minutes in self.on(cores))
         same_unit = least.split()[-1] == most.split()[-1]
         time = least if least == most else f"{least.split()[0] if same_unit else least} to {most}"
         return f"{time} + {self.kernel / cores:.2g} s a kernel" if self.kernel else time
 
     def all_kernels(self, cores: int, kernels: int | None) -> str:
-        """Return the number of kernels of a plan and their time, for display; `unknown` if they were not counted.
-
-        Args:
-            kernels: as upstream's generator counts them.
-        """
+        """Return the number of kernels and their time as text; `unknown` if they were not counted."""
         if kernels is None:
             return "number of kernels: unknown, because upstream's generator was not counted for this release and GPU"
         return f"{kernels:,} kernels: {_duration(kernels * self.kernel / cores / 60)}"
 
     def as_json(self, cores: int) -> dict[str, Any]:
-        """The form of `plan --json`."""
+        """Return the form of `plan --json`."""
         least, most = self.on(cores)
         return {
             "cores": cores,
@@ -57,17 +53,17 @@ class Cost:
 
 
 def costs() -> tuple[Cost, ...]:
-    """Every row, in the order of the data."""
+    """Return every row, in the order of the data."""
     return tuple(typed_row(Cost, row, row["stage"], FOLDER / "costs.toml") for row in load("costs")["cost"])
 
 
 def cost_of(stage: str, part: str = "") -> Cost | None:
-    """The costs of a stage; None for a part without a row."""
+    """Return the costs of a stage; None for a part without a row."""
     return next((cost for cost in costs() if (cost.stage, cost.part) == (stage, part)), None)
 
 
 def ninja_of(stage: str, part: str = "") -> dict[str, float]:
-    """The mean cost of ninja's steps in a stage's step `compile`, as `Recipe.ninja`; empty if unknown."""
+    """Return the mean cost of ninja's steps in a stage's step `compile`, as in `Recipe.ninja`; empty if unknown."""
     row = cost_of(stage, part)
     return {"compile": row.step} if row is not None and row.step else {}
 

@@ -1,4 +1,4 @@
-"""The old systems that a portable LLVM layer is compiled against: data of llvm-config/floors.toml."""
+"""The old systems that a portable LLVM layer is compiled against, from llvm-config/floors.toml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DATA = "llvm-config/floors.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """A system that is as old as a consumer's may be: a table of `DATA`; that file says what each field is."""
+    """A system that a portable layer supports at least: a table of `DATA`, which describes the fields."""
 
     glibc: str
     system: str
@@ -28,32 +28,24 @@ class Floor:
 
     @property
     def distro(self) -> str:
-        """The distribution as bases are called: `debian11`."""
+        """The distribution in the form of base names: `debian11`."""
         return self.system.replace(" ", "").lower()
 
     @property
     def name(self) -> str:
-        """Part of the names of its images and lists."""
+        """The name in its images and lists."""
         return f"glibc-{self.glibc}"
 
 
 def load_floors() -> dict[str, Floor]:
-    """Every floor of the data by its glibc, in its order.
-
-    Raises:
-        ConfigError: the data cannot be read, or holds what no floor has.
-    """
+    """Return every floor of the data by its glibc, in its order."""
     source = root() / DATA
     rows = read_toml(source).items()
     return {name: typed_row(Floor, {**row, "glibc": name}, name, source) for name, row in rows}
 
 
 def floor_of(glibc: str) -> Floor:
-    """The floor of this glibc.
-
-    Raises:
-        UnsupportedError: no row knows it, or its row names what this tool cannot unpack.
-    """
+    """Return the floor of a glibc; it is refused if its row has no packages."""
     floors = load_floors()
     floor = floors.get(glibc)
     usable = ", ".join(name for name, floor in floors.items() if floor.packages)

@@ -1,4 +1,4 @@
-"""AMD's GPUs: the names people use, the names LLVM uses, and what follows from them."""
+"""AMD's GPUs: market names, LLVM's names, and the flags of their code objects."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from toolchain.data import load
 
 @dataclass(frozen=True)
 class Gpu:
-    """A row of data/gpus.toml; that file says what each field is."""
+    """A row of data/gpus.toml, which describes the fields."""
 
     name: str
-    pack: str
     mach: int
     market: tuple[str, ...]
 
@@ -34,20 +33,14 @@ _LONGEST = max(len(name.split()) for gpu in _GPUS.values() for name in gpu.marke
 
 
 def known_gpus() -> tuple[str, ...]:
-    """All GPUs by LLVM's names, sorted as text."""
+    """Return all GPUs by LLVM's names, sorted as text."""
     return tuple(sorted(_GPUS))
 
 
 def parse_gpus(text: str) -> tuple[str, ...]:
-    """LLVM names from a list of LLVM or market names: `gfx942,MI250;RX 7900 XTX`.
+    """Return LLVM names from a list of LLVM or market names, such as `gfx942,MI250;RX 7900 XTX`, sorted.
 
-    Separated by `;`, `,` or spaces; case, spaces, `-` and `_` inside a name are ignored.
-
-    Returns:
-        Each once, sorted as text; nothing for a blank text.
-
-    Raises:
-        UnsupportedError: an unknown name, with the nearest ones.
+    Names are separated by `;`, `,` or spaces; case, spaces, `-` and `_` inside a name are ignored.
     """
     gpus: set[str] = set()
     for part in re.split(r"[;,]", text):
@@ -64,36 +57,28 @@ def parse_gpus(text: str) -> tuple[str, ...]:
     return tuple(sorted(gpus))
 
 
-def pack(gpu: str) -> str:
-    """The AOTriton image pack that holds the kernels of a GPU: `gfx110x` for gfx1101."""
-    return _GPUS[check_gpu(gpu)].pack
-
-
 def machine_flag(gpu: str) -> int:
-    """EF_AMDGPU_MACH: the low byte of the ELF flags of its code objects."""
+    """Return EF_AMDGPU_MACH, the low byte of the ELF flags of a GPU's code objects."""
     return _GPUS[check_gpu(gpu)].mach
 
 
 def gpu_of_flag(mach: int) -> str | None:
-    """The GPU whose code objects have this flag."""
+    """Return the GPU whose code objects have this flag; None if there is none."""
     return next((gpu.name for gpu in _GPUS.values() if gpu.mach == mach), None)
 
 
 def short_list(gpus: Sequence[str]) -> str:
-    """The part of image names that depends on the GPUs: `gfx1100-gfx942`; more than three as `5gpus` and 6 digits of
-    their digest; empty for all that are known."""
+    """Return the part of image and file names that depends on the GPUs.
+
+    Up to three are named, as in `gfx1100-gfx942`; more are `5gpus` and 6 digits of their digest. The result depends
+    only on `gpus`, so that a new row in the table of GPUs changes no name.
+    """
     names = sorted(set(gpus))
-    if names == list(known_gpus()):
-        return ""
     return "-".join(names) if len(names) <= 3 else f"{len(names)}gpus{sha256_json(names).removeprefix('sha256:')[:6]}"
 
 
 def check_gpu(gpu: str) -> str:
-    """A GPU by LLVM's name, as it is given.
-
-    Raises:
-        UnsupportedError: it is not known; with the nearest names.
-    """
+    """Return a GPU by LLVM's name, or refuse an unknown one."""
     if gpu not in _GPUS:
         raise _unknown(gpu, gpu)
     return gpu

@@ -1,4 +1,4 @@
-"""Limits of the waves of a SIMD, by GPU: data/occupancy.toml."""
+"""Limits of the waves of a SIMD by GPU, from data/occupancy.toml."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from toolchain.data import FOLDER, load, typed_row
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """A row of data/occupancy.toml; that file says what each field is."""
+    """A row of data/occupancy.toml, which describes the fields."""
 
     gpus: tuple[str, ...]
     vgprs: int
@@ -27,5 +27,5 @@ _BY_GPU = {gpu: row for row in _ROWS for gpu in row.gpus}
 
 
 def limits_of(gpu: str) -> Limits | None:
-    """The row of a GPU; None if there is none."""
+    """Return the row of a GPU; None if there is none."""
     return _BY_GPU.get(gpu)

@@ -1,9 +1,11 @@
-"""The LLVM commits that a checkout of Triton pins, as its own files say it."""
+"""The LLVM commits in the pin files of a Triton checkout."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from toolchain.core.errors import DocumentError, PinError, UnsupportedError
 from toolchain.core.filesystem import read_regular
 
 UPSTREAM = "llvm/llvm-project"
-_PUT = "name a pin file, a folder with one, or a checkout; or put the file there again"
+_PUT = "name a pin file, a folder with one, or a checkout; or restore the file"
 AOTRITON_SUBMODULE = "third_party/triton"
 MAX_SETUP_BYTES = 1 << 20
 MAX_PIN_BYTES = 64 << 10  # an llvm-info.json has about 700 bytes
@@ -25,20 +27,38 @@ _REPOSITORY_KEYS = ("repository", "llvm_repository")
 _KEYS = dict.fromkeys(("llvm_hash", "build_number", *_REPOSITORY_KEYS))
 _CONFLICT = re.compile(r"^(<<<<<<<|=======$|>>>>>>>)", re.MULTILINE)
 _NAMES = tuple(f"{stem}{end}" for stem in ("llvm-hash", "llvm-info") for end in (".txt", ".json", ""))
-# Pins of other compilers, and of builds that run ahead of the pin.
+# Pins of other compilers, and of builds that may be ahead of the pin.
 _OTHER = re.compile(r"(amd|nvidia)-.*|.*build-info.*")
-# Pins of the LLVMs for GPUs, and what upstream builds next, which may run ahead of the pin or come before there is one.
+# Pins of the LLVMs for GPUs, and upstream's next builds, which may be ahead of the pin.
 _CODEGEN = re.compile(r"(.+)-llvm-(build-)?info\.json")
 
 
+@dataclass(frozen=True)
+class _PinFile:
+    """A parsed pin file: the commit, and the object of a JSON file."""
+
+    file: Path
+    commit: str
+    content: Mapping[str, Any]
+
+    @property
+    def repository(self) -> str:
+        """The repository that the file names as `owner/name`; empty if it names none."""
+        named = {key: _repository(self.content[key], self.file) for key in _REPOSITORY_KEYS if key in self.content}
+        if len(set(named.values())) > 1:
+            raise PinError(
+                f"{self.file} names two repositories",
+                why="; ".join(f"{key} is {name}" for key, name in named.items()),
+                fix="name one of them by --source llvm=URL@COMMIT",
+            )
+        return next(iter(named.values()), "")
+
+
 def read_pin(path: Path) -> LlvmPin:
-    """The LLVM pin in a file, a folder, or a Triton checkout (its `cmake/`, or the top level as Triton 2.1 had it).
+    """Return the LLVM pin in a file, a folder, or a Triton checkout (in `cmake/`, or at the top as in Triton 2.1).
 
-    All pin files of a folder must agree. `llvm-build-info.json` beside them may run ahead: it never is the pin, but
-    where it agrees, its `repository` is used.
-
-    Raises:
-        PinError: none there, malformed, or contradictory; the message names every file and value concerned.
+    All pin files of a folder must agree. `llvm-build-info.json` may be ahead of the pin; only its `repository` is used,
+    and only if it has the same commit.
     """
     if path.is_dir():
         files = pin_files(path)
@@ -68,19 +88,18 @@ def read_pin(path: Path) -> LlvmPin:
                 why="it names the LLVM of another part of Triton, or of a build that may run ahead of the pin",
                 fix="give llvm-hash.txt or llvm-info.json",
             )
-    commits = {file: _commit_in(file) for file in files}
-    if len(set(commits.values())) > 1:
+    pins = [_parsed(file) for file in files]
+    if len({pin.commit for pin in pins}) > 1:
         raise PinError(
             f"the pins in {path} contradict each other",
-            why="; ".join(f"{file} says {commit}" for file, commit in commits.items()),
+            why="; ".join(f"{pin.file} says {pin.commit}" for pin in pins),
             fix="remove the stale file, or name the right one",
         )
-    file, commit = next(iter(commits.items()))
-    repository, warnings, known = _repository_beside(files, commit)
+    repository, warnings, known = _repository_beside(pins)
     return LlvmPin(
-        commit=commit,
+        commit=pins[0].commit,
         repository=repository,
-        origin=str(file),
+        origin=str(pins[0].file),
         certainty="verified" if known else "inferred",
         warnings=tuple(warnings),
     )
@@ -92,7 +111,7 @@ def is_aotriton(folder: Path) -> bool:
 
 
 def _named_in_setup(checkout: Path) -> str | None:
-    """Return the LLVM that the setup.py of a Triton before November 2023 names; None if it names none."""
+    """Return the LLVM in the setup.py of a Triton before November 2023; None if it names none."""
     file = checkout / "python" / "setup.py"
     try:
         text = read_regular(file, MAX_SETUP_BYTES, within=checkout).decode("utf-8", errors="replace")
@@ -107,13 +126,9 @@ def _named_in_setup(checkout: Path) -> str | None:
 
 
 def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
-    """The LLVMs that a checkout of Triton makes code for GPUs with, apart from the one it links; in order of target.
+    """Return the LLVMs that a checkout of Triton uses for GPUs, apart from the one it links, sorted by target.
 
-    Empty if it has none: before 3.9 there are none.
-
-    Raises:
-        UnsupportedError: it names one for a part that no rule knows.
-        PinError: a pin is malformed, or cannot be read.
+    Before Triton 3.9 there are none. An LLVM for a part without a row in data/codegen.toml is refused.
     """
     named: dict[str, list[str]] = {}
     for file in _in_cmake(checkout):
@@ -129,7 +144,7 @@ def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
                 + ", ".join(f"{codegen.name} ({codegen.target})" for codegen in codegens()),
                 fix="use a Triton from before that; what such an LLVM needs is a table in toolchain/data/codegen.toml",
             )
-        if rule.pin_file in files:  # before there is a pin, what is built for it is not used by this Triton
+        if rule.pin_file in files:  # without a pin, this Triton does not use the build
             pins.append(_codegen_pin(checkout / rule.pin_file, rule))
     return tuple(sorted(pins, key=lambda pin: pin.target))
 
@@ -141,12 +156,12 @@ def _in_cmake(checkout: Path) -> list[str]:
         return []
     except OSError as error:
         why = error.strerror or str(error)
-        raise PinError(f"cannot read {checkout / 'cmake'}", why=why, fix="check its rights") from error
+        raise PinError(f"cannot read {checkout / 'cmake'}", why=why, fix="check its permissions") from error
 
 
 def _codegen_pin(file: Path, rule: Codegen) -> CodegenPin:
-    content, commit = _object_in(file, _text_of(file)), _commit_in(file)
-    build = content.get("build_number")
+    pin = _parsed(file)
+    build = pin.content.get("build_number")
     if type(build) is not int or not 0 <= build < 10**6:
         shown = str(build)[:20] if isinstance(build, int | None) else f"a {type(build).__name__}"
         raise PinError(
@@ -155,23 +170,23 @@ def _codegen_pin(file: Path, rule: Codegen) -> CodegenPin:
             fix="take the file from Triton again",
         )
     ahead = file.with_name(f"{rule.name}-llvm-build-info.json")
-    repository = repository_of(commit) or ""
-    if named := _named_in(content, file):
-        repository = named
-    elif _lies_there(ahead) and _commit_in(ahead) == commit:
-        repository = _named_in(_object_in(ahead, _text_of(ahead)), ahead) or repository
+    repository = pin.repository
+    if not repository and _lies_there(ahead) and (next_pin := _parsed(ahead)).commit == pin.commit:
+        repository = next_pin.repository
     return CodegenPin(
-        target=rule.target, llvm=commit, build=build, repository=repository, certainty="verified", source=str(file)
+        target=rule.target,
+        llvm=pin.commit,
+        build=build,
+        repository=repository or repository_of(pin.commit) or "",
+        certainty="verified",
+        source=str(file),
     )
 
 
 def pin_files(folder: Path) -> list[Path]:
-    """The files in a folder, or in the `cmake/` of a checkout, that say which LLVM Triton is built with.
+    """Return the files in a folder, or in the `cmake/` of a checkout, that say which LLVM Triton is built with.
 
-    What has such a name and cannot be read is among them: passed over, another LLVM would be built than the one named.
-
-    Raises:
-        PinError: one of the two may not be looked into, or its `cmake` is a link to nothing.
+    Unreadable files with such a name are included, because another LLVM would be built if they were skipped.
     """
     cmake = folder / "cmake"
     if cmake.is_symlink() and not cmake.exists():
@@ -181,19 +196,21 @@ def pin_files(folder: Path) -> list[Path]:
 
 
 def _lies_there(file: Path) -> bool:
-    """Whether anything has that name, a link to nothing too."""
+    """Return whether the path exists, also as a dangling link."""
     try:
         file.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise PinError(f"cannot look for {file}", why=error.strerror or str(error), fix="check its rights") from error
+        raise PinError(
+            f"cannot look for {file}", why=error.strerror or str(error), fix="check its permissions"
+        ) from error
     return True
 
 
 def _text_of(file: Path) -> str:
-    """A small text file, without a byte order mark and surrounding space."""
-    # A checkout is anybody's: no link in it may show a file of this machine.
+    """Return the content of a small text file, without a byte order mark and surrounding space."""
+    # A checkout is untrusted: no link in it may show a file of this machine.
     top = file.parent.parent if file.parent.name == "cmake" else file.parent
     try:
         content = read_regular(file, MAX_PIN_BYTES, within=top)
@@ -214,16 +231,18 @@ def _object_in(file: Path, text: str) -> dict[str, Any]:
         value = strict_json.read(text, str(file), keys=_KEYS)
     except DocumentError:
         raise
-    except (ValueError, RecursionError) as error:
-        raise PinError(f"{file} is not JSON", why=str(error), fix="take the file from Triton again") from error
+    except json.JSONDecodeError as error:
+        why = f"it cannot be read at line {error.lineno}, column {error.colno}"
+        raise PinError(f"{file} is not JSON", why=why, fix="take the file from Triton again") from error
     if not isinstance(value, dict):
         raise PinError(f"{file} holds no JSON object", fix="take the file from Triton again")
     return value
 
 
-def _commit_in(file: Path) -> str:
-    """The commit a pin file names: the bare digits or the JSON key `llvm_hash`, whatever the file is called."""
+def _parsed(file: Path) -> _PinFile:
+    """Read a pin file: plain digits, or JSON with the key `llvm_hash`, independent of the file's name."""
     text = _text_of(file)
+    content: dict[str, Any] = {}
     if _CONFLICT.search(text):
         raise PinError(
             f"{file} holds the conflict markers of an unfinished merge",
@@ -241,17 +260,17 @@ def _commit_in(file: Path) -> str:
     if not is_commit(commit):
         fix = "give all 40 digits; a short value may mean more than one commit"
         raise PinError(f"{file} holds no commit: {_excerpt(value)}", why="a commit has 40 hexadecimal digits", fix=fix)
-    return commit
+    return _PinFile(file, commit, content)
 
 
 def _without_comments(text: str) -> str:
-    """Return the text of a plain pin file without its `#` comments, at most one commit if the file is valid."""
+    """Return a plain pin file without its `#` comments."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line)
 
 
 def _excerpt(value: object) -> str:
-    """A printable excerpt of an invalid commit, since the file may be malicious."""
+    """Return a printable excerpt of an invalid commit, because the file may be malicious."""
     if not isinstance(value, str):
         return f"it is {'null' if value is None else type(value).__name__}, not text"
     digits = re.match(r"\s*([0-9a-fA-F]{0,64})\s*$", value)
@@ -259,12 +278,13 @@ def _excerpt(value: object) -> str:
     return f"{shown}{len(value.strip())} characters"
 
 
-def _repository_beside(files: list[Path], commit: str) -> tuple[str, list[str], bool]:
-    """Return the repository that holds `commit`, warnings, and whether a file or the data name it.
+def _repository_beside(pins: list[_PinFile]) -> tuple[str, list[str], bool]:
+    """Return the repository that holds the pinned commit, warnings, and whether a file or the data name it.
 
-    A pin file's own statement comes first, then llvm-build-info.json beside the pins, then the data.
+    The pin file's own repository comes first, then that of llvm-build-info.json in the same folder, then the data.
     """
-    if own := {file: name for file in files if (name := _own_repository(file))}:
+    commit = pins[0].commit
+    if own := {pin.file: name for pin in pins if (name := pin.repository)}:
         if len(set(own.values())) > 1:
             raise PinError(
                 "the pin files name different repositories",
@@ -273,46 +293,26 @@ def _repository_beside(files: list[Path], commit: str) -> tuple[str, list[str], 
             )
         return next(iter(own.values())), [], True
     warnings = []
-    for folder in dict.fromkeys(file.parent for file in files):
+    for folder in dict.fromkeys(pin.file.parent for pin in pins):
         build = folder / "llvm-build-info.json"
         if not _lies_there(build):
             continue
         try:
-            content = _object_in(build, _text_of(build))
-            built = _commit_in(build)
+            built = _parsed(build)
         except PinError as error:
             warnings.append(f"{build} is ignored: {error.what}")
             continue
-        if built != commit:
-            warnings.append(f"{build} is ahead of the pin: it builds {built}, the pin stays {commit}")
-            continue
-        if named := _named_in(content, build):
+        if built.commit != commit:
+            warnings.append(f"{build} is ahead of the pin: it builds {built.commit}, the pin stays {commit}")
+        elif named := built.repository:
             return named, warnings, True
     if known := repository_of(commit):
         return known, warnings, True
     # Upstream's plain llvm-hash.txt always means LLVM's own repository; an llvm-info.json may mean a fork.
-    assumed = any(file.name.startswith("llvm-info") for file in files)
+    assumed = any(pin.file.name.startswith("llvm-info") for pin in pins)
     if assumed:
         warnings.append(f"no file says which repository holds {commit}; {UPSTREAM} is assumed, it may be a fork's")
     return UPSTREAM, warnings, not assumed
-
-
-def _own_repository(file: Path) -> str:
-    """Return the repository that a pin file names; empty for a plain file and for one that names none."""
-    text = _text_of(file)
-    return _named_in(_object_in(file, text), file) if text.startswith("{") else ""
-
-
-def _named_in(content: Mapping[str, Any], file: Path) -> str:
-    """Return the repository in a file's JSON object as `owner/name`; empty if it names none."""
-    named = {key: _repository(content[key], file) for key in _REPOSITORY_KEYS if key in content}
-    if len(set(named.values())) > 1:
-        raise PinError(
-            f"{file} names two repositories",
-            why="; ".join(f"{key} is {name}" for key, name in named.items()),
-            fix="name one of them by --source llvm=URL@COMMIT",
-        )
-    return next(iter(named.values()), "")
 
 
 def _repository(named: object, file: Path) -> str:

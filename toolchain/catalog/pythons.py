@@ -1,4 +1,4 @@
-"""The CPythons that a portable wheel is built for: data of data/pythons.toml."""
+"""The CPythons that a portable wheel is built for, from data/pythons.toml."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VERSION = re.compile(r"3\.(0|[1-9][0-9]?)")
 
 @dataclass(frozen=True, kw_only=True)
 class Python:
-    """A row of data/pythons.toml; that file says what each field is."""
+    """A row of data/pythons.toml, which describes the fields."""
 
     version: str
     system: str
@@ -27,29 +27,24 @@ class Python:
 
     @property
     def distro(self) -> str:
-        """The distribution as bases are called: `debian13`."""
+        """The distribution in the form of base names: `debian13`."""
         return self.system.replace(" ", "").lower()
 
     @property
     def headers(self) -> str:
-        """The package whose files are compiled in."""
+        """The package with its headers."""
         return f"libpython{self.version}-dev"
 
 
 def load_pythons() -> dict[str, Python]:
-    """Every row by its version, in the order of the data."""
+    """Return every row by its version, in the order of the data."""
     source = FOLDER / "pythons.toml"
     rows = load("pythons").items()
     return {version: typed_row(Python, {**row, "version": version}, version, source) for version, row in rows}
 
 
 def python_of(version: str) -> Python:
-    """The CPython of this version.
-
-    Raises:
-        ConfigError: it is not a version of Python.
-        UnsupportedError: no row knows it; those that are known are named.
-    """
+    """Return the CPython of a version."""
     known = load_pythons()
     if (row := known.get(check_version(version))) is None:
         raise UnsupportedError(
@@ -61,7 +56,7 @@ def python_of(version: str) -> Python:
 
 
 def check_version(version: str) -> str:
-    """The version, if it is one of Python: `3.13`."""
+    """Return the version if it is one of Python, such as `3.13`."""
     if not _VERSION.fullmatch(version):
         raise ConfigError(f"{version!r} is not a Python version", fix="give e.g. --python 3.13")
     return version
@@ -73,11 +68,7 @@ def check_range(version: str, requires: str, *, name: str) -> None:
     Args:
         version: `3.13`.
         requires: the source's `python_requires`; empty if it has none.
-        name: what people call the source.
-
-    Raises:
-        UnsupportedError: it does not.
-        PinError: what the source says is not a range of versions.
+        name: the source, for messages.
     """
     from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 - most plans build no wheel
 
@@ -86,8 +77,8 @@ def check_range(version: str, requires: str, *, name: str) -> None:
     except InvalidSpecifier as error:
         raise PinError(
             f"{name} supports no range of Pythons that can be read: {requires!r}",
-            why=str(error),
-            fix="mend that line of its source, or leave --python out",
+            why="a range reads like >=3.8,<3.13",
+            fix="correct python_requires in its source, or leave --python out",
         ) from error
     if not supported.contains(version):
         raise UnsupportedError(

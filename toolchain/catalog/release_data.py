@@ -1,4 +1,4 @@
-"""The facts behind `catalog.releases`: rows of Triton, AOTriton and PyTorch releases."""
+"""The data behind `catalog.releases`: rows of Triton, AOTriton and PyTorch releases."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def is_commit(text: str) -> bool:
-    """Whether `text` is a full commit: 40 hexadecimal digits, lower case."""
+    """Return whether `text` is a full commit: 40 hexadecimal digits, lower case."""
     return _COMMIT.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlvmPin:
-    """One LLVM commit.
+    """An LLVM commit.
 
     Args:
         commit: 40 hexadecimal digits, lower case.
-        repository: `owner/name` of the repository that is known to hold it.
-        origin: where the pin comes from, for display: a file or a release.
+        repository: `owner/name` of a repository that holds it.
+        origin: the file or release that the pin comes from, for display.
         warnings: what the user should know before relying on it.
     """
 
@@ -43,14 +43,14 @@ class LlvmPin:
 
 @dataclass(frozen=True, kw_only=True)
 class CodegenPin:
-    """The LLVM that a part of Triton makes a GPU's code with (`catalog.codegen`).
+    """The LLVM with which a part of Triton generates a GPU's code (`catalog.codegen`).
 
     Args:
         target: LLVM's name of its code generator: `AMDGPU`.
         llvm: its commit.
-        build: number of the library's build, which moves with the library's own sources.
-        repository: the one that is known to hold the commit; empty if that is only known after a fetch.
-        certainty: of commit and build; `source` says where they are from.
+        build: number of the library's build, which changes with the library's own sources.
+        repository: a repository that holds the commit; empty if that is only known after a fetch.
+        certainty: of commit and build; `source` says where they come from.
     """
 
     target: str
@@ -68,14 +68,14 @@ class CodegenPin:
 
 @dataclass(frozen=True, kw_only=True)
 class TritonRelease:
-    """One Triton and its LLVM: a row of data/triton.toml; that file says what each field is.
+    """A Triton and its LLVM: a row of data/triton.toml, which describes the fields.
 
     Args:
         version: `3.7.1`; empty for a commit without a release.
-        commit, llvm: empty when unknown. Without its commit a release is found at its tag.
-        llvm_version: `17.0.0git`, read from the wheel of the index; only in rows whose LLVM is unknown.
+        commit, llvm: empty if unknown; a release without its commit is found at its tag.
+        llvm_version: `17.0.0git`, from the wheel of the index; only in rows whose LLVM is unknown.
         backends: whether its tree has the AMD and the NVIDIA backend.
-        warnings: what was decided for the user, e.g. which patch release `3.7` became.
+        warnings: decisions for the user, such as the patch release that `3.7` became.
     """
 
     version: str = ""
@@ -95,7 +95,7 @@ class TritonRelease:
 
     @property
     def ref(self) -> str:
-        """The git ref: the commit, else the tag."""
+        """The git ref: the commit, otherwise the tag."""
         return self.commit or f"v{self.version}"
 
     @property
@@ -105,7 +105,7 @@ class TritonRelease:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Its name in messages."""
         return f"Triton {self.version or self.commit}"
 
     @property
@@ -116,11 +116,11 @@ class TritonRelease:
 
 @dataclass(frozen=True, kw_only=True)
 class AotritonRelease:
-    """One AOTriton release: a row of aotriton/releases.toml; that file says what each field is.
+    """An AOTriton release: a row of aotriton/releases.toml, which describes the fields.
 
     Args:
-        date: `2024-03-18`, or a month where the day is not known.
-        commit, triton, llvm: empty when unknown; the LLVM is the one that this Triton is built with.
+        date: `2024-03-18`, or a month if the day is not known.
+        commit, triton, llvm: empty if unknown; the LLVM is that of this Triton.
     """
 
     name: str
@@ -139,7 +139,7 @@ class AotritonRelease:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Its name in messages."""
         return f"AOTriton {self.name}"
 
     @property
@@ -150,7 +150,7 @@ class AotritonRelease:
 
 @dataclass(frozen=True, kw_only=True)
 class PytorchRow:
-    """The AOTriton of one PyTorch minor release; `alternatives` are known to fit too."""
+    """The AOTriton of a PyTorch minor release; `alternatives` are also known to fit."""
 
     version: str
     aotriton: str
@@ -174,11 +174,7 @@ def _pin(row: TritonRelease | AotritonRelease) -> LlvmPin:
 
 
 def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
-    """Refuse a row in which one of `fields` is not known.
-
-    Raises:
-        PinError: it names what is missing and the options that give it.
-    """
+    """Refuse a row in which one of `fields` is unknown."""
     missing = [field for field in fields if not getattr(row, field)]
     if not missing:
         return
@@ -197,13 +193,13 @@ def require(row: TritonRelease | AotritonRelease, *fields: str) -> None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A version's numbers, to sort by."""
+    """Return the numbers of a version, for sorting."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
 @lru_cache(maxsize=1)
 def triton_releases() -> tuple[TritonRelease, ...]:
-    """All rows, in the order of versions, then the commits without a version."""
+    """Return all rows in the order of versions, then the commits without a version."""
     path = FOLDER / "triton.toml"
     content = read_toml(path, error=PinError)
     rows = _rows(TritonRelease, path, content["release"])
@@ -213,7 +209,7 @@ def triton_releases() -> tuple[TritonRelease, ...]:
 
 
 def first_with_codegen() -> tuple[int, ...]:
-    """The first version of Triton with LLVMs of their own for GPUs."""
+    """Return the first version of Triton that has separate LLVMs for GPUs."""
     return numbers(read_toml(FOLDER / "triton.toml", error=PinError)["codegen-from"])
 
 
@@ -223,13 +219,13 @@ def _rows(kind: type[Row], path: Path, rows: list[dict[str, Any]]) -> tuple[Row,
 
 @lru_cache(maxsize=1)
 def aotriton_releases() -> tuple[AotritonRelease, ...]:
-    """All rows, oldest first."""
+    """Return all rows, oldest first."""
     path = recipe.root() / "aotriton" / "releases.toml"
     return _rows(AotritonRelease, path, read_toml(path, error=PinError)["release"])
 
 
 @lru_cache(maxsize=1)
 def pytorch_rows() -> tuple[PytorchRow, ...]:
-    """All rows, oldest first."""
+    """Return all rows, oldest first."""
     path = FOLDER / "pytorch.toml"
     return _rows(PytorchRow, path, read_toml(path, error=PinError)["release"])

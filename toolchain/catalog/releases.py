@@ -1,7 +1,7 @@
-"""Releases: the LLVM commit that a Triton, an AOTriton or a PyTorch requires, and how certain that is.
+"""Releases: the LLVM commit that a Triton, an AOTriton or a PyTorch requires, and how certain it is.
 
-Facts are rows of data (see `toolchain.catalog.release_data`); a checkout says for itself what it pins, see
-`toolchain.catalog.pin_files`.
+The facts are rows of data (`toolchain.catalog.release_data`); a checkout has its own pin
+(`toolchain.catalog.pin_files`).
 """
 
 from __future__ import annotations
@@ -31,16 +31,13 @@ _VERSION = re.compile(rf"v?{_NUMBER}\.{_NUMBER}(?:\.{_NUMBER})?(\+[A-Za-z0-9.]+)
 
 
 def triton_release(version: str, *, allow_unknown: bool = False) -> TritonRelease:
-    """The row of a version (`3.2`, `v3.2.0`) or of a full Triton commit.
+    """Return the row of a version (`3.2`, `v3.2.0`) or of a full Triton commit.
 
-    A version without its patch number is the newest patch release; where the patches differ, `warnings` says so.
+    A version without its patch number is the newest patch release; if the patches differ, `warnings` says so. A version
+    that is newer than all on record is refused, because its LLVMs for GPUs are unknown.
 
     Args:
-        allow_unknown: also answer a row whose LLVM is unknown, for a user who names the LLVM.
-
-    Raises:
-        UnsupportedError: no such row, among them a Triton whose LLVMs for GPUs are unknown.
-        PinError: its LLVM is not known, or `version` is not a version.
+        allow_unknown: also return a row whose LLVM is unknown, for a user who names the LLVM.
     """
     wanted = version.strip()
     if is_commit(wanted.lower()):
@@ -55,9 +52,9 @@ def triton_release(version: str, *, allow_unknown: bool = False) -> TritonReleas
 
 
 def newest_patch(version: str) -> TritonRelease:
-    """The row of a version; of one without its patch number (`3.3`), the newest patch release of that line.
+    """Return the row of a version; without its patch number (`3.3`) the newest patch release of that line.
 
-    Unlike `triton_release` it looks for the release itself and not for the surest pin; its LLVM may be unknown.
+    Unlike `triton_release` this is the newest release and not the most certain pin; its LLVM may be unknown.
     """
     line, patch, local = _parsed(version.strip())
     row = triton_release(version, allow_unknown=True)
@@ -67,12 +64,12 @@ def newest_patch(version: str) -> TritonRelease:
 
 
 def newest_on_one_llvm() -> str:
-    """The version of the newest release that has no LLVM for a GPU besides its own."""
+    """Return the version of the newest release that has no separate LLVM for a GPU."""
     return [row.version for row in _plain() if not row.codegen][-1]
 
 
 def triton_at(llvm: str) -> str | None:
-    """The Triton on record that pins this commit of LLVM: a version rather than a commit, the newest of several."""
+    """Return the Triton on record that pins a commit of LLVM, preferably the newest version; None if there is none."""
     versions = [row.version for row in _plain() if row.llvm == llvm]
     commits = [row.commit for row in triton_releases() if row.llvm == llvm and not row.version]
     carried = [row.triton for row in aotriton_releases() if row.llvm == llvm and row.triton]
@@ -80,12 +77,12 @@ def triton_at(llvm: str) -> str | None:
 
 
 def is_version(text: str) -> bool:
-    """Whether `text` reads as a version: MAJOR.MINOR[.PATCH], with a `v` before it or not."""
+    """Return whether `text` is a version: MAJOR.MINOR[.PATCH], with an optional `v`."""
     return _VERSION.fullmatch(text.strip()) is not None
 
 
 def _parsed(version: str) -> tuple[str, str | None, str]:
-    """Of a version its line (`3.7`), its patch number if it has one, and a vendor's suffix."""
+    """Return the line of a version (`3.7`), its patch number if it has one, and a vendor's suffix."""
     match = _VERSION.fullmatch(version)
     if not match:
         fix = "give a version such as 3.7.1 or a commit of 40 digits"
@@ -95,7 +92,7 @@ def _parsed(version: str) -> tuple[str, str | None, str]:
 
 
 def _refuse_unknown_codegen(line: str, patch: str | None) -> None:
-    """Refuse a version newer than all on record: how many LLVMs it needs is unknown."""
+    """Refuse a version newer than all on record, because the number of LLVMs that it needs is unknown."""
     plain = _plain()
     version = line if patch is None else f"{line}.{int(patch)}"
     known = any(row.version == version or row.version.startswith(f"{version}.") for row in plain)
@@ -110,14 +107,10 @@ def _refuse_unknown_codegen(line: str, patch: str | None) -> None:
 
 
 def aotriton_release(name: str, *, allow_unknown: bool = False) -> AotritonRelease:
-    """The row of a release; the leading `v` and the trailing `b` may be missing.
+    """Return the row of a release; the leading `v` and the trailing `b` may be missing.
 
     Args:
-        allow_unknown: also answer a row with unknown commits, for a user who gives those sources.
-
-    Raises:
-        UnsupportedError: no such release.
-        PinError: its commit, its Triton or its LLVM is not known.
+        allow_unknown: also return a row with unknown commits, for a user who gives those sources.
     """
     wanted = name.strip().lower().removeprefix("v")
     by_name = {row.name: row for row in aotriton_releases()}
@@ -130,14 +123,10 @@ def aotriton_release(name: str, *, allow_unknown: bool = False) -> AotritonRelea
 
 
 def check_release_gpus(name: str, gpus: Sequence[str]) -> None:
-    """Refuse GPUs that a release of AOTriton does not build for.
-
-    Raises:
-        UnsupportedError: with those, and the releases that build for all of `gpus`.
-    """
+    """Refuse GPUs that a release of AOTriton does not build for."""
     row = aotriton_release(name, allow_unknown=True)
     if missing := [gpu for gpu in gpus if gpu not in row.gpus]:
-        # Not one that is refused itself.
+        # Releases that are themselves refused are not suggested.
         releases = [
             row.name for row in aotriton_releases() if set(gpus) <= set(row.gpus) and row.certainty != "unknown"
         ]
@@ -149,12 +138,7 @@ def check_release_gpus(name: str, gpus: Sequence[str]) -> None:
 
 
 def aotriton_for_pytorch(version: str) -> PytorchRow:
-    """The row of a PyTorch version, or of `main`; patch number and `+rocm6.4` make no difference.
-
-    Raises:
-        UnsupportedError: no such row.
-        PinError: `version` is not a version.
-    """
+    """Return the row of a PyTorch version, or of `main`; patch number and `+rocm6.4` are ignored."""
     match = _VERSION.fullmatch(version.strip())
     if not match and version.strip() != "main":
         fix = "give a version such as 2.9, or main"
@@ -169,17 +153,14 @@ def aotriton_for_pytorch(version: str) -> PytorchRow:
 
 
 def repository_of(commit: str) -> str | None:
-    """The repository that the data names for an LLVM commit, or None."""
+    """Return the repository of an LLVM commit in the data; None if it has none."""
     rows: list[TritonRelease | AotritonRelease] = [*triton_releases(), *aotriton_releases()]
     codegen = [pin for row in triton_releases() for pin in row.codegen]
     return next((row.repository for row in (*rows, *codegen) if row.llvm == commit and row.repository), None)
 
 
-# --- rows ---
-
-
 def _plain() -> list[TritonRelease]:
-    """The rows that are plain releases: a version, and no vendor's suffix."""
+    """Return the rows with a version that has no vendor's suffix."""
     return [row for row in triton_releases() if row.version and "+" not in row.version]
 
 
@@ -218,7 +199,7 @@ def _triton_by_version(line: str, patch: str | None, local: str) -> TritonReleas
         raise _no_such_triton(line)
     newest = siblings[-1]
     if len({row.llvm for row in siblings}) == 1:
-        # All the same LLVM: the newest that was itself read is as good a pin, and surer.
+        # All have the same LLVM, so the newest verified one is as good and more certain.
         return next((row for row in reversed(siblings) if row.certainty == "verified"), newest)
     pins = ", ".join(f"{row.version} has {row.llvm or 'an unknown one'}" for row in siblings)
     text = f"the patch releases of Triton {line} have different LLVMs ({pins}); {newest.version} was taken"
@@ -226,7 +207,7 @@ def _triton_by_version(line: str, patch: str | None, local: str) -> TritonReleas
 
 
 def _neighbours(version: str) -> str:
-    """The releases next to a version that does not exist, for display."""
+    """Return the releases next to a version that does not exist, for display."""
     near = sorted({row.version for row in _plain()}, key=numbers)
     older = [near_by for near_by in near if numbers(near_by) < numbers(version)][-1:]
     newer = [near_by for near_by in near if numbers(near_by) > numbers(version)][:1]
@@ -234,7 +215,7 @@ def _neighbours(version: str) -> str:
 
 
 def _no_such_triton(version: str) -> UnsupportedError:
-    """With its neighbours: a patch release may have a pin of its own, so neither is taken in its place."""
+    """Return the error of an unknown version; no neighbour replaces it, because its pin may differ."""
     return UnsupportedError(
         f"Triton {version} is not on record",
         why=f"known: {', '.join(row.version for row in triton_releases() if row.version)}",

@@ -1,4 +1,4 @@
-"""HIP as AOTriton's library is compiled and linked with it: data of data/hip.toml."""
+"""HIP for the compilation and linking of AOTriton's library, from data/hip.toml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_ROCM = ("6", "7")
 
 @dataclass(frozen=True, kw_only=True)
 class Rocm:
-    """A row `rocm`; the data says what each field is."""
+    """A row `rocm`; the data describes the fields."""
 
     major: str
     soname: str
@@ -60,7 +60,7 @@ class Stub:
 
     Args:
         name: of its folder: `rocm6`.
-        soname: what a program that is linked with it asks for.
+        soname: the name that linked programs require.
         nodes: the functions of each version node.
     """
 
@@ -70,11 +70,11 @@ class Stub:
 
     @property
     def symbols(self) -> dict[str, str]:
-        """The node of each function."""
+        """The version node of each function."""
         return {name: node for node, names in self.nodes for name in names}
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, as JSON values."""
+        """Return all of it as JSON values."""
         return {"soname": self.soname, "nodes": {node: list(names) for node, names in self.nodes}}
 
 
@@ -84,22 +84,22 @@ def _rows(kind: str, row_type: type[Any]) -> tuple[Any, ...]:
 
 
 def rocms() -> tuple[Rocm, ...]:
-    """Every ROCm, in the order of the data."""
+    """Return every ROCm, in the order of the data."""
     return _rows("rocm", Rocm)
 
 
 def headers() -> tuple[Headers, ...]:
-    """Every set of headers, in the order of the data."""
+    """Return every set of headers, in the order of the data."""
     return _rows("headers", Headers)
 
 
 def libraries() -> tuple[Library, ...]:
-    """Libraries other than HIP that are linked by a stub."""
+    """Return the libraries other than HIP that are linked by a stub."""
     return _rows("library", Library)
 
 
 def rocm_of(text: str) -> Rocm:
-    """The ROCm of a version: `7`, or `7.2`, whose library has the same name."""
+    """Return the ROCm of a version: `7`, or `7.2`, whose library has the same name."""
     major = text.strip().removeprefix("rocm").partition(".")[0]
     for row in rocms():
         if row.major == major:
@@ -112,7 +112,7 @@ def rocm_of(text: str) -> Rocm:
 
 
 def parse_rocms(text: str) -> tuple[str, ...]:
-    """Major versions out of an option's text, in the order of the data."""
+    """Return major versions from an option's text, in the order of the data."""
     majors = {rocm_of(part).major for part in text.split(",") if part.strip()}
     if not majors:
         raise ConfigError(f"--rocm {text!r} names no ROCm", fix="e.g. --rocm 6,7, or leave it out")
@@ -120,13 +120,13 @@ def parse_rocms(text: str) -> tuple[str, ...]:
 
 
 def headers_of(majors: Sequence[str]) -> tuple[Headers, ...]:
-    """The headers that the objects for these are compiled with, in the order of the data."""
+    """Return the headers for the objects of these ROCms, in the order of the data."""
     wanted = {rocm_of(major).headers for major in majors}
     return tuple(row for row in headers() if row.name in wanted)
 
 
 def stubs_of(majors: Sequence[str]) -> tuple[Stub, ...]:
-    """The libraries to link with for these, HIP's first."""
+    """Return the libraries to link with for these ROCms, HIP's first."""
     functions = _rows("function", Functions)
     hip = [
         (rocm, tuple((row.node, row.names) for row in functions if rocm.headers in row.headers))

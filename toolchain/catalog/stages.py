@@ -1,7 +1,7 @@
-"""The stages, each described once: targets, help texts, sources, licences, labels and publishing follow.
+"""The stages, each described once: targets, help texts, sources, licences, labels and publishing follow from the rows.
 
-A stage is a row here, a function in `stages/makers.py`, a module below `stages/`, and what that runs in a container.
-Each LLVM with which Triton makes code for a GPU (`catalog.codegen`) has two rows: that LLVM, and the library on it.
+A stage is a row here, a function in `stages/makers.py`, a module in `stages/`, and recipe files. Each LLVM with which
+Triton generates code for a GPU (`catalog.codegen`) has two rows: that LLVM, and the library on it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from toolchain.catalog.wheel_rows import wheel_rows
 
 ALL = "all"
 WITH_KERNELS = ("kernels", "aotriton")
-"""Those that compile kernels, or take them from where they were compiled."""
+"""The stages that compile kernels or take compiled ones."""
 CAMPAIGNS = (*WITH_KERNELS, "triton-cache")
-"""Those that workers compile for, with all options of campaigns."""
+"""The stages with all options of kernel campaigns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +26,17 @@ class StageRow:
     Args:
         name: as in `plan`.
         on: the stages that it may be built on, lowest first.
-        sources: the names of its sources, as `--source` takes them, with the SPDX expression of the project's licence.
-        license: SPDX expression of what is in its layer; empty if the layer holds packages of many.
+        sources: the names of its sources in `--source`, with the SPDX expression of the project's licence.
+        license: SPDX expression of its layer's content; empty if the layer holds packages of many licences.
         title: of its image; empty if the image's own name is its title.
-        machines: the OCI architectures that it is built for, on a machine of the same; empty for any, on any.
-        cross: whether it is built for other machines too (see `stages.makers.cross_machines`).
-        packages: whether it is a distribution's packages, resolved when it is made, which locks and bundles list.
-        in_all: whether `all` goes up to it.
-        all_with, all_without: only where this option or source is given, or is not.
-        all_under: only where that stage stands on it, or a source or part of its own is named.
-        published_with: the targets besides itself with which `publish` takes it along.
-        costs: the stage whose rows of data/costs.toml are its own too; empty for itself.
+        machines: the OCI architectures that it is built for on the same machine; empty for any, on any.
+        cross: whether it is also built for other machines (see `stages.makers.cross_machines`).
+        packages: whether it consists of a distribution's packages, which locks and bundles list.
+        in_all: whether `all` includes it.
+        all_with, all_without: only if this option or source is given, or is not given.
+        all_under: only if that stage is built on it, or a source or part of its own is named.
+        published_with: the other targets with which `publish` includes it.
+        costs: the stage whose rows of data/costs.toml it shares; empty for its own.
     """
 
     name: str
@@ -180,37 +180,37 @@ STAGES: tuple[StageRow, ...] = (
 
 
 def _by_name() -> dict[str, StageRow]:
-    return {stage.name: stage for stage in STAGES}  # not kept: a row that is added counts at once
+    return {stage.name: stage for stage in STAGES}  # not cached, because tests add rows
 
 
 def row(name: str) -> StageRow:
-    """The stage of that name."""
+    """Return the stage of a name."""
     return _by_name()[name]
 
 
 def targets() -> tuple[str, ...]:
-    """The names that verbs take: every stage, and `all`."""
+    """Return the names that verbs accept: every stage, and `all`."""
     return (*(stage.name for stage in STAGES), ALL)
 
 
 def choice() -> str:
-    """The targets, as help texts list them."""
+    """Return the targets as text for help."""
     *names, last = targets()
     return f"{', '.join(names)} or {last}."
 
 
 def source_names() -> tuple[str, ...]:
-    """The names that `--source` and `--patch` know."""
+    """Return the names for `--source` and `--patch`."""
     return tuple(sorted({name for stage in STAGES for name in stage.sources}))
 
 
 def source_license(name: str) -> str:
-    """SPDX expression of a source's project, not of where the source came from; empty if none is known."""
+    """Return the SPDX expression of a source's project; empty if unknown."""
     return next((stage.sources[name] for stage in STAGES if name in stage.sources), "")
 
 
 def involves(target: str, name: str) -> bool:
-    """Whether a target is a stage, or may be built on it, directly or not."""
+    """Return whether a target is a stage, or may be built on it, directly or not."""
     if target == ALL:
         return True
     known = _by_name()
@@ -218,10 +218,10 @@ def involves(target: str, name: str) -> bool:
 
 
 def of_packages() -> tuple[str, ...]:
-    """The stages that are a distribution's packages, the base first."""
+    """Return the stages that consist of a distribution's packages, the base first."""
     return tuple(stage.name for stage in STAGES if stage.packages)
 
 
 def published(target: str) -> tuple[str, ...]:
-    """The stages that `publish` takes for a target: the stage itself, and those that are published with it."""
+    """Return the stages that `publish` takes for a target: the stage itself, and those published with it."""
     return tuple(stage.name for stage in STAGES if target in {stage.name, *stage.published_with})

@@ -1,4 +1,4 @@
-"""The combinations that were built and checked: the rows of data/tried.toml."""
+"""The combinations that were built and checked, from data/tried.toml."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolchain.data import load
 
 @dataclass(frozen=True)
 class Tried:
-    """A row; data/tried.toml says what each field is."""
+    """A row; data/tried.toml describes the fields."""
 
     what: str
     of: str
@@ -23,20 +23,20 @@ class Tried:
 
 @memoize
 def tried() -> tuple[Tried, ...]:
-    """Every row."""
+    """Return every row."""
     rows = load("tried")["tried"]
     return tuple(Tried(**{"as_" if key == "as" else key: value for key, value in row.items()}) for row in rows)
 
 
 def was_tried(what: str, of: str, as_: str, *, llvm: str = "", triton: str = "") -> bool:
-    """Whether this very combination was built and checked as a whole.
+    """Return whether this combination was built and checked as a whole.
 
     Args:
-        llvm: of a wheel, the LLVM it is built on.
-        triton: of an LLVM, the Triton whose parts it has.
+        llvm: the LLVM that a wheel is built on.
+        triton: the Triton whose parts an LLVM has.
     """
     combination = (what, of, as_, llvm, triton)
-    # What of a wheel was tried says for which Pythons, and is not a lack.
+    # The part of a wheel's row names its Pythons, so it does not mean that something is missing.
     return any(
         combination == (row.what, row.of, row.as_, row.llvm, row.triton) and (not row.part or what != "llvm")
         for row in tried()

@@ -1,4 +1,4 @@
-"""Wheels that are built above Triton, and the PyTorch that they are built with: data of data/wheels.toml."""
+"""The wheels that are built on Triton, and the PyTorch for them, from data/wheels.toml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILE = FOLDER / "wheels.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class WheelEdit:
-    """A change of a source: `anchor`, which `file` holds once, gives way to `text`."""
+    """A change of a source: `text` replaces `anchor`, which occurs once in `file`."""
 
     file: str
     anchor: str
@@ -23,7 +23,7 @@ class WheelEdit:
 
 @dataclass(frozen=True, kw_only=True)
 class WheelRow:
-    """A table below `wheels`; the file says what each field is."""
+    """A table below `wheels`; the file describes the fields."""
 
     name: str = ""
     project: str = ""
@@ -60,19 +60,19 @@ class TorchRow:
 
 @memoize
 def wheel_rows() -> tuple[WheelRow, ...]:
-    """Every wheel, in the order of the data."""
+    """Return every wheel, in the order of the data."""
     return tuple(
         typed_row(WheelRow, {**row, "name": name}, name, _FILE) for name, row in load("wheels")["wheels"].items()
     )
 
 
 def wheel_row(name: str) -> WheelRow:
-    """The wheel of that name."""
+    """Return the wheel of a name."""
     return {row.name: row for row in wheel_rows()}[name]
 
 
 def torch_row(base: str) -> TorchRow:
-    """The PyTorch for a base by its recipe's name."""
+    """Return the PyTorch for a base by its recipe's name."""
     rows = load("wheels")["torch"]
     if base not in rows:
         raise UnsupportedError(

@@ -21,29 +21,11 @@ _STATES = {
 }
 
 
-def line(row: Mapping[str, Any]) -> str:
-    """One line for a log.
-
-    Args:
-        row: as `toolchain.kernels.status.read` gives it.
-    """
-    parts = [f"{row['campaign']}: {row['count']}/{row['asked']} kernels"]
-    if bad := _total(row, "failed") + _total(row, "timed_out"):
-        parts.append(f"{bad} bad")
-    if row["state"] != RUNNING:
-        return ", ".join([*parts, _STATES[row["state"]]])
-    if row["rate"]:
-        parts.append(f"{row['rate']:.2f} per second")
-    if (left := _left(row)) is not None:
-        parts.append(f"about {console.duration(left)} left")
-    return ", ".join(parts)
-
-
 def screen(row: Mapping[str, Any]) -> list[str]:
-    """The whole status; lines have at most 80 columns, except the command.
+    """Return the status as lines of at most 80 columns, except the command.
 
     Args:
-        row: as `toolchain.kernels.status.read` gives it.
+        row: from `toolchain.kernels.status.read`.
     """
     lines = [f"{row['campaign']}  {_state(row)}", f"  {_counts(row)}"]
     if row["numbers"]:
@@ -122,7 +104,7 @@ def _workers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _total(row: Mapping[str, Any], name: str) -> int:
-    """The sum over the kernels that were requested; the ledger may hold more."""
+    """Return a sum over the requested kernels; the ledger may hold more."""
     return sum(int(kernel[name] or 0) for kernel in row["by_kernel"])
 
 
@@ -136,7 +118,7 @@ def _since(text: str) -> float:
 
 
 def _tail(text: str, width: int) -> str:
-    """The end of a text, which tells kernels apart."""
+    """Return the end of a text, in which kernels differ."""
     return text if len(text) <= width else f"…{text[-width + 1 :]}"
 
 

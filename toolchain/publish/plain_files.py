@@ -180,7 +180,7 @@ def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
     part = any(record.inputs.get(name) for name in ("select", "limit", "shard"))
     inside = "" if facts["packs"] else ("-partial" if part else "") + (f"-knownbad{bad}" if bad else "")
     # The library serves only the GPUs that it was built for. Old releases hold the kernels in the library.
-    tail = f"{f'-{gpus}' if gpus else ''}{inside}-shared.tar.gz"
+    tail = f"-{gpus}{inside}-shared.tar.gz"
     runtimes = {"": f"aotriton-{short}-{base}_{machine}-hip{hip}{tail}"}
     if rocms := facts.get("rocm", {}):
         floor = str(record.inputs["glibc"]).replace(".", "_")

@@ -273,9 +273,8 @@ def commit_of(source: Source) -> str:
 
 
 def name_of(source: Source, gpus: Sequence[str]) -> str:
-    """Return the id in names, with the GPUs if they are not all, because a library serves only these."""
-    listed = short_list(gpus)
-    return source.short_id + (f"-{listed}" if listed else "")
+    """Return the id in names with the GPUs, because a library serves only the GPUs that it was built for."""
+    return f"{source.short_id}-{short_list(gpus)}"
 
 
 def database_source(request: Request) -> Source | None:

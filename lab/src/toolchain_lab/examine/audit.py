@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolchain.catalog.gpus import pack
+from toolchain.catalog.aotriton_generations import pack
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, ToolchainError
 from toolchain.core.stored_file import StoredFile

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeAlias
 
-from toolchain.catalog.gpus import known_gpus, pack
+from toolchain.catalog.aotriton_generations import pack
+from toolchain.catalog.gpus import known_gpus
 from toolchain.core import strict_json
 from toolchain.core.errors import DocumentError, HostileInputError, KernelError, SourceError, ToolchainError
 from toolchain.core.stored_file import StoredFile, on_disk

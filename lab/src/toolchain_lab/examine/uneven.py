@@ -6,7 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from toolchain.catalog.gpus import known_gpus, pack
+from toolchain.catalog.aotriton_generations import pack
+from toolchain.catalog.gpus import known_gpus
 from toolchain_lab.examine.kernels import Kernel
 
 _GPU = re.compile("|".join(sorted({*known_gpus(), *map(pack, known_gpus())}, key=len, reverse=True)))
