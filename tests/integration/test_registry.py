@@ -93,13 +93,12 @@ def test_an_index_whose_child_is_refused_is_not_published(
     assert tags(registry, repository) == []
 
 
-@pytest.mark.parametrize("status", [400, 404])
 def test_a_manifest_refused_while_another_publisher_writes_is_sent_again(
-    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, tmp_path: Path, status: int
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, tmp_path: Path
 ) -> None:
     """docker-registry says 400 DIGEST_INVALID while another publisher writes the link of one of its blobs."""
     index = small_index(layout, tmp_path, size=1000)
-    proxy.faults.append(Fault("status", "PUT", "/manifests/", times=2, status=status))
+    proxy.faults.append(Fault("status", "PUT", "/manifests/", times=2, status=400))
     registry = connect()
     publish(layout, index, RegistryRef(proxy.host, repository), ["t"], registry=registry)
     assert proxy.faults[0].hits == 2
@@ -117,8 +116,9 @@ def test_a_manifest_that_stays_refused_is_told_soon(
     assert proxy.faults[0].hits == 4
 
 
-@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-@pytest.mark.parametrize("method", ["HEAD", "POST", "PATCH", "PUT"])
+@pytest.mark.parametrize(
+    ("status", "method"), [(500, "HEAD"), (429, "POST"), (503, "PATCH"), (502, "PATCH"), (504, "PUT")]
+)
 def test_a_push_survives_a_passing_failure_and_sends_nothing_twice(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, status: int, method: str
 ) -> None:
@@ -146,7 +146,6 @@ def test_retry_after_is_waited_for(proxy: FaultProxy, connect: Connect, reposito
     "fault",
     [
         Fault("reset", "PATCH", skip=2, after=10_000),
-        Fault("reset", "PATCH", skip=1, after=0),
         Fault("lose-answer", "PATCH", skip=1),
         Fault("lose-answer", "PUT"),
         Fault("status", "PATCH", skip=2, status=404),
@@ -223,19 +222,6 @@ def test_a_registry_that_keeps_nothing_ends_with_an_error(
     assert 0 < proxy.faults[0].hits < 10
 
 
-@pytest.mark.parametrize("status", [405, 413, 501])
-def test_a_registry_without_chunks_gets_one_piece(
-    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, status: int
-) -> None:
-    blob, path = some_blob(layout)
-    proxy.faults.append(Fault("status", "PATCH", times=-1, status=status))
-    proxy.faults.append(Fault("reset", "PUT", after=100_000))
-    registry = connect()
-    assert registry.push_blob(repository, blob, path) == SIZE
-    assert [seen.body for seen in proxy.seen if seen.method == "PUT"] == [pytest.approx(100_000, abs=1 << 16), SIZE]
-    assert registry.blob_size(repository, blob.digest) == SIZE
-
-
 def test_a_small_blob_takes_one_request_after_the_post(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout
 ) -> None:
@@ -246,13 +232,6 @@ def test_a_small_blob_takes_one_request_after_the_post(
         registry.push_blob(repository, blob, path)
         assert [seen.method for seen in proxy.seen] == ["HEAD", "POST", "PUT"]
         assert registry.blob_size(repository, blob.digest) == size
-
-
-def test_a_longer_least_chunk_is_honoured(proxy: FaultProxy, connect: Connect, repository: str, layout: Layout) -> None:
-    blob, path = some_blob(layout)
-    proxy.faults.append(Fault("header", "POST", headers={"OCI-Chunk-Min-Length": "200000"}))
-    assert connect().push_blob(repository, blob, path) == SIZE
-    assert [seen.body for seen in proxy.seen if seen.method == "PATCH"] == [200_000, 100_000]
 
 
 def test_failures_that_stay_end_with_an_error(

@@ -1,4 +1,4 @@
-"""Files by URL and SHA-256: streamed, resumed, and kept only when the digest is right."""
+"""Files by URL and SHA-256: streamed, resumed, and kept only if the digest is right."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     import requests
 
 LIMIT_BYTES = 20 << 30
-ATTEMPTS = 5  # connections for one file, each going on where the last one broke
+ATTEMPTS = 5  # connections for one file; each continues where the last one broke
 BACKOFF = 2.0  # seconds before the second connection, doubled for each further one
 _TIMEOUT = (15, 60)
 _REDIRECTS = 8
-_PIECE = 1 << 16  # what a broken connection may cost: the piece it was in
+_PIECE = 1 << 16  # bytes that a broken connection may lose
 
 
 def archive_name(url: str) -> str:
-    """The name in the store of a file by its URL: the last part of the path, as far as a file can be called so."""
+    """Return a valid file name for a URL: the last part of its path."""
     path = PurePosixPath(unquote(urlsplit(url).path))
     name = re.sub(r"[\x00-\x1f\x7f]", "_", path.name)
-    if path.parent.name in {"tar.gz", "tarball"}:  # as GitHub has them, with the commit at the end
+    if path.parent.name in {"tar.gz", "tarball"}:  # GitHub's URLs, which end with the commit
         name += ".tar.gz"
     if len(encoded := name.encode()) > 255:
-        name = encoded[-200:].decode(errors="replace")  # its end says how it is packed
+        name = encoded[-200:].decode(errors="replace")  # the suffix is needed
     return name if name not in {"", ".."} else "file"
 
 
@@ -46,18 +46,13 @@ def fetch_archive(
     name: str = "",
     limit_bytes: int = LIMIT_BYTES,
 ) -> Path:
-    """A file in the store, fetched when it is not there.
+    """Return a file in the store, fetched if it is not there.
 
     Args:
         url: https, or http on this machine.
-        sha256: the digest, with or without `sha256:` before it.
+        sha256: the digest, with or without `sha256:` in front.
         name: its name in the store; by default the last part of the URL.
-        limit_bytes: most bytes it may have.
-
-    Raises:
-        DigestError: what came has another digest; it was removed.
-        SourceError: the URL may not be used, the server refuses, or the file is too large.
-        UnreachableError: no answer, or `offline` and not in the store.
+        limit_bytes: largest size.
     """
     digest = check_sha256(sha256)
     if (there := store.file(digest, verify=True)) is not None:
@@ -68,7 +63,7 @@ def fetch_archive(
     partial = store.partial / digest.removeprefix("sha256:")
     partial.parent.mkdir(parents=True, exist_ok=True)
     with held(store.root / "locks" / f"fetch-{partial.name}.lock", what=f"fetching {name}"):
-        # Read again: what is there may be the damaged file that the first look passed over.
+        # Another process may have stored it meanwhile; a damaged file is still not accepted.
         if (there := store.file(digest, verify=True)) is not None:
             return there
         download = _Download(url, partial, name, limit_bytes)
@@ -90,7 +85,7 @@ def _broken() -> tuple[type[Exception], ...]:
 
 
 class _Download:
-    """One file on its way, over as many connections as it takes."""
+    """A download of one file over several connections."""
 
     def __init__(self, url: str, partial: Path, name: str, limit_bytes: int) -> None:
         self.url = url
@@ -101,7 +96,7 @@ class _Download:
         self.etag = ""
 
     def run(self) -> None:
-        """Fetch until the file is whole by the server's size."""
+        """Fetch until the file has the size that the server names."""
         with session() as client:
             Retries(ATTEMPTS - 1, BACKOFF, self.name).run(lambda: self._go_on(client))
 
@@ -118,7 +113,7 @@ class _Download:
             headers["If-Range"] = self.etag
         with self._get(client, headers) as answer:
             if answer.status_code == 416:
-                # What is here is as long as the file, or longer; only a new start can tell.
+                # The partial file is as long as the file, or longer, so it is fetched again.
                 self.partial.unlink(missing_ok=True)
                 raise ConnectionError("the server has no such range")
             if answer.status_code not in {200, 206}:
@@ -149,7 +144,7 @@ class _Download:
         return done
 
     def _get(self, client: requests.Session, headers: dict[str, str]) -> requests.Response:
-        """The answer after all redirects; an https URL leads to https only."""
+        """Return the answer after all redirects; an https URL leads only to https."""
         url = self.url
         plain = urlsplit(url).scheme == "http"
         for _ in range(_REDIRECTS):

@@ -1,4 +1,4 @@
-"""A commit that one of several repositories holds: a fetch by its hash tells which, and plans remember it."""
+"""A commit that one of several repositories holds. A fetch by hash finds the repository, and plans remember it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from toolchain.sources.store import Store
 
 
 def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, parts: Collection[str]) -> str:
-    """Which of these URLs holds a commit, as an earlier fetch or a tree in the store shows; else empty.
+    """Return the URL that holds a commit, as an earlier fetch or a tree in the store shows; empty if unknown.
 
     Args:
-        parts: what the store may call the part of the tree that is taken.
+        parts: possible names of the tree's part in the store.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         value = strict_json.read(_note(commit, cache).read_bytes())
@@ -36,15 +36,13 @@ def holder_of(commit: str, repositories: Sequence[str], cache: Cache, *, parts: 
 def first_holder(
     name: str, commit: str, repositories: Sequence[str], fetch: Callable[[str], Path], *, cache: Cache
 ) -> tuple[str, Path]:
-    """Ask one repository after the other for a commit; the one that has it, noted and remembered, and its tree.
+    """Fetch a commit from the first repository that has it, note that repository, and return it with the tree.
+
+    If none has it, the error is UnreachableError when one of them did not answer, because that one may have it.
 
     Args:
         name: of the source, for messages.
-        fetch: of a URL the tree.
-
-    Raises:
-        SourceError: none of them has it.
-        UnreachableError: none has it, and one does not answer: it may be that one.
+        fetch: fetches the tree from a URL.
     """
     silent: UnreachableError | None = None
     failures: list[str] = []

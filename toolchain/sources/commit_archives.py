@@ -1,4 +1,4 @@
-"""Archives of commits that the data knows by SHA-256: data/archives.toml describes each field."""
+"""Archives of commits that the data knows by SHA-256; data/archives.toml describes each field."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class CommitArchive:
 
     @property
     def digest(self) -> str:
-        """The digest as in sources: `sha256:<hex>`."""
+        """Return the digest as in sources: `sha256:<hex>`."""
         return f"sha256:{self.sha256}"
 
 
 @memoize
 def commit_archives() -> tuple[CommitArchive, ...]:
-    """Every row, in the order of the data."""
+    """Return every row, in the order of the data."""
     return tuple(CommitArchive(**row) for row in load("archives")["archive"])
 
 
 def archive_of(commit: str) -> CommitArchive | None:
-    """The archive of a commit."""
+    """Return the archive of a commit."""
     return next((row for row in commit_archives() if row.commit == commit), None)
 
 
 def commit_of(digest: str) -> str:
-    """The commit whose archive has this digest, `sha256:<hex>`; empty if no row knows it."""
+    """Return the commit whose archive has this digest, `sha256:<hex>`; empty if no row knows it."""
     return next((row.commit for row in commit_archives() if row.digest == digest), "")

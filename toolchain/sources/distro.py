@@ -1,4 +1,4 @@
-"""Source packages of the distribution, through the machine's own apt: its mirrors, its keys, its signed indexes."""
+"""Source packages of the distribution, through the machine's own apt: its mirrors, keys and signed indexes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from toolchain.sources.tree import Source
 
 @memoize
 def known_packages() -> tuple[Package, ...]:
-    """The rows of data/distro.toml; the first of a name is its default version."""
+    """Return the rows of data/distro.toml; the first row of a name is its default version."""
     lists = ("suites", "mirrors")
     rows = load("distro")["package"]
     return tuple(Package(**{**row, **{name: tuple(row.get(name, ())) for name in lists}}) for row in rows)
@@ -40,10 +40,10 @@ def _row(name: str, version: str) -> Package | None:
 
 
 def known_package(package: str, version: str, cache: Cache, *, suite: str = "") -> Package | None:
-    """A package by the data, else by the note of an earlier fetch; None when only the index knows.
+    """Return a package from the data or from the note of an earlier fetch; None if only the index knows it.
 
     Args:
-        suite: of no version in particular, the suite that the earlier fetch must have found it in; empty for any.
+        suite: if no version is named, the suite of that earlier fetch; empty for any.
     """
     return _row(package, version) or _noted(package, version, cache, suite)
 
@@ -51,16 +51,15 @@ def known_package(package: str, version: str, cache: Cache, *, suite: str = "") 
 def known_distro(
     name: str, package: str, version: str, *, cache: Cache, suite: str = "", held: tuple[str, str] = ("", "")
 ) -> Source:
-    """A source package as far as it is known without a network: by the data, else by what an earlier fetch noted.
+    """Return a source package as far as it is known without a network, from the data or an earlier fetch.
+
+    A suite that is a misspelt suite of Debian's is refused. Other names may be suites of this machine's mirrors.
 
     Args:
         name: the source's name.
         version: upstream version; empty for the data's default, else the newest.
         suite: to look in; empty for all.
-        held: ref and digest of the source in a lock. Where the data do not know the package, they come before any note.
-
-    Raises:
-        SourceError: the suite is almost one of Debian's. Any other name may be a suite of this machine's mirrors.
+        held: ref and digest of the source in a lock, which come before notes for a package that the data does not know.
     """
     known = load("distro")["suites"]
     if suite not in known and (close := difflib.get_close_matches(suite, known, n=1, cutoff=0.85)):
@@ -90,15 +89,10 @@ def known_distro(
 
 
 def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -> tuple[Source, Path]:
-    """The upstream tarball of a source package, in the store: by apt, else from the data's second address.
+    """Return the upstream tarball of a source package in the store, from apt or from the data's mirrors.
 
     Returns:
-        The source, with its version and digest where the index has them, and the file.
-
-    Raises:
-        DigestError: the index or the file does not agree with the digest that is known.
-        SourceError: no such package or version, and no second address that has the file.
-        UnreachableError: no answer, or `offline` and not in the store.
+        The source with version and digest from the index, and the file.
     """
     package, version = source.where, source.version
     known = known_package(package, version, cache)
@@ -119,7 +113,7 @@ def fetch_distro(source: Source, store: Store, *, cache: Cache, offline: bool) -
 
 
 def _by_apt(package: str, version: str, source: Source, cache: Cache, *, offline: bool) -> tuple[Package, Path]:
-    """The source package in the signed index, and its file."""
+    """Return the package's row in the signed index, and its file."""
     refuse_offline(source.ref, offline=offline)
     row = _row(package, version)
     if row is not None and row.pool:
@@ -145,13 +139,7 @@ def _suites(cache: Cache, hints: Sequence[str], only: str = "") -> list[Suite]:
 def _first(
     indexes: Sequence[Suite], package: str, version: str, digest: str | None, store: Store, *, bound: bool
 ) -> tuple[Package, Path]:
-    """The tarball from the first suite that has the version, and its file; of no version in particular the newest.
-
-    Raises:
-        DigestError: an index names another digest than the one that is known.
-        SourceError: no suite has it; or one names it and its mirror has lost the file.
-        UnreachableError: it is in no suite that answered, and one did not answer.
-    """
+    """Return the tarball from the first suite that has the version, or the newest of all suites, and its file."""
     readings, listed, lost = Readings(indexes, bound=bound), [], []
     for suite in readings:
         for entry in suite.versions([package]):
@@ -204,7 +192,7 @@ def _notes(package: str, version: str, cache: Cache) -> Path:
 
 
 def note(package: Package, cache: Cache) -> None:
-    """Remember the index's row, for plans without a network: by its version, and as the last of the package."""
+    """Remember the index's row by its version, and as the newest of the package, for plans without a network."""
     keys = ("name", "version", "file", "sha256", "suites")
     text = "".join(f"{key} = {json.dumps(getattr(package, key))}\n" for key in keys)
     text += f"size = {package.size}\n" + ("brought = true\n" if package.brought else "")
@@ -224,7 +212,7 @@ def _noted(package: str, version: str, cache: Cache, suite: str = "") -> Package
 
 
 def _agree(package: Package, digest: str | None) -> None:
-    """Refuse an index that names another digest than the one that is known."""
+    """Refuse an index that names another digest than the known one."""
     if digest not in (None, f"sha256:{package.sha256}"):
         raise DigestError(
             f"the Sources index disagrees about {package.name}={package.version}",

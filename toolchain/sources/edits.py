@@ -1,7 +1,7 @@
-"""Edits: changes to a source tree that name lines by number and hold the new text alone.
+"""Edits: changes to a source tree that name lines by number and hold only the new text.
 
-An edit file is TOML: `source`, `commit` and `llvm` say what it is for, each `[[edit]]` which lines of a file give way
-to which text. Unlike a patch it holds no line of the tree that it changes; in all else it is treated like one.
+An edit file is TOML. `source`, `commit` and `llvm` say what it is for; each `[[edit]]` replaces lines of a file by a
+text. Unlike a patch it holds no line of the tree. Otherwise it is treated like a patch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SUFFIX = ".toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """Lines of one file that give way to a text.
+    """Lines of a file that are replaced by a text.
 
     Args:
         file: path below the tree.
         sha256: 64 hexadecimal digits of the whole file before any edit.
-        first, last: numbers of lines, from 1; `last` is `first - 1` where the text is put before `first`.
+        first, last: numbers of lines, from 1; `last` is `first - 1` to insert the text before `first`.
         text: whole lines, or nothing.
         why: for display.
     """
@@ -44,7 +44,7 @@ class EditFile:
     """An edit file.
 
     Args:
-        path: where it is.
+        path: of the file.
         source: the name of the source, e.g. `triton`.
         commit: the commit of the source that the edits are for.
         llvm: releases of LLVM that need them: `22.1` for all of 22.1.
@@ -58,19 +58,15 @@ class EditFile:
     edits: tuple[Edit, ...]
 
     def is_for(self, llvm: str) -> bool:
-        """Whether a release of LLVM, e.g. `22.1.8`, needs them."""
+        """Return whether a release of LLVM, e.g. `22.1.8`, needs the edits."""
         return f"{llvm}.".startswith(f"{self.llvm}.")
 
     def fits(self, tree: Path) -> bool:
-        """Whether every file in a tree is the one that its edits are for."""
+        """Return whether every file in a tree has the digest that its edits name."""
         return not self._others(tree)
 
     def check(self, tree: Path) -> None:
-        """Check that it fits.
-
-        Raises:
-            PatchError: a file is missing, or has another digest.
-        """
+        """Refuse a tree in which a file is missing or has another digest."""
         for file, expected, actual in self._others(tree):
             raise PatchError(
                 f"{self.path.name} does not fit this tree: {file} has another digest",
@@ -79,30 +75,25 @@ class EditFile:
             )
 
     def _others(self, tree: Path) -> list[tuple[str, str, str]]:
-        """Files that are not what the edits are for: path, expected digest, digest found or nothing."""
+        """Return the files with another digest: path, expected digest, and digest found or nothing."""
         wanted = {edit.file: edit.sha256 for edit in self.edits}
         here = {file: _digest(tree / file) for file in wanted}
         return [(file, digest, here[file]) for file, digest in wanted.items() if here[file] != f"sha256:{digest}"]
 
 
 def _digest(path: Path) -> str:
-    """A file's digest; empty if it is not a file, or a link: what is written to it would land elsewhere."""
+    """Return a file's digest; empty for links and other kinds, because a write through a link would land elsewhere."""
     return sha256_file(path) if path.is_file() and not path.is_symlink() else ""
 
 
 @memoize
 def shipped() -> tuple[EditFile, ...]:
-    """The edit files that come with the tool, in the order of their names."""
+    """Return the edit files that come with the tool, in the order of their names."""
     return tuple(read_edits(path) for path in sorted((FOLDER / "edits").glob(f"*{SUFFIX}")))
 
 
 def read_edits(path: Path) -> EditFile:
-    """Read an edit file.
-
-    Raises:
-        PatchError: it is not an edit file, names a path outside the tree, or two of its edits overlap.
-        ConfigError: an edit has an unknown, a missing or a mistyped key.
-    """
+    """Read and check an edit file."""
     content = read_toml(path, error=PatchError, fix="correct the edit file")
     rows = content.get("edit")
     heads = {name: content.get(name) for name in ("source", "commit", "llvm")}
@@ -123,14 +114,7 @@ def read_edits(path: Path) -> EditFile:
 
 
 def apply_edits(edit_file: EditFile, tree: Path) -> None:
-    """Change a tree.
-
-    Args:
-        tree: a copy of the source; its files are written to.
-
-    Raises:
-        PatchError: see `EditFile.check`; or a file has fewer lines. Nothing was changed then.
-    """
+    """Apply an edit file to a copy of the source; if it does not fit, nothing is changed."""
     edit_file.check(tree)
     changed = {file: _edited(tree / file, own, edit_file.path.name) for file, own in _by_file(edit_file.edits).items()}
     for file, content in changed.items():
@@ -149,7 +133,7 @@ def _edited(path: Path, edits: Sequence[Edit], name: str) -> bytes:
 
 
 def _by_file(edits: Sequence[Edit]) -> Mapping[str, list[Edit]]:
-    """The edits of each file, by line."""
+    """Return the edits of each file, by line."""
     by_file: dict[str, list[Edit]] = {}
     for edit in sorted(edits, key=lambda edit: (edit.file, edit.first)):
         by_file.setdefault(edit.file, []).append(edit)

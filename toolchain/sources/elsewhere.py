@@ -1,4 +1,4 @@
-"""A second address: where a file is that its first place no longer has, and the error when both are gone."""
+"""Mirrors: fetch a file from a second address if its first place does not have it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Wanted:
     """A file whose digest is known before it is fetched.
 
     Args:
-        source: what the stages call it, e.g. `llvm`.
+        source: name of the source, e.g. `llvm`.
         file: its name.
-        sha256: with or without `sha256:` before it.
+        sha256: with or without `sha256:` in front.
         size: bytes.
-        first: who is asked first, for messages.
+        first: name of the first place, for messages.
         mirrors: URLs of the same bytes.
     """
 
@@ -35,12 +35,12 @@ class Wanted:
 
     @property
     def promised(self) -> str:
-        """The expected digest, for messages."""
+        """Return the expected digest, for messages."""
         return f"wanted: {self.file}, {self.size} bytes, SHA-256 {self.sha256.removeprefix('sha256:')}"
 
     @property
     def how_to_bring_it(self) -> str:
-        """How to provide the file: by path, if a source can be named, or in a bundle."""
+        """Return how to provide the file: by path if it is a named source, or in a bundle."""
         bundle = "on a machine that has it: toolchain bundle export, then here: toolchain bundle import REF"
         if self.source.startswith("wheel-"):  # no option names what only comes along
             return bundle
@@ -49,15 +49,13 @@ class Wanted:
 
 
 def first_or_elsewhere(fetch: Callable[[], Path], wanted: Wanted, store: Store, *, offline: bool) -> Path:
-    """The file in the store, from its first place or from the first mirror that has it.
+    """Return the file from the store, from its first place or from the first mirror that has it.
+
+    A wrong digest from the first place is an error. If nobody has the file, the error is UnreachableError when one
+    place did not answer, or when `offline`.
 
     Args:
         fetch: asks the first place, or finds the file in the store.
-
-    Raises:
-        DigestError: the first place has other bytes under this name.
-        SourceError: none has the file.
-        UnreachableError: one of them does not answer and the others lack it; or `offline`.
     """
     try:
         return fetch()
@@ -91,5 +89,5 @@ def _gone(wanted: Wanted, failed: Sequence[tuple[str, ToolchainError]]) -> Toolc
 
 
 def _line(text: str) -> str:
-    """A cause on one line: its last one, where programs put the error."""
+    """Return the last line of a cause, where programs put the error."""
     return (text.strip().splitlines() or [""])[-1][:300]

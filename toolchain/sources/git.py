@@ -1,4 +1,4 @@
-"""Trees by commit: fetched by SHA at depth 1, with a git that knows no configuration but ours."""
+"""Trees by commit: fetched by SHA at depth 1, with a git that ignores the user's configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REFUSED = ("authentication", "could not read username", "permission denied", "r
 
 
 def git_digest(repository: str, sha: str) -> str:
-    """The digest of a commit: `git:<40 hex>@<repository>`."""
+    """Return the digest of a commit: `git:<40 hex>@<repository>`."""
     return f"git:{sha}@{repository}"
 
 
@@ -44,22 +44,17 @@ def fetch_git(
     verify: bool = False,
     mirrors: Mirrors = (),
 ) -> Path:
-    """The tree of a commit in the store, fetched when it is not there.
+    """Return the tree of a commit in the store, fetched if it is not there.
 
-    A branch or tag plays no part: the commit's own hash names every byte of the tree, and git checks each object
-    against its hash as it arrives. Submodules are not followed.
+    The commit's hash names every byte of the tree, and git checks each object against its hash. Submodules are not
+    fetched.
 
     Args:
         repository_url: https, ssh, or for a local repository file:// or an absolute path.
         sha: 40 hexadecimal digits.
-        part: what of the tree to take.
-        verify: read a tree that is there already (see `Store.tree`).
-        mirrors: where to ask in the place of `repository_url`, which names the tree all the same.
-
-    Raises:
-        SourceError: the repository or the commit is not there, or the URL may not be used.
-        UnreachableError: the other side does not answer, or `offline` and not in the store.
-        HostileInputError: the tree holds a link that leads out of it.
+        part: of the tree to take.
+        verify: read an existing tree (see `Store.tree`).
+        mirrors: where to fetch from instead of `repository_url`, which stays the name of the tree.
     """
     if not _SHA.fullmatch(sha):
         raise SourceError(
@@ -79,12 +74,7 @@ def fetch_git(
 
 
 def commit_of_tag(repository_url: str, tag: str, store: Store, *, offline: bool, mirrors: Mirrors = ()) -> str:
-    """The commit that a tag is at now, asked of the repository; an annotated tag is followed.
-
-    Raises:
-        SourceError: no such repository or tag, or the URL may not be used.
-        UnreachableError: the other side does not answer, or `offline`.
-    """
+    """Ask the repository for the commit of a tag; an annotated tag is followed."""
     url = mirrored(repository_url, mirrors)
     protocol = git_protocol(url)
     refuse_offline(f"the commit of tag {tag} of {repository_url}", offline=offline)
@@ -137,7 +127,7 @@ def _git(env: Mapping[str, str], *words: str) -> str:
 
 
 def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part: Part) -> Path:
-    """The commit's tree as `git archive` and forges give it: export-ignore and line ends apply."""
+    """Return the commit's tree as `git archive` writes it: export-ignore and line ends apply."""
     archive = scratch / f"commit {sha}"  # as messages name it
     try:
         _git(env, "init", "--quiet", "--bare", "--template=", env["GIT_DIR"])

@@ -1,4 +1,4 @@
-"""A file or folder of the user's own as a source, checked before a verb begins."""
+"""A user's file or folder as a source, checked before a verb begins."""
 
 from __future__ import annotations
 
@@ -19,15 +19,7 @@ _COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
 
 
 def check_local(name: str, spec: SourceSpec) -> None:
-    """Check that the path exists, and that it can be a source.
-
-    Args:
-        name: of the source, e.g. `triton`.
-        spec: of the kind `local`; nothing is asked of others.
-
-    Raises:
-        SourceError: nothing is there, or a file that is neither a tar archive nor a wheel.
-    """
+    """Check that a local path exists and can be a source; specs of other kinds pass."""
     path = spec.path
     if path is None or path.is_dir():
         return
@@ -52,14 +44,7 @@ def check_local(name: str, spec: SourceSpec) -> None:
 
 
 def check_tree_form(source: Source, what: str) -> None:
-    """Check that a source is a tree, or will be one once it is unpacked.
-
-    Args:
-        what: it is the source of, e.g. `LLVM`.
-
-    Raises:
-        SourceError: it is a file of the Python index, or one of the user's that is not a tar archive.
-    """
+    """Refuse a source of `what`, e.g. `LLVM`, that is neither a tree nor unpacks to one."""
     file = source.path if source.path is not None and source.path.is_file() else None
     if source.kind == "pypi" or (file is not None and not TAR.search(file.name)):
         raise SourceError(
@@ -68,7 +53,7 @@ def check_tree_form(source: Source, what: str) -> None:
 
 
 def _not_a_source(path: Path) -> str:
-    """Why a file cannot be a source, by its name and first bytes; empty if it can."""
+    """Return why a file cannot be a source, by its name and first bytes; empty if it can."""
     with path.open("rb") as stream:
         head = stream.read(4)
     if path.name.endswith(".whl"):
@@ -87,7 +72,7 @@ def _not_a_source(path: Path) -> str:
 
 
 def _meant(name: str, text: str) -> str:
-    """The suggestion for an invalid path."""
+    """Return a suggestion for an invalid path."""
     if _VERSION.fullmatch(text):
         return _version_of(name, text.lstrip("vV"))
     prefix, sign, rest = text.partition(":")
@@ -101,7 +86,7 @@ def _meant(name: str, text: str) -> str:
 
 
 def _version_of(name: str, plain: str) -> str:
-    """The suggestion for a version of the source `name`."""
+    """Return a suggestion for a version of the source `name`."""
     match name:
         case "triton":
             return f"for Triton {plain} from source: --triton {plain}; for its wheel: --source triton=pypi:{plain}"

@@ -14,7 +14,7 @@ from toolchain.core.errors import EngineError, SourceError
 from toolchain.core.process import CommandError
 
 _TARGETS = "$(CREATED_BY)\t$(SITE)\t$(RELEASE)\t$(COMPONENT)\t$(ORIGIN)\t$(SOURCESENTRY)"
-# Before the first update apt knows no origins, and lists what is configured only without them.
+# Before the first update apt knows no origins, and lists the configured archives only with this option.
 _UNREAD = ("-o", "APT::Get::IndexTargets::ReleaseInfo=false")
 _POCKETS = ("", "-updates", "-security", "-backports")
 _COMPONENTS = {"main", "contrib", "non-free", "non-free-firmware", "restricted", "universe", "multiverse"}
@@ -22,7 +22,7 @@ _COMPONENTS = {"main", "contrib", "non-free", "non-free-firmware", "restricted",
 
 @dataclass(frozen=True, kw_only=True)
 class Mirror:
-    """One archive and suite that apt is configured to use.
+    """An archive and suite that apt is configured to use.
 
     Args:
         site: base URL; never to be logged or recorded.
@@ -38,16 +38,12 @@ class Mirror:
 
     @property
     def security(self) -> bool:
-        """Whether this is the security archive, which does not carry the other suites."""
+        """Return whether this is the security archive, which does not have the other suites."""
         return self.suite.endswith("-security") or "/updates" in self.suite
 
 
 def apt_mirrors() -> list[Mirror]:
-    """The archives apt uses for the distribution itself, the main archive first; third parties' are left out.
-
-    Raises:
-        SourceError: apt is not there or has none configured.
-    """
+    """Return the archives of the distribution itself that apt uses, the main archive first."""
     ask = ("apt-get", "indextargets", "--format", _TARGETS)
     try:
         listing = process.run(ask, capture=True).stdout or process.run([*ask, *_UNREAD], capture=True).stdout
@@ -86,7 +82,7 @@ def _codename() -> str:
 
 
 def _signed_by(entry: str, site: str, suite: str) -> str:
-    """The Signed-By of the entry (`FILE:NUMBER`) that configures a mirror; apt does not print it itself."""
+    """Return the Signed-By of the entry (`FILE:NUMBER`) that configures a mirror, because apt does not print it."""
     name, _, number = entry.rpartition(":")
     path = Path(name)
     try:
@@ -106,10 +102,10 @@ def _signed_by(entry: str, site: str, suite: str) -> str:
 
 
 def suites(mirrors: Sequence[Mirror], hints: Sequence[str], known: Sequence[str]) -> list[Mirror]:
-    """The suites to ask for a source package, in turn: the hinted ones, this machine's own, then the others.
+    """Return the suites to ask for a source package: the hinted ones, this machine's own, then Debian's others.
 
-    A suite that ends in `-security` is one of the security archive, every other one of the main archive. On a machine
-    of another distribution than Debian there are no others.
+    A suite that ends in `-security` belongs to the security archive, every other one to the main archive. On a machine
+    of another distribution there are no others.
 
     Args:
         known: Debian's suites, in the order in which to ask.

@@ -1,4 +1,4 @@
-"""Rules for reaching out: which addresses are allowed, one HTTP session."""
+"""Allowed addresses, mirrors of URLs, and the HTTP session of sources."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ _SECRET = re.compile(r"token|secret|signature|pass|credential|auth(?!or)|jwt|ses
 
 
 def refuse_offline(what: str, *, offline: bool) -> None:
-    """Stop before the network when the user said so.
-
-    Raises:
-        UnreachableError: `offline` is set.
-    """
+    """Raise UnreachableError if `offline` is set."""
     if offline:
         raise UnreachableError(
             f"{what} is not in the store and --offline forbids fetching it",
@@ -34,13 +30,10 @@ def refuse_offline(what: str, *, offline: bool) -> None:
 
 
 def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
-    """The URL with its scheme in small letters, when it may be asked: https, or http on this machine.
+    """Return the URL with its scheme in lower case; refuse all but https, and http on this machine.
 
     Args:
-        plain_allowed: False for where an https answer leads: never to http.
-
-    Raises:
-        SourceError: another scheme, no host, or a password in it.
+        plain_allowed: False after an https answer, which must not redirect to http.
     """
     refuse_credentials(url)
     url = check_address(url)
@@ -55,7 +48,7 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
 
 
 def git_protocol(url: str) -> str:
-    """The value of `GIT_ALLOW_PROTOCOL` for the URL of a repository."""
+    """Return the value of `GIT_ALLOW_PROTOCOL` for the URL of a repository."""
     if url.startswith("/"):
         return "file"
     refuse_credentials(url)
@@ -73,14 +66,14 @@ def git_protocol(url: str) -> str:
 
 
 def check_address(url: str) -> str:
-    """The URL with its scheme in small letters, when host and port can be such."""
+    """Return the URL with its scheme in lower case; refuse an invalid host or port."""
     scheme, sign, rest = url.partition("://")
     try:
         parts = urlsplit(f"{scheme.lower()}{sign}{rest}")
         if parts.port == 0:
             raise ValueError("port 0")
     except ValueError as error:
-        # The error repeats what it cannot read, and that may be a password.
+        # The exception's text may repeat a password.
         why = "the port must be a number from 1 to 65535" if "ort" in str(error) else "the host cannot be one"
         raise SourceError(
             f"not a URL: {without_query(url.rpartition('@')[2])[:200]!r}", why=why, fix="write it as https://HOST/PATH"
@@ -93,16 +86,12 @@ def check_address(url: str) -> str:
 
 
 def refuse_credentials(url: str) -> None:
-    """Refuse a URL that carries a password or token: it would end in logs and records.
-
-    Raises:
-        SourceError: it does; the message does not repeat it.
-    """
+    """Refuse a URL with a password or token, which would end in logs and records; the message does not repeat it."""
     try:
         parts = urlsplit(url)
         secret = any(_SECRET.search(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True))
     except ValueError as error:
-        # Not shown: it may hold a password all the same. Nor is the cause, which repeats what it cannot read.
+        # Neither URL nor cause is shown, because they may hold a password.
         raise SourceError("not a URL", why=type(error).__name__, fix="give an https:// URL") from None
     if parts.password or secret or (parts.username and parts.scheme in {"http", "https"}):
         raise SourceError(
@@ -113,7 +102,7 @@ def refuse_credentials(url: str) -> None:
 
 
 def without_query(url: str) -> str:
-    """A URL fit for records: signed links carry secrets in their query."""
+    """Return a URL without its query, because signed links have secrets there."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
 
@@ -123,12 +112,7 @@ Mirrors = tuple[tuple[str, str], ...]
 
 
 def parse_mirrors(values: Sequence[str]) -> Mirrors:
-    """`URL=URL` pairs as `--mirror` gives them: what begins with the first is fetched from the second.
-
-    Raises:
-        ConfigError: a value is not such a pair, or two replace the same URL.
-        SourceError: a URL holds a password or is malformed.
-    """
+    """Parse `URL=URL` pairs of `--mirror`: what begins with the first is fetched from the second."""
     pairs: list[tuple[str, str]] = []
     for value in values:
         match = _MIRROR.fullmatch(value)
@@ -147,14 +131,14 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
 
 
 def mirrored(url: str, mirrors: Mirrors) -> str:
-    """The mirror's URL for a URL, by the longest prefix of whole parts of the path; else the URL itself."""
+    """Return the mirror's URL for a URL, by the longest matching prefix of whole path parts, or the URL itself."""
     fits = [(old, new) for old, new in mirrors if url == old or url.startswith(old if old[-1] == "/" else f"{old}/")]
     old, new = max(fits, key=lambda pair: len(pair[0]), default=("", ""))
     return new + url[len(old) :]
 
 
 def session() -> requests.Session:
-    """A session that tries again when a server is busy or a connection fails (see `web.session`)."""
+    """Return a session that retries when a server is busy or a connection fails (see `web.session`)."""
     made = web.session(_ATTEMPTS, RETRY_BACKOFF)
     made.headers["User-Agent"] = "toolchain"
     # Transparent compression would break the count of bytes, and ranges.

@@ -1,4 +1,4 @@
-"""Which part of a large source tree is taken."""
+"""The part of a large source tree that is taken."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ class Part:
     """A selection of a tree's files.
 
     Args:
-        taken: as in a lock: names at the top that are taken, and with `!` before them names right below those that
-            are not, in any of them; without any name all is taken.
+        taken: as in a lock: names at the top that are taken, and with `!` in front names one level below that are left
+            out of each; empty for the whole tree.
     """
 
     taken: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        """Its name in the store; empty for the whole."""
+        """Return its name in the store; empty for the whole."""
         return ",".join(self.taken)
 
     @cached_property
     def only(self) -> frozenset[str]:
-        """Names at the top; empty for all of them."""
+        """Return the names at the top; empty for all of them."""
         return frozenset(name for name in self.taken if not name.startswith("!"))
 
     @cached_property
     def without(self) -> frozenset[str]:
-        """Names right below those that are left out."""
+        """Return the names one level below that are left out."""
         return frozenset(name[1:] for name in self.taken if name.startswith("!"))
 
     def holds(self, path: str) -> bool:
-        """Whether a path below the tree's top, with `/`, is of it."""
+        """Return whether a path below the tree's top, with `/`, belongs to the part."""
         if not self.only:
             return True
         top, _, rest = path.partition("/")

@@ -1,4 +1,4 @@
-"""Patches: inputs that are checked before they touch a copy of the tree."""
+"""Patches, which are checked before they are applied to a copy of the tree."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MEMORY = 2 << 30  # bytes of git's address space
 
 
 def listed(patches: Sequence[Path]) -> list[dict[str, str]]:
-    """Patch files as plans and records name them: `name` of the file, `digest` of its bytes."""
+    """Return patch files as plans and records list them: `name` of the file, `digest` of its bytes."""
     return [{"name": patch.name, "digest": sha256_file(patch)} for patch in patches]
 
 
 def copy_tree(source: Path, dest: Path) -> None:
-    """Copy a file or tree, times and links kept; the file system shares the blocks where it can."""
+    """Copy a file or tree with times and links; blocks are shared if the file system can."""
     try:
         process.run(["cp", "-a", "--reflink=auto", "--no-target-directory", "--", source, dest])
     except CommandError as error:
@@ -36,13 +36,9 @@ def copy_tree(source: Path, dest: Path) -> None:
 
 
 def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
-    """Fill `dest`, new or empty, with a copy of `tree` to which the patches are applied, in their order.
+    """Fill `dest`, new or empty, with a copy of `tree`, and apply the patches in their order.
 
-    Each patch is read and tried before it is applied: an edit file (`sources.edits`) here, any other by `git apply`,
-    outside any repository.
-
-    Raises:
-        PatchError: one is missing, empty, does not apply, or touches what is outside the tree.
+    An edit file (`sources.edits`) is applied here, any other patch by `git apply` outside of any repository.
     """
     for patch in patches:
         check_patch(patch)
@@ -79,11 +75,7 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
 
 
 def check_patch(patch: Path) -> None:
-    """Look at a patch file without applying it.
-
-    Raises:
-        PatchError: missing, empty, too large, or it names a path outside the tree.
-    """
+    """Check a patch file without applying it: readable, not empty or too large, and no path outside the tree."""
     try:
         content = patch.read_bytes() if patch.stat().st_size <= _LIMIT else None
     except OSError as error:
@@ -114,7 +106,7 @@ _GIT_HEADER = re.compile(rb"^diff --git (?P<both>[^\n]+)", re.MULTILINE)
 
 
 def _names(content: bytes) -> list[str]:
-    """Every path that a patch names, as written there (`a/sub/file`)."""
+    """Return every path that a patch names, as written there (`a/sub/file`)."""
     names = []
     for match in _HEADER.finditer(content):
         raw = match["file"] if match["file"] is not None else match["moved"]
@@ -126,7 +118,7 @@ def _names(content: bytes) -> list[str]:
 
 
 def _unquote(raw: bytes) -> str:
-    """A path as git writes it: in quotes with C escapes where it holds odd characters."""
+    """Decode a path that git may have quoted with C escapes."""
     if raw.startswith(b'"') and raw.endswith(b'"') and len(raw) > 1:
         raw = raw[1:-1]
         raw = re.sub(rb"\\([0-7]{1,3})", lambda m: bytes([int(m[1], 8) & 255]), raw)

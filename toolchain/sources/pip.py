@@ -48,11 +48,7 @@ DOWNLOAD = (
 
 
 def pip(*words: str) -> str:
-    """Run pip and return its standard output.
-
-    Raises:
-        CommandError: it failed; see `pip_error`.
-    """
+    """Run pip and return its standard output."""
     environment = {**network_environment(), **inherited(KEPT, files=KEPT_FILES), "COLUMNS": "2000"}
     return process.run(process.python("-m", "pip", *words), capture=True, env=environment).stdout
 
@@ -70,12 +66,7 @@ def pip_error(what: str, error: CommandError) -> SourceError | UnreachableError:
 
 
 def index_url() -> str:
-    """Return the URL of the index that pip is configured to use, which its help shows.
-
-    Raises:
-        SourceError: pip is missing or does not show it.
-        UnreachableError: pip fails.
-    """
+    """Return the URL of the index that pip is configured to use, as its help shows it."""
     try:
         text = pip("download", "--help")
     except CommandError as error:

@@ -1,4 +1,4 @@
-"""Files of the Python index by name and SHA-256, through the pip that is configured here."""
+"""Files of the Python index by name and SHA-256, through the configured pip."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from toolchain.sources.tree import Source
 _WHEEL = re.compile(r"-(?P<python>[a-z]{2}\d+(\.[a-z]{2}\d+)*)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl$")
 # A wheel for any Python 3 may need a minimum, and pip takes a bare 3 for 3.0.
 _ANY_PYTHON = "3.13"
-# Asked for in this order where any will do; and the oldest C libraries that wheels are for.
+# Tried in this order; and minor versions of glibc that wheels are built for.
 _PYTHONS = ("3.13", "3.12", "3.11", "3.10")
 _GLIBCS = (17, 24, 26, 27, 28, 31, 34, 35)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PypiFile:
-    """One file of a release, as data/pypi.toml names it."""
+    """A file of a release, as data/pypi.toml names it."""
 
     project: str
     version: str
@@ -45,16 +45,12 @@ class PypiFile:
 
 @memoize
 def known_files() -> tuple[PypiFile, ...]:
-    """The rows of data/pypi.toml; the first of a project is its default version."""
+    """Return the rows of data/pypi.toml; the first row of a project is its default version."""
     return tuple(PypiFile(**{**row, "mirrors": tuple(row.get("mirrors", ()))}) for row in load("pypi")["file"])
 
 
 def pypi_row(project: str, version: str) -> PypiFile:
-    """The file for a project and version (empty: the default).
-
-    Raises:
-        SourceError: the data has none; nothing is guessed.
-    """
+    """Return the file for a project and version (empty: the default); refuse versions that the data does not have."""
     wanted = _normal(project)
     rows = [row for row in known_files() if _normal(row.project) == wanted]
     for row in rows:
@@ -69,14 +65,11 @@ def pypi_row(project: str, version: str) -> PypiFile:
 
 
 def python_of_wheel(file: str) -> tuple[str, bool]:
-    """The CPython that a wheel is for, as its name tells, and whether later ones take it too.
+    """Return the CPython in a wheel's name, and whether later ones accept it too.
 
     Returns:
-        `("3.13", False)` of a wheel by that CPython's own ABI, `("3.12", True)` of one by the stable ABI since 3.12, or
-        of one without machine code.
-
-    Raises:
-        SourceError: the name is not a wheel's.
+        `("3.13", False)` for a wheel with that CPython's own ABI, `("3.12", True)` for one with the stable ABI since
+            3.12, or without machine code.
     """
     match = _wheel_name(file)
     first = match["python"].rpartition(".")[2]
@@ -93,7 +86,7 @@ def _wheel_name(file: str) -> re.Match[str]:
 
 
 def known_pypi(name: str, project: str, version: str) -> Source:
-    """A file of the index as a source; needs no network."""
+    """Return a file of the index as a source; needs no network."""
     row = pypi_row(project, version)
     return Source(
         name=name,
@@ -108,18 +101,13 @@ def known_pypi(name: str, project: str, version: str) -> Source:
 
 
 def fetch_pypi(name: str, version: str, filename: str, sha256: str, store: Store, *, offline: bool) -> Path:
-    """A wheel or sdist in the store.
+    """Return a wheel or sdist in the store.
 
-    Wheels come through `pip download`. pip would run an sdist's own code to read its metadata, so for an sdist only
-    the index page is asked, for its address.
+    Wheels are fetched by `pip download`. For an sdist only the index page is read, because pip would run the sdist's
+    code.
 
     Args:
-        sha256: with or without `sha256:` before it.
-
-    Raises:
-        DigestError: what came has another digest.
-        SourceError: the index has no such file.
-        UnreachableError: no answer, or `offline` and not in the store.
+        sha256: with or without `sha256:` in front.
     """
     digest = check_sha256(sha256)
     if (there := store.file(digest, verify=True)) is not None:
@@ -134,14 +122,10 @@ def fetch_pypi(name: str, version: str, filename: str, sha256: str, store: Store
 
 
 def download_wheel(name: str, version: str, folder: Path, *, machine: str) -> Path:
-    """A wheel without a known digest, into a folder; for the newest CPython that the index has this release for.
+    """Download a wheel without a known digest into a folder, for the newest CPython that this release supports.
 
     Args:
-        machine: as the kernel calls it: `x86_64`.
-
-    Raises:
-        SourceError: the index has none for this machine, or gives something else.
-        UnreachableError: the index does not answer.
+        machine: the kernel's name, such as `x86_64`.
     """
     what = f"wheel of {name} {version} for {machine}"
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBCS] + [f"manylinux2014_{machine}"]
@@ -196,11 +180,7 @@ def _wheel(name: str, version: str, filename: str, digest: str, store: Store) ->
 
 
 def _address(project: str, filename: str) -> str:
-    """The URL of a file in the index.
-
-    Raises:
-        SourceError: the index does not name it.
-    """
+    """Return the URL of a file in the index."""
     page_url = f"{index_url()}/{_normal(project)}/"
     check_http_url(page_url)
     try:
@@ -213,7 +193,7 @@ def _address(project: str, filename: str) -> str:
     if status >= 500:
         raise UnreachableError("the Python index fails", why=f"it answered {status}", fix="try again later")
     for link in re.findall(r"""<a\s[^>]*href=["']([^"']+)["']""", page, re.IGNORECASE):
-        with contextlib.suppress(ValueError):  # a link to no address is not the file's
+        with contextlib.suppress(ValueError):  # an invalid URL
             address, _ = urldefrag(urljoin(base, html.unescape(link)))
             if unquote(address.rpartition("/")[2]) == filename:
                 return address

@@ -1,4 +1,4 @@
-"""From what the user writes to a source: what it is (no network), and its tree in the store."""
+"""Locate sources without a network, and fetch them into the store."""
 
 from __future__ import annotations
 
@@ -39,16 +39,13 @@ from toolchain.sources.unpack import unpack_tar
 
 
 def locate(name: str, spec: SourceSpec, *, cache: Cache, held: tuple[str, str] = ("", "")) -> Source:
-    """The source as far as it is known without a network; what `plan` shows.
+    """Return a source as far as it is known without a network; `plan` shows it.
 
-    A local checkout is hashed (a second time from a stat cache). A file that the data knows by its digest is
-    that source of the distribution or index. The digest is None when only a fetch can tell it.
+    A local checkout is hashed, with a stat cache. A file whose digest the data knows becomes that source of the
+    distribution or index. The digest is None if only a fetch can tell it.
 
     Args:
         held: see `known_distro`.
-
-    Raises:
-        SourceError: a path that is not there, or a project that only the data could name.
     """
     match spec.kind:
         case "local":
@@ -105,17 +102,17 @@ def _locate_local(name: str, path: Path, cache: Cache) -> Source:
         if (known := _known_file(name, digest, cache)) is not None:
             return replace(known, path=path)
     elif path.is_dir():
-        with contextlib.suppress(OSError):  # a plan works where nothing can be written
+        with contextlib.suppress(OSError):  # a plan also works with a read-only cache
             make_private(cache.store)
         digest = tree_digest(path, _stat_cache(path, cache))
     else:
         raise SourceError(f"the source {name} is not there: {path}", fix=f"check --source {name}=...: {FORMS}")
-    shown = one_line(os.fsencode(path.name).decode("utf-8", "backslashreplace"))  # as a lock can hold it
+    shown = one_line(os.fsencode(path.name).decode("utf-8", "backslashreplace"))  # a form that a lock can hold
     return Source(name=name, kind="local", where=shown, version="", digest=digest, path=path, locked=False)
 
 
 def _known_file(name: str, digest: str, cache: Cache) -> Source | None:
-    """The source of the distribution or index that has these very bytes, however they came."""
+    """Return the source of the distribution or index that has these bytes."""
     plain = digest.removeprefix("sha256:")
     for package in known_packages():
         if package.sha256 == plain:
@@ -133,16 +130,16 @@ def _stat_cache(path: Path, cache: Cache) -> Path:
     return cache.store / "stat" / f"{hashlib.sha256(bytes(path.resolve())).hexdigest()[:24]}.json"
 
 
-# AOTriton's own build unpacks its tuning database, where that is a tar archive.
+# AOTriton's build unpacks its tuning database itself.
 _PACKED = "aotriton-database"
 
 
 @memoize
 def part_of(name: str, *, tests: bool = False) -> Part:
-    """The part of the source `name` that is used: the needed folders of a large monorepo, all of any other.
+    """Return the part of the source `name` that is used: the needed folders of a large monorepo, everything of others.
 
     Args:
-        tests: take along what is left out otherwise, the folders that only the source's own tests read.
+        tests: take the folders too that only the source's own tests read.
     """
     for row in load("trees").values():
         if any(fnmatchcase(name, pattern) for pattern in row["sources"]):
@@ -160,26 +157,22 @@ def fetch_source(
     mirrors: Mirrors = (),
     tests: bool = False,
 ) -> FetchedSource:
-    """The source with its tree or file in the store, patched when patches are given.
+    """Return the source with its tree or file in the store, patched if there are patches.
+
+    The digest is that of the source alone, because patches are inputs of their own.
 
     Args:
-        source: as `locate` gave it.
+        source: as `locate` returned it.
         patches: files, in order, applied to a copy.
-        verify: read a tree that is there already, file by file, before it is believed (see `Store.tree`).
+        verify: read every file of an existing tree (see `Store.tree`).
         mirrors: where git and archives are fetched from instead of their own URLs.
         tests: see `part_of` and `Request.takes_tests`.
-
-    Returns:
-        The source as it is in the store. The digest is the source's alone: patches are inputs of their own.
-
-    Raises:
-        ToolchainError: see the modules of each kind; PatchError for a patch that does not apply.
     """
     part = part_of(source.name, tests=tests or bool(patches))
     how = _How(part, verify, mirrors, packed=source.name == _PACKED)
     with in_use(cache, make=True):
         got = _fetched(source, cache, offline, how)
-        for patch in patches:  # so that what is made with them can be made again
+        for patch in patches:  # so that the build can be repeated
             _keep(patch, sha256_file(patch), Store(cache.store), cache)
         return replace(got, path=_patched(got, patches, Store(cache.store), how)) if patches else got
 
@@ -187,7 +180,7 @@ def fetch_source(
 def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedSource:
     store = Store(cache.store)
     if source.kind not in {"local", "git"} and source.path is not None and source.path.is_file():
-        _keep(source.path, str(source.digest), store, cache)  # a user's file that the data knows
+        _keep(source.path, str(source.digest), store, cache)  # a user's file whose digest the data knows
     match source.kind:
         case "local":
             return source.fetched(_fetch_local(source, store, cache, how))
@@ -210,7 +203,7 @@ def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedS
 
 
 def _fetch_among(source: Source, store: Store, cache: Cache, *, offline: bool, how: _How) -> FetchedSource:
-    """A commit of one of several repositories; the source as it is in the one that has it."""
+    """Fetch a commit of one of several repositories; return the source with the repository that has it."""
 
     def fetch(url: str) -> Path:
         return _fetch_commit(replace(source, where=url, among=()), store, offline=offline, how=how)
@@ -221,7 +214,7 @@ def _fetch_among(source: Source, store: Store, cache: Cache, *, offline: bool, h
 
 
 def _fetch_commit(source: Source, store: Store, *, offline: bool, how: _How) -> Path:
-    """A commit's tree by git; where git fails and an archive of it is on record, the error says so."""
+    """Fetch a commit's tree by git; if that fails, the error names an archive of it that is on record."""
     try:
         return fetch_git(
             source.where, source.version, store, offline=offline, part=how.part, verify=how.verify, mirrors=how.mirrors
@@ -234,7 +227,7 @@ def _fetch_commit(source: Source, store: Store, *, offline: bool, how: _How) -> 
 
 
 def _fetch_row(source: Source, store: Store, *, offline: bool) -> Path:
-    """A file of the Python index, from there or from the data's second address."""
+    """Fetch a file of the Python index, from there or from a mirror in the data."""
     row = pypi_row(source.where, source.version)
     wanted = Wanted(
         source=source.name, file=row.file, sha256=row.sha256, size=row.size, first="the index", mirrors=row.mirrors
@@ -249,8 +242,7 @@ def _fetch_row(source: Source, store: Store, *, offline: bool) -> Path:
 
 @dataclass(frozen=True)
 class _How:
-    """Which part of a source is taken, whether a tree is read again, where it is asked, and whether a tar archive is
-    taken as the file that it is."""
+    """How a source is fetched; `packed` keeps a tar archive as a file."""
 
     part: Part
     verify: bool
@@ -259,22 +251,24 @@ class _How:
 
 
 def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:
-    """The tree of a tar archive; any other file is a source as it is."""
+    """Return the tree of a tar archive; other files are returned unchanged."""
     if how.packed or not TAR.search(file.name):
         return file
     return store.tree(digest, lambda dest: unpack_tar(file, dest, part=how.part), part=how.part.name, verify=how.verify)
 
 
 def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
-    """A snapshot of a checkout: builds read the store, and what is edited meanwhile does not reach them."""
+    """Store a snapshot of a checkout, so that later edits do not reach the build."""
     if source.path is None or source.digest is None:
         raise SourceError(f"the source {source.name} has no path", fix="give --source NAME=PATH")
     top, digest = source.path, source.digest
     if top.is_file():
         return _tree_of(_keep(top, digest, store, cache), digest, store, how)
 
-    stored = top.resolve().is_relative_to(store.root.resolve())  # by `stored:`, which means what a bundle brought
-    if stored and store.stored_tree(digest, part=how.part.name) is None:  # it came for a patch, so with the tests
+    stored = top.resolve().is_relative_to(store.root.resolve())  # `stored:`, a tree that a bundle brought
+    if (
+        stored and store.stored_tree(digest, part=how.part.name) is None
+    ):  # it was brought for a patch, and so includes the tests
         how = replace(how, part=part_of(source.name, tests=True))
 
     def unpack(dest: Path) -> None:
@@ -306,7 +300,7 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
 
 
 def _keep(file: Path, digest: str, store: Store, cache: Cache) -> Path:
-    """A copy of a user's file in the store."""
+    """Store a copy of a user's file."""
     if (there := store.file(digest, verify=True)) is not None:
         return there
     store.partial.mkdir(parents=True, exist_ok=True)
@@ -319,7 +313,7 @@ def _keep(file: Path, digest: str, store: Store, cache: Cache) -> Path:
         except DigestError as error:
             if file.is_relative_to(store.root):
                 raise
-            # Only the copy was removed.
+            # Only the copy was removed, not the user's file.
             raise SourceError(f"{file} was changed while it was copied", fix="run the command again") from error
 
 
@@ -337,7 +331,7 @@ def _patched(source: FetchedSource, patches: Sequence[Path], store: Store, how: 
                 copies.append(Path(folder) / f"{number}" / patch.name)
                 copies[-1].parent.mkdir()
                 copy_tree(patch.resolve(), copies[-1])
-                if sha256_file(copies[-1]) != digest:  # else the tree would bear another patch's digest
+                if sha256_file(copies[-1]) != digest:  # the tree's name has this digest
                     raise SourceError(f"{patch} was changed while it was copied", fix="run the command again")
             apply_patches(source.path, copies, dest)
 

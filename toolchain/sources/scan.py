@@ -1,4 +1,4 @@
-"""Machine code and bitcode in a source tree, found by content: nothing prebuilt slips in under another name."""
+"""Find machine code and bitcode in a source tree by content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from typing import IO, cast
 from toolchain.core.digest import CHUNK, sha256_file
 from toolchain.core.errors import SourceError
 
-# The first bytes of what a compiler, assembler, linker or archiver writes.
+# The first bytes of files that compilers, assemblers, linkers and archivers write.
 MAGIC = {
     b"\x7fELF": "ELF",
     b"BC\xc0\xde": "LLVM bitcode",
@@ -41,7 +41,7 @@ MAGIC = {
     b"AKS2": "AOTriton kernel archive",
     b"\x03\x02\x23\x07": "SPIR-V",
 }
-# Archives that nothing here unpacks: they may hold anything.
+# Archives that are not unpacked here, and so may hold anything.
 SEALED = {
     b"\x28\xb5\x2f\xfd": "zstd file, not looked into",
     b"\x04\x22\x4d\x18": "LZ4 file, not looked into",
@@ -62,12 +62,15 @@ SEALED = {
 _CONTAINERS = (b"PK\x03\x04", b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh")
 _MARK = re.compile(b"|".join(re.escape(mark) for mark in (*MAGIC, *SEALED, *_CONTAINERS)))
 _DEPTH = 3
-_ZIP_END, _ZIP_TAIL = b"PK\x05\x06", (1 << 16) + 22  # the end mark, and how far from the end a comment lets it be
-# Of a container inside the tree at most this much is looked at, so that a bomb cannot hold a build up.
+_ZIP_END, _ZIP_TAIL = (
+    b"PK\x05\x06",
+    (1 << 16) + 22,
+)  # the end mark, and its largest distance from the end, because of a comment
+# Bytes of a container that are read at most, so that a bomb cannot stop a build.
 _LIMIT = 4 << 30
 _IN_MEMORY = 64 << 20
-# RuntimeError: a zip with a password, or packed in a way that Python does not know.
-# ValueError and below: names and numbers in it that are none.
+# RuntimeError: a zip with a password, or with an unknown compression.
+# ValueError and the following: invalid names and numbers.
 _UNREADABLE = (
     *(OSError, EOFError, RuntimeError, ValueError, OverflowError, struct.error),
     *(tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error),
@@ -81,7 +84,7 @@ class Finding:
     Args:
         path: below the tree, with `/`; inside a container `CONTAINER!MEMBER`.
         what: its kind, for display.
-        sha256: of the file in the tree that it is, or is inside of: `sha256:…`.
+        sha256: of the file, or of the container in the tree: `sha256:…`.
         size: bytes of that file.
     """
 
@@ -92,22 +95,18 @@ class Finding:
 
     @property
     def file(self) -> str:
-        """The file of the tree that holds it."""
+        """Return the file of the tree that holds it."""
         return self.path.partition("!")[0]
 
     def as_json(self) -> dict[str, str | int]:
-        """For records."""
+        """Return the form in records."""
         return asdict(self)
 
 
 def scan(tree: Path) -> tuple[Finding, ...]:
-    """All binaries of a tree, sorted by path; tar, zip, gzip, bzip2 and xz files are looked into.
+    """Return all binaries of a tree or a single file, sorted by path; tar, zip, gzip, bzip2 and xz files are opened.
 
-    Args:
-        tree: a folder, or a single file.
-
-    Raises:
-        SourceError: a container that cannot be read, and so may hold anything.
+    An unreadable container is an error, because it may hold anything.
     """
     findings: list[Finding] = []
     alone = tree.is_file()
@@ -133,7 +132,7 @@ def _files(tree: Path) -> Iterator[str]:
 
 
 def _is_plain(file: str) -> bool:
-    """Whether nothing about a file asks for a closer look: nearly all of a tree's files, read by three calls each."""
+    """Return whether a file needs no closer look. Nearly all files of a tree end here, after three system calls."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(descriptor).st_size
@@ -151,7 +150,9 @@ def _look(path: Path) -> Iterator[tuple[str, str]]:
             yield from _inside(stream, "", _DEPTH)
         except _UNREADABLE as error:
             raise SourceError(
-                f"{path} cannot be looked into", why=f"{type(error).__name__}: {error}", fix="leave it out by a patch"
+                f"{path} cannot be looked into",
+                why="it is damaged, or unpacks to more than this looks at",
+                fix="remove it by a patch",
             ) from error
 
 
@@ -163,7 +164,7 @@ def _kind(head: bytes) -> str:
 
 
 def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, str]]:
-    """Find the kind of a stream, or the binaries in it if it is a container."""
+    """Yield the kind of a stream, or the binaries in it if it is a container."""
     head = stream.read(512)
     stream.seek(0)
     if what := _kind(head):
@@ -182,7 +183,7 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
                     with file, _held(file) as held:
                         yield from _inside(held, f"{where}!{entry.name}", depth - 1)
             stream.seek(tar.offset)
-        # Readers that ignore the end mark or bad headers find what is behind.
+        # Readers that ignore the end mark or bad headers find content after it.
         if any(piece.strip(b"\0") for piece in iter(lambda: stream.read(CHUNK), b"")):
             yield where, "tar with something behind its end, not looked into"
     elif head.startswith(b"PK\x03\x04") or _ends_as_zip(stream):
@@ -194,11 +195,11 @@ def _inside(stream: IO[bytes], where: str, depth: int) -> Iterator[tuple[str, st
 
 
 def _ends_as_zip(stream: IO[bytes]) -> bool:
-    """Whether it is a zip behind something else, as Python's importer reads it: a zip is found from its end."""
+    """Return whether a zip follows other content, as Python's importer reads it: a zip is found from its end."""
     stream.seek(0, os.SEEK_END)
     stream.seek(max(0, stream.tell() - _ZIP_TAIL))
     is_zip = _ZIP_END in stream.read(_ZIP_TAIL)
-    if is_zip:  # it may be there by chance
+    if is_zip:  # the mark may occur by chance
         try:
             with zipfile.ZipFile(stream) as archive:
                 is_zip = bool(archive.infolist())
@@ -219,7 +220,7 @@ def _unpacked(head: bytes, stream: IO[bytes]) -> IO[bytes] | None:
 
 
 def _held(stream: IO[bytes]) -> IO[bytes]:
-    """Content that can be read twice, and from its end."""
+    """Return content that can be read twice, and from its end."""
     head = stream.read(512)
     if _kind(head):
         return io.BytesIO(head)
@@ -239,7 +240,7 @@ def _is_container(head: bytes) -> bool:
 
 
 def _is_tar(head: bytes) -> bool:
-    """A tar's first header; the oldest ones have nothing but their checksum to know them by."""
+    """Return whether this is a tar's first header; the oldest form is known only by its checksum."""
     if head[257:262] == b"ustar":
         return True
     digits = head[148:156].strip(b" \0")

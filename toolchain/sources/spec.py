@@ -21,7 +21,7 @@ PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*")
 VERSION = re.compile(r"[A-Za-z0-9.+~!_\-]*")
 _SUITE = re.compile(r"[a-z][a-z0-9-]{1,40}")
 _BARE_VERSION = re.compile(r"\d+(\.\w+)+")
-_STORED = re.compile(r"stored:([^/\x00-\x1f\x7f]+)@(sha256:[0-9a-f]{64})")  # a name as locks hold it
+_STORED = re.compile(r"stored:([^/\x00-\x1f\x7f]+)@(sha256:[0-9a-f]{64})")  # the name as in locks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +29,13 @@ class SourceSpec:
     """A source by its name, before it is looked up.
 
     Args:
-        kind: what brings it; `stored` is a tree that a bundle brought, or a file, and that is in the store alone.
-        where: path, URL, package or project; of a stored tree what the checkout was called.
+        kind: its origin; `stored` is a tree or file that a bundle brought into the store.
+        where: path, URL, package or project; of a stored tree the name of the checkout.
         version: commit, `sha256:<hex>`, upstream version; empty for the data's default, for a path, and for a tag whose
-            commit is to be asked.
-        tag: the tag of the commit; only our own data names one, users name commits.
-        suite: of a package, the distribution's suite to look in; empty for all. Not part of the identity.
-        text: the words that it was read from; two specs that mean the same are equal whatever their words.
+            commit is unknown.
+        tag: the tag of the commit; only the data names one, users name commits.
+        suite: of a package, the suite to look in; empty for all. Not part of the identity.
+        text: the text that it was read from; equal specs may have different texts.
     """
 
     kind: Kind | Literal["stored"]
@@ -46,7 +46,7 @@ class SourceSpec:
     text: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        """The words for locks, messages and commands; `parse_source_spec` reads them."""
+        """Return the text for locks, messages and commands, which `parse_source_spec` reads."""
         if self.text:
             return self.text
         match self.kind:
@@ -61,21 +61,17 @@ class SourceSpec:
 
     @property
     def wheel(self) -> bool:
-        """Whether it is a file of the Python index, by name or as a wheel that is here; such is not a source tree."""
+        """Return whether it is a file of the Python index or a local wheel, and so no source tree."""
         return self.kind == "pypi" or (self.kind == "local" and self.where.endswith(".whl"))
 
     @property
     def path(self) -> Path | None:
-        """The user's file or folder; None for all else."""
+        """Return the user's file or folder; None for other kinds."""
         return users_path(self.where) if self.kind == "local" else None
 
 
 def users_path(text: str) -> Path:
-    """A path as people write it, with `~` for a home; nothing need be there.
-
-    Raises:
-        SourceError: no such user, the path is too long, or a folder on it may not be entered.
-    """
+    """Expand `~` in a path, which need not exist."""
     try:
         path = Path(text).expanduser()
         path.exists()
@@ -84,13 +80,13 @@ def users_path(text: str) -> Path:
         why = "no user of that name has a home here"
         raise SourceError(f"there is no such path: {text}", why=why, fix=fix) from error
     except OSError as error:
-        why = error.strerror or str(error)
+        why = error.strerror or ""
         raise SourceError(f"cannot look at {text}", why=why, fix="check path and rights") from error
     return path
 
 
 def ref_of(kind: Kind, where: str, version: str) -> str:
-    """A source in one word, as records, locks and messages have it; of git that is the commit."""
+    """Return a source in one word for records, locks and messages; of git that is the commit."""
     match kind:
         case "git":
             return version
@@ -107,23 +103,20 @@ def ref_of(kind: Kind, where: str, version: str) -> str:
 
 
 def of_github(repository: str, commit: str) -> SourceSpec:
-    """A commit of OWNER/NAME."""
+    """Return a commit of OWNER/NAME."""
     return SourceSpec(kind="git", where=f"https://github.com/{repository}", version=commit)
 
 
 def of_folder(path: Path) -> SourceSpec:
-    """A user's folder or file."""
+    """Return a user's folder or file."""
     return SourceSpec(kind="local", where=str(path))
 
 
 def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
     """Read a source as users write it: one of `FORMS`.
 
-    With `project`, `pypi:VERSION` is that project's. `stored:NAME@DIGEST` is a checkout called NAME whose tree a bundle
-    brought into the store.
-
-    Raises:
-        SourceError: it has none of these forms, or is a URL without a commit or digest.
+    With `project`, `pypi:VERSION` belongs to that project. `stored:NAME@DIGEST` is a checkout called NAME whose tree a
+    bundle brought into the store.
     """
     if not text or "\0" in text or "\n" in text:
         raise SourceError("a source cannot be empty or span lines", fix=f"give {FORMS}")
@@ -156,7 +149,7 @@ def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
 
 
 def _commit_archive(text: str) -> SourceSpec:
-    """The archive of a commit that the data knows."""
+    """Read `archive:COMMIT`, the archive of a commit that the data knows."""
     row = archive_of(text.removeprefix("archive:").lower())
     if row is None:
         known = ", ".join(archive.commit for archive in commit_archives())
@@ -169,7 +162,7 @@ def _commit_archive(text: str) -> SourceSpec:
 
 
 def _pair(text: str, prefix: str, separator: str, pattern: re.Pattern[str], what: str) -> tuple[str, str]:
-    """A package or project, and its version."""
+    """Split a package or project and its version."""
     where, sign, version = text.removeprefix(prefix).partition(separator)
     if not where:
         why = f"the name of the {what} is missing"
@@ -206,7 +199,7 @@ def _parse_url(text: str) -> SourceSpec:
 
 
 def check_sha256(text: str) -> str:
-    """`sha256:<64 hex>` for a digest with or without its prefix."""
+    """Return `sha256:<64 hex>` for a digest with or without its prefix."""
     value = text.strip().lower().removeprefix("sha256:")
     if not re.fullmatch(r"[0-9a-f]{64}", value):
         raise DigestError(

@@ -1,4 +1,4 @@
-"""The content-addressed store: what builds read, by digest, never half-written."""
+"""The content-addressed store from which builds read; nothing in it is half-written."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from toolchain.sources.tree import TreeInfo, normalise, scan_tree
 
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _GIT = re.compile(r"git:[0-9a-f]{40}@.+", re.DOTALL)
-# Trees that this process has read or written in full: once is enough.
+# Trees that this process has read or written completely.
 _READ: set[Path] = set()
 
 
 class Store:
-    """Files and unpacked trees by digest, below one folder that only its owner may enter.
+    """Files and unpacked trees by digest, below a folder that only its owner may enter.
 
-    `files/<hex>/<name>` keeps a file under the name it came with (installers look at a wheel's name);
-    `trees/<key>/` is a tree, `trees/<key>.json` holds its digest, `trees/<key>.stat.json` speeds up the check.
+    `files/<hex>/<name>` keeps a file under its original name, because installers read a wheel's name. `trees/<key>/` is
+    a tree, `trees/<key>.json` holds its digest, and `trees/<key>.stat.json` speeds up the check.
     """
 
     def __init__(self, root: Path) -> None:
@@ -37,20 +37,16 @@ class Store:
 
     @property
     def partial(self) -> Path:
-        """Downloads that are not whole yet; they are resumed."""
+        """Return the folder of incomplete downloads, which are resumed."""
         return self.root / "partial"
 
     def add_file(self, path: Path, digest: str, *, name: str = "") -> Path:
-        """Move a file into the store.
+        """Move a file into the store; if it has another digest it is removed.
 
         Args:
-            path: the file, on the store's file system (e.g. below `partial`); it is gone afterwards.
-            digest: the digest it must have.
-            name: its name in the store; its present name otherwise.
-
-        Raises:
-            DigestError: it has another digest; the file is removed.
-            SourceError: it is a link or no file.
+            path: the file, on the store's file system (e.g. below `partial`).
+            digest: the expected digest.
+            name: its name in the store; by default its present name.
         """
         if not _is_plain(path):
             raise SourceError(f"{path.name} is not a plain file", fix="name the file itself")
@@ -82,13 +78,13 @@ class Store:
         return home / name
 
     def file(self, digest: str, *, verify: bool = False) -> Path | None:
-        """The stored file with this digest, or None.
+        """Return the stored file with this digest, or None.
 
         Args:
-            verify: read it; a damaged file gives a warning and is taken as absent.
+            verify: read the file; a damaged one gives a warning, and None is returned.
         """
         home = self._file_home(digest)
-        # A link would let what is elsewhere change under a digest.
+        # The target of a link could change.
         files = [path for path in sorted(home.iterdir()) if _is_plain(path)] if home.is_dir() else []
         if not files:
             return None
@@ -108,20 +104,20 @@ class Store:
         brought: bool = False,
         take_brought: bool = False,
     ) -> Path:
-        """The tree that `digest` names, made by `unpack` when it is not there or no longer what it was.
+        """Return the tree that `digest` names, made by `unpack` if it is missing or changed.
 
         Args:
             digest: of the source (see `Source`).
-            unpack: fills the empty folder it is given.
-            part: names the selection when `unpack` takes only a part of the source.
-            verify: read every file, once in a process; otherwise files whose size, times and inode are unchanged are
-                believed.
-            brought: what `unpack` gives is a bundle's word for what `digest` names. It is remembered, since a commit's
-                hash, or the digest of a whole of which this is a part, cannot be compared with it.
-            take_brought: take such a tree if it is there; otherwise it gives way to what `unpack` makes.
+            unpack: fills an empty folder.
+            part: names the selection if `unpack` takes only a part of the source.
+            verify: read every file, once in a process; otherwise files with unchanged size, times and inode are
+                trusted.
+            brought: the tree comes from a bundle. That is recorded, because it cannot be compared with a commit's hash,
+                or with the digest of the whole of which it is a part.
+            take_brought: accept such a tree; otherwise it is replaced by the result of `unpack`.
 
         Returns:
-            The folder; modes are 0644 or 0755 and every timestamp is the one of all layers.
+            The folder; modes are 0644 or 0755, and every timestamp is that of all layers.
         """
         key = self._key(digest, part)
         path = self.root / "trees" / key
@@ -151,14 +147,14 @@ class Store:
             record = {"digest": digest, "part": part, "tree": info.digest, "files": info.files, "bytes": info.bytes}
             record |= {"brought": True} if brought else {}
             write_atomically(path.with_name(f"{key}.json"), json.dumps(record, indent=2).encode())
-            # No fsync for each of a hundred thousand files: one that a power cut emptied fails the check of its size.
+            # No fsync for each file, because a file that a power cut emptied fails the check of its size.
             partial.rename(path)
             _flush(path.parent)
             _READ.add(path)
         return path
 
     def stored_tree(self, digest: str, *, part: str = "") -> Path | None:
-        """The folder of a tree that is here, not looked into; None when it is not."""
+        """Return the folder of a tree without checking it; None if it is not here."""
         path = self.root / "trees" / self._key(digest, part)
         if not path.is_dir():
             return None
@@ -166,11 +162,11 @@ class Store:
         return path
 
     def brought(self, digest: str, *, part: str = "") -> bool:
-        """Whether the tree that is here came by a bundle, or was made from one that did."""
+        """Return whether the tree came from a bundle, or was made from one that did."""
         return bool(self._sidecar(digest, part).get("brought"))
 
     def tree_info(self, digest: str, *, part: str = "") -> TreeInfo | None:
-        """The record of the tree's unpacking, or None."""
+        """Return the record of the tree's unpacking, or None."""
         record = self._sidecar(digest, part)
         try:
             return TreeInfo(str(record["tree"]), int(record["files"]), int(record["bytes"]))
@@ -188,7 +184,7 @@ class Store:
             return False
 
     def _sidecar(self, digest: str, part: str) -> dict[str, Any]:
-        """What is noted beside a tree; empty if there is nothing that can be read."""
+        """Return the record of a tree; empty if it cannot be read."""
         try:
             record = strict_json.read((self.root / "trees" / f"{self._key(digest, part)}.json").read_bytes())
         except (OSError, ValueError):
@@ -208,7 +204,7 @@ class Store:
         return self.root / "files" / digest.removeprefix("sha256:")
 
     def _key(self, digest: str, part: str) -> str:
-        """A folder name for a digest: readable at its start, distinct for each repository and part."""
+        """Return a folder name for a digest, distinct for each repository and part."""
         if not (_SHA256.fullmatch(digest) or _GIT.fullmatch(digest)):
             raise DigestError(
                 f"{digest!r} is not a source digest",
@@ -226,7 +222,7 @@ def _is_plain(path: Path) -> bool:
 
 
 def mark_used(path: Path) -> None:
-    """Note in its time that something was requested just now; where nothing can be written nothing is noted."""
+    """Record the time of use, if the store can be written to."""
     with contextlib.suppress(OSError):
         os.utime(path)
 

@@ -1,4 +1,4 @@
-"""Source indexes of a distribution's suites, by the machine's own apt: its mirrors, its keys, its signed indexes."""
+"""Source indexes of a distribution's suites, read by the machine's own apt."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from toolchain.sources.store import Store
 
 _HELPER = Path("/usr/lib/apt/apt-helper")
 _ORIG = re.compile(r"_(?P<version>[^_/]+)\.orig\.tar\.(?:xz|gz|bz2|zst)")
-# apt's messages for a mirror without the suite, and for an index that has expired.
+# apt's messages for a mirror without the suite or file.
 _GONE = re.compile(r"does not have a Release file|404 +Not Found|File not found|Failed to stat")
-# The machine's apt.conf may name programs to run around an update, for its own lists. An option cannot empty a list.
+# The machine's apt.conf may name programs to run around an update. A command-line option cannot empty that list.
 _NO_HOOKS = b"".join(
     f"#clear APT::Update::{name};\n".encode() for name in ("Pre-Invoke", "Post-Invoke", "Post-Invoke-Success")
 )
@@ -35,10 +35,10 @@ _EXPIRED = re.compile(r"Release file for .* is expired|invalid since")
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A source package's upstream tarball, as the data or the signed Sources index names it.
+    """A source package's upstream tarball, from the data or the signed Sources index.
 
-    Where a bundle named it (`brought`) it is used until the index can be asked. With `pool`, a folder of the archive,
-    it is a binary package's file that only the data names.
+    A row that a bundle `brought` is used until the index can be asked. With `pool`, a folder of the archive, it is a
+    binary package's file that only the data names.
     """
 
     name: str
@@ -55,11 +55,11 @@ class Package:
 
 
 class NoSuiteError(SourceError):
-    """A mirror that answers and does not have the suite."""
+    """The mirror answers and does not have the suite."""
 
 
 class Suite:
-    """The source index of one suite, below a folder of its own, apart from the system's."""
+    """The source index of one suite, in a folder apart from the system's."""
 
     def __init__(self, root: Path, mirror: Mirror) -> None:
         self.mirror = mirror
@@ -75,27 +75,22 @@ class Suite:
             *("-o", "Acquire::Retries=3"),
             # An index that did not arrive is an error, not a warning.
             *("-o", "APT::Update::Error-Mode=any"),
-            # The cache may be where apt's own user cannot go.
+            # apt's own user may have no access to the cache.
             *("-o", "APT::Sandbox::User=root"),
             *("-c", os.fspath(self.root / "no-hooks")),
         ]
 
     @property
     def name(self) -> str:
-        """The usual name: `trixie`."""
+        """Return the usual name: `trixie`."""
         return self.mirror.suite
 
     def update(self, *, bound: bool) -> None:
         """Bring the index up to date.
 
         Args:
-            bound: the digest of what is looked for is known from elsewhere. Then an expired index serves too, since
-                only the address is needed.
-
-        Raises:
-            NoSuiteError: the mirror does not have it.
-            SourceError: it has expired, and apt here refuses such.
-            UnreachableError: the mirror does not answer, or what it gives is not signed by the distribution.
+            bound: whether the digest of the package is known. Then an expired index is accepted, because only the
+                address is needed.
         """
         folder = self._folders()
         mirror = self.mirror
@@ -110,7 +105,7 @@ class Suite:
             raise self._update_error(error) from error
 
     def _folders(self) -> Path:
-        """Make what apt wants to be there; the one for its sources, empty."""
+        """Make the folders that apt needs, and return the empty one for its sources."""
         folder = self.root / "sources"
         shutil.rmtree(folder, ignore_errors=True)
         for path in (folder, self.root / "lists" / "partial", self.root / "cache" / "archives" / "partial"):
@@ -137,11 +132,11 @@ class Suite:
         )
 
     def versions(self, names: Collection[str]) -> list[Package]:
-        """Every version of these packages that the index names, newest first."""
+        """Return every version of these packages in the index, newest first."""
         try:
             text = self._run("apt-cache", "-q", "showsrc", "--only-source", *sorted(names))
         except CommandError:
-            return []  # apt-cache fails where it knows none of the names
+            return []  # apt-cache fails if it knows none of the names
         packages: dict[tuple[str, str], Package] = {}
         for stanza in stanzas(text):
             package_version = stanza.get("version", "")
@@ -160,7 +155,7 @@ class Suite:
         return newest_first(packages.values())
 
     def uri(self, package: Package) -> str:
-        """The URL from which apt itself would fetch the file."""
+        """Return the URL from which apt itself would fetch the file."""
         if package.pool:
             return f"{self.mirror.site.rstrip('/')}/{package.pool}/{package.file}"
         spec = f"{package.name}={package.package_version}"
@@ -174,13 +169,7 @@ class Suite:
         )
 
     def download(self, package: Package, store: Store) -> Path:
-        """The tarball in the store.
-
-        Raises:
-            DigestError: it has another digest than the index says.
-            SourceError: the index names it and the mirror does not have it.
-            UnreachableError: the mirror does not answer.
-        """
+        """Return the tarball in the store, downloaded if it is not there."""
         digest = f"sha256:{package.sha256}"
         if (there := store.file(digest, verify=True)) is not None:
             return there
@@ -230,7 +219,7 @@ class Suite:
 
 @dataclass
 class Readings:
-    """Suites as they are read, and why some could not be. A site that does not answer is asked once."""
+    """Iterates over the readable suites, and records why others failed. A site that does not answer is asked once."""
 
     suites: Sequence[Suite]
     bound: bool
@@ -256,7 +245,7 @@ class Readings:
 
 
 def newest_first(packages: Collection[Package]) -> list[Package]:
-    """Sorted by Debian's order of package versions, as the program that defines it has it."""
+    """Sort by Debian's order of package versions, which dpkg defines."""
     return sorted(packages, key=cmp_to_key(_compare), reverse=True)
 
 
@@ -269,7 +258,7 @@ def _compare(first: Package, second: Package) -> int:
 
 
 def worst(error: CommandError) -> str:
-    """apt's own errors out of its output."""
+    """Return apt's own errors from its output."""
     lines = [line for line in error.tail if line.startswith(("E:", "W:", "Err:"))] or list(error.tail)
-    # The machine's mirror must not appear in messages, which may be kept.
+    # The machine's mirror must not appear in messages, which may be published.
     return _HOST.sub("<mirror>", re.sub(r" *\[IP: [^\]]*\]", "", "\n".join(lines[-6:])))

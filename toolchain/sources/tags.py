@@ -1,4 +1,4 @@
-"""Tags: a tag is resolved to its commit when it is fetched; that is noted, and remembered for offline plans."""
+"""Tags: a fetch resolves a tag to its commit, and notes it for offline plans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolchain.sources.tree import Source
 
 
 def remembered(repository: str, tag: str, cache: Cache) -> str:
-    """The commit that a tag was at when it was last resolved; empty if it never was."""
+    """Return the commit of a tag when it was last resolved; empty if it never was."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         value = strict_json.read(_note(repository, tag, cache).read_bytes())
         if (value["repository"], value["tag"]) == (repository, tag):
@@ -28,10 +28,9 @@ def remembered(repository: str, tag: str, cache: Cache) -> str:
 
 
 def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = ()) -> Source:
-    """A source at a tag as it is at a commit: the tag is asked where it is unknown, and where the tree is not here.
+    """Return a source at a tag with its commit, asking the repository if commit or tree are not here.
 
-    Raises:
-        LockedError: the tag is no longer at the commit that it was resolved to.
+    LockedError is raised if the tag has moved.
     """
     store = Store(cache.store)
     known = source.digest is not None
@@ -45,7 +44,7 @@ def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = 
 
 
 def _at_commit(source: Source, commit: str, cache: Cache) -> Source:
-    """A source at a tag that is at `commit`, noted and remembered."""
+    """Return a source at a tag with `commit`, and note that commit."""
     if source.version != commit:
         console.note(f"{source.name}: tag {source.tag} of {source.where} is commit {commit}")
     if remembered(source.where, source.tag, cache) != commit:
@@ -55,13 +54,11 @@ def _at_commit(source: Source, commit: str, cache: Cache) -> Source:
 
 
 def asked_again(source: Source, *, cache: Cache, locked: bool, mirrors: Mirrors = ()) -> Source:
-    """A source at a tag that is known already, compared with its repository; unchanged where that does not answer.
+    """Compare a source at a known tag with its repository; return it unchanged if that does not answer.
 
     Args:
-        locked: whether a lock fixes the commit. Otherwise the tag decides, with a note that it moved.
-
-    Raises:
-        LockedError: it moved since it was locked; both commits are named.
+        locked: whether a lock fixes the commit, so that a moved tag raises LockedError. Otherwise a note says that it
+            moved.
     """
     try:
         now = commit_of_tag(source.where, source.tag, Store(cache.store), offline=False, mirrors=mirrors)

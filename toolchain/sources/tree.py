@@ -1,4 +1,4 @@
-"""Trees: what a source is, its digest, and the rules that hold for every tree whatever brought it."""
+"""Sources as values, digests of trees, and the rules for every tree."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from toolchain.core.errors import HostileInputError, SourceError
 from toolchain.sources.spec import Kind, ref_of
 
 LOG = logging.getLogger(__name__)
-# A file changed in the very tick in which it was hashed would look unchanged; such young files are never remembered.
+# A change within the clock tick of hashing would stay unnoticed, so young files are not remembered.
 _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
 _TOLD_EVERY = 64  # files
 _MAX_LINKS = 40  # as the kernel
-_REPOSITORIES = {"distro": "debian"}  # others are called as their kind
+_REPOSITORIES = {"distro": "debian"}  # others are named by their kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A tree or a single file with a digest, whatever brought it.
+    """A tree or a single file with a digest.
 
     Args:
-        name: what the stages call it, e.g. `llvm`.
-        kind: what brings it.
+        name: in the stages, e.g. `llvm`.
+        kind: its origin.
         where: a git or archive URL, a package, a project, or the name of a user's folder or file.
-        version: commit, `sha256:<hex>` of an archive, or upstream version; empty for a user's own, and where only a
-            fetch can tell.
-        digest: `sha256:<hex>`, or `git:<40 hex>@<repository>`; None when only a fetch can tell.
-        path: the user's own folder or file, or the tree that a bundle brought; None for what is fetched.
-        locked: whether the digest was promised before the bytes came.
-        license: SPDX expression where the data names one.
-        tag: the tag of the repository that it was requested by.
+        version: commit, `sha256:<hex>` of an archive, or upstream version; empty for a user's own, and if only a fetch
+            can tell.
+        digest: `sha256:<hex>`, or `git:<40 hex>@<repository>`; None if only a fetch can tell.
+        path: the user's own folder or file, or the tree that a bundle brought; otherwise None.
+        locked: whether the digest was known before the bytes came.
+        license: SPDX expression, if the data names one.
+        tag: the tag of the repository by which it was requested.
         commit: of an archive, the commit that the data knows it as.
         among: the repositories one of which holds the commit, while it is unknown which; `where` is the first.
         suite: of a package, the suite to look in; see `SourceSpec`.
@@ -65,18 +65,21 @@ class Source:
 
     @property
     def ref(self) -> str:
-        """For people and records, e.g. `distro:llvm-toolchain-22=22.1.8`; of git the commit, or the tag until that is
-        known. Holds no mirror's host."""
+        """Return the source for people and records, e.g. `distro:llvm-toolchain-22=22.1.8`, without a mirror's host.
+
+        Of git it is the commit, or the tag until the commit is known.
+        """
         return ref_of(self.kind, self.where, self.version) or self.tag
 
     @property
     def repository(self) -> str:
-        """Its origin, for display and records: a git or archive URL, `debian`, `pypi`, `local`."""
+        """Return its origin for display and records: a git or archive URL, `debian`, `pypi`, `local`."""
         return self.where if self.kind in {"git", "archive"} else _REPOSITORIES.get(self.kind, self.kind)
 
     @property
     def short_id(self) -> str:
-        """The id in names: a commit's first 8 digits, a release's version, else `tree` and 8 digits of no commit."""
+        """Return the id in names: a commit's first 8 digits, a release's version, otherwise `tree` and 8 digits of the
+        digest."""
         if commit := self.version if self.kind == "git" else self.commit:
             return commit[:8]
         if self.kind == "git":
@@ -87,16 +90,12 @@ class Source:
         return f"tree{(self.digest or '').removeprefix('sha256:')[:8]}"
 
     def as_plan(self) -> dict[str, str | None]:
-        """The source as `plan --json` prints it."""
+        """Return the source as `plan --json` prints it."""
         row = {"name": self.name, "ref": self.ref, "repository": self.repository, "digest": self.digest}
         return {**row, "tag": self.tag} if self.tag else row
 
     def fetched(self, path: Path) -> FetchedSource:
-        """The same once it is in the store.
-
-        Raises:
-            SourceError: its digest is still not known.
-        """
+        """Return the source with its place in the store; its digest must be known."""
         if self.digest is None:
             raise SourceError(
                 f"the source {self.name} has no digest",
@@ -113,7 +112,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedSource(Source):
-    """A source whose tree or file is in the store, at `path`, with the digest that it was checked against."""
+    """A source in the store at `path`, with the digest that it was checked against."""
 
     digest: str
     path: Path
@@ -121,7 +120,7 @@ class FetchedSource(Source):
 
 @dataclass(frozen=True)
 class TreeInfo:
-    """The result of a walk over a tree: its digest, the number of its files and links, the bytes of its files."""
+    """The digest of a tree, the number of its files and links, and the bytes of its files."""
 
     digest: str
     files: int
@@ -129,7 +128,7 @@ class TreeInfo:
 
 
 def tree_digest(path: Path, stat_cache: Path | None = None) -> str:
-    """`sha256:<hex>` of a tree; see `scan_tree`."""
+    """Return `sha256:<hex>` of a tree; see `scan_tree`."""
     return scan_tree(path, stat_cache).digest
 
 
@@ -137,16 +136,13 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
     """Digest and measure a tree.
 
     The digest covers sorted relative paths, each with its kind, its executable bit and its content's SHA-256 or link
-    target, and folders that are empty; it knows no owner, no time and no `.git`.
+    target, and empty folders. Owners, times and `.git` are left out. Sockets, pipes and devices are refused.
 
     Args:
         path: the tree's top folder.
-        stat_cache: file that remembers content hashes by path, size, times and inode; made when missing.
+        stat_cache: file that remembers content hashes by path, size, times and inode; made if missing.
         trust_cache: False reads every file again, and then renews the cache.
-        expected: how many bytes it should have; 0 where unknown.
-
-    Raises:
-        SourceError: not a folder, unreadable, or it holds a socket, pipe or device.
+        expected: its size in bytes, for the progress; 0 if unknown.
     """
     known = _load_cache(stat_cache) if stat_cache is not None and trust_cache else {}
     fresh: dict[str, str] = {}
@@ -183,8 +179,12 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
     if stat_cache is not None and fresh != known:
         try:
             write_atomically(stat_cache, json.dumps({"format": _CACHE_FORMAT, "files": fresh}).encode())
-        except OSError as error:  # for example a full disk, which is not a reason to fail a plan
-            LOG.warning("what was read of %s is not remembered, and read again: %s", path, error.strerror)
+        except OSError as error:  # such as a full disk, which must not fail a plan
+            LOG.warning(
+                "digests of the files in %s could not be saved, so they are computed again next time: %s",
+                path,
+                error.strerror,
+            )
     lines.sort()
     hasher = hashlib.sha256()
     for name, what in lines:
@@ -193,7 +193,7 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
 
 
 def _walk(top: Path) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
-    """Every file (`f`), link (`l`) and empty folder (`d`) below `top`, by its path from there, in no order."""
+    """Yield every file (`f`), link (`l`) and empty folder (`d`) below `top`, with its relative path, in no order."""
     todo: list[tuple[str, str, os.DirEntry[str] | None]] = [("", os.fspath(top), None)]
     while todo:
         prefix, folder, self_entry = todo.pop()
@@ -236,7 +236,7 @@ def _hash_file(path: str) -> str:
 
 
 def _load_cache(path: Path) -> dict[str, str]:
-    # A cache that cannot be read costs time, nothing else.
+    # An unreadable cache only costs time.
     with contextlib.suppress(OSError, ValueError):
         content = strict_json.read(path.read_bytes())
         files = content.get("files") if isinstance(content, dict) and content.get("format") == _CACHE_FORMAT else None
@@ -249,7 +249,7 @@ def require(tree: Path, *paths: str, what: str = "source", fix: str = "") -> Non
     """Check that a tree holds the given files or folders.
 
     Args:
-        what: what the tree should be, for the message, e.g. `LLVM`.
+        what: kind of the tree for the message, e.g. `LLVM`.
     """
     missing = [path for path in paths if not (tree / path).exists()]
     if missing:
@@ -261,7 +261,7 @@ def require(tree: Path, *paths: str, what: str = "source", fix: str = "") -> Non
 
 
 def normalise(tree: Path) -> None:
-    """Give files mode 0644 or 0755, folders 0755 and everything the one timestamp: ninja and PCH look at times.
+    """Give files mode 0644 or 0755, folders 0755, and everything one timestamp, because ninja and PCH look at times.
 
     `.git` is removed at any depth: it is not part of the digest, so nothing may be built from it.
     """
@@ -277,7 +277,7 @@ def normalise(tree: Path) -> None:
                 os.utime(path, stamp, follow_symlinks=False)
                 continue
             mode = 0o755 if stat.S_ISDIR(info.st_mode) or info.st_mode & 0o111 else 0o644
-            # Untouched where it is right already: a change of ctime would make the stat cache forget the file.
+            # A correct mode is not set again, because a new ctime would invalidate the stat cache.
             if stat.S_IMODE(info.st_mode) != mode:
                 os.chmod(path, mode)  # noqa: PTH101 - a Path for each of a hundred thousand files costs seconds
             if info.st_mtime_ns != digest.EPOCH * 10**9:
@@ -300,11 +300,8 @@ def check_links(tree: Path, *, what: str = "", fix: str = _DO_NOT_USE) -> None:
     """Refuse a tree with a link that leads out of it.
 
     Args:
-        what: what people call the tree; by default its path.
-        fix: what they can do.
-
-    Raises:
-        HostileInputError: there is one; the message names it.
+        what: name of the tree in the message; by default its path.
+        fix: remedy in the message.
     """
     links = {rel: _target(entry) for rel, kind, entry in _walk(tree) if kind == "l"}
     check_link_map(links, what=what or str(tree), fix=fix)
@@ -318,7 +315,7 @@ def check_link_map(links: Mapping[str, str], *, what: str, fix: str = _DO_NOT_US
 
 
 def _escape(path: str, target: str, links: Mapping[str, str]) -> str:
-    """Why a link leads out of the tree; empty if it does not."""
+    """Return why a link leads out of the tree; empty if it does not."""
     at = path.split("/")[:-1]
     todo = [""]  # components still to walk, the next one last
     followed = 0

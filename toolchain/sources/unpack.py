@@ -1,4 +1,4 @@
-"""Unpack untrusted archives: every member is checked here, nothing is left when one is bad."""
+"""Unpack untrusted archives: every member is checked, and nothing is left if one is bad."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from toolchain.core.tar_headers import CheckedHeader
 from toolchain.sources.part import WHOLE, Part
 from toolchain.sources.tree import check_link_map
 
-LIMIT_BYTES = 16 << 30  # of all files together, unpacked or not
+LIMIT_BYTES = 16 << 30  # of all files together, including those left out
 LIMIT_FILES = 1_000_000  # members
-_LIMIT_HEADER = 1 << 20  # extended headers and long names are read whole into memory
-_LIMIT_TRAILER = 64 << 20  # what may follow the end mark: padding
-_WINDOW = 1 << 16  # tarfile's stream copies what is left of its window at every header
+_LIMIT_HEADER = 1 << 20  # extended headers and long names are read into memory
+_LIMIT_TRAILER = 64 << 20  # padding after the end mark
+_WINDOW = 1 << 16  # tarfile's stream copies the rest of its window at every header
 _TOLD_EVERY = 64  # members
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _LONG = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _DECOMPRESSORS: tuple[tuple[bytes, tuple[str, ...], Callable[[Path], Any] | None], ...] = (
-    # magic, program, what Python offers when the program is missing
+    # magic, program, Python's function if the program is missing
     (b"\xfd7zXZ\x00", ("xz", "-dc", "-T0", "--memlimit-decompress=2GiB"), lzma.open),
     (b"\x1f\x8b", ("gzip", "-dc"), gzip.open),
     (b"\x28\xb5\x2f\xfd", ("zstd", "-dcq"), None),
@@ -46,13 +46,8 @@ def unpack_tar(archive: Path, dest: Path, *, strip: int = 1, part: Part = WHOLE)
     """Unpack a tar archive (plain, gz, xz, bz2, zst) into `dest`, which is new or empty. After an error it is gone.
 
     Args:
-        strip: leading path components to take away from every name.
-        part: what to unpack, after `strip`; what is not of it is checked but not written.
-
-    Raises:
-        HostileInputError: a member would escape, collide or harm.
-        SourceError: damaged or not a tar archive.
-        ResourceError: the disk is full.
+        strip: leading path components to remove from every name.
+        part: what to unpack, after `strip`; other members are checked but not written.
     """
     dest.mkdir(parents=True, exist_ok=True)
     done = False
@@ -66,9 +61,7 @@ def unpack_tar(archive: Path, dest: Path, *, strip: int = 1, part: Part = WHOLE)
             fix="fetch it again",
         ) from error
     except (tarfile.TarError, lzma.LZMAError, EOFError, ValueError, RecursionError) as error:
-        raise SourceError(
-            f"{archive.name} is damaged or no tar archive", why=str(error), fix="fetch it again"
-        ) from error
+        raise SourceError(f"{archive.name} is damaged or no tar archive", fix="fetch it again") from error
     except OSError as error:
         raise _os_error(archive, error) from error
     finally:
@@ -81,18 +74,18 @@ def _os_error(archive: Path, error: OSError) -> Exception:
         return ResourceError(f"no space to unpack {archive.name}", why=str(error.strerror), fix="free some disk space")
     if error.errno == errno.ENAMETOOLONG:
         return HostileInputError(f"{archive.name} holds a name that is too long for any file system")
-    return SourceError(f"cannot unpack {archive.name}", why=str(error), fix="fetch it again")
+    return SourceError(f"cannot unpack {archive.name}", why=error.strerror or "", fix="fetch it again")
 
 
 class _Unpacker:
-    """One archive on its way into one folder."""
+    """Unpacks one archive into one folder."""
 
     def __init__(self, archive: Path, dest: Path, *, strip: int, part: Part) -> None:
         self.archive = archive
         self.dest = os.fspath(dest)
         self.strip = strip
         self.part = part
-        self.kinds: dict[str, str] = {}  # d, f or l of every path so far, unpacked or not
+        self.kinds: dict[str, str] = {}  # d, f or l of every path so far, including those left out
         self.folded: dict[str, str] = {}
         self.links: dict[str, str] = {}
         self.ended = False
@@ -114,15 +107,15 @@ class _Unpacker:
                             f"limits: {LIMIT_FILES} members, {LIMIT_BYTES} bytes",
                         )
                     self._take(tar, member)
-                    if count % _TOLD_EVERY == 0:  # a decompressor that is a program reads on from this very file
+                    if count % _TOLD_EVERY == 0:  # the position of a program that decompresses this file
                         tell(f"unpacking {self.archive.name}", os.lseek(packed.fileno(), 0, os.SEEK_CUR), size)
             self._drain(stream)
-        # A decompressor that failed has said why by now.
+        # A failed decompressor has raised its own error by now.
         if not self.ended:
             raise SourceError(
                 f"{self.archive.name} ends too early", why="its end mark is missing", fix="fetch it again"
             )
-        # Links come last, after every file: nothing can be written through one.
+        # Links are made last, so that nothing can be written through one.
         check_link_map(self.links, what=self.archive.name)
         for path, target in self.links.items():
             if self.part.holds(path):
@@ -142,7 +135,7 @@ class _Unpacker:
                 except tarfile.HeaderError as error:
                     if any(block):  # tarfile would take garbage between members for the end
                         raise SourceError(
-                            f"{outer.archive.name} is damaged or no tar archive", why=str(error), fix="fetch it again"
+                            f"{outer.archive.name} is damaged or no tar archive", fix="fetch it again"
                         ) from error
                     raise
                 if member.size < 0 or (member.type in _LONG and member.size > _LIMIT_HEADER):
@@ -178,7 +171,7 @@ class _Unpacker:
             raise self._hostile("it holds a member of unknown kind", f"{member.name}: {member.type!r}")
 
     def _path(self, name: str) -> str:
-        """The member's path below the destination; empty for what `strip` takes away whole."""
+        """Return the member's path below the destination; empty if `strip` removes all of it."""
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/"):
             raise self._hostile("it holds an absolute path", name)
@@ -189,7 +182,7 @@ class _Unpacker:
         return "/".join(parts[self.strip :])
 
     def _enter(self, path: str, kind: str) -> None:
-        """Note a member, and the folders above it, and refuse what collides."""
+        """Note a member and the folders above it, and refuse collisions."""
         above = path.rpartition("/")[0]
         if above and self.kinds.get(above) != "d":
             self._enter_folders(above)
@@ -261,7 +254,7 @@ class _Unpacker:
             os.close(descriptor)
 
     def _drain(self, stream: IO[bytes]) -> None:
-        """Read to the end, so that the decompressor checks its own sums."""
+        """Read to the end, so that the decompressor checks its checksums."""
         left = _LIMIT_TRAILER
         while chunk := stream.read(CHUNK):
             left -= len(chunk)
@@ -274,7 +267,7 @@ class _Unpacker:
 
 @contextlib.contextmanager
 def decompressed(archive: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
-    """An archive, open as `packed`, as a stream that is decompressed by its magic bytes."""
+    """Open an archive, which is open as `packed`, as a stream that is decompressed by its magic bytes."""
     magic = packed.read(6)
     packed.seek(0)
     known = next((row for row in _DECOMPRESSORS if magic.startswith(row[0])), None)
