@@ -233,7 +233,7 @@ def test_a_build_that_leaves_a_link_out_of_its_tree_is_refused(here: Here) -> No
     (here.top / "recipes" / "Linked").write_text(
         "ARG BASE\nFROM ${BASE} AS build\nRUN :\nFROM scratch\nCOPY --from=tree . /made/\n"
     )
-    with pytest.raises(HostileInputError, match="leads out of its own tree"):
+    with pytest.raises(HostileInputError, match="a tree that is refused"):
         here.build("linked", containerfile="Linked", contexts={"tree": link})
     assert made.is_file(), "what was there stays"
     assert here.leftovers() == []

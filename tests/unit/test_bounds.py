@@ -112,9 +112,7 @@ def test_without_a_limit_of_time_there_is_one() -> None:
     assert patience(20.0) == 20.0
 
 
-@pytest.mark.parametrize("lists", [True, False])
-def test_all_below_a_process_are_measured(monkeypatch: pytest.MonkeyPatch, lists: bool) -> None:
-    monkeypatch.setattr(bounds, "_lists_children", lambda: lists)
+def test_all_below_a_process_are_measured() -> None:
     script = "import subprocess, sys; print(1, flush=True); subprocess.run([sys.executable, '-c', sys.argv[1]])"
     below = "import sys; block = b'x' * (50 << 20); print(2, flush=True); sys.stdin.read()"
     with subprocess.Popen(

@@ -42,19 +42,15 @@ def test_compile_processes_have_the_allocator_of_a_base_that_installs_one(tmp_pa
     assert given("almalinux8") == given(f"oci:{tmp_path}:mine") == {}
 
 
-def test_kernels_of_stores_are_counted_by_store_and_signer() -> None:
+def test_kernels_of_stores_are_counted_by_signer() -> None:
     def entry(origin: str, signer: str = "") -> Entry:
         return Entry.of(make_rule("k"), DONE, origin=origin, signer=signer)
 
-    entries = [
-        entry(""), entry(of_worker("there")), entry("/private/store", "sha256:1"), entry("/private/store", "sha256:1"),
-        entry("oci:/private/layout"), entry("registry.example/kernels"),
-    ]  # fmt: skip
+    entries = [entry(""), entry(of_worker("there")), entry("/a", "sha256:1"), entry("/b", "sha256:1"), entry("/a")]
     assert stored_kernels(entries) == {
         "stored_kernels": [
+            {"store": "folder", "signer": "", "kernels": 1},
             {"store": "folder", "signer": "sha256:1", "kernels": 2},
-            {"store": "oci", "signer": "", "kernels": 1},
-            {"store": "registry.example/kernels", "signer": "", "kernels": 1},
         ]
     }
     assert stored_kernels(entries[:2]) == {}

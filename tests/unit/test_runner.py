@@ -34,7 +34,7 @@ from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.request.model import Request, option_named
 from toolchain.stages.stage import ContractCheck, LayerContent, Workspace
 
-FACTS = {"program": "docker", "version": "99.1", "interfaces": 0, "lacks": []}
+FACTS = {"program": "docker", "version": "99.1", "interfaces": 0}
 
 
 @pytest.fixture

@@ -252,9 +252,9 @@ def test_an_entry_that_is_not_whole_is_refused(cache: Cache, tmp_path: Path) -> 
     for lost in (f"__grp__{name}.json", f"{name}.hsaco", f"../{LAUNCHES}/{hash_}.json"):
         broken = Path(shutil.copytree(cache.folder / "made", tmp_path / Path(lost).name / "made"))
         (broken / entry_folder(hash_) / lost).unlink()
-        with pytest.raises(KernelError, match="not whole"):
+        with pytest.raises(KernelError, match="incomplete"):
             lay_out(broken, [(gpu, name, hash_)], tmp_path / Path(lost).name / "tree", "/mount")
-    with pytest.raises(KernelError, match="not whole"):
+    with pytest.raises(KernelError, match="incomplete"):
         lay_out(cache.folder / "made", [("gfx1100", name, hash_)], tmp_path / "other", "/mount")
 
 

@@ -1,4 +1,4 @@
-"""A long-lived worker's process ends with the block that uses it."""
+"""End a long-lived process with the block that uses it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def attended(child: subprocess.Popen[str]) -> Iterator[None]:
-    """End a worker with the block: its stdin is closed; two seconds later its process group is killed."""
+    """Close a process's standard input at the end of the block, and kill its process group two seconds later."""
     try:
         yield
     finally:
@@ -21,7 +21,7 @@ def attended(child: subprocess.Popen[str]) -> Iterator[None]:
         try:
             child.wait(2)
         except subprocess.TimeoutExpired:
-            # SIGKILL to buildah's wrapper ends the PID namespace; a polite signal would reach buildah alone.
+            # SIGKILL ends the launcher, and so the PID namespace. Other signals would reach buildah alone.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait(10)

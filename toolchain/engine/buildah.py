@@ -1,4 +1,4 @@
-"""buildah: builds recipes, runs commands and workers in fresh containers, all on a storage of the tool's own."""
+"""Build recipes, and run commands and workers in fresh containers, by buildah on a storage of the tool's own."""
 
 from __future__ import annotations
 
@@ -36,23 +36,22 @@ _CONTEXT = "/context"
 _CONTAINERFILE = "/call/Containerfile"
 _OUT = "/out"
 _PROGRESS = ("@ninja ", "@count ", "@step ")
-# What buildah itself adds behind the failing command's own last words.
+# Lines that buildah adds after the output of a failed command.
 _NOISE = re.compile(r"^(subprocess exited with status \d+|Error: building at STEP .*|time=\".*)$")
 _ERROR = re.compile(r"(^|[\s:])(fatal )?error: |^CMake Error|undefined (reference|symbol)")
 _EXCEPTION = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception)\b")  # at the end of Python's traceback
 _SHOWN, _ENDING = 12, 6  # lines of the first error, and of the end
-# A stage that is an image as it is: buildah takes that image for one of its own and removes it at the end, or fails
-# where another build uses it. With an instruction there is one of its own.
+# A stage without instructions: buildah treats its image as an intermediate one, and removes it at the end, or fails if
+# another build uses it. An instruction gives the stage an image of its own.
 _BARE = re.compile(r"^(FROM \$\{\w+\} AS \w+\n)(?=(?:[ \t]*(?:#.*)?\n)*FROM )", re.MULTILINE)
 
 
 def render(recipe: Recipe, text: str, *, relayed: bool = False) -> str:
-    """The Containerfile that is built: its cache mounts keyed, and before the first RUN of each stage what is needed.
+    """Return the Containerfile that is built: with keyed cache mounts, and with our steps before a stage's first RUN.
 
     Args:
-        recipe: what is built.
-        text: its Containerfile.
-        relayed: whether RUN writes to pipes (see `engine.relay`); a Containerfile with a SHELL of its own does not.
+        text: the recipe's Containerfile.
+        relayed: whether RUN writes to pipes (see `engine.relay`), unless the Containerfile has its own SHELL.
     """
     if recipe.cache_key:
         tree = re.escape(f"toolchain-{recipe.name}-tree")
@@ -68,7 +67,7 @@ def render(recipe: Recipe, text: str, *, relayed: bool = False) -> str:
 
 
 class Buildah(Storage):
-    """The engine."""
+    """Builds and runs containers."""
 
     def __init__(self, cache: Cache) -> None:
         super().__init__(cache)
@@ -78,26 +77,19 @@ class Buildah(Storage):
 
     @property
     def isolation(self) -> str:
-        """The isolation of builds, proved: `chroot`, or `oci` if the user requested it."""
-        # Workers start from several threads at once; the first one tries, the others wait for its answer.
+        """The proved isolation of builds: `chroot`, or `oci` if the user requested it."""
+        # Workers start from several threads; one of them makes the proof.
         with self._probing:
             if self._mode is None:
                 self._mode = probe(self)
             return self._mode
 
     def ensure_image(self, key: str, layout: Path, digest: str) -> str:
-        """Make an image of an OCI layout available to builds; does nothing when it is.
+        """Make an image of an OCI layout available to builds, and return its reference in the storage.
 
         Args:
-            key: name for display, e.g. `base-debian13`; afterwards it may be a `Recipe.base`.
-            layout: the OCI layout.
+            key: name for display, e.g. `base-debian13`, by which a `Recipe.base` may then refer to the image.
             digest: `sha256:…` of the image manifest.
-
-        Returns:
-            `localhost/toolchain/<key>:<first 12 of digest>`.
-
-        Raises:
-            EngineError: the layout has no such image, or it cannot be unpacked.
         """
         reference = f"localhost/toolchain/{key}:{digest.removeprefix('sha256:')[:12]}"
         present = self.call("images", "--quiet", reference, check=False)
@@ -113,7 +105,7 @@ class Buildah(Storage):
         return reference
 
     def forget_image(self, reference: str) -> None:
-        """Remove an image from the engine's storage; its layout keeps it."""
+        """Remove an image from the engine's storage, but not from its layout."""
         self.call("rmi", "--force", reference, check=False)
 
     def build(
@@ -125,21 +117,20 @@ class Buildah(Storage):
         log: Path,
         on_line: Callable[[str], None] | None = None,
     ) -> None:
-        """Build a recipe and put its last stage's tree at `out`.
+        """Build a recipe and put the tree of its last stage at `out`.
 
         Args:
-            recipe: what to build; `recipe.base` is a reference or a key that `ensure_image` was given.
-            root: the recipe root, the build's context.
-            out: folder to make; what is there is replaced when the build succeeds, and untouched otherwise. Its files
-                are not flushed to disk one by one: it is there to be packed, and the packed layer is.
-            log: file that gets every line.
+            recipe: its `base` is a reference, or a key of `ensure_image`.
+            root: the recipe root, which is the build's context.
+            out: replaced if the build succeeds. Its files are not flushed to disk, because the packed layer will be.
+            log: the file to which every line is appended.
             on_line: called with each line.
 
         Raises:
-            BuildError: it failed; `why` begins with the first error among the last lines.
-            EngineError: the engine does not work, or the build sees a network it must not have.
-            HostileInputError: what it made leads out of its tree; see `require_inside`.
-            LimitError: it reached a limit of `data/limits.toml`.
+            BuildError: the build failed; `why` begins with the first error among the last lines.
+            EngineError: the engine does not work, or the build sees a network that it must not have.
+            HostileInputError: see `require_inside`.
+            LimitError: the build reached a limit of `data/limits.toml`.
         """
         source = root / recipe.containerfile
         mode = self.isolation
@@ -187,11 +178,11 @@ class Buildah(Storage):
                 raise _build_error(recipe, error) from error
             finally:
                 remove_tree(partial)
-                # The exported tree is what is wanted; the image that buildah commits beside it would double the space.
+                # buildah also commits an image, which would double the space of the exported tree.
                 self.call("rmi", "--force", tag, check=False)
 
     def _free_disk(self, recipe: Recipe, limit: container_limits.Reached) -> None:
-        """Remove the containers of a build that reached a limit and, where it filled the disk, all that it wrote."""
+        """Remove the containers of a build that reached a limit, and its caches if it filled the disk."""
         if limit.name in container_limits.OF_DISK:
             self.drop_cache(recipe.name, recipe.cache_key)
             for place in cache_mounts(self.cache, ccache_mount(recipe.compiler_cache)):
@@ -199,12 +190,12 @@ class Buildah(Storage):
         self.remove_layers(limit.layers)
 
     def inputs(self, recipe: Recipe, root: Path, folder: Path) -> tuple[list[str], list[Mount]]:
-        """Options that name what a recipe is built from, and what of this machine must be seen for it."""
+        """Return the options that name the inputs of a recipe, and the mounts that show these inputs to buildah."""
         arguments = dict(recipe.args)
         for name, key in {**recipe.images, **({"BASE": recipe.base} if recipe.base else {})}.items():
             arguments[name] = self._references.get(key, key)
         words = [word for name, value in sorted(arguments.items()) for word in ("--build-arg", f"{name}={value}")]
-        # Of a checkout no more than the recipes: other things are there too.
+        # Only the recipes of a checkout are shown.
         (folder / "context").mkdir()
         show = [Mount(folder / "context", _CONTEXT)]
         for part in [root / part for part in PARTS if (root / part).is_dir()]:
@@ -215,9 +206,9 @@ class Buildah(Storage):
                 raise EngineError(
                     f"{recipe.name}: the tree {name!r} is missing",
                     why=f"{path} is not a folder",
-                    fix="run the command again; if that folder was deleted meanwhile, it is made again",
+                    fix="run the command again; it makes the folder again if it was deleted",
                 )
-            # What is in the store has modes that all may read by.
+            # Every user may read the trees of the store.
             stored = path.is_relative_to(self.cache.store)
             show.append(Mount(path if stored else view.visible(path, folder / "copies"), f"/contexts/{name}"))
             words += ["--build-context", f"{name}=/contexts/{name}"]
@@ -243,18 +234,16 @@ class Buildah(Storage):
         network: bool = False,
         **how: Unpack[RunOptions],
     ) -> Result:
-        """Run a command in a fresh container of `image`; the container is removed whatever happens.
+        """Run a command in a fresh container of `image`, which is removed at the end.
 
         Args:
-            image: reference, as `ensure_image` returned it.
-            argv: program and arguments.
+            image: a reference that `ensure_image` returned.
             mounts: folders of this machine to show inside.
-            network: whether the command may use a network.
-            how: see `RunOptions`.
+            network: whether the container has the machine's network.
+            how: see `RunOptions`; `env` is added to the image's environment.
 
         Raises:
-            EngineError: there is no such image.
-            LimitError: it reached a limit of `data/limits.toml`.
+            LimitError: the container reached a limit of `data/limits.toml`.
         """
         env, check, log = how.get("env"), how.get("check", True), how.get("log")
         how["env"], how["check"] = None, False  # the variables are the container's, and its limits are looked at first
@@ -270,10 +259,10 @@ class Buildah(Storage):
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount] = (), env: Mapping[str, str] | None = None
     ) -> Iterator[subprocess.Popen[str]]:
-        """A long-lived process in a container of its own, without network, to talk to over its stdin and stdout.
+        """Start a long-lived process in its own container without a network, and end it with the block.
 
-        The caller must read its standard error, as kernels.pool does to keep its last lines. The process ends with
-        the block (see `attended`). Any number may run at once, from any thread that outlives the block.
+        The caller must read the standard error of the process, which otherwise stops when that pipe is full. Several
+        processes may run at once, each from a thread that outlives its block.
         """
         with (
             self._prepared(image, argv, mounts=mounts, env=env, timed=False) as (command, _),
@@ -294,7 +283,7 @@ class Buildah(Storage):
         log: Path | None = None,
         timed: bool = True,
     ) -> Iterator[tuple[list[str], Path]]:
-        """The command line that runs `argv` in a container which lives as long as the block, and its folder.
+        """Yield the command line that runs `argv` in a container, and the folder of the invocation.
 
         Args:
             timed: whether the limit of hours applies.
@@ -324,16 +313,16 @@ class Buildah(Storage):
             )
 
     def drop_cache(self, name: str, key: str) -> None:
-        """Delete the tree cache of the recipe `name` with the cache key `key`: the next build of it starts clean."""
+        """Delete the tree cache of a recipe with a cache key, so that its next build starts clean."""
         for place in self._trees(name, key):
             discard(place)
 
     def ninja_log(self, name: str, key: str) -> bytes:
-        """Ninja's own log in that tree cache, the longest where there are several; empty if there is none."""
+        """Return the longest of ninja's logs in that tree cache; empty if there is none."""
         logs = [b""]
         for place in self._trees(name, key):
             for path in (place / ".ninja_log", *place.glob("*/.ninja_log")):
-                with contextlib.suppress(OSError):  # what was built may have put anything there
+                with contextlib.suppress(OSError):  # a build may leave anything there
                     logs.append(read_regular(path, LARGEST_NINJA_LOG, within=place))
         return max(logs, key=len)
 
@@ -342,13 +331,10 @@ class Buildah(Storage):
 
 
 def require_inside(tree: Path, name: str) -> None:
-    """Refuse a build's tree with links that lead out of it, or special files.
+    """Refuse a build's tree if a link leads out of it, or if it holds a device, pipe or socket.
 
     Args:
-        name: of what was built, for the message.
-
-    Raises:
-        HostileInputError: a link leads out of the tree, or there is a device, pipe or socket.
+        name: the recipe, for the message.
     """
     top = os.path.realpath(tree)
     for folder, names, files in os.walk(tree):
@@ -364,14 +350,14 @@ def require_inside(tree: Path, name: str) -> None:
             else:
                 why = f"/{os.path.relpath(path, tree)} is neither file, link nor folder"
             raise HostileInputError(
-                f"what {name} was built to leads out of its own tree", why=why, fix="look at the source's install rules"
+                f"the build of {name} made a tree that is refused", why=why, fix="look at the source's install rules"
             )
 
 
 def _build_error(recipe: Recipe, error: process.CommandError) -> BuildError:
     lines = [line for line in error.tail if not line.startswith(_PROGRESS) and not _NOISE.match(line)]
     what = f"building {recipe.name} failed"
-    # A recipe's script says `toolchain: …` when it knows what is wrong.
+    # A recipe's script prints `toolchain: …` when it knows the cause.
     messages = [line.removeprefix("toolchain: ") for line in lines if line.startswith("toolchain: ")]
     if messages:
         what = f"{what}: {messages[-1]}"
@@ -379,9 +365,9 @@ def _build_error(recipe: Recipe, error: process.CommandError) -> BuildError:
 
 
 def first_error(lines: Sequence[str]) -> str:
-    """The first error of a compiler, linker or CMake and what follows it, then the end; else the end alone.
+    """Return the lines of the first error of a compiler, linker or CMake, and the last lines.
 
-    Of CMake's the exception of Python before it comes first: CMake says no more of a script than that it failed.
+    If CMake reports that a Python script failed, the lines begin with the exception of that script.
     """
     at = next((number for number, line in enumerate(lines) if _ERROR.search(line)), None)
     if at is None:

@@ -1,4 +1,4 @@
-"""The limits of a container, and the error for one that reached a limit (see `data/limits.toml`)."""
+"""The limits of containers from `data/limits.toml`, and the error for a container that reached one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from toolchain.engine.resources import cores
 _VARIABLE = "TOOLCHAIN_LIMITS"
 _NOTE = "limit.json"
 _LARGEST_NOTE = 1 << 20
-# A build that reached one of these leaves files that the next one would lack the room for.
+# A build that reached one of these has filled the disk, so its files must be removed.
 OF_DISK = ("written-bytes", "written-files", "free-bytes", "free-files")
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A row of the data; see there."""
+    """A row of `data/limits.toml`."""
 
     name: str
     value: int
@@ -36,11 +36,11 @@ class Limit:
 
 @dataclass(frozen=True)
 class Reached:
-    """What the launcher noted about a container that it ended.
+    """The launcher's note about a container that it ended.
 
     Args:
         name: the limit.
-        layers: the layers that the container wrote to, by their ids in the engine's storage.
+        layers: ids of the layers that the container wrote to, in the engine's storage.
     """
 
     name: str
@@ -48,17 +48,13 @@ class Reached:
 
 
 def rows() -> list[Limit]:
-    """All limits, in the order of the documentation."""
+    """Return all limits, in the order of the documentation."""
     plain = [{name.replace("-", "_"): value for name, value in row.items()} for row in load("limits")["limit"]]
     return [typed_row(Limit, row, row["name"], FOLDER / "limits.toml") for row in plain]
 
 
 def values() -> dict[str, float]:
-    """The limits that hold on this machine, by name: the user's values, else those of the data.
-
-    Raises:
-        ConfigError: `TOOLCHAIN_LIMITS` names no limit, or gives one that is not a positive number.
-    """
+    """Return the limits on this machine by name: the values of `TOOLCHAIN_LIMITS`, or else those of the data."""
     found: dict[str, float] = {row.name: max(row.value, row.per_core * cores()) for row in rows()}
     for pair in filter(None, os.environ.get(_VARIABLE, "").split(",")):
         name, _, text = pair.partition("=")
@@ -77,10 +73,10 @@ def values() -> dict[str, float]:
 
 
 def limits_for(folder: Path, places: Sequence[Path], *, log: Path | None = None, timed: bool = True) -> Limits:
-    """The limits of one container for the launcher.
+    """Return the limits of one container.
 
     Args:
-        folder: of the invocation; it gets a note when a limit is reached.
+        folder: the folder of the invocation, which gets a note when a limit is reached.
         places: the folders that the container writes to.
         log: the file that gets its output.
         timed: whether the limit of hours applies.
@@ -102,16 +98,16 @@ def limits_for(folder: Path, places: Sequence[Path], *, log: Path | None = None,
 
 
 def ulimits() -> dict[str, int]:
-    """The resource limits that the launcher sets for a container, by their names in `--ulimit`."""
+    """Return the resource limits of a container by their names in `--ulimit`."""
     found = values()
     return {"nproc": most_processes(int(found["processes"])), "fsize": int(found["file-bytes"])}
 
 
 def reached(folder: Path, error: Exception | None = None) -> Reached | None:
-    """Return the limit that the container of an invocation reached; None if it reached none.
+    """Return the limit that the container of an invocation reached, or None.
 
     Args:
-        error: how the container ended. A log that found no room is the reserve of the disk, used up in a moment.
+        error: the error with which the container ended. If its log found no room, the disk was filled at once.
     """
     try:
         note = strict_json.read(read_regular(folder / _NOTE, _LARGEST_NOTE))
@@ -122,11 +118,10 @@ def reached(folder: Path, error: Exception | None = None) -> Reached | None:
 
 
 def limit_error(name: str, what: str) -> LimitError:
-    """The error for a container that was ended at a limit.
+    """Return the error for a container that was ended at the limit `name`.
 
     Args:
-        name: of the limit.
-        what: was running, for the message.
+        what: the program that ran, for the message.
     """
     row = next(row for row in rows() if row.name == name)
     value = values()[name]

@@ -54,9 +54,9 @@ FILES = {
     "DOCKER_CERT_PATH": "the certificates for the daemon",
     "SSH_AUTH_SOCK": "the keys for a daemon that is reached by ssh",
 }
-"""The variables that docker's client gets, and what each is for; those of the second group name files."""
-# The kernel lets the first process of a PID namespace ignore signals that others die of, abort's among them. So the
-# command is never the first one: its exit status must be the same as elsewhere.
+"""The variables that docker's client gets, with their meaning; those of the second group name files."""
+# The kernel lets the first process of a PID namespace ignore signals that end other processes, such as abort's. A shell
+# is that first process, so that a command ends with the same exit code as elsewhere.
 _SHELL = ("-c", '"$@"; exit $?', "sh")
 
 
@@ -64,13 +64,13 @@ class DockerRunner:
     """Runs commands in containers of a docker daemon, without network unless asked.
 
     Args:
-        host: the daemon's address, e.g. `unix:///run/docker.sock`; by default the client's own settings decide.
-        scratch: folder for an image on its way into the daemon; by default the system's temporary folder.
+        host: the daemon's address, e.g. `unix:///run/docker.sock`; by default the client's settings decide.
+        scratch: folder for images that are loaded; by default the system's temporary folder.
         settings: folder for the seccomp profile; by default a temporary one.
 
     Attributes:
-        user: `UID:GID` that containers run as; empty for the image's own, which is root.
-        facts: what the probe found, for a record; see `docker_probe`.
+        user: `UID:GID` that containers run as; empty for the user of the image, which is root.
+        facts: the findings of `docker_probe`, for a record.
     """
 
     def __init__(self, host: str | None = None, *, scratch: Path | None = None, settings: Path | None = None) -> None:
@@ -88,11 +88,7 @@ class DockerRunner:
         return self._host or os.environ.get("DOCKER_HOST", "")
 
     def version(self) -> str:
-        """Return the daemon's version.
-
-        Raises:
-            EngineError: docker is not installed, or the daemon does not answer within half a minute.
-        """
+        """Return the daemon's version."""
         process.which(PROGRAM, fix="apt-get install docker.io")
         words = [*self._words(), "version", "--format", "{{json .}}"]
         answer = process.run(words, capture=True, check=False, timeout=_PATIENCE)
@@ -109,26 +105,23 @@ class DockerRunner:
         return str(side["Version"])
 
     def cleanup(self) -> None:
-        """Remove containers of invocations that were killed; a daemon's containers do not die with their client.
+        """Remove the containers of invocations of this machine that were killed.
 
-        A daemon may serve several machines. Only what this one started is looked at.
+        The daemon's containers do not end with their client, and the daemon may serve several machines.
         """
         with self._errors("ps"):
             listed = self._client.container.list(all=True, filters=[("label", _LABEL)])
         for container in listed:
-            with contextlib.suppress(DockerException):  # another invocation may be quicker
+            with contextlib.suppress(DockerException):  # another invocation may remove it first
                 machine, _, identity = str(container.config.labels.get(_LABEL, "")).rpartition("/")
                 pid = identity.partition("-")[0]
                 if machine == _machine() and pid.isdigit() and process_identity(int(pid)) != identity:
                     container.remove(force=True, volumes=True)
 
     def ensure_image(self, key: str, layout: Path, digest: str) -> str:
-        """Load an image of an OCI layout; does nothing when it is there. See `Buildah.ensure_image`.
+        """Load an image of an OCI layout, unless the daemon has it; see `Buildah.ensure_image`.
 
-        What is run is what the layout holds: layers are compared by digest, whatever a name in the daemon refers to.
-
-        Raises:
-            EngineError: the layout has no such image, skopeo is missing, or the engine refused it.
+        The daemon's layers are compared with those of the layout by digest, because a name may refer to another image.
         """
         reference = f"{IMAGES}/{key}:{digest.removeprefix('sha256:')[:12]}"
         layers = layers_of(layout, digest)
@@ -139,8 +132,8 @@ class DockerRunner:
         with tempfile.TemporaryDirectory(prefix="load-", dir=self._scratch) as name:
             folder = Path(name)
             single = single_layout(layout, digest, folder)
-            # Through a file: skopeo's own docker client is too old for today's daemons. No policy is asked, since the
-            # digest has just been taken from our own layout.
+            # The image goes through a file, because skopeo's docker client is too old for current daemons. Its policy
+            # need not allow the image, because that comes from our own layout.
             argv = ["skopeo", "--insecure-policy", "copy", "--quiet", f"oci:{single.name}:image"]
             argv += [f"docker-archive:image.tar:{reference}"]
             try:
@@ -162,19 +155,19 @@ class DockerRunner:
         return reference
 
     def forget_image(self, reference: str) -> None:
-        """Remove an image from the daemon's storage; its layout keeps it."""
+        """Remove an image from the daemon's storage, but not from its layout."""
         with contextlib.suppress(DockerException):
             self._client.image.remove(reference, force=True)
 
     def take_tree(self, archive: Path, name: str) -> str:
-        """An image of a tar archive, for the probe; its reference."""
+        """Make an image of a tar archive, for the probe, and return its reference."""
         reference = f"{IMAGES}/{name}"
         with self._errors("import"):
             self._client.image.import_(archive, tag=reference)
         return reference
 
     def _layers(self, reference: str) -> list[str]:
-        """The digests of an image's uncompressed layers, lowest first; none if there is no such image."""
+        """Return the digests of an image's uncompressed layers, lowest first; none if there is no such image."""
         with self._errors("image inspect"):
             try:
                 root_fs = self._client.image.inspect(reference).root_fs
@@ -223,13 +216,10 @@ class DockerRunner:
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount] = (), env: Mapping[str, str] | None = None
     ) -> Iterator[subprocess.Popen[str]]:
-        """A long-lived process in a container of its own, without network; see `Buildah.worker`.
+        """Start a long-lived process in its own container without a network; see `Buildah.worker`.
 
-        What is yielded is the client, whose pipes and exit code are the worker's. The daemon's container does not end
-        with its client, so it is removed by name at the end of the block.
-
-        Raises:
-            EngineError: there is no such image, or the engine refused.
+        The yielded process is docker's client, whose pipes and exit code are the worker's. The container does not end
+        with the client, so it is removed by name at the end of the block.
         """
         name = self._name()
         options = self._options(mounts, env)
@@ -258,7 +248,7 @@ class DockerRunner:
         return {
             "entrypoint": "/bin/sh",
             "envs": dict(env or {}),
-            # The same everywhere, as under buildah: what is made must not learn where.
+            # Results must not depend on the machine's name.
             "hostname": "toolchain",
             "labels": {_LABEL: f"{_machine()}/{process_identity(os.getpid())}"},
             "mounts": [_mount(mount) for mount in mounts],
@@ -266,9 +256,9 @@ class DockerRunner:
             "cap_drop": list(DROPPED),
             "pids_limit": limits["nproc"],
             "ulimit": [f"fsize={limits['fsize']}"],
-            # The daemon keeps output on its disk. This driver keeps 100 MB at most.
+            # The daemon keeps output on its disk; this driver keeps at most 100 MB.
             "log_driver": "local",
-            # Where SELinux rules, a container reads no folder of a user's otherwise; nothing is relabelled for it.
+            # Under SELinux a container could not read the user's folders otherwise.
             "security_options": ["label=disable", "no-new-privileges", f"seccomp={profile}"],
             **({"user": self.user} if self.user else {}),
         }
@@ -310,7 +300,7 @@ class DockerRunner:
         return 0
 
     def _limits(self, mounts: Sequence[Mount], *, log: Path | None = None, timed: bool) -> Limits:
-        """Return the limits of a container. Its own files are only counted where the daemon's folder is seen here."""
+        """Return the limits of a container. Its own files are counted if the daemon's folder is visible here."""
         if self._data is None:
             words = [*self._words(), "info", "--format", "{{.DockerRootDir}}"]
             answer = process.run(words, capture=True, check=False, timeout=_PATIENCE)
@@ -332,7 +322,7 @@ class DockerRunner:
         return f"toolchain-{process_identity(os.getpid())}-{next(_NUMBER)}"
 
     def _words(self) -> list[str]:
-        """The first words of the client's command line."""
+        """Return the first words of the client's command line."""
         return [os.fspath(word) for word in self._client.client_config.docker_cmd]
 
     def _remove(self, name: str) -> None:
@@ -364,7 +354,7 @@ def _call() -> list[str]:
 
 
 def _machine() -> str:
-    """This boot of this machine, and the PID namespace that numbers of processes are of."""
+    """Return an id of this boot of this machine and of its PID namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
 

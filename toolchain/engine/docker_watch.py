@@ -1,4 +1,4 @@
-"""Ends a container of docker that reaches a limit; the launcher does so for those of buildah."""
+"""End a docker container that reaches a limit, as the launcher does with buildah's containers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ _COUNT_EVERY = 5.0  # seconds between two questions to the daemon
 
 @dataclass
 class Watched:
-    """A container that is watched.
-
-    Args:
-        reached: the name of the limit for which it was ended; empty while there is none.
-    """
+    """The name of the limit at which a container was ended; empty if there is none."""
 
     reached: str = ""
 
@@ -30,8 +26,8 @@ def watched(limits: Limits, *, processes: Callable[[], int], kill: Callable[[], 
     """Watch a container inside the block.
 
     Args:
-        processes: returns how many processes it has.
-        kill: ends it.
+        processes: returns the number of its processes.
+        kill: ends the container.
     """
     found, stop, usage = Watched(), threading.Event(), Usage(limits)
 

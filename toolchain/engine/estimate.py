@@ -1,12 +1,12 @@
-"""The remaining time of a run of ninja, by the costs of kinds of steps and the speed of the last ones."""
+"""Estimate the remaining time of a run of ninja from the costs of kinds of steps and the speed of recent steps."""
 
 from __future__ import annotations
 
 import re
 from collections import deque
 
-# Seconds of one core, LLVM 22.1.8 on an idle Xeon of 2.5 GHz. Only their ratio is used, so another machine or version
-# needs no table of its own.
+# Seconds on one core, LLVM 22.1.8 on an idle Xeon of 2.5 GHz. Only the ratios are used, so the table also serves other
+# machines and versions.
 _KINDS = tuple(
     (re.compile(pattern), seconds)
     for pattern, seconds in (
@@ -21,25 +21,25 @@ _KINDS = tuple(
         (r"", 0.2),  # generated files, archives, links
     )
 )
-_WINDOW = 600.0  # seconds; half of the run, once that is more: the load of a machine changes within minutes
-_FIRST = 30.0  # seconds; what was done before says too little
+_WINDOW = 600.0  # seconds, or half of the run if that is more; the load of a machine changes within minutes
+_FIRST = 30.0  # seconds without an estimate
 
 
 def cost(label: str) -> float:
-    """Seconds of one core for the step of ninja that is called so."""
+    """Return the seconds on one core of the step of ninja with this label."""
     return next(seconds for pattern, seconds in _KINDS if pattern.match(label))
 
 
 class Rate:
-    """Work a second of one run, over its last minutes."""
+    """The speed of one run over its last minutes."""
 
     def __init__(self) -> None:
         self._done = 0.0
-        self.first: tuple[float, float] | None = None  # when, and the work done by then
+        self.first: tuple[float, float] | None = None  # time, and the work done by then
         self._samples: deque[tuple[float, float]] = deque()
 
     def add(self, done: float, now: float) -> None:
-        """So much work is done by now, in seconds that only grow."""
+        """Note that `done` units of work are done at the monotonic time `now`."""
         self._done = done
         self.first = self.first or (now, done)
         if not self._samples or now - self._samples[-1][0] >= 1:
@@ -49,11 +49,11 @@ class Rate:
             self._samples.popleft()
 
     def seconds_for(self, work: float, now: float) -> float | None:
-        """Seconds that further work takes; None while nothing can be said."""
+        """Return the seconds that further work takes; None if no speed is known."""
         if self.first is None:
             return None
         since, before = self._samples[0]
-        if self._done == before:  # nothing moved for the whole window: the run's average
+        if self._done == before:  # nothing was done within the window, so the average of the run is used
             since, before = self.first
         if self._done == before or now <= since:
             return None
@@ -64,7 +64,7 @@ class Pace:
     """Follows one run of ninja.
 
     Args:
-        mean: seconds of one core, in the measure of `cost`, that a step of this build takes on average.
+        mean: average of `cost` over all steps of the build.
     """
 
     def __init__(self, mean: float) -> None:
@@ -74,25 +74,19 @@ class Pace:
         self._rate = Rate()
 
     def count(self, done: int, total: int, label: str, now: float) -> None:
-        """A step has ended.
-
-        Args:
-            done, total: steps.
-            label: of the step.
-            now: seconds that only grow.
-        """
+        """Note at the monotonic time `now` that a step has ended, as the `done`-th of `total`."""
         self._done += cost(label)
         self._total = max(self._total, total)
         self._left = self._total - done
         self._rate.add(self._done, now)
 
     def left(self, now: float) -> float | None:
-        """Seconds to the end of the run; None before half a minute of it and a step have passed."""
+        """Return the seconds to the end of the run; None within its first half minute."""
         steps = self._total - self._left
         if self._rate.first is None or now - self._rate.first[0] < _FIRST or not steps:
             return None
-        # The whole is an average of a build from the start. A continued one may have the costly steps left, so what it
-        # did so far has the more weight, the further it is.
+        # `mean` is of a whole build, but a continued build may have only costly steps left. So the average of this run
+        # gets more weight the further the run is.
         share = steps / self._total
         mean = self._mean * (1 - share) + self._done / steps * share
         work = max(self._mean * self._total - self._done, self._left * mean)

@@ -1,4 +1,4 @@
-"""Isolation of containers as options of buildah, and the check that a build has no network."""
+"""Options of buildah that isolate containers, and the check that a build has no network."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from toolchain.engine.storage import Storage
 Verb = Literal["build", "from", "run"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
 _WORD = "@interfaces"
-# Shell alone, since a base need not have cat or grep. It reads /proc/net/dev because under chroot isolation /sys is the
-# host's. A header line holds `|`; without one the file was not readable and nothing is proved.
+# Uses the shell alone, because a base need not have cat or grep. It reads /proc/net/dev, because under chroot isolation
+# /sys is the host's. A header line holds `|`; without that line the file was not readable and nothing is proved.
 SCRIPT = (
     'head=0; n=0; while IFS= read -r line; do case "$line" in *"|"*) head=1 ;; *" lo:"* | lo:*) ;; *:*) n=$((n+1)) ;; '
     f'esac; done </proc/net/dev; test "$head" -eq 1 || n=unknown; echo "{_WORD} $n"; test "$n" = 0'
 )
-# What a container's root cannot do, of all that buildah would let it: leave its root by a second one, give files or
-# itself capabilities, take ports, become another user, for whom the kernel would count processes anew.
+# Capabilities that buildah would leave to a container's root. They allow it to leave its root by a second chroot, to
+# give capabilities to files or itself, to use low ports, and to become other users, whose processes count separately.
 DROPPED = ("CAP_SYS_CHROOT", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_MKNOD", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW",
            "CAP_AUDIT_WRITE", "CAP_SETUID", "CAP_SETGID")  # fmt: skip
-# What the installation of packages needs.
+# Capabilities that the installation of packages needs.
 _INSTALLING = ("CAP_SETFCAP", "CAP_SETUID", "CAP_SETGID")
-# Before the first RUN of a stage: the build itself proves that it has no network.
+# This step comes before the first RUN of a stage, so that the build itself proves that it has no network.
 PROOF = f"RUN {SCRIPT}"
 _ANSWER = re.compile(rf"^{_WORD} (\d+|unknown)$")
 _RUN = re.compile(r"^\s*RUN\s", re.IGNORECASE)
@@ -39,7 +39,7 @@ _FROM = re.compile(r"^\s*FROM\s", re.IGNORECASE)
 
 
 def answer(line: str) -> int | None:
-    """The number that `SCRIPT` printed, when `line` is its answer; -1 when it could not tell."""
+    """Return the number of interfaces in an output line of `SCRIPT`: -1 if it is unknown, None for another line."""
     match = _ANSWER.match(line.strip())
     if match is None:
         return None
@@ -47,35 +47,35 @@ def answer(line: str) -> int | None:
 
 
 def mode_of_user() -> str:
-    """The isolation that is requested: `chroot`, below a user namespace; `oci` by `TOOLCHAIN_ISOLATION` alone."""
+    """Return the requested isolation: `chroot`, or `oci` if `TOOLCHAIN_ISOLATION` names it."""
     mode = os.environ.get("TOOLCHAIN_ISOLATION", "chroot")
     if mode not in {"chroot", "oci"}:
-        raise ConfigError(f"TOOLCHAIN_ISOLATION={mode} names no isolation", fix="leave it out, or name oci")
+        raise ConfigError(f"TOOLCHAIN_ISOLATION={mode} names no isolation", fix="unset it, or set it to oci")
     return mode
 
 
 def arguments(verb: Verb, mode: str, *, network: bool = False, plain: bool = False) -> list[str]:
-    """Options of a buildah verb for an isolation mode: what a container may do.
+    """Return the options of a buildah verb that restrict its containers.
 
-    The network namespace is the launcher's (see `engine.view`), so that no mode needs a bridge; chroot isolation
-    refuses the option and shares it anyway. The host name is the launcher's too: buildah would invent one each time.
+    Containers share the network and the host name of the launcher's namespaces (see `engine.view`). So no mode needs a
+    bridge, and the host name is always the same. Chroot isolation always shares the network and refuses the option.
 
     Args:
-        network: whether it may reach out; packages of a base may bring files with capabilities.
-        plain: whether it makes nothing but files and folders (see `view.seccomp`).
+        network: whether the container installs packages by the network, whose files may have capabilities.
+        plain: whether the container only makes files and folders (see `view.seccomp`).
     """
     words = ["--isolation", mode]
     if verb != "from":
         words += ["--uts", "host", *([] if mode == "chroot" else ["--network", "host"])]
     for name in [name for name in DROPPED if not (network and name in _INSTALLING)]:
         words += ["--cap-drop", name]
-    if verb != "run":  # a container that `run` enters has what `from` gave it
+    if verb != "run":  # `run` uses the profile that `from` gave the container
         words += ["--security-opt", f"seccomp={view.SECCOMP_PLAIN if plain else view.SECCOMP}"]
     return words
 
 
 def before_first_run(containerfile: str, instructions: Sequence[str]) -> str:
-    """`containerfile` with `instructions` before the first RUN of each stage."""
+    """Return `containerfile` with `instructions` before the first RUN of each stage."""
     lines: list[str] = []
     pending = False
     continued = False
@@ -94,7 +94,7 @@ def before_first_run(containerfile: str, instructions: Sequence[str]) -> str:
 
 
 def tiny_root(folder: Path) -> Path:
-    """Fill `folder` with a shell and its libraries from this machine: the smallest tree that can run the probe."""
+    """Copy a shell of this machine and its libraries to `folder`: the smallest tree that can run the probe."""
     busybox = process.find("busybox")
     shell = Path(process.find("sh") or "/bin/sh")
     static = busybox is not None and not _libraries(Path(busybox))
@@ -129,7 +129,7 @@ def run_command(
     network: bool = False,
     limits: Limits | None = None,
 ) -> list[str]:
-    """The command line that runs `argv` in a working container, contained; `folder` is the invocation's."""
+    """Return the command line that runs `argv` in a working container; `folder` is that of the invocation."""
     words = ["run", *arguments("run", mode, network=network), *options]
     if mode != "chroot":
         return storage.command(*words, "--", container, *argv, show=show, network=network, oci=True, limits=limits)
@@ -139,10 +139,10 @@ def run_command(
 
 
 class NetworkProbe:
-    """Reads a build's output for the probe's answer.
+    """Finds the probe's answer in the output of a build.
 
     Args:
-        on_line: gets the lines that are not the answer.
+        on_line: called with the other lines.
     """
 
     def __init__(self, on_line: Callable[[str], None] | None) -> None:
@@ -151,7 +151,7 @@ class NetworkProbe:
         self.number: int | None = None
 
     def line(self, text: str) -> None:
-        """Take one line of the build's output."""
+        """Read one line of the build's output."""
         number = answer(text)
         if number is not None:
             self.number = number if self.number is None else max(self.number, number, key=abs)
@@ -162,16 +162,12 @@ class NetworkProbe:
             self._on_line(text)
 
     def check(self, *, finished: bool) -> None:
-        """Raise unless nothing ran, or what ran had no network.
-
-        Raises:
-            EngineError: it had one, or the probe did not answer in a build that went to its end.
-        """
+        """Raise EngineError if a step saw a network, or if a build finished without the probe's answer."""
         number = -1 if self.number is None and self._ran and finished else self.number
         if number:
             seen = "the network could not be probed" if number < 0 else f"{number} network interfaces are visible"
             raise EngineError(
                 "a build without network is not isolated",
                 why=f"inside it, {seen}",
-                fix="the build stops here; try another buildah or kernel, or run it as root",
+                fix="try another buildah or kernel, or run the build as root",
             )

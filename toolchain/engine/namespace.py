@@ -1,7 +1,7 @@
-"""An ordinary user's containers: the process becomes root of a user namespace with the user's subordinate ids.
+"""Containers of an ordinary user: the process becomes root of a user namespace with the user's subordinate ids.
 
-A base has files of many owners, and mounts need a namespace that allows them. The process keeps its id, so signals and
-kill -9 reach it as they would without; files that it makes as root are the user's own outside.
+Such a namespace allows mounts, and files of many owners, which a base has. The process keeps its PID, so signals reach
+it as before. Files that it makes as root of the namespace belong to the user.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from toolchain.core import process
 from toolchain.core.environment import search_path
 from toolchain.core.errors import EngineError
 
-# Set inside, to the user's id outside.
+# This variable is set in the namespace, to the user's id outside.
 INSIDE = "TOOLCHAIN_NAMESPACE_OF"
 _TOP = Path(__file__).resolve().parents[2]
-# As many ids as a distribution's system users and groups may have; the owner `nobody` has the last one.
+# The ids of a distribution's system users and groups; the last one is `nobody`.
 ENOUGH = 65536
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--map-auto", "--mount")
 _FIX_IDS = "as root: usermod --add-subuids {first}-{last} --add-subgids {first}-{last} {user}"
@@ -27,16 +27,13 @@ _FIX_IDS = "as root: usermod --add-subuids {first}-{last} --add-subgids {first}-
 def enter() -> None:
     """Start the tool again as root of a user namespace; do nothing for root and in such a namespace.
 
-    It gets the same words and all of the caller's variables except Python's, because the tool itself reads them. The
-    current folder is not in its module path.
-
-    Raises:
-        EngineError: what that needs is missing: the program newuidmap, ids, or the kernel's leave.
+    The new process gets the same arguments and all variables except those of Python. The current folder is not in its
+    module path.
     """
     if os.geteuid() == 0 or INSIDE in os.environ:
         return
     require()
-    # The words as they were: scripts of the project come here too.
+    # `orig_argv` also works for scripts of the project.
     words = [process.which(_UNSHARE[0]), *_UNSHARE[1:], "--", sys.executable, "-P", *sys.orig_argv[1:]]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -44,7 +41,7 @@ def enter() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """The caller's variables without those that change which modules Python imports, and with an absolute `PATH`."""
+    """Return the caller's variables without those of Python, and with an absolute `PATH`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     if _TOP.name not in {"site-packages", "dist-packages"}:  # a checkout, which may have been started by `-m`
         kept["PYTHONPATH"] = os.fspath(_TOP)
@@ -67,7 +64,7 @@ def require() -> None:
     tried = process.run([*_UNSHARE, "true"], capture=True, check=False, timeout=30)
     if tried.returncode != 0:
         raise EngineError(
-            "the kernel gives this user no namespace of its own",
+            "this user cannot create a user namespace",
             why=" ".join(tried.tail[-3:]),
             fix="run this as root; on Ubuntu 23.10 and later an AppArmor profile for unshare allows it, or"
             " sysctl kernel.apparmor_restrict_unprivileged_userns=0; util-linux must be 2.38 or newer",
@@ -75,7 +72,7 @@ def require() -> None:
 
 
 def user_name() -> str:
-    """The name of the user; the number if there is no name."""
+    """Return the name of the user, or the id if it has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -83,10 +80,7 @@ def user_name() -> str:
 
 
 def subordinate_ids(file: Path, user: str, uid: int) -> int:
-    """The size of the largest range of a user in `/etc/subuid` or `/etc/subgid`; 0 without one.
-
-    Ranges are not added up: `unshare` maps one.
-    """
+    """Return the size of a user's largest range in `/etc/subuid` or `/etc/subgid`, as `unshare` maps only one."""
     try:
         rows = [line.split(":") for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:

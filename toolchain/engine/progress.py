@@ -1,4 +1,4 @@
-"""Progress of a stage, read from the lines of its build: for a person a live line, for a log one line a minute."""
+"""Show the progress of a stage from the output of its build: a live line in a terminal, a line a minute in a log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolchain.core import console as people
 from toolchain.engine.estimate import Pace, Rate
 
 _STEP = re.compile(r"^@step (\S.*)$")
-# NINJA_STATUS='@ninja %f/%t %r %e@ ': finished, total, running, seconds since ninja's start.
+# NINJA_STATUS='@ninja %f/%t %r %e@ ': finished, total and running steps, seconds since ninja's start.
 _NINJA = re.compile(r"^@ninja (\d+)/(\d+) +\d+ +([\d.]+)@ ?(.*)$")
 _COUNT = re.compile(r"^@count (\d+)/(\d+)(?: (.*))?$")
 _BUILDAH = re.compile(r"^(?:\[(\d+)/(\d+)\] )?STEP (\d+)(?:/(\d+))?: (.*)$")
@@ -28,7 +28,7 @@ _PLAIN_EVERY = 60.0
 
 @dataclass
 class _Step:
-    """One step of the stage; `done` and `total` never fall."""
+    """One step of the stage. `done` and `total` never decrease."""
 
     name: str
     begun: float
@@ -38,7 +38,7 @@ class _Step:
     label: str = ""
     amount: str = ""
     pace: Pace | None = None
-    # Counts of ninja runs in this step that have ended, and the running one's last figures.
+    # Steps of ended runs of ninja, and the last figures of the current run.
     before: int = 0
     run_done: int = 0
     run_total: int = 0
@@ -46,14 +46,14 @@ class _Step:
     rate: Rate = field(default_factory=Rate)
 
     def count(self, done: int, total: int, now: float) -> None:
-        # Only newer figures count: lines of parallel jobs may come out of order, and a total may grow.
+        # Lines of parallel jobs may come out of order, and a total may grow.
         self.total = max(self.total, total)
         self.done = min(max(self.done, done), self.total)
         self.rate.add(self.done, now)
 
     def ninja(self, done: int, total: int, seconds: float, label: str, now: float) -> None:
         if done <= 1 <= self.run_done and self.run_total > 1 and seconds < self.run_seconds:
-            # Another ninja has begun. The mean of a step's cost is of the first one.
+            # Another run of ninja has begun. The mean cost of a step only describes the first run.
             self.before += self.run_done
             self.run_done = self.run_total = 0
             self.pace = None
@@ -65,7 +65,7 @@ class _Step:
             self.pace.count(self.run_done, total, label, now)
 
     def left(self, now: float) -> float | None:
-        """Seconds to the end of the step, by what its steps cost or by their number; None while nothing can be said."""
+        """Return the seconds to the end of the step; None if they are unknown."""
         if not self.total:
             return None
         if self.done >= self.total:
@@ -76,14 +76,13 @@ class _Step:
 
 
 class Progress:
-    """Reads a stage's lines and shows where it is.
+    """Reads the output of a stage's build and shows its progress.
 
     Args:
         stage: name for display.
-        index: which stage of this invocation, from 1.
-        total: how many stages there are.
-        console: where to show it; standard error otherwise.
-        clock: seconds that only grow.
+        index, total: number of the stage in this invocation, from 1, and number of stages.
+        console: where to show it; standard error by default.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -114,29 +113,27 @@ class Progress:
         self._said = self._begun
 
     def weigh(self, weights: Mapping[str, float], *, ninja: Mapping[str, float]) -> None:
-        """Add the steps of a recipe, in their order: `steps` and `ninja` as in `toolchain.core.recipe.Recipe`."""
+        """Add the steps of a recipe: `steps` and `ninja` of `toolchain.core.recipe.Recipe`."""
         with self._lock:
             self._weights.update(weights)
             self._ninja.update(ninja)
 
-    # -- progress of this process
-
     def step(self, name: str) -> None:
-        """A step begins, and the one before it ends."""
+        """Begin a step, and end the previous one."""
         with self._lock:
             now = self._clock()
             if self._steps and self._steps[-1].ended is None:
                 if self._steps[-1].name == name:
                     return
                 self._steps[-1].ended = now
-            # The scripts say `done` last; it is not a step, and what follows is the engine's export.
+            # The scripts print `done` at their end, and the engine then exports the tree.
             name = "export" if name == "done" else name
             self._steps.append(_Step(name, now, pace=Pace(self._ninja[name]) if name in self._ninja else None))
             if self._live is None:
                 self._say(now)
 
     def count(self, done: int, total: int, label: str = "") -> None:
-        """So many of the current step's parts are done; `label` names the last."""
+        """Note how many parts of the current step are done; `label` names the last one."""
         with self._lock:
             now = self._clock()
             step = self._current(now)
@@ -151,10 +148,8 @@ class Progress:
             step.amount, step.label = people.share(done, total), what
             self._maybe_say(self._clock())
 
-    # -- lines of a container
-
     def line(self, text: str) -> bool:
-        """Take one line of the build; whether it was progress, which is not shown."""
+        """Read one line of the build, and return whether it reported progress and so is not shown."""
         with self._lock:
             now = self._clock()
             if match := _NINJA.match(text):
@@ -179,10 +174,8 @@ class Progress:
             self._steps.append(_Step("build", now))
         return self._steps[-1]
 
-    # -- figures
-
     def summary(self) -> dict[str, float]:
-        """Seconds of each step, in their order; a step that came twice is added up."""
+        """Return the seconds of each step, in their order."""
         with self._lock:
             now = self._clock() if self._ended is None else self._ended
             seconds: dict[str, float] = {}
@@ -193,11 +186,11 @@ class Progress:
             return seconds
 
     def elapsed(self) -> float:
-        """Seconds since the stage began."""
+        """Return the seconds since the stage began."""
         return (self._clock() if self._ended is None else self._ended) - self._begun
 
     def estimate(self) -> float | None:
-        """Seconds to the stage's end; None while nothing can be said."""
+        """Return the seconds to the end of the stage; None if they are unknown."""
         with self._lock:
             now = self._clock()
             if not self._steps:
@@ -215,17 +208,15 @@ class Progress:
         return names[names.index(name) + 1 :] if name in names else []
 
     def _pace(self, step: _Step, now: float, left: float) -> float | None:
-        """Seconds for one unit of weight, from the steps done and the expected whole of this one."""
+        """Return the seconds for one unit of weight, from the finished steps and the estimate of the current one."""
         passed = {name: seconds for name, seconds in self.summary().items() if self._weights.get(name)}
         if step.name in passed:
             passed[step.name] = now - step.begun + left
         weight = sum(self._weights[name] for name in passed)
         return sum(passed.values()) / weight if weight else None
 
-    # -- how it is shown
-
     def text(self) -> str:
-        """One line: stage n of m, step, done/total, elapsed, estimate."""
+        """Return one line: stage n of m, step, done/total, elapsed time, estimate."""
         with self._lock:
             parts = [f"[{self.index}/{self.total}] {self.stage}"]
             if self._steps:
@@ -257,7 +248,7 @@ class Progress:
             self._say(now)
 
     def _tick(self) -> None:
-        # A long link says nothing for minutes; the log shall still show life.
+        # A long link prints nothing for minutes.
         while not self._stop.wait(1.0):
             with self._lock:
                 self._maybe_say(self._clock())

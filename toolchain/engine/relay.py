@@ -1,8 +1,8 @@
-"""A way out of a container for every last word.
+"""Named pipes for the whole output of a container under chroot isolation.
 
-Under chroot isolation buildah passes output on through a process of its own, which ends with the command and drops what
-it has not passed on yet: on a busy machine a command that prints and exits loses its output about once in fifty times,
-and a failing build its reason. So the command writes to two named pipes instead, read outside until their end.
+Under chroot isolation buildah forwards output by a process that ends with the command and drops the rest. On a busy
+machine about one in fifty commands that print and exit loses its output, and a failing build its reason. So commands
+write to two named pipes, which are read outside until their end.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# Below /run, where no layer keeps anything; what is left of it in a tree is removed.
+# Below /run, which no layer keeps; `sweep` removes the mount point from a tree.
 TARGET = "/run/toolchain-output"
-# Where the engine sees them (see `engine.view`).
+# The path of the pipes in the engine's view (see `engine.view`).
 PIPES = "/pipes"
 _INTO = f">{TARGET}/out 2>{TARGET}/err"
-# Holds both pipes open until buildah has ended, so that readers neither wait for a command that never started nor stop
-# between two of them. A stray process that keeps them open is not waited for; the namespace ends with this shell.
+# This script holds both pipes open until buildah has ended, so that the readers neither wait for a command that never
+# started nor stop between two commands. It waits ten seconds for stray processes that keep the pipes open.
 _READ = """
 folder=$1; shift
 cat <"$folder/out" & out=$!
@@ -32,8 +32,8 @@ wait "$out" "$err"
 exit "$code"
 """
 
-# For a Containerfile: every RUN of the stage writes there, both streams into one so that their order stays. Needs the
-# docker format, OCI images have no shell.
+# An instruction of a Containerfile: every RUN of the stage writes both streams to one pipe, which keeps their order. It
+# needs the docker format, because OCI images have no shell.
 SHELL = "SHELL " + json.dumps(["/bin/sh", "-c", f'exec /bin/sh -c "$0" >{TARGET}/out 2>&1'])
 
 
@@ -50,17 +50,17 @@ def make(folder: Path) -> Path:
 
 
 def outside(argv: Sequence[str]) -> list[str]:
-    """`argv` (buildah) with its container's pipes on standard output and error."""
+    """Return a command line that runs buildah's `argv` and copies the pipes to standard output and error."""
     return ["sh", "-c", _READ, "sh", PIPES, *argv]
 
 
 def options() -> list[str]:
-    """Options of `buildah run` and `buildah build` that show the pipes inside."""
+    """Return the options of `buildah run` and `buildah build` that mount the pipes."""
     return ["--volume", f"{PIPES}:{TARGET}:rw"]
 
 
 def inside(argv: Sequence[str]) -> list[str]:
-    """`argv` (in the container) writing to the pipes."""
+    """Return a command line that runs `argv` in the container with its output in the pipes."""
     return ["/bin/sh", "-c", f'exec "$@" {_INTO}', "sh", *argv]
 
 

@@ -1,4 +1,4 @@
-"""The number of jobs for this machine by cores, memory and control groups, and a check of free disk space."""
+"""The resources of this machine: jobs by cores, memory and control groups, resource limits, and disk space."""
 
 from __future__ import annotations
 
@@ -18,31 +18,30 @@ from toolchain.core.errors import ResourceError
 Kind = Literal["compile", "link", "kernel"]
 
 GIB = 1 << 30
-# Peak resident bytes of one job: clang++ on MLIR's heaviest files, lld on libraries of that size, a Triton worker.
+# Peak resident bytes of one job: clang++ on MLIR's largest files, lld on its libraries, a Triton worker.
 MEMORY: dict[Kind, int] = {"compile": 3 * GIB // 2, "link": 5 * GIB, "kernel": 3 * GIB // 2}
 
-# What buildah gives a container of each.
+# buildah's default limit of files and of processes.
 _BUILDAHS_LIMIT = 1 << 20
 _RLIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "fsize": resource.RLIMIT_FSIZE}
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
-# cgroup v1 says "no limit" with a number near 2^63.
+# In version 1 of control groups a number near 2^63 means no limit.
 _UNLIMITED = 1 << 60
 
 
 def jobs_for(kind: Kind, wanted: int = 0) -> int:
-    """The number of parallel jobs of a kind, at least 1.
+    """Return the number of parallel jobs of a kind, which memory limits.
 
     Args:
-        kind: `compile`, `link` or `kernel`; they differ in memory.
-        wanted: the user's number; 0 for as many as cores allow. Memory limits both.
+        wanted: the user's number; 0 for the number of cores.
     """
     fits = memory_available() // MEMORY[kind]
     return max(1, min(wanted or cores(), fits))
 
 
 def cores() -> int:
-    """Processors this process may use: its affinity, and its control groups' quota rounded up."""
+    """Return the processors of this process: its affinity, and the quota of its control groups rounded up."""
     count = len(os.sched_getaffinity(0))
     for folder in _groups(""):
         words = _text(folder / "cpu.max").split()
@@ -56,7 +55,7 @@ def cores() -> int:
 
 
 def memory_available() -> int:
-    """Bytes that new processes can have without swapping: the machine's, or what its control groups leave."""
+    """Return the bytes that new processes can use without swapping, on this machine and in its control groups."""
     available = _UNLIMITED
     for line in _text(_PROC / "meminfo").splitlines():
         name, _, value = line.partition(":")
@@ -74,7 +73,7 @@ def memory_available() -> int:
 
 
 def _file_cache(folder: Path) -> int:
-    """Bytes that are accounted as used and are reclaimable."""
+    """Return the bytes that a control group counts as used but can reclaim."""
     for line in _text(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name in ("total_inactive_file", "inactive_file"):
@@ -83,7 +82,7 @@ def _file_cache(folder: Path) -> int:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Folders of this process's group and its parents; `controller` is empty for version 2."""
+    """Yield the folders of this process's control group and its parents; `controller` is empty for version 2."""
     for line in _text(_PROC / "self" / "cgroup").splitlines():
         _, names, path = line.split(":", 2)
         if controller not in names.split(","):
@@ -92,7 +91,7 @@ def _groups(controller: str) -> Iterator[Path]:
         if not controller and (_CGROUP / "unified").is_dir():
             top = _CGROUP / "unified"
         folder = top / path.lstrip("/")
-        # Inside a container the path is the host's: then the mount's top is our own group.
+        # In a container the path is the host's, and the top of the mount is the process's own group.
         while folder != top:
             if folder.is_dir():
                 yield folder
@@ -115,7 +114,7 @@ def _number(path: Path) -> int | None:
 
 
 def disk_free(path: Path) -> int:
-    """Bytes free for us where `path` is or will be."""
+    """Return the free bytes on the disk of `path`, which need not exist."""
     place = path.absolute()
     while not place.exists():
         place = place.parent
@@ -123,12 +122,7 @@ def disk_free(path: Path) -> int:
 
 
 def require_disk(path: Path, needed: int) -> None:
-    """Check before long work that there is room.
-
-    Args:
-        path: a folder, which need not exist yet.
-        needed: bytes.
-    """
+    """Raise ResourceError if the disk of `path`, which need not exist, has fewer than `needed` free bytes."""
     free = disk_free(path)
     if free < needed:
         raise ResourceError(
@@ -139,13 +133,10 @@ def require_disk(path: Path, needed: int) -> None:
 
 
 def ulimits(limits: Mapping[str, int]) -> list[str]:
-    """`--ulimit` options of a container: its limits, and no more than this process may give.
+    """Return `--ulimit` options of a container with `limits`, none of which is above that of this process.
 
-    buildah asks for a million files and processes by default. Only root with CAP_SYS_RESOURCE may raise a limit, so
-    inside another container, and in a user namespace, nothing would start.
-
-    Args:
-        limits: by their names there.
+    buildah sets a million files and processes by default. Only root with CAP_SYS_RESOURCE may raise a limit, so no
+    container would start in another container or in a user namespace.
     """
     words = []
     for name, kind in _RLIMITS.items():
@@ -159,7 +150,7 @@ def ulimits(limits: Mapping[str, int]) -> list[str]:
 
 
 def disk_bytes(path: Path) -> int:
-    """Bytes on disk of a file or folder; a file with several names is added once."""
+    """Return the bytes on disk of a file or folder; hard links are counted once."""
     seen: set[tuple[int, int]] = set()
     total = 0
     waiting = [path]

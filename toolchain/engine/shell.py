@@ -1,7 +1,7 @@
-"""A shell or a command where a build's step runs: the same container, mounts, arguments and isolation.
+"""Run a shell or a command in place of a build's step, with the same container, mounts, arguments and isolation.
 
-Nothing of it is kept. The tree that a killed or failed build left is under an overlay, so the next build finds it as
-it was, and the container never becomes an image.
+No change is kept: the tree of an unfinished build is the lower folder of an overlay, and the container never becomes an
+image.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from toolchain.engine.storage import cache_mounts
 if TYPE_CHECKING:
     from toolchain.core.process import Result
 
-_TERMINAL = "/terminal"  # as the engine sees it
+_TERMINAL = "/terminal"  # the path in the engine's view
 _INSIDE = "/run/toolchain-terminal"
 _BEGUN, _ENDED = "@shell begun", "@shell ended"
 _CACHE = re.compile(r"--mount=type=cache,id=([^,\s]+),target=([^,\s]+)\s*")
@@ -45,7 +45,7 @@ _COMMAND = re.compile(r"^RUN\s+((?:--\S+\s+)*)(.*)$", re.IGNORECASE | re.DOTALL)
 
 
 def require_terminal(argv: Sequence[str]) -> None:
-    """Check that a shell has a terminal; a command needs none."""
+    """Raise ConfigError if an interactive shell would have no terminal."""
     if not argv and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
             "a shell needs a terminal", why="standard input or output is not one", fix="give a command: -- COMMAND..."
@@ -54,13 +54,13 @@ def require_terminal(argv: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """The step of a recipe that builds.
+    """The RUN of a recipe that builds.
 
     Args:
-        before: the Containerfile up to it.
-        options: of its RUN, without those of caches.
-        command: what it runs.
-        caches: its cache mounts: where they are inside, by id.
+        before: the Containerfile before it.
+        options: its options without those of cache mounts.
+        command: its command.
+        caches: the targets of its cache mounts, by id.
     """
 
     before: str
@@ -70,12 +70,12 @@ class Step:
 
     @property
     def sources(self) -> list[str]:
-        """The folders in the container that hold the stages below, sources and recipes."""
+        """The folders in the container that hold lower stages, sources and recipes."""
         return _BIND.findall(self.options)
 
 
 def step_of(containerfile: str) -> Step:
-    """The step of a recipe of ours: the only RUN of its Containerfile, or the last one."""
+    """Return the last RUN of a Containerfile."""
     lines = containerfile.splitlines()
     begins = [number for number, line in enumerate(lines) if _RUN.match(line)]
     if not begins:
@@ -92,12 +92,12 @@ def step_of(containerfile: str) -> Step:
 
 @dataclass
 class Shell:
-    """One shell, or one command.
+    """An interactive shell, or a command.
 
     Args:
-        argv: a command; empty for an interactive shell, which needs a terminal.
-        tell: called with a line for the user before it begins.
-        show: called with each line that a command prints.
+        argv: the command; empty for a shell, which needs a terminal.
+        tell: called with lines for the user before the start.
+        show: called with each output line of a command.
     """
 
     argv: Sequence[str]
@@ -108,14 +108,7 @@ class Shell:
     _last: list[str] = field(default_factory=list)
 
     def of_step(self, engine: Buildah, recipe: Recipe, *, root: Path) -> int:
-        """Run it in place of a recipe's step.
-
-        Args:
-            root: the recipe root.
-
-        Returns:
-            Its exit code.
-        """
+        """Run in place of a recipe's step, and return the exit code; `root` is the recipe root."""
         text = (root / recipe.containerfile).read_text(encoding="utf-8")
         mode = engine.isolation
         step = step_of(render(recipe, text, relayed=mode == "chroot"))
@@ -131,7 +124,7 @@ class Shell:
             self.tell(
                 f"sources and recipes: {', '.join(step.sources)}; kept folders: {', '.join(step.caches.values())}"
             )
-            # A RUN is one line, and what is to run may be several.
+            # A RUN has one line, but the script may have several.
             script = base64.b64encode(self._script().encode()).decode()
             containerfile = f'{step.before}RUN {step.options}eval "$(echo {script} | base64 -d)"\n'
             write_atomically(folder / "Containerfile", containerfile.encode())
@@ -155,10 +148,7 @@ class Shell:
             return code
 
     def of_worker(self, engine: Buildah, image: str, *, mounts: Sequence[Mount], env: Mapping[str, str]) -> int:
-        """Run it in place of a kernel worker; what that would write goes to empty folders.
-
-        Returns, Raises: as `of_step`.
-        """
+        """Run in place of a kernel worker with empty folders for its output, and return the exit code."""
         with engine.invocation("run") as folder, _terminal(self.argv) as terminal:
             own = []
             for number, mount in enumerate(mounts):
@@ -176,18 +166,18 @@ class Shell:
             )
 
     def _script(self) -> str:
-        """The script that runs inside. It always fails, so that buildah makes no image of the container."""
+        """Return the script that runs inside. It always fails, so that buildah commits no image."""
         inner = shlex.join(self.argv)
         if not self.argv:
             inner = f"setsid -c sh -c 'exec $(command -v bash || echo sh) -i' <{_INSIDE} >{_INSIDE} 2>&1"
-        # All on one stream: what buildah says of the failure is on the other, and may come first.
+        # The output goes to one stream, because buildah reports the failure on the other one, perhaps first.
         return f"exec 2>&1; echo {_BEGUN}; ({inner}); echo {_ENDED} $?; exit 1"
 
     def _line(self, line: str) -> None:
         if line == _BEGUN:
             self._begun = True
         elif match := re.fullmatch(rf"(.*){_ENDED} (\d+)", line):
-            if match.group(1):  # a last line without its end
+            if match.group(1):  # a last line without a newline
                 self.show(match.group(1))
             self._code = int(match.group(2))
         elif self._begun and self._code is None:
@@ -205,11 +195,11 @@ class Shell:
 
 @dataclass
 class _Terminal:
-    """A terminal of its own for what is inside; the user's is copied to it, so nothing inside holds that one.
+    """A terminal for the container. Data is copied to and from the user's, which the container cannot access.
 
     Args:
-        mounts: how the engine sees it.
-        options: of `buildah build`.
+        mounts: show the terminal to the engine.
+        options: options of `buildah build`.
     """
 
     mounts: Sequence[Mount] = ()
@@ -219,7 +209,7 @@ class _Terminal:
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
-        """Copy between the two terminals while the block lasts."""
+        """Copy between the two terminals inside the block."""
         if self.master < 0:
             yield
             return
@@ -258,7 +248,7 @@ class _Terminal:
 
 @contextlib.contextmanager
 def _terminal(argv: Sequence[str]) -> Iterator[_Terminal]:
-    """The terminal for a shell; none for a command."""
+    """Yield the terminal for a shell, or an empty one for a command."""
     if argv:
         yield _Terminal()
         return
@@ -268,7 +258,7 @@ def _terminal(argv: Sequence[str]) -> Iterator[_Terminal]:
         try:
             os.fchown(slave, first, -1)
             os.fchmod(slave, 0o600)
-        except OSError:  # its group is not ours to give in a namespace
+        except OSError:  # in a user namespace the terminal's group cannot be kept
             os.fchmod(slave, 0o606)
         mount = Mount(Path(os.ttyname(slave)), _TERMINAL, read_only=False, links=True)
         yield _Terminal([mount], ["--volume", f"{_TERMINAL}:{_INSIDE}:rw"], master, slave)

@@ -1,4 +1,4 @@
-"""An image of a layout as other programs take it: alone, under a tag, in OCI's words."""
+"""A layout with one image under a tag, as other programs read it, with OCI's media types."""
 
 from __future__ import annotations
 
@@ -16,15 +16,12 @@ from toolchain.oci.manifest import CONFIG_KEYS, parse_object
 
 
 def single_layout(layout: Path, digest: str, into: Path) -> Path:
-    """A layout of one entry with the tag `image`, on the blobs of `layout`; programs address manifests by tag only.
+    """Return a layout in `into` that has one image under the tag `image`, with links to the blobs of `layout`.
+
+    Other programs address manifests by tag only.
 
     Args:
-        layout: an OCI layout that holds the manifest.
         digest: `sha256:…` of the manifest.
-        into: folder to make it in.
-
-    Raises:
-        EngineError: the layout has no such manifest.
     """
     content = _content(layout, digest)
     single = into / f"layout-{into.name}"
@@ -48,11 +45,7 @@ def single_layout(layout: Path, digest: str, into: Path) -> Path:
 
 
 def layers_of(layout: Path, digest: str) -> list[str]:
-    """The digests of an image's uncompressed layers, lowest first: what an engine that runs it must hold.
-
-    Raises:
-        EngineError: the layout has no such image.
-    """
+    """Return the digests of an image's uncompressed layers, lowest first."""
     config = str(parse_object(_content(layout, digest), digest)["config"]["digest"])
     return diff_ids_of(parse_object(_content(layout, check_digest(config)), config, keys=CONFIG_KEYS))
 
@@ -65,7 +58,7 @@ def _content(layout: Path, digest: str) -> bytes:
 
 
 def _as_oci(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest in Docker's words in those of OCI, which are the only ones that programs read from a layout."""
+    """Return a manifest of docker with the media types of OCI, because programs read only these from a layout."""
 
     def said(part: Mapping[str, Any]) -> dict[str, Any]:
         return {**part, "mediaType": media.AS_OCI.get(part["mediaType"], part["mediaType"])}

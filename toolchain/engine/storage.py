@@ -1,7 +1,7 @@
-"""The engine's own storage: one place for buildah's options, for working containers and for what a kill left behind.
+"""buildah's storage: its options, its working containers, and the cleanup after invocations that were killed.
 
-Every invocation has a folder below `cache.engine/live`, named after its process and locked by it. It holds the
-invocation's small files; when its process is gone, the next one finds it and removes what it left in the storage.
+Every invocation has a folder for small files below `cache.engine/live`, which its process names after itself and locks.
+If the process is gone, the next invocation removes the folder and the containers that it left in the storage.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ LOG = logging.getLogger(__name__)
 
 INSTALL = "apt-get install buildah"
 DELETED = ".deleted"
-# In the folder of an invocation whose buildah was killed, so that the next invocation removes what buildah left.
+# This file marks the folder of an invocation whose buildah was killed: the next invocation cleans up after it.
 KILLED = "killed"
 _NUMBER = itertools.count()
 _STARTS = 4
 _NOT_STARTED = "sealing memfd copy"
-# Our names of containers. Those that buildah names itself are called after their image, which may begin alike.
+# Names that we give to containers. buildah's own names come from the image, and may have the same beginning.
 _OURS = re.compile(r"toolchain-run-\d+-\d+-\d+")
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
-# Unfinished work that cannot be resumed. What may be in use for longer than a day is kept (`locks.kept`).
+# Unfinished work that cannot be resumed. `locks.kept` protects what is used for longer than a day.
 SCRATCH = re.compile(
     r"(archive|bundle|copy|evidence|files|git|kernel-worker|live|load|patches|pip|probe|reuse|shell|wheel)"
     r"-[a-z0-9_]{8}"
@@ -55,19 +55,19 @@ _STALE = 86400
 
 
 def build_tag(folder: Path) -> str:
-    """The temporary name of the image of a build."""
+    """Return the temporary name of the image of a build."""
     return f"localhost/toolchain/{folder.name}"
 
 
 def ccache_mount(key: str) -> str:
-    """The id of the cache mount of the compiler cache with this key."""
+    """Return the id of the cache mount of the compiler cache with this key."""
     return f"{CCACHE_MOUNT}-{key}"
 
 
 def cache_mounts(cache: Cache, identity: str) -> list[Path]:
-    """The folders of the cache mount with this id that exist.
+    """Return the existing folders of the cache mount with this id.
 
-    buildah 1.28 names a folder by the id; later versions by a digest of it, with a parent for each user.
+    buildah 1.28 names a folder by the id, and later versions by a digest of the id, below a folder for each user.
     """
     names = (identity, hashlib.sha256(identity.encode()).hexdigest()[:16])
     parents = (cache.mounts / "buildah-cache", cache.mounts / "buildah-cache-0")
@@ -76,7 +76,7 @@ def cache_mounts(cache: Cache, identity: str) -> list[Path]:
 
 
 def process_identity(pid: int) -> str | None:
-    """`<pid>-<start time in ticks>`, which no later process shares; None when there is no such process."""
+    """Return `<pid>-<start time in ticks>`, which no later process shares; None if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -85,11 +85,9 @@ def process_identity(pid: int) -> str | None:
 
 
 class Storage:
-    """buildah on a storage root of the tool's own.
+    """buildah on the storage in `cache.engine`, with temporary files and cache mounts in `cache.mounts`.
 
-    Args:
-        cache: the tool's folder; the storage is in `cache.engine`, temporary files and cache mounts in
-            `cache.mounts`. All of that belongs to the ids that containers run as (see `engine.view`).
+    All of these files belong to the ids of the containers (see `engine.view`).
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -100,7 +98,7 @@ class Storage:
 
     @property
     def runroot(self) -> Path:
-        """State that does not outlive a boot."""
+        """The folder for state that does not outlive a boot."""
         name = f"toolchain-{hashlib.sha256(os.fsencode(self.root.absolute())).hexdigest()[:8]}"
         for parent in (Path("/run"), Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent")):
             if os.access(parent, os.W_OK):
@@ -109,12 +107,12 @@ class Storage:
 
     @property
     def first_id(self) -> int:
-        """Which of our ids is root in containers; it owns what they write."""
+        """The id that is root in containers, and that owns their files."""
         return view.ids()[0]
 
     @property
     def live(self) -> Path:
-        """The folders of the invocations at work."""
+        """The folder with the folders of running invocations."""
         return self.cache.engine / "live"
 
     def command(
@@ -127,19 +125,16 @@ class Storage:
         oci: bool = False,
         limits: Limits | None = None,
     ) -> list[str]:
-        """A buildah command line, as root of namespaces of its own.
+        """Return a command line that runs buildah in its own namespaces.
 
         Args:
-            words: what follows buildah's own options, with paths as they are inside.
-            network: whether it may reach out.
-            driver: instead of the storage driver that works here.
-            pipes: what its container writes to (see `engine.relay`).
-            show: folders and files of this machine that it sees beside its storage.
+            words: verb, options and arguments, with paths inside the namespaces.
+            network: whether it keeps the machine's network.
+            driver: the storage driver; by default one that works here.
+            pipes: the pipes of its container (see `engine.relay`).
+            show: folders and files of this machine that it sees in addition to its storage.
             oci: whether it starts an OCI runtime.
-            limits: of what its containers use (see `engine.container_limits`).
-
-        Raises:
-            EngineError: buildah is not installed, or has too few ids.
+            limits: see `engine.container_limits`.
         """
         process.which("buildah", fix=INSTALL)
         namespace.enter()
@@ -159,10 +154,10 @@ class Storage:
 
     @staticmethod
     def attempt(argv: Sequence[str], **how: Unpack[RunOptions]) -> process.Result:
-        """Run a buildah command line by `process.run`, and again if buildah did not even start.
+        """Run a buildah command line, and try again if buildah did not start.
 
-        buildah begins by copying itself to sealed memory, which the kernel refuses now and then with EBUSY (seen once
-        in some hundred calls on a busy machine). Nothing has run by then.
+        buildah first copies itself to sealed memory. On a busy machine the kernel refuses that with EBUSY about once
+        in some hundred calls.
         """
         check = how.get("check", True)
         how["check"] = False
@@ -184,11 +179,7 @@ class Storage:
         check: bool = True,
         timeout: float | None = 600,
     ) -> process.Result:
-        """A short buildah command; standard output is in the result.
-
-        Args:
-            show: see `command`.
-        """
+        """Run a short buildah command, with its standard output in the result; `show` as in `command`."""
         try:
             return self.attempt(self.command(*words, show=show), capture=True, check=check, timeout=timeout)
         except process.CommandError as error:
@@ -196,7 +187,7 @@ class Storage:
 
     @property
     def driver(self) -> str:
-        """`overlay`, or `vfs` where overlay does not work (slow, and every container is a full copy)."""
+        """The storage driver: `overlay`, else `vfs`, which makes a full copy for every container."""
         if self._driver is None:
             remembered = self.cache.engine / "containers-driver"
             with contextlib.suppress(OSError):
@@ -213,7 +204,7 @@ class Storage:
             if result.returncode == 0:
                 return driver
             tails += [f"{driver}: {line}" for line in result.tail[-5:]]
-            # What the failed driver left in the folder makes the next one refuse it.
+            # A driver refuses a folder that another driver has used.
             shutil.rmtree(self.root, ignore_errors=True)
         raise EngineError(
             "buildah cannot use its storage",
@@ -222,14 +213,14 @@ class Storage:
         )
 
     def version(self) -> str:
-        """buildah's version, e.g. `1.28.2`."""
+        """Return buildah's version, e.g. `1.28.2`."""
         process.which("buildah", fix=INSTALL)
         match = re.search(r"\d+(\.\d+)+", process.run(["buildah", "--version"], capture=True, timeout=30).stdout)
         return match.group(0) if match else "unknown"
 
     @contextlib.contextmanager
     def invocation(self, kind: str) -> Iterator[Path]:
-        """A folder for one call's small files; it marks the call as alive.
+        """Yield a folder for the small files of one call, which marks the call as running.
 
         Args:
             kind: `build` for calls whose containers buildah names itself, else `run`.
@@ -240,7 +231,7 @@ class Storage:
             self.cleanup()
         folder = self.live / f"{kind}-{process_identity(os.getpid())}-{next(_NUMBER)}"
         self.live.mkdir(parents=True, exist_ok=True)
-        # Locked before it can be found: another container that shares this folder does not see our process.
+        # It is locked before others can find it, because other containers on this cache do not see our process.
         new = Path(tempfile.mkdtemp(prefix="live-", dir=self.cache.engine))
         stopped = False
         with kept(new):
@@ -249,7 +240,7 @@ class Storage:
                 new.rename(folder)
                 yield folder
             except (KeyboardInterrupt, SystemExit):
-                # Containers that buildah named itself are left. By the folder the next call knows, as after a kill.
+                # The folder stays, so that the next call removes the containers that buildah named itself.
                 stopped = kind == "build"
                 raise
             finally:
@@ -258,10 +249,10 @@ class Storage:
 
     @contextlib.contextmanager
     def container(self, image: str, *options: str) -> Iterator[str]:
-        """A working container of `image` (`scratch` for an empty one); removed at the end whatever happens.
+        """Yield the name of a new working container, and remove it at the end.
 
         Args:
-            options: of `buildah from`; see `isolation.arguments`.
+            options: options of `buildah from`; see `isolation.arguments`.
         """
         with self.invocation("run") as folder:
             name = f"toolchain-{folder.name}"
@@ -273,11 +264,11 @@ class Storage:
                 self.call("rm", name, check=False)
 
     def places(self, *more: Path) -> list[Path]:
-        """The folders of this machine that a container writes to."""
+        """Return the folders of this machine that a container writes to."""
         return [self.root, self.cache.mounts, *more]
 
     def remove_layers(self, layers: Sequence[str]) -> None:
-        """Remove the working containers with these layers, which a killed build left."""
+        """Remove the working containers of a killed build by their layers."""
         listed = self.root / f"{self.driver}-containers" / "containers.json"
         rows = strict_json.read(listed.read_bytes()) if layers and listed.is_file() else []
         for row in rows:
@@ -285,12 +276,11 @@ class Storage:
                 self.call("rm", str(row["id"]), check=False)
 
     def cleanup(self) -> list[str]:
-        """Remove what dead invocations left: containers, images without a name, partial folders. Returns what it did.
+        """Remove containers, unnamed images and partial folders of killed invocations, and return a list of them.
 
-        Costs nothing when nothing was killed. Containers that buildah named itself cannot be distinguished, so they
-        stay as long as another build is at work.
+        Containers that buildah named itself cannot be attributed to an invocation, so they stay while a build runs.
         """
-        self.cache.make()  # first: a folder that holds something else is not marked as this tool's
+        self.cache.make()  # first, because it refuses a folder with other files
         self.cache.engine.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
         try:
@@ -304,14 +294,14 @@ class Storage:
                             remove_tree(left)
                 self._forget_scratch()
         except Timeout:
-            LOG.debug("another invocation cleans up")
+            LOG.debug("another invocation is cleaning up")
         return done
 
     def _forget_scratch(self) -> None:
-        """Remove what other parts of the tool left when they were killed."""
+        """Remove unfinished work of other parts of the tool that were killed."""
         for place in (self.cache.work, self.cache.store / "partial", self.cache.engine):
             for left in place.iterdir() if place.is_dir() else []:
-                # Others make and remove such folders at this moment, and a campaign keeps its own for days.
+                # Other processes may remove such a folder now, and a campaign uses its own for days.
                 with contextlib.suppress(FileNotFoundError):
                     if SCRATCH.fullmatch(left.name) and time.time() - left.stat().st_mtime > _STALE:
                         with free(left) as unused:
@@ -319,7 +309,7 @@ class Storage:
                                 left.unlink() if left.is_file() else remove_tree(left)
 
     def _dead(self) -> tuple[list[Path], bool]:
-        """Folders of processes that are gone, also for other PID namespaces; and whether a build is at work."""
+        """Return the folders of processes that are gone, and whether a build is running."""
         dead: list[Path] = []
         building = False
         for folder in sorted(self.live.iterdir()) if self.live.is_dir() else []:
@@ -342,7 +332,7 @@ class Storage:
 
         for folder in dead:
             if folder.name.startswith("build-"):
-                if self._dead()[1]:  # asked now: one may have begun since
+                if self._dead()[1]:  # a build may have started by now
                     continue
                 for name in sorted(name for name in names if not _OURS.fullmatch(name)):
                     names.discard(name)
@@ -365,7 +355,7 @@ class Storage:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder of ours, never what is mounted in it."""
+    """Remove a folder, unless something is mounted in it."""
     if not path.exists():
         return
     inside = f"{path.resolve()}/"
@@ -376,7 +366,7 @@ def remove_tree(path: Path) -> None:
             return
 
     def unlock(function: Callable[[str], object], name: str, _: object) -> None:
-        # buildah leaves folders that their owner cannot list.
+        # buildah leaves folders without permissions for their owner.
         parent = Path(name).parent
         with contextlib.suppress(OSError):
             parent.chmod(0o700)
@@ -388,11 +378,7 @@ def remove_tree(path: Path) -> None:
 
 
 def discard(path: Path) -> bool:
-    """Remove a folder of ours that must be whole or gone: first out of the way, since a kill may leave half of it.
-
-    Returns:
-        Whether nothing of it is left; what is left has another name.
-    """
+    """Rename a folder and remove it, so that a kill does not leave half of it, and return whether all is removed."""
     sweep_discarded(path)
     if not path.is_dir():
         return True
@@ -404,6 +390,6 @@ def discard(path: Path) -> bool:
 
 
 def sweep_discarded(path: Path) -> None:
-    """Remove what an earlier `discard` of this path left."""
+    """Remove the remains of an earlier `discard` of this path."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{DELETED}"):
         remove_tree(left)

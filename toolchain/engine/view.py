@@ -1,4 +1,4 @@
-"""What a buildah call sees of this machine, and as whom it runs: see `engine.launcher`, which makes it so."""
+"""The files of this machine that a buildah call sees, and its ids; `engine.launcher` sets both up."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ COUNT = 65536
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENVIRONMENT = {"HOME": "/", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PATH": _PATH, "TMPDIR": WORK, "TZ": "UTC"}
 PROGRAM = Path(launcher.__file__)
-# Of /etc, for the programs themselves; and for builds that reach out.
+# Files of /etc for the programs, and for builds that use the network.
 _ETC = ("ld.so.cache", "alternatives")
 _NETWORK = ("resolv.conf", "hosts", "nsswitch.conf", "ssl", "pki", "ca-certificates")
-# The same on each machine.
+# Files that are the same on each machine.
 _FILES = {
     "/etc/passwd": "root:x:0:0:root:/:/bin/sh\n",
     "/etc/group": "root:x:0:\n",
@@ -52,7 +52,7 @@ _ARCHITECTURES = {
 
 
 def ids() -> tuple[int, int]:
-    """The first of our ids that a container's are, and how many: none of them is the caller's."""
+    """Return the first of our ids that containers get, and their number. None of them is the caller's."""
     best = (0, 0)
     for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines():
         inside, _, count = map(int, line.split())
@@ -61,7 +61,7 @@ def ids() -> tuple[int, int]:
         first = max(inside, 1)
         best = max(best, (inside + count - first, first))
     have, first = best
-    # The last one is `nobody`, which few files have.
+    # The last id is `nobody`, which few files have.
     if have < COUNT - 1:
         raise EngineError(
             f"containers need {COUNT} ids of their own, and there are {max(have, 0)} here",
@@ -80,15 +80,15 @@ def command(
     oci: bool = False,
     limits: Limits | None = None,
 ) -> list[str]:
-    """`argv` as it runs in namespaces of its own.
+    """Return the command line that runs `argv` in its own namespaces.
 
     Args:
-        argv: a program of this machine and its arguments, with paths as they are inside.
-        settings: folder for the files that buildah reads as its settings; they are made when they are not there.
-        show: folders and files of this machine, and where they are inside.
-        network: whether it keeps this machine's network.
-        oci: whether an OCI runtime runs in it.
-        limits: of what it uses (see `engine.container_limits`).
+        argv: a program of this machine and its arguments, with paths inside the namespaces.
+        settings: folder for buildah's settings, which are written if they are missing.
+        show: folders and files of this machine with their paths inside.
+        network: whether the program keeps this machine's network.
+        oci: whether it starts an OCI runtime.
+        limits: see `engine.container_limits`.
     """
     files = {**_FILES, **({} if network else _OFFLINE), **_profiles()}
     shown = [*show, *(Mount(path, inside) for inside, path in _written(settings, files).items())]
@@ -113,11 +113,7 @@ def command(
 
 
 def profile(settings: Path, *, plain: bool = False) -> Path:
-    """The file with the profile of system calls, for engines that are not started here; it is made if need be.
-
-    Args:
-        plain: see `seccomp`.
-    """
+    """Return the file with the profile of system calls for other engines; `plain` as in `seccomp`."""
     return _written(settings, _profiles())[SECCOMP_PLAIN if plain else SECCOMP]
 
 
@@ -126,7 +122,7 @@ def _profiles() -> dict[str, str]:
 
 
 def _written(folder: Path, files: Mapping[str, str]) -> dict[str, Path]:
-    """Where each of these files is, by its path inside; one that is there is what it was made as."""
+    """Write files whose names contain their digests, and return them by their paths inside."""
     there = {}
     for inside, text in files.items():
         path = folder / f"{sha256_bytes(text.encode())[7:19]}-{Path(inside).name}"
@@ -137,10 +133,10 @@ def _written(folder: Path, files: Mapping[str, str]) -> dict[str, Path]:
 
 
 def seccomp(*, plain: bool = False) -> dict[str, object]:
-    """The profile of system calls, as containers' engines read it: data/syscalls.toml, for this machine's own calls.
+    """Return the profile of system calls from data/syscalls.toml in the form of container engines.
 
     Args:
-        plain: of a container that makes nothing but files and folders.
+        plain: whether the container only makes files and folders.
     """
     rows = load("syscalls")
     refused = [*rows["refused"], *(rows["refused-where-written"] if plain else ())]
@@ -149,7 +145,7 @@ def seccomp(*, plain: bool = False) -> dict[str, object]:
     ]
     for row in rows["refused-with"]:
         operator = "SCMP_CMP_MASKED_EQ" if row.get("mask") else "SCMP_CMP_EQ"
-        # clone's flags come second there.
+        # On s390x the flags of clone are its second argument.
         index = 1 if row["names"] == ["clone"] and platform.machine() == "s390x" else row["argument"]
         for value in row["values"]:
             argument = {"index": index, "op": operator, "value": value, "valueTwo": value}
@@ -163,7 +159,7 @@ def seccomp(*, plain: bool = False) -> dict[str, object]:
 
 
 def own(folder: Path) -> None:
-    """Make `folder` if need be, and give it to the containers' root; if another user owned it, with all in it."""
+    """Make `folder` if it is missing, and give it and its content to the root of the containers."""
     first, _ = ids()
     if not folder.exists():
         folder.mkdir(mode=0o700, parents=True)
@@ -176,12 +172,7 @@ def own(folder: Path) -> None:
 
 
 def visible(path: Path, copies: Path) -> Path:
-    """`path`, or a copy of it below `copies` where the containers' ids may not read all of it.
-
-    Args:
-        path: folder or file of the caller's.
-        copies: folder of the invocation.
-    """
+    """Return `path`, or a copy of it in the folder `copies` if the ids of containers cannot read all of it."""
     path = path.resolve()
     if _readable(path):
         return path

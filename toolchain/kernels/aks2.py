@@ -1,4 +1,4 @@
-"""AOTriton's kernel archives, read back: .zip of .aks2, each an LZMA stream of a directory and code objects."""
+"""Read AOTriton's kernel archives: .zip of .aks2 files, each an LZMA stream of a directory and code objects."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ _AGAIN = "get the file again, or build it again"
 
 @dataclass(frozen=True)
 class Kernel:
-    """An entry: a code object, or an empty one, which the loader treats as known bad.
+    """A code object in an .aks2 file. The loader treats an empty one as known bad.
 
     Args:
         shared: bytes of shared memory.
         threads: threads of a block.
-        size: bytes of the code object.
     """
 
     name: str
@@ -47,7 +46,7 @@ class Kernel:
     _unpacked: BinaryIO = field(repr=False, compare=False)
 
     def read(self) -> bytes:
-        """Return the code object, while the archive is open."""
+        """Return the code object. The archive must be open."""
         if self.size > LARGEST_OBJECT:
             raise too_large(self.name, self.size, LARGEST_OBJECT)
         self._unpacked.seek(self._start)
@@ -56,14 +55,15 @@ class Kernel:
 
 @contextmanager
 def open_aks2(stream: BinaryIO, size: int, budget: UnpackBudget | None = None) -> Iterator[tuple[Kernel, ...]]:
-    """Open an .aks2 file, and return its entries in its order. They are read on demand, from a temporary file.
+    """Open an .aks2 file of `size` bytes, and yield its entries in their order.
+
+    Entries are read on demand from a temporary file.
 
     Args:
-        size: bytes of the file.
-        budget: shared with other files; by default the file has one of its own.
+        budget: shared with other files; by default the file has its own.
 
     Raises:
-        KernelError: it is damaged.
+        KernelError: the file is damaged.
         HostileInputError: it unpacks to more than any archive of kernels, or two of its entries overlap.
     """
     head = stream.read(_HEADER.size)
@@ -95,11 +95,11 @@ def _unpack(stream: BinaryIO, into: BinaryIO, total: int) -> None:
             into.write(piece)
             left -= len(piece)
     except lzma.LZMAError as error:
-        raise _damaged("that does not unpack", str(error)) from error
+        raise _damaged("that does not unpack", "it is not a stream of LZMA, or asks for too much memory") from error
     if left == 0:
         raise _damaged("whose size does not match its header", f"more than {total} bytes")
     if not unpack.eof or unpack.unused_data or stream.read(1):
-        # Without the end there is no checksum; the loader would take such a file all the same.
+        # Without its end the stream has no checksum, but the loader would accept it.
         raise _damaged("that ends early, or has data after its end", f"{total + 1 - left} bytes")
     if left > 1:
         raise _damaged("whose size does not match its header", f"{total + 1 - left} bytes instead of {total}")
@@ -143,7 +143,7 @@ def _name(raw: bytes) -> str:
 
 
 def _require_apart(kernels: Sequence[Kernel]) -> None:
-    """Refuse entries that overlap: a small file would be read many times over."""
+    """Refuse entries that overlap, because a small file would be read many times."""
     end = 0
     for kernel in sorted((kernel for kernel in kernels if kernel.size), key=lambda kernel: kernel._start):
         if kernel._start < end:
@@ -156,12 +156,9 @@ def _damaged(how: str, why: str) -> KernelError:
 
 
 def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
-    """Return each .aks2 of a .zip with its entries, and a loose .aks2 under its own name.
+    """Yield each .aks2 of a .zip with its entries, or a loose .aks2 under its own name.
 
-    An archive must be as AOTriton's loader takes it, without compression. Entries are read before the next .aks2 is.
-
-    Raises:
-        KernelError: the archive or one of its files is damaged, or the loader would not find what it holds.
+    AOTriton's loader requires an archive without compression. Entries must be read before the next .aks2.
     """
     if path.suffix == ".aks2":
         yield from _opened(on_disk(path, path.name, path.parent))

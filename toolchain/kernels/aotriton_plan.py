@@ -1,10 +1,10 @@
-"""AOTriton's own plan of what to compile, read: its generator writes rules, clusters and archives as `Bare.*` files.
+"""Read the plan of AOTriton's generator, which writes rules, clusters and archives as `Bare.*` files.
 
-`Bare.compile` has one line a code object: venv, Python, object, source, kernel, warps, stages, waves per EU, GPU and
-signature, with `;` between; before 0.11.1 without the first two. `Bare.cluster` has one line for each .aks2 file,
-`Bare.flatzip` one for each .zip; the manifests (`.nsv`) beside them say under which names things go in. Before 0.13 the
-.aks2 files are loose and have no manifests; before 0.8 there is `Bare.compile` alone, since the library holds the
-kernels. Paths are those of the build that wrote them.
+`Bare.compile` has a line for each code object: venv, Python, object, source, kernel, warps, stages, waves per EU, GPU
+and signature, separated by `;`; before 0.11.1 the first two are missing. `Bare.cluster` has a line for each .aks2 file,
+and `Bare.flatzip` one for each .zip. The manifests (`.nsv`) beside them list the names inside. Before 0.13 the .aks2
+files are loose and have no manifests. Before 0.8 there is only `Bare.compile`, because the library holds the kernels.
+Paths are those of the build that wrote them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Signature = tuple[tuple[tuple[str, str], ...], tuple[tuple[str, Value], ...]]
 
 @dataclass(frozen=True)
 class Cluster:
-    """One .aks2 file: the code objects that the loader takes as one.
+    """One .aks2 file: code objects that the loader loads together.
 
     Args:
-        path: of the .aks2, below the build folder.
-        manifest: its .nsv, below the build folder too; empty if its generation writes none.
+        path: the .aks2 below the build folder.
+        manifest: its .nsv below the build folder; empty if its generation writes none.
         objects: (code object below the build folder, name inside), in order.
     """
 
@@ -55,9 +55,10 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Archive:
-    """One .zip of .aks2 files, one for each GPU pack and kernel: (.aks2 below the build folder, name inside).
+    """The .zip of .aks2 files of a GPU pack and kernel, or a loose .aks2 file.
 
-    Where the .aks2 files are loose, each of them is one, under its own path.
+    Args:
+        members: (.aks2 below the build folder, name inside).
     """
 
     path: str
@@ -67,11 +68,11 @@ class Archive:
 
 @dataclass(frozen=True)
 class BarePlan:
-    """The plan of a generator that writes lists of `Bare` kernels.
+    """The plan of a generator.
 
     Args:
-        copies: further objects that are the same as a rule's own, by that rule's `out`: its generation's compiler takes
-            no notice of what they differ in.
+        copies: further objects that are equal to a rule's object, by the rule's `out`, because the compiler of their
+            generation ignores the values in which they differ.
     """
 
     rules: tuple[Rule, ...]
@@ -80,30 +81,30 @@ class BarePlan:
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def with_copies(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
-        """Some rules, and with each the copies of its object."""
+        """Return rules, each followed by the copies of its object."""
         copies = self.copies
         return tuple(
             one for rule in rules for one in (rule, *(replace(rule, out=out) for out in copies.get(rule.out, ())))
         )
 
     def whole(self, rules: RuleSet) -> tuple[Cluster, ...]:
-        """The clusters that some rules make whole."""
+        """Return the clusters of which `rules` makes every object."""
         there = {rule.out for rule in self.with_copies(rules.rules)}
         return tuple(cluster for cluster in self.clusters if all(path in there for path, _ in cluster.objects))
 
 
 def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generation | None = None) -> BarePlan:
-    """Read what the generator wrote.
+    """Read the generator's plan.
 
     Args:
-        folder: the generator's build folder, as it is here.
-        tree: the AOTriton source; its kernels are parsed for the names of their arguments, never imported.
-        build: the build folder as the generator saw it, e.g. `/build/v3src`.
-        source: the source as it saw it.
-        of: the release's way of planning; 0.13b's by default.
+        folder: the generator's build folder.
+        tree: the AOTriton source; its kernels are parsed for the names of their arguments, and not imported.
+        build, source: the paths of both as the generator saw them, e.g. `/build/v3src`.
+        of: the generation of the release; that of 0.13b by default.
 
     Raises:
-        SourceError: a file is missing or malformed, or they contradict each other: kernels would be left out.
+        SourceError: a file is missing or malformed, or the files contradict each other, so that kernels would be
+            missing.
         UnsupportedError: a GPU whose code objects cannot be checked.
     """
     of = of or generation_of("0.13b")
@@ -130,11 +131,7 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
 
 
 def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
-    """Read the content of a plan's archives, without the source that it was made of.
-
-    Args:
-        folder: the generator's build folder, at any path, not only where the plan was written.
-    """
+    """Read the clusters and archives of a plan in a build folder, which may have been moved, without its source."""
     rows = list(_lines(folder / FLATZIP, 4))
     build = rows[0][3].partition("/aks2/")[0] if rows else ""
     clusters = tuple(_cluster(folder, fields, build, generation_of("0.13b")) for fields in _lines(folder / CLUSTER, 5))
@@ -142,12 +139,8 @@ def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
 
 
 def _lines(path: Path, least: int) -> Iterator[list[str]]:
-    """The fields of each line of one of the generator's files.
-
-    Args:
-        least: fields that a line has.
-    """
-    # Line by line: for all GPUs there are some hundred megabytes of it.
+    """Yield the fields of each line of one of the generator's files, at least `least` per line."""
+    # The files are read by lines, because those for all GPUs have some hundred megabytes.
     try:
         with path.open(encoding="utf-8") as stream:
             for number, line in enumerate(stream, 1):
@@ -162,11 +155,13 @@ def _lines(path: Path, least: int) -> Iterator[list[str]]:
     except OSError as error:
         raise SourceError(f"AOTriton's generator left no {path.name}", why=str(error.strerror), fix=_REPORT) from error
     except UnicodeDecodeError as error:
-        raise SourceError(f"{path.name} of AOTriton's generator is not text", why=str(error), fix=_REPORT) from error
+        raise SourceError(
+            f"{path.name} of AOTriton's generator is not text", why="it is not UTF-8", fix=_REPORT
+        ) from error
 
 
 def _below(path: str, top: str) -> str:
-    """`path` relative to `top`: what a generator says becomes names of files on this side."""
+    """Return `path` relative to `top`; refuse other paths, because the result names a file on this machine."""
     folder, slash, name = path.rpartition("/")
     try:
         if name in ("", ".", ".."):
@@ -179,7 +174,7 @@ def _below(path: str, top: str) -> str:
 
 @memoize
 def _folder_below(folder: str, top: str) -> str:
-    """`folder` relative to `top`, empty for `top` itself. A plan has thousands of files for each of its folders."""
+    """Return `folder` relative to `top`, empty for `top`. Cached, because each folder has thousands of files."""
     inside = PurePosixPath(folder).relative_to(top)
     if ".." in inside.parts or inside.is_absolute():
         raise ValueError(folder)
@@ -187,20 +182,21 @@ def _folder_below(folder: str, top: str) -> str:
 
 
 def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """The rows of a manifest, which must be those that the plan lists: a cut one would make an archive with holes.
+    """Return the (file, name) rows of a manifest.
 
-    Raises:
-        SourceError: it cannot be read or differs, or two rows have one name: the loader would find only the first.
+    They must match the plan, because kernels would be missing otherwise. Two files of one name are refused, because the
+    loader would find only the first.
     """
     try:
         rows = [line.split("\0") for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"cannot read {path.name} of AOTriton's plan", why=str(error), fix=_REPORT) from error
+        why = str(error.strerror) if isinstance(error, OSError) else "it is not UTF-8"
+        raise SourceError(f"cannot read {path.name} of AOTriton's plan", why=why, fix=_REPORT) from error
     if any(len(row) != 3 for row in rows) or [row[0] for row in rows] != list(listed) or not rows:
         raise SourceError(
             f"the manifest {path} and AOTriton's plan name different files",
             why=f"{len(rows)} rows here, {len(listed)} files in the plan",
-            fix="build again; report it if it stays",
+            fix="build again; report it if that does not help",
         )
     if len({row[1] for row in rows}) < len(rows):
         raise SourceError(f"the manifest {path} gives one name to two files", fix=_REPORT)
@@ -222,7 +218,7 @@ def _archive(folder: Path, fields: Sequence[str], build: str) -> Archive:
 
 
 def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Sequence[Archive]) -> None:
-    """Every kernel is in a cluster and every cluster in one archive, or the images would silently lack it."""
+    """Check that each kernel is in a cluster and each cluster in one archive, because others would be lost silently."""
     inside = {path for cluster in clusters for path, _ in cluster.objects}
     places = Counter(path for archive in archives for path, _ in archive.members)
     known = {cluster.path for cluster in clusters}
@@ -237,12 +233,12 @@ def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Seq
             raise SourceError(
                 f"AOTriton's plan contradicts itself: {what}",
                 why=f"{len(names)}, {min(names)} for one",
-                fix="build again; report it if it stays",
+                fix="build again; report it if that does not help",
             )
 
 
 def _groups(clusters: Iterable[Cluster]) -> dict[str, str]:
-    """A group's name by code object: clusters that share one belong to one group, so that a part takes both."""
+    """Return the group of each code object. Clusters that share an object are one group, which is never split."""
     parent: dict[str, str] = {}
 
     def top(name: str) -> str:
@@ -264,8 +260,8 @@ def _groups(clusters: Iterable[Cluster]) -> dict[str, str]:
 class _Rules:
     """Reads the lines of `Bare.compile`.
 
-    A third of all lines name another kernel or signature than the line before; the others differ in warps, stages and
-    waves alone. So a signature is read once, and its rules share what was read: that is most of the time and memory.
+    Two thirds of the lines differ from the line before in warps, stages and waves alone. So each signature is parsed
+    once, and its rules share the result, which saves most of the time and memory.
     """
 
     def __init__(self, tree: Path, *, build: str, source: str, groups: Mapping[str, str], of: Generation) -> None:
@@ -279,7 +275,7 @@ class _Rules:
         self._parts: dict[tuple[str, str], Signature] = {}
 
     def rule(self, fields: Sequence[str]) -> Rule:
-        """The rule of one line."""
+        """Return the rule of one line."""
         skipped = self._of.fields - 8
         target_path, kernel_file, kernel, warps, stages, waves, word = fields[skipped : skipped + 7]
         gpu = self._of.words.get(word, word)
@@ -287,7 +283,7 @@ class _Rules:
         out, file = _below(target_path, self._build), _below(kernel_file, self._source)
         kinds, constants = self._signature(file, kernel, ";".join(fields[skipped + 7 :]), where=out)
         try:
-            # Texts that many rules have are one object in memory.
+            # Rules share equal texts in memory.
             return Rule(
                 source=sys.intern(file),
                 root=sys.intern(file.rpartition("/")[0] or "."),
@@ -299,7 +295,7 @@ class _Rules:
                 num_stages=int(stages),
                 waves_per_eu=int(waves) if self._of.waves else _WAVES,
                 out=self._names.get(out, out),
-                # Inside a library each is a cluster of its own; else `_agree` refuses a plan with a rule in no cluster.
+                # In a library each object is a cluster. Otherwise `_agree` refuses rules without a cluster.
                 cluster=f"{gpu}/{out}" if self._of.inside else self._groups.get(out, ""),
             )
         except ValueError:
@@ -318,17 +314,13 @@ class _Rules:
 def parse_signature(
     text: str, names: Sequence[str], *, where: str, known: dict[tuple[str, str], Signature] | None = None
 ) -> Signature:
-    """A positional signature as (argument, type) in order and (argument, constant) sorted.
+    """Return a positional signature as (argument, type) in order and (argument, constant) sorted.
 
-    A number, True or False is a constant; anything else is a type, with `:16` or `:8` behind it where the value is a
-    multiple of that, and `:1` where it is known to be 1. That makes it a
-    constant too.
+    A number, True or False is a constant. Anything else is a type, followed by `:16` or `:8` if the value is a multiple
+    of that. A type with `:1` is the constant 1.
 
     Args:
-        known: arguments that were read before, by name and text; what is new is added.
-
-    Raises:
-        SourceError: another number of arguments than the kernel has, or an unknown hint.
+        known: cache of parsed arguments, by name and text.
     """
     parts = text.split(",")
     if len(parts) != len(names):
@@ -347,7 +339,7 @@ def parse_signature(
 
 
 def _argument(name: str, part: str, where: str) -> Signature:
-    """One argument's type, and its value where it is a constant."""
+    """Return the type of an argument, and its value if it is a constant."""
     value = _constant(part)
     kind, mark, hint = part.partition(":")
     if value is None and mark:
@@ -375,7 +367,7 @@ def _argument_names(path: Path, kernel: str) -> tuple[str, ...]:
     module = parsed(path)
     if (arguments := arguments_of(module, kernel)) is not None:
         return tuple(argument.arg for argument in arguments)
-    for node in module.body:  # a file that gathers the kernels of its neighbours
+    for node in module.body:  # the file may import the kernel from a file beside it
         if not _imports(node):
             continue
         for name in node.names:
@@ -385,18 +377,15 @@ def _argument_names(path: Path, kernel: str) -> tuple[str, ...]:
 
 
 def _imports(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
-    """Whether a statement takes names from a file of the same folder."""
+    """Return whether a statement imports names from a file of the same folder."""
     return isinstance(node, ast.ImportFrom) and node.level <= 1 and "." not in (node.module or ".")
 
 
 def _distinct(rules: Iterable[Rule], *, alike: bool = False) -> tuple[tuple[Rule, ...], dict[str, tuple[str, ...]]]:
-    """The rules, sorted by output; the ledger knows a rule by its id, so no two may have one.
+    """Return the rules with distinct ids, sorted by output, and the outputs of the others by that of the first.
 
     Args:
-        alike: rules with the same id are expected; the first is kept, with the outputs of the others.
-
-    Raises:
-        KernelError: two outputs would be the same object.
+        alike: whether rules with the same id are allowed; else they are an error.
     """
     seen: dict[str, Rule] = {}
     copies: dict[str, list[str]] = {}

@@ -1,13 +1,12 @@
-"""Limits of time and memory for kernels and their workers: measuring, and turns when one worker needs all memory.
+"""Limits of time and memory for kernels and their workers, and turns for a worker that needs all memory.
 
-A limit of the address space would be wrong: Triton maps much more than it uses. Control groups need a system that hands
-them out. So the processes below each worker are measured, as `/proc` has them.
+The memory of a worker's processes is measured in `/proc`. A limit of the address space would be wrong, because Triton
+maps much more than it uses, and control groups are not available everywhere.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,29 +18,20 @@ from toolchain.core import console
 from toolchain.kernels.worker_process import Worker
 
 RUNAWAY_SECONDS = 3600.0
-"""A kernel takes seconds. One that takes an hour is treated as endless, unless --kernel-timeout allows longer."""
+"""The default limit: a kernel takes seconds, so one that takes an hour is treated as endless."""
 _RESERVE = 512 << 20
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROC = Path("/proc")
 
 
 def patience(timeout: float | None) -> float:
-    """Seconds that a kernel may take.
-
-    Args:
-        timeout: `--kernel-timeout`.
-    """
+    """Return the seconds that a kernel may take; `timeout` is `--kernel-timeout`."""
     return timeout or RUNAWAY_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of one kernel; other limits make other kernels fail.
-
-    Args:
-        timeout: seconds.
-        memory: bytes; 0 for what the machine has.
-    """
+    """Limits of one kernel, in seconds and bytes; `memory` is 0 without a limit."""
 
     timeout: float
     memory: int = 0
@@ -52,9 +42,9 @@ class MemoryBounds:
     """Memory limits of workers, in bytes.
 
     Args:
-        together: of all workers. Where it is not enough, the largest is stopped and tries its kernel again alone.
-        share: of one worker between two kernels; one that has more is replaced.
-        kernel: of one worker within a kernel; a kernel that takes more fails. 0 where only `together` bounds it.
+        together: for all workers; above it, the largest worker is ended and its kernel tried again alone.
+        share: for a worker between two kernels; a larger worker is replaced.
+        kernel: for a worker within a kernel; a kernel that needs more fails. 0 for no limit.
     """
 
     together: int
@@ -63,14 +53,14 @@ class MemoryBounds:
 
     @classmethod
     def of(cls, available: int, workers: int, kernel: int = 0) -> MemoryBounds:
-        """The bounds of so many workers on a machine with so much memory; some is left for other programs."""
+        """Return the bounds on a machine with `available` bytes, of which some are left for other programs."""
         together = max(available - max(_RESERVE, available // 10), available // 2, 1)
         share = together // max(workers, 1)
         return cls(together=together, share=min(share, kernel) if kernel else share, kernel=kernel)
 
 
 def memory_row(bounds: MemoryBounds | None, workers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Used and allowed memory of workers, as in `kernels status --json`; limits are 0 if there are none."""
+    """Return used and allowed memory of workers for `kernels status --json`; a limit is 0 if there is none."""
     known = bounds or MemoryBounds(together=0, share=0)
     return {
         "workers": sum(int(worker["memory"]) for worker in workers),
@@ -81,7 +71,7 @@ def memory_row(bounds: MemoryBounds | None, workers: Iterable[Mapping[str, Any]]
 
 
 def enforce(bounds: MemoryBounds | None, workers: Collection[Worker]) -> None:
-    """Measure the workers that live now, and stop one that is over a bound."""
+    """Measure the live workers, and end one that is over a bound."""
     live = [(worker, worker.task) for worker in workers]
     for worker, _ in live:
         worker.memory = resident(worker.pid)
@@ -95,7 +85,7 @@ def enforce(bounds: MemoryBounds | None, workers: Collection[Worker]) -> None:
             return
     if sum(worker.memory for worker, _ in live) <= bounds.together:
         return
-    # Shared pages are counted once: all workers map the same compiler.
+    # All workers map the same compiler, so shared pages must be counted once.
     exact = [(proportional(worker.pid), worker, task) for worker, task in live]
     busy = [(memory, worker, task) for memory, worker, task in exact if task is not None]
     if busy and sum(row[0] for row in exact) > bounds.together:
@@ -106,7 +96,7 @@ def enforce(bounds: MemoryBounds | None, workers: Collection[Worker]) -> None:
 
 
 def over_share(pid: int, bounds: MemoryBounds | None) -> int:
-    """The bytes that a worker has where that is more than its share, else 0."""
+    """Return the memory of a worker if it is above its share, else 0."""
     if bounds is None or resident(pid) <= bounds.share:
         return 0
     memory = proportional(pid)
@@ -114,11 +104,7 @@ def over_share(pid: int, bounds: MemoryBounds | None) -> int:
 
 
 class Turns:
-    """Whose turn it is to compile: all workers at once, or one alone.
-
-    Args:
-        stopping: set when waiting must end.
-    """
+    """Turns of compiling: all workers at once, or one alone. Waiting ends when `stopping` is set."""
 
     def __init__(self, stopping: threading.Event) -> None:
         self._stopping = stopping
@@ -128,16 +114,12 @@ class Turns:
 
     @property
     def wanted(self) -> bool:
-        """Whether a worker waits to be alone, or is."""
+        """Whether a worker is alone, or waits to be."""
         return self._wanted > 0
 
     @contextlib.contextmanager
     def beside(self, *, before_waiting: Callable[[], None]) -> Iterator[None]:
-        """Work while others do.
-
-        Args:
-            before_waiting: called when another worker wants to be alone, to free what that one needs.
-        """
+        """Work at the same time as others. `before_waiting` is called before this waits for a worker that is alone."""
         with self._change:
             if self._wanted:
                 before_waiting()
@@ -150,7 +132,7 @@ class Turns:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Work while no other worker does; several take turns."""
+        """Work while no other worker does."""
         with self._change:
             self._wanted += 1
             self._change.wait_for(lambda: self._working == 0 or self._stopping.is_set())
@@ -163,7 +145,7 @@ class Turns:
             self._leave()
 
     def wake(self) -> None:
-        """Wake all who wait, so that they see that it is stopping."""
+        """Wake all waiting threads, so that they see `stopping`."""
         with self._change:
             self._change.notify_all()
 
@@ -174,12 +156,12 @@ class Turns:
 
 
 def resident(pid: int) -> int:
-    """Bytes in memory of a process and all below it; shared pages are counted for each."""
+    """Return the bytes in memory of a process and its descendants; shared pages are counted for each of them."""
     return sum(_resident(process) for process in processes(pid))
 
 
 def proportional(pid: int) -> int:
-    """Bytes in memory of a process and all below it, of shared pages a fair part: exact, but slow for large ones."""
+    """Return the same with shared pages divided among their users, which is exact but slow."""
     return sum(_proportional(process) for process in processes(pid))
 
 
@@ -201,17 +183,11 @@ def _proportional(pid: int) -> int:
 
 
 def processes(pid: int) -> list[int]:
-    """A process and all below it."""
-    below = _children if _lists_children() else _parents().get
+    """Return a process and its descendants. The list is incomplete on a kernel without CONFIG_PROC_CHILDREN."""
     pids = [pid]
     for process_id in pids:
-        pids += below(process_id) or ()
+        pids += _children(process_id)
     return pids
-
-
-@functools.cache
-def _lists_children() -> bool:
-    return (_PROC / "thread-self" / "children").exists()
 
 
 def _children(pid: int) -> list[int]:
@@ -222,14 +198,3 @@ def _children(pid: int) -> list[int]:
     except OSError:
         pass  # it has ended
     return pids
-
-
-def _parents() -> dict[int, list[int]]:
-    """Children by parent, for kernels that do not list them."""
-    children: dict[int, list[int]] = {}
-    for folder in _PROC.iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-                children.setdefault(int(fields[1]), []).append(int(folder.name))
-    return children

@@ -1,8 +1,8 @@
-"""Triton's cache of compiled kernels, laid out for one path, and as an image in the format of MCV, "compat".
+"""Triton's cache of compiled kernels, and its form in an image by MCV's format "compat".
 
-An entry is a folder, the base32 of its kernel's hash, with the files of the kernel and `__grp__NAME.json`, which names
-each by its whole path: a cache serves the path that it was laid out for. `NAME.launch.json` is ours: what a launch
-without Triton needs. Triton and MCV pass over it. MCV's rules: docs/tasks/triton-cache.md.
+An entry is a folder named by the base32 of its kernel's hash. It has the files of the kernel and `__grp__NAME.json`,
+which names each file by its absolute path, so a cache only works at one path. `NAME.launch.json` holds the values that
+a launch without Triton needs; Triton and MCV ignore it. docs/tasks/triton-cache.md has MCV's rules.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from toolchain.kernels.codeobject import check_object
 from toolchain.oci.labels import CACHE_MCV_KEY
 
 FOLDER = "io.triton.cache"
-LAUNCHES = "launches"  # beside the entries that Triton writes; see containerfiles/triton-cache/calls.py
-PACKED = ".tar"  # of the entries that a call leaves
+LAUNCHES = "launches"  # written beside the entries by containerfiles/triton-cache/calls.py
+PACKED = ".tar"  # suffix of a file with the entries of a call
 MANIFEST = "io.triton.manifest/manifest.json"
 ENTRIES = "cache.triton.image/entry-count"
 BYTES = "cache.triton.image/cache-size-bytes"
@@ -38,33 +38,25 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A kernel in a laid out cache.
-
-    Args:
-        metadata: as Triton wrote it.
-        size: bytes of all its files.
-    """
+    """A kernel in a cache: Triton's metadata, and the bytes of all its files."""
 
     metadata: Mapping[str, Any]
     size: int
 
 
 def entry_folder(hash_: str) -> str:
-    """The folder of a kernel by its hash, 64 hex digits."""
+    """Return the folder of a kernel with this hash, 64 hex digits."""
     return base64.b32encode(bytes.fromhex(hash_)).decode().rstrip("=")
 
 
 def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mount: str) -> list[Entry]:
-    """Copy whole entries, and nothing else: leftovers of unfinished or failed compiles are not copied.
+    """Copy the entries of kernels to a tree, without the remains of unfinished compilations.
 
     Args:
-        made: folder that Triton wrote to; containers had it, so no link in it is followed.
-        kernels: (GPU, function, hash) of each.
-        tree: what becomes the layer; gets FOLDER and MANIFEST's parent.
-        mount: where it will be.
-
-    Raises:
-        KernelError: an entry is not whole, or holds another kernel.
+        made: the folder that Triton wrote to. Containers could write there, so no link in it is followed.
+        kernels: (GPU, function, hash) of each kernel.
+        tree: the tree of the layer, which gets `FOLDER`.
+        mount: the path at which Triton will find the cache.
     """
     entries = []
     for gpu, name, hash_ in sorted(set(kernels), key=lambda row: row[2]):
@@ -93,8 +85,8 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
                 raise ValueError(f"it is for {metadata['target']['arch']}, hash {metadata['hash']}")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise KernelError(
-                f"the cache entry of {name} is not whole",
-                why=f"{source.name}: {type(error).__name__}: {error}",
+                f"the cache entry of {name} is incomplete",
+                why=f"{source.name}: {_why(error)}",
                 fix="run it again with --fresh",
             ) from error
         for file, data in content.items():
@@ -105,10 +97,9 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
 
 
 def packed_kernels(path: Path) -> tuple[tuple[tuple[str, str], ...], Mapping[str, Any]]:
-    """(Function, hash) of each kernel that a campaign's worker packed, and what it said of Triton.
+    """Return (function, hash) of each kernel in a worker's tar, and the worker's facts about Triton.
 
-    Args:
-        path: of the tar; the JSON beside it says both.
+    Both are in the JSON beside the tar `path`.
     """
     try:
         beside = strict_json.read(read_regular(path.with_suffix(".json"), _LARGEST))
@@ -118,19 +109,16 @@ def packed_kernels(path: Path) -> tuple[tuple[tuple[str, str], ...], Mapping[str
         return kernels, dict(beside["about"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise KernelError(
-            f"nothing says which kernels are in {path}", why=str(error), fix="run it again with --fresh"
+            f"the list of kernels beside {path} cannot be read", why=_why(error), fix="run it again with --fresh"
         ) from error
 
 
 def unpack(path: Path, made: Path) -> None:
-    """Lay what a worker packed beside what else is made, as Triton does; what is there stays.
+    """Unpack a worker's tar to Triton's cache, without a change to existing files.
 
     Args:
-        path: of the tar, which may be a stranger's.
-        made: containers may have written there, so no link in it is followed.
-
-    Raises:
-        KernelError: it holds anything else than the files of its own kernels, or cannot be read.
+        path: the tar, which may come from a stranger. Files that do not belong to its kernels are refused.
+        made: the cache. Containers could write there, so no link in it is followed.
     """
     kernels, _ = packed_kernels(path)
     folders = {entry_folder(hash_) for _, hash_ in kernels}
@@ -151,11 +139,11 @@ def unpack(path: Path, made: Path) -> None:
                     new.stream.write(content.read())
                     new.finish(replace=False, flush=False)
     except (OSError, ValueError, tarfile.TarError) as error:
-        raise KernelError(f"{path} is not what a worker packed", why=str(error), fix="run it again") from error
+        raise KernelError(f"{path} is not what a worker packed", why=_why(error), fix="run it again") from error
 
 
 def check_packed(path: Path, gpu: str) -> None:
-    """Check that a worker's packed entries are complete and for `gpu`; they are laid out as in a cache."""
+    """Check that a worker's tar holds complete entries for `gpu`, by unpacking them."""
     kernels, _ = packed_kernels(path)
     with tempfile.TemporaryDirectory(prefix="toolchain-calls-") as scratch:
         made = Path(scratch, "made")
@@ -165,7 +153,7 @@ def check_packed(path: Path, gpu: str) -> None:
 
 
 def check_made(path: Path, gpu: str, kernel: str) -> None:
-    """Check that a file is what a rule for `gpu` leaves: the code object of `kernel`, or a call's packed entries."""
+    """Check that a file is the code object of `kernel` for `gpu`, or a tar of complete entries."""
     if path.suffix == PACKED:
         check_packed(path, gpu)
     else:
@@ -173,11 +161,7 @@ def check_made(path: Path, gpu: str, kernel: str) -> None:
 
 
 def write_manifest(entries: Iterable[Entry], tree: Path, key: str) -> None:
-    """Write MCV's list of the entries.
-
-    Args:
-        key: what MCV takes for Triton's key (see `dummy_key`).
-    """
+    """Write MCV's list of the entries; `key` as in `dummy_key`."""
     path = tree / MANIFEST
     path.parent.mkdir(parents=True)
     path.write_bytes(canonical({"triton": [_row(entry.metadata, key) for entry in entries]}) + b"\n")
@@ -190,16 +174,14 @@ def _row(metadata: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
-    """The key that MCV compares of an entry: the SHA-256 of five parts joined by hyphens, four of them hashed.
+    """Return the key by which MCV compares an entry: the SHA-256 of five parts, four of which are hashed themselves.
 
     Args:
-        key: Triton's, as MCV finds it; with Triton 3.6 and later it looks in the wrong place, and it is `NO_KEY`.
+        key: Triton's key as MCV finds it. For Triton 3.6 and later MCV looks in the wrong place and finds `NO_KEY`.
     """
     target = metadata["target"]
-    options = {
-        "debug": bool(metadata.get("debug")), "num_stages": metadata["num_stages"],
-        "num_warps": metadata["num_warps"], "ptx": 0,
-    }  # fmt: skip
+    stages, warps, ptx = (int(metadata.get(name) or 0) for name in ("num_stages", "num_warps", "ptx_version"))
+    options = {"debug": bool(metadata.get("debug")), "num_stages": stages, "num_warps": warps, "ptx": ptx}
     parts = (
         "dummy_source_content",
         f"{target['backend']}-{target['arch']}-{target['warp_size']}",
@@ -210,8 +192,14 @@ def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
 
 
 def key_label(key: str) -> dict[str, str]:
-    """The label with the key that the entries' were made with, unless it is the text that all of them have."""
+    """Return the label with the key of `dummy_key`, which is left out for `NO_KEY`."""
     return {} if key == NO_KEY else {CACHE_MCV_KEY: key}
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    return str(error) if type(error) is ValueError else "a list or a value in it has not the form that a worker writes"
 
 
 def _hex(text: str) -> str:
@@ -219,7 +207,7 @@ def _hex(text: str) -> str:
 
 
 def labels(entries: Iterable[Entry]) -> dict[str, str]:
-    """The labels that MCV reads."""
+    """Return the labels that MCV reads."""
     rows = list(entries)
     targets = {canonical(row.metadata["target"]).decode(): row.metadata["target"] for row in rows}
     summary = [{name: targets[text][name] for name in ("backend", "arch", "warp_size")} for text in sorted(targets)]

@@ -1,12 +1,7 @@
-"""Reads an image with a Triton cache by MCV's published rules ("compat"), and reports what the cache serves.
-
-Written apart from what writes such images, `kernels.cache_entries`, so that it can find that one's mistakes.
-"""
+"""Read an image with a Triton cache by MCV's rules ("compat"), and report the calls that the cache serves."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import tarfile
 import zlib
@@ -18,6 +13,7 @@ from typing import IO, Any, cast
 from toolchain.core import strict_json
 from toolchain.core.errors import ConfigError, ContractError, DocumentError, PinError, UnsupportedError, UntrustedError
 from toolchain.core.tar_headers import require
+from toolchain.kernels.cache_entries import BYTES, ENTRIES, FOLDER, MANIFEST, NO_KEY, SUMMARY, dummy_key, entry_folder
 from toolchain.oci import labels
 from toolchain.oci.compressed import unpacked
 from toolchain.oci.descriptor import DOCKER_LAYER_GZIP, LAYER_GZIP, Descriptor
@@ -25,25 +21,22 @@ from toolchain.oci.image import labels_of
 from toolchain.oci.layer_files import LayerMember, shown
 from toolchain.oci.layout import Layout
 
-_CACHE, _MANIFEST = "io.triton.cache/", "io.triton.manifest/"
-_KEY = "unknown-triton-key"  # what MCV finds for Triton 3.6 and later; before that, what the image's label says
+_CACHE, _MANIFEST = f"{FOLDER}/", f"{MANIFEST.partition('/')[0]}/"
 _LARGEST = 64 << 20  # bytes of one file, and of all JSON together
 _LARGEST_JSON, _LARGEST_MANIFEST = 1 << 20, 16 << 20
 _MOST = 500_000  # files
 _KEPT = ("hash", "target", "debug", "num_stages", "num_warps", "ptx_version")  # of a kernel's JSON
-_ENTRIES = "cache.triton.image/entry-count"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TritonCache:
-    """The labels of such an image, checked against its content.
+    """A cache whose labels match its content.
 
     Args:
-        entries: kernels.
+        entries: number of kernels.
         size: bytes of all files of the cache.
         targets: GPUs.
-        labels: of the image.
-        calls: those that it serves, each with `gpu` among its arguments; empty if the image has no list.
+        calls: served calls, each with `gpu` among its arguments; empty if the image has no list.
     """
 
     entries: int
@@ -53,7 +46,7 @@ class TritonCache:
     calls: Sequence[Mapping[str, str]]
 
     def as_json(self) -> dict[str, Any]:
-        """The form of `kernels cached --json`."""
+        """Return the cache for `kernels cached --json`."""
         return {
             "entries": self.entries,
             "bytes": self.size,
@@ -65,18 +58,13 @@ class TritonCache:
 
 
 def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
-    """The cache of an image, checked against MCV's rules.
-
-    Raises:
-        ContractError: a rule does not hold.
-        DigestError: the layer has other bytes than its name says.
-    """
+    """Return the cache of an image; raise ContractError if the image breaks one of MCV's rules."""
     config, *layers = layout.children(image)
     image_labels = labels_of(layout.read_json(config))
-    if _ENTRIES not in image_labels:
+    if ENTRIES not in image_labels:
         raise ContractError(
             "this image is not a Triton cache",
-            why=f"it has no label {_ENTRIES}",
+            why=f"it has no label {ENTRIES}",
             fix="name an image of `build triton-cache` (`toolchain images`)",
         )
     if len(layers) != 1 or layers[0].media_type not in (LAYER_GZIP, DOCKER_LAYER_GZIP):
@@ -87,19 +75,19 @@ def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
     files = _files(layout, layers[0])
     cached = {name: file for name, file in files.items() if name.startswith(_CACHE)}
     size = sum(file.size for file in cached.values())
-    _same("cache-size-bytes", image_labels, str(size))
+    _same(BYTES, image_labels, str(size))
     rows = _entries(cached)
-    _same("entry-count", image_labels, str(len(rows)))
+    _same(ENTRIES, image_labels, str(len(rows)))
     targets = {json.dumps(row["target"], sort_keys=True) for row in rows}
     try:
-        summary = strict_json.read(image_labels.get("cache.triton.image/summary", ""))["targets"]
+        summary = strict_json.read(image_labels.get(SUMMARY, ""))["targets"]
         named = {json.dumps(target, sort_keys=True) for target in summary}
-        manifest = list(strict_json.read(files[f"{_MANIFEST}manifest.json"].json)["triton"])
+        manifest = list(strict_json.read(files[MANIFEST].json)["triton"])
     except (ValueError, KeyError, TypeError) as error:
         raise _broken("its summary or its manifest cannot be read", _reason(error)) from error
     if named != targets or len(summary) != len(named):
         raise _broken("its summary names other GPUs than its kernels are for", f"{sorted(named)}, {sorted(targets)}")
-    key = image_labels.get(labels.CACHE_MCV_KEY, _KEY)
+    key = image_labels.get(labels.CACHE_MCV_KEY, NO_KEY)
     wanted = [_listed(row, key) for row in rows]
     if sorted(manifest, key=_text) != sorted(wanted, key=_text):
         odd = [row for row in [*manifest, *wanted] if row not in manifest or row not in wanted]
@@ -121,14 +109,14 @@ def _calls(image_labels: Mapping[str, str]) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class _File:
-    """A file of a cache; its content only if it is JSON, because nothing else is looked at."""
+    """A file of a cache, with its content if it is JSON."""
 
     size: int
     json: bytes = field(default=b"", repr=False)
 
 
 def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
-    """Files by name. MCV silently leaves out links and files with other names."""
+    """Return the files by name, and refuse links and names that MCV would silently leave out."""
     files: dict[str, _File] = {}
     left = _LARGEST
     require()
@@ -138,7 +126,7 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
             tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r|", tarinfo=LayerMember) as tar,
         ):
             for member in tar:
-                cast("Any", tar).members = []  # tarfile keeps every member for a look-up that a stream never makes
+                cast("Any", tar).members = []  # tarfile would keep every member
                 if member.isdir() and f"{member.name}/".startswith((_CACHE, _MANIFEST)):
                     continue
                 parts = PurePosixPath(member.name).parts
@@ -156,12 +144,12 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
     except UntrustedError as error:
         raise _broken("its layer cannot be unpacked", error.what) from error
     except (tarfile.TarError, EOFError, zlib.error, UnicodeError, ValueError) as error:
-        raise _broken("its layer cannot be unpacked", str(error)) from error
+        raise _broken("its layer cannot be unpacked", "it is not a complete archive") from error
     return files
 
 
 def _entries(cached: Mapping[str, _File]) -> list[dict[str, Any]]:
-    """The content of each JSON with a hash: each is a kernel, in the folder in which Triton looks for it."""
+    """Return the content of each JSON with a hash, which is a kernel in the folder in which Triton looks for it."""
     rows = []
     for name, file in cached.items():
         if not name.endswith(".json"):
@@ -170,8 +158,8 @@ def _entries(cached: Mapping[str, _File]) -> list[dict[str, Any]]:
             row = strict_json.read(file.json)
             if not row.get("hash"):
                 continue
-            folder = base64.b32encode(bytes.fromhex(row["hash"])).decode().rstrip("=")
-            _listed(row, _KEY)
+            folder = entry_folder(row["hash"])
+            _listed(row, NO_KEY)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise _broken(f"{name} cannot be read", _reason(error)) from error
         if PurePosixPath(name).parent.name != folder:
@@ -185,20 +173,15 @@ def _reason(error: Exception) -> str:
 
 
 def _listed(row: Mapping[str, Any], triton_key: str) -> dict[str, Any]:
-    """A kernel as in MCV's manifest: zeros are left out."""
-    target, debug = row["target"], bool(row.get("debug", False))
-    stages, warps, ptx = (int(row.get(name) or 0) for name in ("num_stages", "num_warps", "ptx_version"))
-    options = f'{{"debug":{str(debug).lower()},"num_stages":{stages},"num_warps":{warps},"ptx":{ptx}}}'
-    backend = f"{target['backend']}-{target['arch']}-{target['warp_size']}"
-    hashed = [hashlib.sha256(text.encode()).hexdigest() for text in ("dummy_source_content", backend, options, "{}")]
-    key = hashlib.sha256("-".join([triton_key, *hashed]).encode()).hexdigest()
-    optional = {"ptx_version": ptx, "num_stages": stages, "num_warps": warps, "debug": debug}
-    kept = {name: value for name, value in optional.items() if value}
+    """Return a kernel as in MCV's manifest, which leaves out zeros."""
+    target = row["target"]
+    key = dummy_key(row, triton_key)
+    kept = {name: row[name] for name in ("ptx_version", "num_stages", "num_warps", "debug") if row.get(name)}
     return {"hash": row["hash"], "dummy_key": key, **kept, **target}
 
 
 def _groups(cached: Mapping[str, _File], mount: str | None) -> None:
-    """Check that each group of files names those of its own folder, at the path that the label names."""
+    """Check that each group file names the other files of its folder, at the path in the image's label."""
     folders: dict[str, set[str]] = {}
     for name in cached:
         folder, _, last = name.rpartition("/")
@@ -219,8 +202,7 @@ def _groups(cached: Mapping[str, _File], mount: str | None) -> None:
             raise _broken(f"{name} is not for {mount}", str(wrong[0]))
 
 
-def _same(what: str, image_labels: Mapping[str, str], actual: str) -> None:
-    name = f"cache.triton.image/{what}"
+def _same(name: str, image_labels: Mapping[str, str], actual: str) -> None:
     if image_labels.get(name) != actual:
         raise _broken(f"its label {name} is wrong", f"it says {image_labels.get(name)}, the layer has {actual}")
 
@@ -234,15 +216,10 @@ def _broken(what: str, why: str, fix: str = "build or fetch it again") -> Contra
 
 
 def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
-    """Check that Triton would find the kernels.
+    """Raise an error if a Triton would not find the kernels of a cache.
 
     Args:
-        here: the first output of containerfiles/triton-cache/calls.py in the place where they are wanted.
-
-    Raises:
-        PinError: a different Triton.
-        ContractError: Triton is at a different path.
-        ConfigError: a variable that is part of the key is set, or Triton uses a different cache folder.
+        here: the first output of containerfiles/triton-cache/calls.py under that Triton.
     """
     image_labels = cache.labels
     if f"sha256:{here['triton_key']}" != image_labels.get(labels.CACHE_TRITON_KEY):
@@ -274,7 +251,7 @@ def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
 
 
 def require_call(cache: TritonCache, wanted: Mapping[str, str]) -> Sequence[Mapping[str, str]]:
-    """The calls of the cache that have these arguments; arguments that are not named may have any value."""
+    """Return the calls of the cache with these arguments; others may have any value."""
     known = sorted({name for call in cache.calls for name in call})
     if odd := sorted(set(wanted) - set(known)):
         raise ConfigError(f"no such argument of a call: {', '.join(odd)}", fix=f"one of {', '.join(known)}")
@@ -285,5 +262,5 @@ def require_call(cache: TritonCache, wanted: Mapping[str, str]) -> Sequence[Mapp
     raise UnsupportedError(
         f"the cache has no call with {', '.join(f'{name}={text}' for name, text in wanted.items())}",
         why="it has " + "; ".join(f"{name} {', '.join(texts)}" for name, texts in values.items()),
-        fix="they are compiled when they are called; to have them, list the call: calls = FILE in toolchain.toml",
+        fix="add the call to a list and build the cache with it: `kernels run triton-cache --calls FILE`",
     )

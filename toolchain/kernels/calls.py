@@ -1,4 +1,4 @@
-"""Calls of a wheel whose kernels are compiled ahead of time: which there are, and their outcomes."""
+"""Calls of a wheel whose kernels are compiled ahead of time, and their outcomes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LARGEST = 1 << 24  # of an argument: a size, a length, a count
 
 @dataclass(frozen=True, kw_only=True)
 class WheelCalls:
-    """A table below `wheel`; the file says what each field is."""
+    """A table `wheel` of data/calls.toml, which describes the fields."""
 
     wheel: str
     module: str
@@ -37,17 +37,17 @@ class WheelCalls:
 
     @property
     def selector(self) -> str:
-        """The argument that says which function is called."""
+        """The argument that selects the function."""
         return next(name for name in self.call[0] if name != "gpus")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A call of a wheel's function for a GPU, or several that one process makes in their order.
+    """A call of a wheel's function for a GPU, or several calls that one process makes in their order.
 
     Args:
-        rows: argument and value, of each.
-        order: what the order of several is, for display.
+        rows: values by argument, of each call.
+        order: name of the order of several calls, for display.
     """
 
     gpu: str
@@ -56,26 +56,22 @@ class Call:
 
     @property
     def shape(self) -> str:
-        """The arguments, as `kernels cached --call` takes them: `direction=forward,dtype=bf16,heads=32x8`."""
+        """The arguments in the form of `kernels cached --call`: `direction=forward,dtype=bf16,heads=32x8`."""
         return self.order or ",".join(f"{name}={as_text(value)}" for name, value in self.rows[0].items())
 
     @property
     def name(self) -> str:
-        """For people, and in the label that lists the calls."""
+        """The name for display, and in the label that lists the calls."""
         return f"{self.gpu}/{self.shape}"
 
     def task(self, id_: str) -> dict[str, Any]:
-        """As calls.py reads it."""
+        """Return the call as calls.py reads it."""
         return {"id": id_, "calls": [dict(row) for row in self.rows]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The outcome of a call.
-
-    Args:
-        kernels: (function, hash in Triton's cache) of all that it launched.
-    """
+    """The outcome of a call, with (function, hash in Triton's cache) of the kernels that it launched."""
 
     call: Call
     entry: Entry
@@ -88,24 +84,24 @@ class Outcome:
 
     @property
     def refused(self) -> bool:
-        """Whether the wheel itself raised an error: it does not support this GPU or these arguments."""
+        """Whether the wheel raised an error, because it does not support the GPU or the arguments."""
         return self.entry.refused
 
 
 def as_text(value: Any) -> str:
-    """A value of a call as people write it."""
+    """Return a value of a call as users write it."""
     if isinstance(value, bool):
         return str(value).lower()
     return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def mount() -> str:
-    """The path at which Triton finds the content of a cache."""
+    """Return the path at which Triton finds the content of a cache."""
     return str(load("calls")["mount"])
 
 
 def calls_of(wheel: str) -> WheelCalls:
-    """The calls of a wheel."""
+    """Return the calls of a wheel."""
     rows = {row["wheel"]: row for row in load("calls")["wheel"]}
     if wheel not in rows:
         raise UnsupportedError(
@@ -116,11 +112,7 @@ def calls_of(wheel: str) -> WheelCalls:
 
 
 def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
-    """The calls for some GPUs, those of one together.
-
-    Args:
-        gpus: LLVM names; all of the table if there are none.
-    """
+    """Return the calls for GPUs, by default all of the table, grouped by GPU."""
     calls: list[Call] = []
     for gpu in sorted(gpus or table.gpus):
         check_gpu(gpu)
@@ -144,15 +136,11 @@ def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
 
 
 def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
-    """A table with a user's own calls in place of those that it has, for the functions and the words that it knows.
+    """Return a table with the calls of the user, of functions that the table knows.
 
     Args:
-        text: JSON, a list of tables as `call` has them.
-        gpus: that were requested; calls that name none are for these, or for those of the table.
-
-    Raises:
-        ConfigError: an argument that the function does not take, or one of another kind; or too many calls.
-        UnsupportedError: an unknown GPU.
+        text: a JSON list of rows like those of `call`.
+        gpus: requested GPUs, for calls that name none; by default those of the table.
     """
     rows: list[dict[str, Any]] = []
     count = 0
@@ -207,7 +195,7 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
 
 
 def _kind(examples: Sequence[Any]) -> str:
-    """The values that `_alike` accepts in the place of these, in words."""
+    """Describe the values that `_alike` accepts in place of these."""
     if isinstance(examples[0], bool):
         return "true or false"
     if isinstance(examples[0], int):
@@ -218,7 +206,7 @@ def _kind(examples: Sequence[Any]) -> str:
 
 
 def _alike(value: Any, example: Any) -> bool:
-    """Whether a value may replace a listed one: any positive number may, but no other word."""
+    """Return whether a value may replace a listed one: a number may be any positive one, a word must be equal."""
     if isinstance(example, list):
         pairs = zip(value, example, strict=False) if isinstance(value, list) else ()
         return isinstance(value, list) and len(value) == len(example) and all(itertools.starmap(_alike, pairs))
@@ -230,10 +218,10 @@ def _alike(value: Any, example: Any) -> bool:
 
 
 def in_orders(outcomes: Iterable[Outcome]) -> list[Call]:
-    """Of each GPU all calls that were done in one process, as they are listed and the other way round.
+    """Return for each GPU all successful calls in one process, in their order and in reverse.
 
-    Triton puts a global constant of a function that a kernel calls into the kernel's key if another kernel called it
-    before. So a kernel has a key for when its call comes first, and may have others.
+    If another kernel called a function before, Triton adds the function's global constants to keys of later kernels.
+    So a kernel may have several keys.
     """
     calls = []
     for gpu, group in itertools.groupby(
@@ -245,7 +233,7 @@ def in_orders(outcomes: Iterable[Outcome]) -> list[Call]:
 
 
 def local_memory(gpu: str) -> int:
-    """Bytes of LDS that a workgroup can have."""
+    """Return the bytes of LDS that a workgroup can have."""
     limits = limits_of(gpu)
     if limits is None:
         raise UnsupportedError(f"the LDS of {gpu} is unknown", fix="add the GPU to data/occupancy.toml")
@@ -253,13 +241,10 @@ def local_memory(gpu: str) -> int:
 
 
 def rule_of(call: Call, module: str) -> Rule:
-    """The call as campaigns know kernels; it leaves a tar of its cache entries, see `triton_cache.check_packed`.
+    """Return the rule of a call, whose object is a tar of cache entries.
 
     Args:
-        module: file name, without `.py`, of what makes the call.
-
-    Raises:
-        UnsupportedError: the LDS of the GPU is unknown.
+        module: file name, without `.py`, of the module that makes the call.
     """
     function = str(next(iter(call.rows[0].values())))
     return Rule(
@@ -271,14 +256,11 @@ def rule_of(call: Call, module: str) -> Rule:
 
 
 def outcome_of(call: Call, entry: Entry, out: Path) -> tuple[Outcome, Mapping[str, Any]]:
-    """The outcome of a call, and the worker's facts about Triton; empty if there are no kernels.
+    """Return the outcome of a call, and the worker's facts about Triton, which are empty without kernels.
 
     Args:
-        entry: of its rule.
-        out: folder of what the campaign made.
-
-    Raises:
-        KernelError: the JSON beside the kernels is not what a worker writes.
+        entry: the entry of its rule.
+        out: the folder of the campaign's objects.
     """
     if entry.status != DONE:
         return Outcome(call=call, entry=entry, kernels=()), {}
@@ -287,7 +269,7 @@ def outcome_of(call: Call, entry: Entry, out: Path) -> tuple[Outcome, Mapping[st
 
 
 def by_gpu(outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:
-    """Calls, kernels and seconds of each GPU."""
+    """Yield the numbers of calls, kernels and seconds for each GPU."""
     for gpu, group in itertools.groupby(outcomes, key=lambda outcome: outcome.call.gpu):
         rows = list(group)
         alone = [row for row in rows if not row.call.order]

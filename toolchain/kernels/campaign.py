@@ -1,4 +1,4 @@
-"""One campaign: rules in, checked code objects out, every rule accounted for."""
+"""Compile rules to checked code objects, with an entry in the ledger for every rule."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from toolchain.kernels.ledger import (
     reproducible,
 )
 from toolchain.kernels.pool import Outcome
-from toolchain.kernels.result_store import LARGEST_METADATA
+from toolchain.kernels.result_store import LARGEST_METADATA, write_unflushed
 from toolchain.kernels.rules import Rule, RuleSet, in_order
 from toolchain.kernels.shared import SharedResults
 from toolchain.kernels.status import STATUS, Board
@@ -41,7 +41,7 @@ from toolchain.kernels.summary import summary
 from toolchain.kernels.worker_process import machine_fault
 
 REPORT = "report.json"
-# What AOTriton's loader and packers read beside an empty object, for a kernel that is known not to compile.
+# The status beside an empty object, by which AOTriton's loader and packers recognize a kernel that does not compile.
 KNOWN_BAD = {FAILED: "ExitWithError", TIMEOUT: "Timeout"}
 LISTED = 20
 
@@ -52,10 +52,10 @@ class CampaignResult:
 
     Args:
         entries: one for each rule, in the rules' order.
-        skipped: rules that an earlier run had finished.
-        partial: only a part of all rules was requested.
-        about: what the workers said of themselves; empty when none was needed.
-        shared: what it had of its stores, see `shared.Counts`; empty without one.
+        skipped: number of rules that an earlier run had finished.
+        partial: whether only a part of all rules was requested.
+        about: the workers' description of themselves; empty if no worker was needed.
+        shared: see `shared.Counts`; empty without a store.
     """
 
     entries: tuple[Entry, ...]
@@ -66,12 +66,12 @@ class CampaignResult:
 
     @property
     def done(self) -> tuple[Entry, ...]:
-        """Rules whose object is there, from this run or an earlier one."""
+        """Entries of rules with an object, from this run or an earlier one."""
         return tuple(entry for entry in self.entries if entry.status == DONE)
 
     @property
     def bad(self) -> tuple[Entry, ...]:
-        """Rules that have no object."""
+        """Entries of rules without an object."""
         return tuple(entry for entry in self.entries if entry.status != DONE)
 
     @property
@@ -80,11 +80,11 @@ class CampaignResult:
         return {entry.out: entry.sha256 for entry in self.done}
 
     def counts(self) -> dict[str, int]:
-        """Rules by what became of them."""
+        """Return the number of rules by status."""
         return counts(self.entries)
 
     def as_json(self) -> dict[str, Any]:
-        """The manifest of the objects; the same for the same objects, whatever the time, order and number of runs."""
+        """Return the manifest of the objects, which does not depend on times, order and number of runs."""
         return {
             "partial": self.partial,
             **self.counts(),
@@ -92,7 +92,7 @@ class CampaignResult:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Counts and seconds by kernel and GPU."""
+        """Return counts and seconds by kernel and GPU."""
         return [
             {
                 "kernel": kernel,
@@ -108,12 +108,12 @@ class CampaignResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Reporting:
-    """The reports of a campaign to its caller.
+    """The reports of a campaign.
 
     Args:
-        on_count: called with rules finished, all rules, and the name of the last one.
+        on_count: called with the number of finished rules, of all rules, and the name of the last one.
         on_end: called with the lines of a summary, also before failures are raised.
-        command: the command line, for advice on how to continue.
+        command: the command line that continues the campaign.
     """
 
     on_count: Callable[[int, int, str], None] | None = None
@@ -137,23 +137,21 @@ def run_campaign(
     shared: SharedResults | None = None,
     scope: str = "",
 ) -> CampaignResult:
-    """Compile what is not there yet, check every object, write the report.
+    """Compile the rules without an object, check every object, and write the report.
 
-    All rules are tried even after one has failed: the list of failures is whole. Its progress is in `status.json`
-    beside the ledger while it runs.
+    All rules are tried even after one has failed. `status.json` beside the ledger has the progress.
 
     Args:
-        out: folder of the objects, `Rule.out` below it; also gets `report.json`.
+        out: folder of the objects, and of `report.json`.
         worker_tree: the source tree as the workers see it.
-        keep_going: mark failed rules as known bad, an empty object and a JSON that says so, instead of raising.
-        bounds: those of the executor's workers, for the status.
-        shared: stores to take results from, and to add new ones to.
-        scope: see `Naming.scope`. What an earlier run compiled with another one is used, and not added to the stores.
+        keep_going: mark failed rules as known bad by an empty object and its JSON, instead of raising.
+        bounds: the bounds of the executor's workers, for the status.
+        shared: kernel stores to take results from, and to add results to.
+        scope: see `Naming.scope`. Objects of an earlier run with another scope are not added to the stores.
 
     Raises:
-        KernelError: rules failed or timed out and `keep_going` is not set, or no worker came up.
-        ResourceError: the disk is full, or something ends the workers. What failed for that reason is not a bad kernel:
-            it is not recorded, and the same campaign continues with it.
+        KernelError: rules failed and `keep_going` is not set, or no worker started.
+        ResourceError: the machine failed, not a kernel. The kernel is not recorded, and a further run tries it again.
     """
     wanted = rules.rules if isinstance(rules, RuleSet) else tuple(rules)
     partial = rules.partial if isinstance(rules, RuleSet) else False
@@ -182,8 +180,8 @@ def run_campaign(
 
 
 def _settle(result: CampaignResult, ledger: Ledger, out: Path, *, keep_going: bool) -> None:
-    """Raise for what failed, or mark it; then write the report."""
-    # A killed worker may have left one.
+    """Raise KernelError for failed rules or mark them as known bad, and write the report."""
+    # Killed workers leave partial files.
     for partial_file in out.rglob(".*.partial"):
         partial_file.unlink()
     bad = result.bad
@@ -191,7 +189,7 @@ def _settle(result: CampaignResult, ledger: Ledger, out: Path, *, keep_going: bo
         raise KernelError(
             f"{len(bad)} of {len(result.entries)} kernels did not compile",
             why=_listed([f"{entry.out}: {_brief(entry.reason)}" for entry in bad]),
-            fix=f"see {ledger.path}; keep-going marks them as known bad and continues",
+            fix=f"see {ledger.path}; --keep-going of `kernels run` marks them as known bad and continues",
         )
     for entry in bad:
         _mark_known_bad(out, entry)
@@ -200,10 +198,10 @@ def _settle(result: CampaignResult, ledger: Ledger, out: Path, *, keep_going: bo
 
 @dataclass(frozen=True)
 class _Run:
-    """A campaign under way.
+    """A running campaign.
 
     Args:
-        todo: rules by id that have no entry yet; becomes empty.
+        todo: rules without an entry, by id.
         tree: the source tree as the workers see it.
     """
 
@@ -218,7 +216,7 @@ class _Run:
     shared: SharedResults | None
 
     def earlier(self) -> list[Rule]:
-        """Take the rules that an earlier run had finished off the list."""
+        """Remove the rules that an earlier run had finished from `todo`, and return them."""
         finished = []
         for rule in self.wanted:
             entry = self.ledger.get(rule.id)
@@ -228,11 +226,7 @@ class _Run:
         return finished
 
     def to_the_end(self, earlier: Sequence[Rule]) -> None:
-        """Take what stores have, compile the rest, and give the stores what they lack.
-
-        Args:
-            earlier: rules that an earlier run had finished, and whose results the stores may get.
-        """
+        """Take results from the stores, compile the others, and add them and those of `earlier` to the stores."""
         self.ledger.progress(*self.progress)
         self.tell()
         for rule in self.todo.values():
@@ -275,11 +269,7 @@ class _Run:
                     self.shared.add(rule, entry, self.out)
 
     def take(self, shared: SharedResults) -> None:
-        """Take what the stores have. Where nothing may be compiled, also the kernels that are known to fail.
-
-        Raises:
-            KernelError: nothing may be compiled, and no store has the others.
-        """
+        """Take results from the stores. If nothing may be compiled, also record known failures, and refuse gaps."""
         for entry in shared.take(tuple(self.todo.values()), self.out):
             self.record(entry, " (from the store)", reused=True)
         if not shared.only:
@@ -295,7 +285,7 @@ class _Run:
 
 
 def _blame_the_machine(entry: Entry, out: Path) -> None:
-    """Raise if a failure is not the kernel's fault: marked as known bad, it would be missing forever."""
+    """Raise ResourceError if the machine caused a failure, because the kernel would be marked as bad forever."""
     if entry.status == FAILED and (what := machine_fault(entry.reason, out)):
         raise ResourceError(
             what,
@@ -320,11 +310,7 @@ def _finished(entry: Entry, rule: Rule, out: Path) -> bool:
 
 
 def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Path, Path]:
-    """The object and its JSON.
-
-    Raises:
-        KernelError: they would be elsewhere: a worker may write here, links too, and must not lead us to other files.
-    """
+    """Return the paths of an object and its JSON, and refuse paths outside of `out`, where a worker may make links."""
     path = out / rule.out
     if not is_inside(path, out) or path.is_symlink():
         raise KernelError(
@@ -340,19 +326,18 @@ def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Pa
 
 
 def _lay(outcome: Outcome, rule: Rule, out: Path) -> None:
-    """Write the files that a worker on another machine made."""
+    """Write the files of an outcome from another machine."""
     path, beside = _objects(out, rule)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, outcome["code"])
-        write_atomically(beside, outcome["json"])
+        write_unflushed(beside, outcome["json"])
+        write_unflushed(path, outcome["code"])
     except OSError as error:
         fix = "free disk space and run it again: it continues"
-        raise ResourceError(f"cannot write {path}", why=str(error), fix=fix) from error
+        raise ResourceError(f"cannot write {path}", why=str(error.strerror), fix=fix) from error
 
 
 def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
-    """The entry for an outcome; "done" only when the object on this side is whole and for the right GPU."""
+    """Return the entry for an outcome, which is only "done" if the object here is complete and for the right GPU."""
     status, reason = str(outcome["status"]), str(outcome.get("reason", ""))
     digest, metadata_digest, size = "", "", 0
     if status == DONE:
@@ -368,7 +353,7 @@ def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
         except KernelError as error:
             reason = error.why
         except (OSError, ValueError) as error:
-            reason = f"no usable JSON beside the object: {error}"
+            reason = f"no usable JSON beside the object{f': {error.strerror}' if isinstance(error, OSError) else ''}"
         if reason:
             status, digest, metadata_digest, size = FAILED, "", "", 0
     done = status == DONE
@@ -401,6 +386,6 @@ def _listed(lines: Sequence[str]) -> str:
 
 
 def _brief(reason: str) -> str:
-    """The first line, and the last one where it says more."""
+    """Return the first and the last line of a reason."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
     return lines[0][:300] if len(lines) == 1 else f"{lines[0][:200]} … {lines[-1][:200]}"

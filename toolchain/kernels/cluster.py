@@ -51,7 +51,8 @@ class ClusterExecutor:
             self._client = distributed.Client(address, security=trust, set_as_default=False)
         except (OSError, ValueError) as error:
             fix = "start one: `dask scheduler`, in the same version as here"
-            raise UnreachableError(f"no scheduler answers at {address}", why=str(error), fix=fix) from error
+            why = "it is not running, or it cannot be reached from here"
+            raise UnreachableError(f"no scheduler answers at {address}", why=why, fix=fix) from error
 
     def __enter__(self) -> Self:
         check_version(self._address, self._client.get_versions()["scheduler"])

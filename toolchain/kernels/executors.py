@@ -1,4 +1,4 @@
-"""Executors of rules: tasks go in, outcomes come out in the order in which they end."""
+"""Executors compile rules, and yield outcomes in the order in which they end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.kernels.rules import Rule
 from toolchain.kernels.worker_process import Job, MakeWorker, groups
 
 SHARES = 4
-"""The least number of parts for the rules of each worker, so that the last one does not work alone for long."""
+"""The least number of parts for the rules of each worker, so that no worker is busy alone for long at the end."""
 
 
 class Executor(Protocol):
@@ -28,21 +28,20 @@ class Executor(Protocol):
             out: the folder of the objects on this machine.
 
         Yields:
-            for each rule one outcome, `{"id", "status": "done"|"failed"|"timeout", "reason", "seconds", "attempt"}`,
-            and when done also the worker's `"sha256"`, `"size"` and `"bitcode"`; when failed perhaps `"log"`, the last
-            lines that the worker wrote. `"origin"` names the machine that compiled it, if not this one. JSON-able.
-            Closing it ends all workers.
+            an outcome for each rule: `{"id", "status": "done"|"failed"|"timeout", "reason", "seconds", "attempt"}`.
+            One that is done also has `"sha256"` and `"bitcode"`, and one that failed may have `"log"`, the last lines
+            of the worker. `"origin"` names another machine that compiled it. Closing the generator ends all workers.
         """
         ...
 
     def about(self) -> dict[str, Any]:
-        """Facts that the workers reported at their start: Triton's version, bitcode digests."""
+        """Return the facts that the workers reported at their start, such as Triton's version."""
         ...
 
     def workers(self) -> list[dict[str, Any]]:
-        """The live workers: `{"pid", "memory", "compiled", "kernel", "gpu", "out", "seconds"}`.
+        """Return a row for each live worker: `{"pid", "memory", "compiled", "kernel", "gpu", "out", "seconds"}`.
 
-        Memory is in bytes, and `compiled` counts kernels; the last four are empty and 0 for one that waits.
+        Memory is in bytes, and `compiled` counts kernels. The last four are empty for a waiting worker.
         """
         ...
 
@@ -50,19 +49,18 @@ class Executor(Protocol):
 class LocalExecutor:
     """Long-lived workers on this machine.
 
-    A worker that dies under a rule gets one successor to try that rule again; a rule that outlasts the timeout ends its
-    worker and is not tried again. So does one that takes more memory than a kernel may have. Where it is only that all
-    workers together have too much, the largest is ended, and tries its rule again while the others wait.
+    If a worker dies under a rule, a second worker tries that rule again. A rule that exceeds the timeout or the memory
+    of a kernel ends its worker and is not tried again. If all workers together use too much memory, the largest is
+    ended, and its rule is tried again while the others wait.
 
     Args:
-        make_worker: starts one; a context manager that gives its Popen, with text pipes for input and output (and
-            best also for errors), as the leader of its own session.
-        workers: how many at once; the caller knows cores and memory.
-        timeout: seconds for one rule, None for no end.
-        bounds: of the workers' memory, None for no bounds.
-        files: the set of source files that a rule's worker sees, see `Naming.files`; by default one for all rules.
-        seen: where a worker sees the folder that it writes to; empty for the same path as on this machine.
-        scratch: the folder for those folders; the system's by default.
+        make_worker: starts a worker: a context manager that yields a process with text pipes, the leader of a session.
+        workers: number of workers.
+        timeout: seconds for one rule; None for no limit.
+        bounds: bounds of the workers' memory.
+        files: returns the set of source files that a rule's worker sees, see `Naming.files`; by default one for all.
+        seen: the path at which a worker sees the folder that it writes to; empty for the path on this machine.
+        scratch: the folder for these folders; the system's by default.
     """
 
     def __init__(
@@ -91,11 +89,11 @@ class LocalExecutor:
         return self._pool.rows() if self._pool is not None else []
 
     def about(self) -> dict[str, Any]:
-        """Return what the workers said of their environment; empty before the first one is up."""
+        """Return the facts that the workers reported; empty before the first worker has started."""
         return dict(self._about)
 
     def run(self, rules: Sequence[Rule], tree: str, out: str, /) -> Generator[Outcome, None, None]:
-        """Compile rules and yield each outcome when it is there."""
+        """Compile rules and yield each outcome."""
         if not rules:
             return
         workers = min(self._workers, len(rules))
@@ -118,14 +116,10 @@ class LocalExecutor:
 
 
 class _Shares:
-    """The rules of a campaign, handed out in parts. A worker starts anew for each set of files that it comes to see.
+    """Hands out the rules of a campaign in parts of at most `most` rules.
 
-    So it gets rules of its own set while there are some, then those of the set at which the fewest workers are.
-
-    Args:
-        files: see `LocalExecutor`.
-        tree, out: see `Executor.run`.
-        most: how many rules a part has at most.
+    A new set of source files costs a worker a restart. So a worker gets rules of its set while there are some, then
+    those of the set with the fewest workers.
     """
 
     def __init__(self, rules: Iterable[Rule], files: Callable[[Rule], str], tree: str, out: Path, *, most: int) -> None:
@@ -134,18 +128,14 @@ class _Shares:
             sets.setdefault(files(rule), []).append(rule)
 
         def jobs(name: str) -> Iterator[Job]:
-            # Made as they are wanted: one has some kilobytes, and there may be hundreds of thousands.
+            # Jobs are made lazily, because one has some kilobytes and there may be hundreds of thousands.
             return (Job(rule.task(tree, ""), name, out / rule.out) for rule in sets[name])
 
         self._left = {name: groups(jobs(name), most) for name in sets}
         self._workers: Counter[str] = Counter()
 
     def take(self, files: str | None) -> list[Job]:
-        """The next part; empty at the end.
-
-        Args:
-            files: the set that the worker sees; None for a new worker.
-        """
+        """Return the next part for a worker that sees the set `files`, or None if it is new; empty at the end."""
         if files is not None:
             if part := next(self._left.get(files, iter(())), None):
                 return part

@@ -1,4 +1,4 @@
-"""Folders that show a compile process exactly the files by which its results are named."""
+"""Folders with exactly the files that the name of a compile process's results covers."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ from toolchain.kernels.reached import link_digest
 from toolchain.kernels.result_name import Naming
 
 _LARGEST_FILE = 1 << 30  # bytes
-# The same for every file and on every machine, because a compile process can see it.
+# The time of every file on every machine, because a compile process can see it.
 _TIME = 0
 
 
 class FileSets:
-    """The files of one campaign's compile processes, copied below one folder.
+    """Copies of the files of one campaign's compile processes, below a folder that is emptied first.
 
-    A copy has the content by which results are named, even if the tree was edited meanwhile. It has neither the mode,
-    the time nor the compiled modules (`__pycache__`) of the original. Threads may share an object of this class.
-
-    Args:
-        naming: names the results, and so says which files there are.
-        folder: emptied first.
+    A copy has the content that the names of results cover, even if the tree was edited meanwhile. It has neither the
+    mode, the time nor the compiled modules (`__pycache__`) of the original. Threads may share an object of this class.
     """
 
     def __init__(self, naming: Naming, folder: Path) -> None:
@@ -38,15 +34,11 @@ class FileSets:
 
     @property
     def recipe(self) -> Path:
-        """The folder of the files of ours that run beside Triton, by their paths below the recipe root."""
+        """The folder of our files that run beside Triton, with their paths below the recipe root."""
         return self._copied("recipe", recipe.root(), self._naming.shared["recipe"])
 
     def sources(self, files: str) -> Path:
-        """The folder of a set of source files, by their paths below the tree.
-
-        Args:
-            files: see `Naming.files`.
-        """
+        """Return the folder of a set of source files (see `Naming.files`), with their paths below the tree."""
         return self._copied(f"sources-{files}", self._naming.folder, self._naming.content(files))
 
     def _copied(self, name: str, top: Path, digests: Mapping[str, str]) -> Path:
@@ -63,7 +55,7 @@ class FileSets:
 
 
 def _copy(top: Path, path: str, target: Path, digest: str) -> None:
-    """Copy a file, or a link as the link that it is, if it has a digest as `Reach.digests` gives it."""
+    """Copy a file or a link, and refuse one that differs from its digest (see `Reach.digests`)."""
     source = top / path
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink() and digest == link_digest(source):
@@ -73,7 +65,7 @@ def _copy(top: Path, path: str, target: Path, digest: str) -> None:
     if sha256_bytes(content) != digest:
         raise SourceError(
             f"{source} was changed while its kernels were compiled",
-            why="their results are named by what it was before",
+            why="the names of their results cover its earlier content",
             fix="run it again",
         )
     target.write_bytes(content)

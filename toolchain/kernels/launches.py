@@ -1,4 +1,4 @@
-"""Launch values of the kernels in a pack of AOTriton: a file in the pack, since packs hold code objects alone.
+"""Launch values of the kernels in a pack of AOTriton: a file in the pack beside the code objects.
 
 The file is JSON, `{"format": 1, "functions", "signatures", "kernels"}`. A function is `[source, kernel, [argument…]]`;
 a signature is `[function, [part…]]`, where a part is a type, or a list with the value that is compiled in; a kernel, by
@@ -26,10 +26,10 @@ def launch_files(
     archives: Iterable[Archive],
     scratch: Callable[[str], int | None],
 ) -> dict[str, bytes]:
-    """The file of each pack, by the pack's name (`amd-gfx942`).
+    """Return the file of each pack, by the pack's name (`amd-gfx942`).
 
     Args:
-        scratch: by code object how much memory of its own Triton wants; None for one that did not compile.
+        scratch: returns the bytes of Triton's own scratch memory of a code object; None if it did not compile.
     """
     by_out, by_path = {rule.out: rule for rule in rules}, {cluster.path: cluster for cluster in clusters}
     files: dict[str, _File] = {}
@@ -46,7 +46,7 @@ def launch_files(
 
 
 def _stem(archive: str, member: str) -> str:
-    """The name of a cluster: with its archive, if it is in one."""
+    """Return the name of a cluster, which begins with that of its archive, if it is in one."""
     own = member.removesuffix(".aks2")
     return f"{archive.removesuffix('.zip')}/{own}" if archive.endswith(".zip") else archive.removesuffix(".aks2")
 
@@ -75,7 +75,7 @@ class _File:
 
 
 class Launches:
-    """Such a file, read."""
+    """The launch values in such a file."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         if content.get("format") != FORMAT:
@@ -84,11 +84,7 @@ class Launches:
         self.kernels: Mapping[str, Any] = content["kernels"]
 
     def metadata(self, key: str, shared: int) -> dict[str, Any]:
-        """The values of the JSON beside a code object that a launch needs.
-
-        Args:
-            shared: bytes of LDS, which the pack says.
-        """
+        """Return the launch values of a kernel, with `shared` bytes of LDS, in the form of Triton's JSON."""
         signature, gpu, warps, scratch = self.kernels[key]
         function, parts = self._signatures[signature]
         source, kernel, names = self._functions[function]
@@ -102,8 +98,7 @@ class Launches:
 
 
 def of_rule(rule: Rule, shared: int) -> dict[str, Any]:
-    """The same for a rule, for packs whose plan is here. If Triton needs scratch memory of its own, that shows as a
-    fault."""
+    """Return the launch values of a rule, with 0 bytes of scratch memory, since the plan does not state them."""
     file = _File()
     file.add("", rule, 0)
     return Launches(strict_json.read(file.content())).metadata("", shared)

@@ -1,4 +1,4 @@
-"""The ledger: the outcome of each rule. It survives kill -9, and nothing finished is done again."""
+"""The ledger of a campaign: the outcome of each rule, in a file that survives kill -9."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from toolchain.core import strict_json
 from toolchain.core.digest import canonical
 from toolchain.core.errors import ConfigError, DocumentError, ResourceError
 from toolchain.core.strict_json import Keys
+from toolchain.core.typed import TypedError, typed
 from toolchain.kernels.rules import Rule
 
 _WORKER = "worker "
@@ -28,9 +29,9 @@ _PROGRESS = "progress"
 _SCOPE, _SEVERAL = "scope", "several"
 _LARGEST = 512 << 20  # bytes; a ledger of 19,001 kernels has some 20 million
 _LARGEST_VALUE = 16 << 20
-_PATIENCE = 30.0  # seconds that another process may hold it: a flush to a busy disk takes long
+_PATIENCE = 30.0  # seconds to wait for another process, because a flush to a busy disk takes long
 _STATES = (("done", DONE), ("failed", FAILED), ("timed_out", TIMEOUT))
-# In the canonical form; inside of any other text the quotes would have a backslash.
+# Counts entries by a part of their canonical JSON. In any other text its quotes would have a backslash.
 _COUNT = "SELECT count(*) FROM entry WHERE instr(content, ?)"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -40,7 +41,7 @@ CREATE TABLE IF NOT EXISTS numbers (id TEXT PRIMARY KEY, content TEXT NOT NULL);
 
 
 class Maker(Enum):
-    """Who compiled an object: this campaign, one of its remote workers, or an earlier one through the store."""
+    """Who compiled an object: this campaign, one of its remote workers, or a campaign that used the same store."""
 
     HERE = auto()
     WORKER = auto()
@@ -48,7 +49,7 @@ class Maker(Enum):
 
 
 def of_worker(name: str) -> str:
-    """The origin of what a worker on another machine compiled for a campaign."""
+    """Return the origin of objects from a worker on another machine."""
     return _WORKER + name
 
 
@@ -58,18 +59,17 @@ class Entry:
 
     Args:
         status: `done`, `failed` or `timeout`.
-        reason: why not, empty when done.
-        over_memory: whether it was stopped for its memory.
-        refused: whether what is compiled raised the error itself: it does not support this GPU or these arguments.
-        exit_code: of the worker, where that ended; negative for a signal.
+        reason: cause of a failure.
+        over_memory: whether the worker was ended for its memory.
+        refused: whether the compiled project raised the error, because it does not support the GPU or the arguments.
+        exit_code: of the worker, if it ended; negative for a signal.
         seconds: wall time of the last attempt.
-        sha256: 64 hex digits of the object, empty unless done.
-        metadata_sha256: 64 hex digits of the JSON beside it, empty unless done.
+        sha256, metadata_sha256: 64 hex digits of the object and of the JSON beside it; empty unless done.
         size: bytes of the object.
-        attempt: 1, or 2 when the worker died under the rule the first time.
+        attempt: 2 if the worker died in the first attempt.
         bitcode: names of the bitcode libraries whose code is in the object.
-        origin: the store that the object was taken from, or `of_worker`; empty if it was compiled here.
-        signer: id of the key whose signature over the stored result was verified; empty without one.
+        origin: the store of the object, or `of_worker`; empty if it was compiled here.
+        signer: id of the key that signed the stored result; empty without one.
     """
 
     id: str
@@ -100,7 +100,7 @@ class Entry:
 
     @classmethod
     def of(cls, rule: Rule, status: str, **more: Any) -> Entry:
-        """An entry for a rule."""
+        """Return an entry for a rule."""
         return cls(
             id=rule.id,
             kernel=rule.kernel,
@@ -113,23 +113,16 @@ class Entry:
 
 
 _KEYS: Keys = dict.fromkeys(part.name for part in fields(Entry))
-_REQUIRED = {part.name for part in fields(Entry) if part.default is MISSING}
-# The types of a field's values in JSON.
-_KINDS: Mapping[str, Collection[type]] = {
-    **{part.name: {str} for part in fields(Entry)},
-    "over_memory": {bool}, "refused": {bool}, "exit_code": {int, type(None)}, "seconds": {int, float},
-    "size": {int}, "attempt": {int}, "bitcode": {list},
-}  # fmt: skip
 
 
 def counts(entries: Iterable[Entry]) -> dict[str, int]:
-    """Entries by status."""
+    """Return the number of entries by status."""
     by_status = Counter(entry.status for entry in entries)
     return {name: by_status[status] for name, status in _STATES}
 
 
 def by_kernel(entries: Iterable[Entry]) -> list[tuple[str, str, list[Entry]]]:
-    """Entries by kernel and GPU, sorted by both."""
+    """Return the entries by kernel and GPU, sorted by both."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault((entry.kernel, entry.target), []).append(entry)
@@ -137,11 +130,7 @@ def by_kernel(entries: Iterable[Entry]) -> list[tuple[str, str, list[Entry]]]:
 
 
 class Ledger:
-    """Entries by rule, in one SQLite file. Used by one process and one thread at a time.
-
-    Args:
-        path: the file; made when missing, and emptied if its format differs.
-    """
+    """Entries by rule, in one SQLite file, for one thread at a time. A file of another format is emptied."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,12 +168,12 @@ class Ledger:
         self._db.close()
 
     def record(self, entry: Entry, progress: tuple[int, int] | None = None) -> None:
-        """Note an entry, and perhaps the progress after it; both are on disk when this returns."""
+        """Record an entry and perhaps the progress. Both are on disk when this returns."""
         rows = [] if progress is None else [_progress_row(*progress)]
         self._write(("entry", entry.id, canonical(asdict(entry)).decode()), *rows)
 
     def _write(self, *rows: tuple[str, str, str]) -> None:
-        # In one transaction: each is flushed to disk, which takes longer than reading a kernel from a store.
+        # One transaction, because each is flushed to disk, which takes longer than reading a kernel from a store.
         try:
             self._db.execute("BEGIN IMMEDIATE")
             with self._db:
@@ -198,13 +187,13 @@ class Ledger:
             ) from error
 
     def get(self, rule_id: str) -> Entry | None:
-        """The entry of a rule."""
+        """Return the entry of a rule."""
         with _reading(self.path):
             row = self._db.execute("SELECT content FROM entry WHERE id = ?", (rule_id,)).fetchone()
         return None if row is None else _entry(self.path, row[0])
 
     def begin(self, scope: str) -> bool:
-        """Return whether all entries are of campaigns with one `Naming.scope`, which the first campaign notes."""
+        """Note a campaign's `Naming.scope`, and return whether all entries are of campaigns with this scope."""
         known = dict(self._db.execute("SELECT name, value FROM about"))
         if not self._db.execute("SELECT count(*) FROM entry").fetchone()[0]:
             self._write(("about", _SCOPE, scope))
@@ -225,11 +214,11 @@ class Ledger:
         return {str(rule_id): _object(self.path, content) for rule_id, content in rows}
 
     def entries(self, rules: Iterable[Rule]) -> tuple[Entry, ...]:
-        """The entries of some rules, in the rules' order, for those that have one."""
+        """Return the entries of rules, in the order of the rules."""
         return tuple(entry for entry in (self.get(rule.id) for rule in rules) if entry is not None)
 
     def progress(self, count: int, total: int) -> None:
-        """Note how many of the kernels in the latest request are finished."""
+        """Record how many kernels of the latest request are finished."""
         self._write(_progress_row(count, total))
 
 
@@ -238,10 +227,10 @@ class Standing:
     """The state of a campaign by its ledger.
 
     Args:
-        count, total: how many of those in the latest request are finished; zeros if that is unknown.
-        counted: entries by status, see `counts`.
-        entries: by id; empty if only their counts were read.
-        numbers: of kernels whose numbers were checked, how many are `right`, `wrong`, `skipped` and `refused`.
+        count, total: finished kernels and all kernels of the latest request; zeros if unknown.
+        counted: see `counts`.
+        entries: sorted by id; empty if only their counts were read.
+        numbers: of checked kernels, how many are `right`, `wrong`, `skipped` and `refused`.
     """
 
     count: int = 0
@@ -252,22 +241,21 @@ class Standing:
 
 
 def look(path: Path, *, entries: bool = True) -> Standing:
-    """Read a ledger that a campaign may be writing to at this moment, and change nothing in it.
+    """Read a ledger that a campaign may be writing to, without a change to it.
+
+    A ledger of another format has the default `Standing`.
 
     Args:
-        entries: read them too: of a whole release that takes half a second.
-
-    Returns:
-        Nothing but zeros for a ledger of another format, or one that is being made.
+        entries: whether to read the entries, which takes half a second for a whole release.
     """
-    # mode=ro could not undo what a killed campaign left half-written. A file without write access is only read.
+    # mode=ro could not roll back the transaction of a killed campaign. Files without write access are still readable.
     name = f"file:{quote(str(path))}?mode=rw"
     with _reading(path), contextlib.closing(sqlite3.connect(name, uri=True, timeout=_PATIENCE)) as db:
         tables = _restrict(db, path)
         known = dict(db.execute("SELECT name, value FROM about")) if "about" in tables else {}
         if known.get("format") != FORMAT:
             return Standing()
-        # All at once: while rows are read the campaign cannot write.
+        # All rows are fetched at once, because the campaign cannot write while they are read.
         rows = db.execute("SELECT content FROM entry ORDER BY id").fetchall() if entries else []
         by_status = {name: db.execute(_COUNT, (f'"status":"{status}"',)).fetchone()[0] for name, status in _STATES}
         checked = db.execute("SELECT content FROM numbers").fetchall() if "numbers" in tables else []
@@ -283,22 +271,21 @@ def look(path: Path, *, entries: bool = True) -> Standing:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn errors of a damaged ledger into one."""
+    """Raise a ConfigError for errors of SQLite and of damaged rows."""
     try:
         yield
     except sqlite3.DatabaseError as error:
         raise _unusable(path, error) from error
-    except (UnicodeDecodeError, ValueError) as error:  # SQLite's message, or a row, of damaged bytes
+    except (UnicodeDecodeError, ValueError) as error:  # bytes that are not UTF-8
         if isinstance(error, DocumentError):
             raise
         raise _not_ours(path, "it is damaged") from error
 
 
 def _restrict(db: sqlite3.Connection, path: Path) -> set[str]:
-    """Bound what a ledger of unknown origin can do while it is read, and return the names of its tables.
+    """Limit the cost of reading a ledger of unknown origin, and return the names of its tables.
 
-    Raises:
-        ConfigError: it is too large, or defines more than tables: a view could compute for ever.
+    Refuse a ledger that is too large or defines more than tables, because a view could compute forever.
     """
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
     db.execute("PRAGMA trusted_schema=OFF")
@@ -317,7 +304,7 @@ def _progress_row(count: int, total: int) -> tuple[str, str, str]:
 
 
 def _unusable(path: Path, error: sqlite3.DatabaseError) -> ConfigError:
-    # A ledger that is locked, or cannot be opened, is whole: without it hours of kernels would be compiled again.
+    # A ledger that is locked or cannot be opened may be intact, so nobody should remove it.
     whole = isinstance(error, sqlite3.OperationalError)
     fix = "see what else uses it, check its permissions and the disk, and run it again" if whole else f"remove {path}"
     return ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=fix)
@@ -328,7 +315,7 @@ def _not_ours(path: Path, why: str) -> ConfigError:
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Entries by output path, without seconds, attempts, and how and where they were compiled."""
+    """Return entries sorted by output path, without values that differ between runs."""
     left_out = (
         "seconds", "attempt", "origin", "signer", "over_memory", "refused", "exit_code", "metadata_sha256",
     )  # fmt: skip
@@ -343,7 +330,7 @@ def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:
 
 
 def _object(path: Path, content: object) -> dict[str, Any]:
-    """The JSON object of a row."""
+    """Return the JSON object in a row."""
     try:
         value = strict_json.read(content, "the ledger", keys=_KEYS) if isinstance(content, str) else None
     except ValueError as error:
@@ -355,13 +342,7 @@ def _object(path: Path, content: object) -> dict[str, Any]:
 
 
 def _entry(path: Path, content: object) -> Entry:
-    row = _object(path, content)
-    if missing := _REQUIRED - row.keys():
-        raise _not_ours(path, f"an entry lacks {', '.join(sorted(missing))}")
-    for name, value in row.items():
-        if name not in _KINDS or type(value) not in _KINDS[name]:
-            raise _not_ours(path, f"an entry has an unexpected value of {name[:80]!r}")
-    if not all(isinstance(name, str) for name in row.get("bitcode", ())):
-        raise _not_ours(path, "an entry has an unexpected value of 'bitcode'")
-    entry = Entry(**row)
-    return replace(entry, bitcode=tuple(entry.bitcode))
+    try:
+        return typed(Entry, _object(path, content), "an entry")
+    except TypedError as error:
+        raise _not_ours(path, str(error)) from error

@@ -39,10 +39,10 @@ EVERY = 1.0  # seconds between two looks at the workers' memory
 RECYCLE = 500
 """Rules after which a worker is replaced, so that no leak in the compiler adds up."""
 _LONGEST = 1e9  # seconds; no float can hold each integer
-# What of a worker's answer is taken, beside the rule's id.
+# Keys of a worker's answer that are used, in addition to the rule's id.
 _ANSWER = {"status": str, "reason": str, "seconds": int | float, "sha256": str, "bitcode": list, "refused": bool}
 SLOW_SECONDS = 600.0
-"""After so long a kernel is reported: a compiler in an endless loop looks just like a slow one."""
+"""After this time a kernel is reported, because an endless loop in the compiler looks like a slow kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,11 @@ class CompileSetup:
     """How the kernels of a project are compiled.
 
     Args:
-        start: starts one compile process, which sees one set of source files.
+        start: starts a compile process, which sees one set of source files.
         naming: names the results.
-        out: folder of the objects, on this machine. No process sees it.
-        source: where a process sees the source files.
-        seen: where a process sees the folder that it writes to; empty for the same path as on this machine.
-        scratch: the folder for the folders that processes write to; the system's by default.
+        out: folder of the objects, which no process sees.
+        source: the path at which a process sees the source files.
+        seen, scratch: see `LocalExecutor`.
     """
 
     start: MakeWorker
@@ -68,11 +67,7 @@ class CompileSetup:
 
 @dataclass(eq=False)
 class Slot:
-    """The worker that one thread of a pool has now, and the jobs that are next for it.
-
-    Args:
-        files: the set of files of its latest job; None before the first.
-    """
+    """The current worker of a thread, its next jobs, and the set of files of its latest job."""
 
     worker: Worker | None = None
     jobs: deque[Job] = field(default_factory=deque)
@@ -80,12 +75,12 @@ class Slot:
 
 
 class WorkerPool:
-    """The threads of one run, each with a worker of its own.
+    """The threads of one run, each with its own worker.
 
     Args:
-        take: the next jobs for a worker that sees a set of files, in their order; none at the end. It is called by one
-            thread at a time.
-        folder: for the folders that workers write to.
+        take: returns the next jobs for a worker that sees a set of files; none at the end. One thread calls it at a
+            time.
+        folder: folder for the folders that workers write to.
         timeout, bounds, seen: see `LocalExecutor`.
     """
 
@@ -117,9 +112,8 @@ class WorkerPool:
         self._threads: list[threading.Thread] = []
 
     def start(self, count: int) -> None:
-        """Begin with so many at once."""
-        # The thread that starts a worker lives as long as it does: the kernel ends a child whose parent dies when the
-        # *thread* that forked it ends.
+        """Start `count` threads."""
+        # A worker's thread lives as long as the worker, because PDEATHSIG ends a child with the thread that forked it.
         workers = [threading.Thread(target=self._work, name="kernel-worker", daemon=True) for _ in range(count)]
         self._threads = [*workers, threading.Thread(target=self._watch, name="kernel-watch", daemon=True)]
         for thread in self._threads:
@@ -127,10 +121,9 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def slot(self, files: str) -> Iterator[Slot]:
-        """Lend a slot to a thread that calls `settle` itself. The thread must live as long as the pool.
+        """Lend a slot to a thread that calls `settle`, and that lives as long as the pool.
 
-        Args:
-            files: the set of files of the jobs; a slot whose worker sees it is preferred.
+        A slot whose worker sees the set `files` is preferred.
         """
         with self._lock:
             self._idle.sort(key=lambda slot: slot.worker is not None and slot.worker.files == files)
@@ -144,7 +137,7 @@ class WorkerPool:
                 self._drop_idle()
 
     def live(self) -> list[Worker]:
-        """The workers that are there now."""
+        """Return the current workers."""
         with self._lock:
             return list(self._live)
 
@@ -153,7 +146,7 @@ class WorkerPool:
         return sorted((worker.as_json() for worker in self.live()), key=lambda row: int(row["pid"]))
 
     def stop(self) -> None:
-        """End all workers, in the middle of a rule if need be."""
+        """End all workers at once."""
         self._stopping.set()
         self._turns.wake()
         for worker in self.live():
@@ -183,7 +176,7 @@ class WorkerPool:
         return slot.jobs.popleft()
 
     def _drop_idle(self) -> None:
-        """End the workers that wait for a task: another worker needs their memory."""
+        """End the waiting workers, because another worker needs their memory."""
         with self._lock:
             workers = [slot.worker for slot in self._idle if slot.worker is not None]
             for slot in self._idle:
@@ -204,7 +197,7 @@ class WorkerPool:
             self._drop(slot, patience=0.0 if self._stopping.is_set() else 5.0)
 
     def settle(self, slot: Slot, job: Job) -> Outcome:
-        """Try a rule until there is an outcome."""
+        """Try a rule until it has an outcome."""
         attempt, alone = 1, False
         while True:
             if slot.worker is not None and (slot.worker.files != job.files or slot.worker.served >= RECYCLE):
@@ -219,7 +212,7 @@ class WorkerPool:
                 try:
                     outcome, alive = self._try(worker, job, attempt, last=alone or attempt >= ATTEMPTS)
                 except OverMemoryError as error:
-                    # The others held memory that it could have had: what it takes shows when it has all of it.
+                    # The rule is tried again alone, because other workers used memory that it may need.
                     outcome = None
                     if alone or error.final:
                         outcome = _ended(job.task, "failed", str(error), started, attempt, over_memory=True)
@@ -242,7 +235,7 @@ class WorkerPool:
             self._end(worker, patience=patience)
 
     def _begin(self, files: str) -> Worker:
-        """Start a worker; once more where it ends at once: on a busy machine buildah now and then does not start."""
+        """Start a worker, and try once more if it ends at once, as buildah sometimes does on a busy machine."""
         try:
             try:
                 return self._ready(files)
@@ -252,11 +245,13 @@ class WorkerPool:
         except (DiedError, TimedOutError) as error:
             why = str(error) or f"no answer for {START_SECONDS:.0f} s"
             raise KernelError(
-                "a kernel worker does not start", why=why, fix="check that `import triton` works there"
+                "a kernel worker does not start",
+                why=why,
+                fix="see the last lines of the worker, and run `toolchain doctor`",
             ) from error
 
     def _ready(self, files: str) -> Worker:
-        """A new worker that has said that it is ready."""
+        """Return a new worker that has reported that it is ready."""
         worker = Worker(self._make, files, self._folder / f"worker-{next(self._serial)}", self._seen)
         with self._lock:
             self._live.add(worker)
@@ -276,7 +271,7 @@ class WorkerPool:
         worker.stop(patience=patience)
 
     def _try(self, worker: Worker, job: Job, attempt: int, *, last: bool) -> tuple[Outcome | None, bool]:
-        """One attempt: an outcome, or None for another attempt; and whether the worker still lives."""
+        """Make one attempt; return its outcome, or None for another attempt, and whether the worker is alive."""
         started, task = time.monotonic(), job.task
         slow = threading.Timer(SLOW_SECONDS, _tell_slow, [task, self._timeout])
         slow.daemon = True
@@ -299,7 +294,7 @@ class WorkerPool:
             if answer["status"] == DONE:
                 worker.collect(job)
         except OSError as error:
-            return _ended(task, FAILED, f"what it made cannot be taken: {error}", started, attempt), False
+            return _ended(task, FAILED, f"its object cannot be read: {error.strerror}", started, attempt), False
         outcome = {name: answer[name] for name in ("id", *_ANSWER) if name in answer}
         if answer["status"] == "failed":
             outcome["log"] = list(worker.tail)
@@ -307,7 +302,7 @@ class WorkerPool:
 
 
 def is_answer(answer: Any, task_id: str, statuses: Sequence[str]) -> bool:
-    """Return whether this is an answer to a task, in the form of aotriton/worker.py: a source could write any other."""
+    """Return whether an answer to a task has the form of aotriton/worker.py, because a source could print any other."""
     if not isinstance(answer, dict) or answer.get("id") != task_id or answer.get("status") not in statuses:
         return False
     return (
@@ -318,7 +313,7 @@ def is_answer(answer: Any, task_id: str, statuses: Sequence[str]) -> bool:
 
 
 def _ended(task: Task, status: str, reason: str, started: float, attempt: int, **more: Any) -> Outcome:
-    """The outcome of a rule to which no worker gave an answer; `more` as in `ledger.Entry`."""
+    """Return the outcome of a rule without an answer; `more` as in `ledger.Entry`."""
     seconds = round(time.monotonic() - started, 3)
     return {"id": task["id"], "status": status, "reason": reason, "seconds": seconds, "attempt": attempt, **more}
 

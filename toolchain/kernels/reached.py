@@ -1,4 +1,4 @@
-"""The source files that a kernel's module reaches: its imports, followed without running anything."""
+"""Find the source files that a kernel's module reaches, by following its imports without running it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolchain.core.digest import sha256_bytes, sha256_file
 from toolchain.core.errors import SourceError
 from toolchain.core.filesystem import is_inside
 
-# A module with one of these names may read files that no import names. Then the whole tree is used.
+# A module that uses one of these names may read files that no import names, so the whole tree is used.
 _OPAQUE_NAMES = frozenset({"__import__", "__file__", "__path__", "__loader__", "__spec__", "exec", "eval", "open"})
 _OPAQUE_ANYWHERE = frozenset(
     {
@@ -34,7 +34,7 @@ class _Import:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a module: the names that it uses, and whether it may read files that no import names."""
+    """A part of a module: the names in it, and whether it may read files that no import names."""
 
     names: frozenset[str]
     opaque: bool
@@ -45,8 +45,8 @@ class _Scanned:
     """A module.
 
     Args:
-        runs: what runs when it is imported or compiled: all but the plain functions.
-        functions: its plain functions by name; each runs only if code that runs uses its name.
+        runs: the part that runs on import or compilation: all but the plain functions.
+        functions: its plain functions, each of which can only run if running code uses its name.
     """
 
     imports: tuple[_Import, ...]
@@ -55,17 +55,15 @@ class _Scanned:
 
 
 class Reach:
-    """The files of one source tree, as kernels reach them.
+    """The files of one source tree that kernels reach.
 
-    The scan finds more than what runs: an import inside a function or behind a condition is included. A compile process
-    sees the files that were found and no others, so a file that the scan misses fails a kernel and never changes one.
-    What Python finds outside of the tree is in the Triton image, and not a part of it. If a module may read files that
-    no import names, the whole tree is used, except `.git` and `__pycache__`. A link that leads out of the tree is not
-    followed.
+    The scan includes imports inside functions and behind conditions. A compile process sees the found files and no
+    others, so a file that the scan misses fails a kernel and never changes one. Modules outside of the tree are part of
+    the Triton image. If a module may read files that no import names, the whole tree is used, except `.git` and
+    `__pycache__`. Links that lead out of the tree are not followed.
 
     Args:
-        tree: the source tree on this machine.
-        search: further folders below it that are on the worker's module path, besides each rule's own root.
+        search: folders of the tree that are on the worker's module path in addition to each rule's root.
     """
 
     def __init__(self, tree: Path, search: Sequence[str] = ()) -> None:
@@ -77,11 +75,7 @@ class Reach:
         self._found: dict[tuple[str, str], dict[str, str]] = {}
 
     def digests(self, root: str, source: str) -> dict[str, str]:
-        """`sha256:…` by path below the tree of all that a kernel's module reaches.
-
-        Args:
-            root, source: as in a `Rule`.
-        """
+        """Return `sha256:…` by path of the files that a rule's module reaches; `root` and `source` as in a `Rule`."""
         key = (root, source)
         if key not in self._found:
             if not self._is_file(source):
@@ -95,7 +89,7 @@ class Reach:
         return self._found[key]
 
     def _files(self, root: str, source: str) -> set[str] | None:
-        """The files; None if only the whole tree is sure to hold them."""
+        """Return the files; None if they may be anywhere in the tree."""
         roots = tuple(dict.fromkeys((root, *self._search)))
         files: set[str] = set()
         waiting = [source]
@@ -112,7 +106,7 @@ class Reach:
         return None if self._is_opaque(files) else files
 
     def _is_opaque(self, files: Iterable[str]) -> bool:
-        """Whether something that runs may read what no import names. Functions are identified by name only."""
+        """Return whether running code may read files that no import names. Functions are identified by name only."""
         scans = [self._scan(file) for file in files if file.endswith(".py")]
         waiting = [scan.runs for scan in scans]
         functions: dict[str, list[_Part]] = {}
@@ -136,7 +130,7 @@ class Reach:
         return self._scans[file]
 
     def _packages(self, file: str, roots: Sequence[str]) -> Iterator[str]:
-        """The `__init__.py` that run before a file of a package does."""
+        """Yield the `__init__.py` files that run before a file of a package."""
         for folder in PurePosixPath(file).parents:
             if any(folder == PurePosixPath(root) for root in roots):
                 return
@@ -159,7 +153,7 @@ class Reach:
                 yield from self._walk(base_folder, [*parts, name])
 
     def _walk(self, base: str, parts: Sequence[str]) -> Iterator[str]:
-        """The files of `a`, `a.b` and `a.b.c` below a folder, as far as they are there."""
+        """Yield the existing files of `a`, `a.b` and `a.b.c` below a folder."""
         folder = PurePosixPath(base)
         if not parts:
             yield from self._module(folder / "__init__")
@@ -192,7 +186,7 @@ class Reach:
 
     @cached_property
     def whole(self) -> dict[str, str]:
-        """`sha256:…` of all files of the tree by path; of links see `link_digest`."""
+        """`sha256:…` of all files of the tree by path, and `link_digest` of links."""
         digests = {}
         for folder, below, names in os.walk(self._tree):
             below[:] = [name for name in below if name not in {".git", "__pycache__"}]
@@ -209,7 +203,7 @@ class Reach:
 
 
 def link_digest(path: Path) -> str:
-    """Return what stands for a link in place of its content. No file has it, because it does not begin as a digest."""
+    """Return a digest of a link's target, which no file has, because it has another prefix."""
     return f"link:{sha256_bytes(os.fsencode(path.readlink()))}"
 
 

@@ -1,4 +1,4 @@
-"""The name of a kernel's result: a digest of all that its compile process can read."""
+"""Name a kernel's result by a digest of everything that its compile process can read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolchain.core.digest import canonical, sha256_bytes, sha256_json
 from toolchain.kernels.reached import Reach
 from toolchain.kernels.rules import Rule
 
-# Raised when the same inputs would give a different result, or the form of records changes.
+# Incremented when the same inputs give another result, or when the form of records changes.
 FORMAT = 1
 
 
@@ -19,12 +19,11 @@ class Naming:
     """Names the results of one campaign.
 
     Args:
-        tree: the kernels' source tree on this machine.
-        triton: diff_ids of the Triton image, lowest first. By content: its labels say when and from what it was
-            built, which no kernel sees.
-        recipe: digests of the files of ours that run beside Triton: the worker, and modules that replace upstream's.
-        environment: all variables of the compile processes.
-        command: their command line.
+        tree: the kernels' source tree.
+        triton: diff_ids of the Triton image, lowest first. Labels of the image are left out, because no kernel sees
+            them.
+        recipe: digests of our files that run beside Triton: the worker, and modules that replace upstream's.
+        environment, command: all variables and the command line of the compile processes.
         search: see `Reach`.
     """
 
@@ -42,7 +41,7 @@ class Naming:
         self._reach = Reach(tree, search)
         self._sets: dict[str, Mapping[str, str]] = {}
         self._set_of: dict[tuple[str, str], tuple[str, str]] = {}
-        # The inputs of all results of the campaign.
+        # Inputs of every result of the campaign.
         self.shared: Mapping[str, Any] = {
             "format": FORMAT,
             "triton": list(triton),
@@ -62,7 +61,7 @@ class Naming:
         return sha256_json(self.shared).removeprefix("sha256:")[:12]
 
     def inputs(self, rule: Rule) -> dict[str, Any]:
-        """The inputs of a rule's result as JSON, without the path of the result."""
+        """Return the inputs of a rule's result as JSON, without its path."""
         task = rule.task("/", "/")
         decides = {name: value for name, value in task.items() if name not in {"id", "out"}}
         return {
@@ -72,23 +71,18 @@ class Naming:
         }
 
     def files(self, rule: Rule) -> str:
-        """The name of the set of source files that a rule's compile process sees; `content` lists them.
+        """Return the name of the set of source files that a rule's compile process sees; `content` lists them.
 
-        Rules of one set have the same root. A process serves one set, because a module of another set could have
-        changed the compiler in the memory of the process.
+        A process serves one set, because a module of another set could have changed the compiler in its memory.
         """
         return self._sources(rule)[0]
 
     def content(self, files: str) -> Mapping[str, str]:
-        """The files of a set, see `Reach.digests`.
-
-        Args:
-            files: as `files` returned it.
-        """
+        """Return the files of a set by the name of the set, see `Reach.digests`."""
         return self._sets[files]
 
     def _sources(self, rule: Rule) -> tuple[str, str]:
-        """The set of a rule's source files, and their digest."""
+        """Return the name of a rule's set of source files, and the digest of the files."""
         key = (rule.root, rule.source)
         if key not in self._set_of:
             digests = self._reach.digests(*key)
@@ -100,5 +94,5 @@ class Naming:
 
 
 def name_of(inputs: Mapping[str, Any]) -> str:
-    """The name of what depends on `inputs`."""
+    """Return the name of a result with these inputs."""
     return sha256_bytes(canonical(inputs)).removeprefix("sha256:")

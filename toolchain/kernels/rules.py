@@ -1,4 +1,4 @@
-"""Rules: what to compile. One rule is one code object."""
+"""Rules: each describes one code object to compile."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Rule:
 
     Args:
         source: the kernel's Python file, below the source tree, with `/`.
-        root: folder below the source tree that is put on the module path; empty for the tree itself.
+        root: folder of the source tree that is on the module path; empty for the tree itself.
         kernel: name of the jit function.
         signature: (argument, type) in the function's order; `constexpr` where `constexprs` has the value.
         constexprs: (argument, value), sorted.
         target: LLVM's name of the GPU.
         options: further (name, value) for Triton's backend, sorted.
         out: the object's path below the output folder, with `/`; its JSON is beside it.
-        cluster: name of the rules that only make sense together, GPU included.
+        cluster: name of the group of rules that is never split, with the GPU.
     """
 
     source: str
@@ -48,12 +48,12 @@ class Rule:
     out: str
     cluster: str
     options: tuple[tuple[str, Value], ...] = ()
-    # Computed at first use; a cached property would need a dictionary for each rule.
+    # Computed at first use. A cached property would need a dictionary for each rule.
     _id: str = field(default="", init=False, repr=False, compare=False)
 
     @property
     def id(self) -> str:
-        """16 hex digits of a SHA-256 over all that decides the object's bytes beside the source and Triton."""
+        """16 hex digits of a SHA-256 of the inputs of the object, except the content of the source and Triton."""
         if not self._id:
             object.__setattr__(self, "_id", sha256_json(self._content()).removeprefix("sha256:")[:16])
         return self._id
@@ -73,7 +73,7 @@ class Rule:
         }
 
     def task(self, tree: str, out: str) -> dict[str, Any]:
-        """The rule as the worker reads it, JSON-ready; `tree` and `out` are folders as the worker sees them."""
+        """Return the rule in the form of a worker's task; `tree` and `out` are folders as the worker sees them."""
         base = PurePosixPath(tree)
         return {
             **self._content(),
@@ -86,7 +86,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class RuleSet:
-    """Rules in their order, and whether they are only a part of all that there are."""
+    """Selected rules in their order, and the number of all rules."""
 
     rules: tuple[Rule, ...]
     total: int
@@ -98,15 +98,14 @@ class RuleSet:
 
     @cached_property
     def digest(self) -> str:
-        """`sha256:…` over all rules: an input of the stage that compiles them."""
+        """`sha256:…` of all rules, which is an input of the stage that compiles them."""
         return sha256_json([[rule.id, rule.out, rule.cluster] for rule in self.rules])
 
 
 def in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """The rules in the order in which they are compiled: those that share most come one after the other.
+    """Return the rules in the order of compilation, in which rules that share work follow each other.
 
-    First those of one function, GPU and signature, which differ in warps, stages and waves alone and so have their
-    first stages in common; then by all of these. Groups stay in the order in which they first come.
+    Rules of one function, GPU and signature share the first compiler stages. Groups keep their order.
     """
     groups: dict[tuple[Any, ...], dict[tuple[int, int], list[Rule]]] = {}
     for rule in rules:
@@ -116,15 +115,11 @@ def in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def cut(rules: Iterable[Rule], *, select: str | None = None, limit: int | None = None) -> RuleSet:
-    """A part of the rules, in whole clusters.
+    """Return a part of the rules, in whole clusters.
 
     Args:
-        rules: all of them.
-        select: a glob; a cluster stays when it matches the kernel, the cluster or the id of one of its rules.
-        limit: clusters are taken from each GPU and kernel in turn until at least so many rules are in.
-
-    Raises:
-        ConfigError: nothing is left, or the limit is not positive.
+        select: a glob that must match the kernel, the cluster or the id of one of the cluster's rules.
+        limit: clusters are taken from each GPU and kernel in turn until there are at least so many rules.
     """
     everything = tuple(rules)
     if limit is not None and limit < 1:
@@ -152,7 +147,7 @@ def _matches(rule: Rule, pattern: str) -> bool:
 
 
 def _first(clusters: Mapping[str, list[Rule]], limit: int) -> dict[str, list[Rule]]:
-    # In turn over GPU and kernel, so that a part shows something of each.
+    # In turn over GPU and kernel, so that a part has rules of each.
     queues: dict[tuple[str, str], list[str]] = {}
     for name, inside in clusters.items():
         queues.setdefault((inside[0].target, inside[0].kernel), []).append(name)
@@ -172,18 +167,12 @@ def _first(clusters: Mapping[str, list[Rule]], limit: int) -> dict[str, list[Rul
 def load_rules(
     data: Path, source_root: Path, gpus: Sequence[str], *, select: str | None = None, limit: int | None = None
 ) -> RuleSet:
-    """The rules that a data file makes for some GPUs.
+    """Return the rules of a data file for GPUs.
 
     Args:
         data: TOML; aotriton/flash-attn.toml explains its form.
-        source_root: the unpacked source that the data file is for, on this machine; only parsed, never imported.
-        gpus: LLVM names.
+        source_root: the source that the data file describes. It is parsed, and not imported.
         select, limit: see `cut`.
-
-    Raises:
-        ConfigError: the data file is malformed, or nothing is selected.
-        SourceError: the source does not hold the functions and arguments that the data file names.
-        UnsupportedError: an unknown GPU.
     """
     for gpu in gpus:
         check_gpu(gpu)
@@ -233,17 +222,16 @@ def _choices(axes: Mapping[str, Sequence[Value]], skip: Sequence[Mapping[str, Va
 
 
 def parsed(path: Path) -> ast.Module:
-    """A file with kernels, parsed and not run."""
+    """Parse a file with kernels, without running it."""
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
-        raise SourceError(
-            f"cannot read the kernel source {path}", why=str(error), fix="check the kernel source"
-        ) from error
+        why = str(error.strerror) if isinstance(error, OSError) else "it is not valid Python in UTF-8"
+        raise SourceError(f"cannot read the kernel source {path}", why=why, fix="check the kernel source") from error
 
 
 def arguments_of(module: ast.Module, function: str) -> list[ast.arg] | None:
-    """The arguments of a function of a module in their order; None if it has no such function."""
+    """Return the arguments of a module's function in their order; None if there is no such function."""
     for node in module.body:
         if isinstance(node, ast.FunctionDef) and node.name == function:
             return [*node.args.posonlyargs, *node.args.args]
@@ -251,7 +239,7 @@ def arguments_of(module: ast.Module, function: str) -> list[ast.arg] | None:
 
 
 def _arguments(path: Path, function: str) -> dict[str, bool]:
-    """The arguments of a function in their order, and whether each must be a constant; by parsing, not by importing."""
+    """Return the arguments of a function in their order, and whether each must be a constant."""
     arguments = arguments_of(parsed(path), function)
     if arguments is None:
         raise SourceError(f"{path} has no function {function}", fix="take the source version that the data file names")
@@ -264,7 +252,7 @@ def _arguments(path: Path, function: str) -> dict[str, bool]:
 def _resolve(
     where: str, names: Mapping[str, bool], arguments: Mapping[str, Value], choice: Mapping[str, Value]
 ) -> dict[str, tuple[str, Value]]:
-    """For each argument its type and value. An exact name wins over a glob, an earlier glob over a later one."""
+    """Return the type and value of each argument. Exact names precede globs, and earlier globs precede later ones."""
     resolved: dict[str, tuple[str, Value]] = {}
     used: set[str] = set()
     for name, constant in names.items():
@@ -273,7 +261,7 @@ def _resolve(
             pattern = next((p for p in arguments if fnmatch.fnmatchcase(name, p)), None)
         if pattern is None:
             raise SourceError(
-                f"{where}: nothing says what {name} is", fix="take the source version the data file names"
+                f"{where}: the argument {name} has no type or value", fix="take the source version the data file names"
             )
         used.add(pattern)
         value = _fill(arguments[pattern], choice)
@@ -293,7 +281,7 @@ def _resolve(
 
 
 def _fill(value: Value, choice: Mapping[str, Value]) -> Value:
-    """`value` with `{axis}` replaced; a text that is nothing but `{axis}` becomes the axis' own value."""
+    """Return `value` with each `{axis}` replaced. A text that is only `{axis}` becomes the value of the axis."""
     if not isinstance(value, str):
         return value
     if value.startswith("{") and value.endswith("}") and value[1:-1] in choice:

@@ -49,7 +49,11 @@ def library() -> Any:
         return module
     except ImportError as error:
         fix = f"{sys.executable} -m pip install '.[dask]' in a checkout of the tool"
-        raise ConfigError("a Dask scheduler needs Dask, which is not installed", why=str(error), fix=fix) from error
+        raise ConfigError(
+            "a Dask scheduler needs Dask, which is not installed",
+            why="the package distributed cannot be imported",
+            fix=fix,
+        ) from error
 
 
 def security(address: str, role: Literal["client", "worker"]) -> Any:
@@ -64,7 +68,7 @@ def security(address: str, role: Literal["client", "worker"]) -> Any:
         names = ("CA_FILE", f"{role.upper()}__CERT", f"{role.upper()}__KEY")
         raise ConfigError(
             f"{address} needs the certificate of this {role} and that of the authority",
-            why=str(error),
+            why="they are not named, or the files cannot be read",
             fix=f"set {', '.join(f'DASK_DISTRIBUTED__COMM__TLS__{name}' for name in names)} to PEM files",
         ) from error
     return made

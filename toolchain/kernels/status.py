@@ -1,4 +1,4 @@
-"""The status of a running campaign: a small file beside its ledger, written and read."""
+"""The status file of a campaign, beside its ledger."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PROC = Path("/proc")
 
 @dataclass
 class _Group:
-    """The kernels of one function for one GPU, counted."""
+    """Counts of the kernels of one function for one GPU."""
 
     total: int = 0
     done: int = 0
@@ -48,16 +48,16 @@ class _Group:
 
 
 class Board:
-    """Counts the outcomes of a campaign's rules, and writes them to a file every 2 s.
+    """Counts the outcomes of a campaign's rules, and writes them to a file every two seconds.
 
-    Used as a context: what ends the block is the campaign's state.
+    Used as a context, whose end decides the state of the campaign.
 
     Args:
         path: the file, which is replaced as a whole.
-        rules: all in the request.
+        rules: all rules of the request.
         workers: see `Executor.workers`.
-        command: the command line, to run it again.
-        clock: seconds since 1970.
+        command: the command line that continues the campaign.
+        clock: returns seconds since 1970.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Board:
         self._bounds = bounds
         self._command = command
         self._clock = clock
-        self._began = self._paced = clock()  # the latter is when the last result came that was not compiled here
+        self._began = self._paced = clock()  # the second is the time of the last result that was not compiled here
         self._state = RUNNING
         self._groups: dict[tuple[str, str], _Group] = {}
         for rule in rules:
@@ -100,11 +100,7 @@ class Board:
         self._write()
 
     def count(self, entry: Entry, *, reused: bool = False) -> None:
-        """Note the outcome of a rule.
-
-        Args:
-            reused: an earlier run had compiled it.
-        """
+        """Count the outcome of a rule; `reused` if it was not compiled in this run."""
         with self._lock:
             group = self._groups[entry.kernel, entry.target]
             group.done += entry.status == DONE
@@ -125,7 +121,7 @@ class Board:
                 )
 
     def as_json(self) -> dict[str, Any]:
-        """The content of the file; docs/json.schema.json explains the keys."""
+        """Return the content of the file; docs/json.schema.json explains the keys."""
         workers = self._workers()
         with self._lock:
             groups = self._groups.values()
@@ -171,9 +167,10 @@ class Board:
             }
 
     def _pace(self) -> tuple[float | None, float | None]:
-        """Kernels a second, and seconds until all are finished. Functions differ in cost, and come one after the other.
+        """Return kernels per second, and seconds until all are finished.
 
-        So the rest is estimated in seconds of compiling, at the rate of the last ten minutes.
+        Functions differ in cost and follow each other. So the rest is estimated in seconds of compilation, at the rate
+        of the last ten minutes.
         """
         now = self._clock()
         while self._recent and now - self._recent[0][0] > _WINDOW:
@@ -196,18 +193,14 @@ class Board:
             self._write()
 
     def _write(self) -> None:
-        # A status that cannot be written fails no kernel.
+        # A campaign continues without its status file.
         content = self.as_json()
         with contextlib.suppress(OSError):
             write_atomically(self._path, canonical(content) + b"\n")
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The state of a campaign, as `kernels status --json` prints it.
-
-    Args:
-        folder: it has a ledger; nothing in it is changed or locked.
-    """
+    """Return the state of a campaign for `kernels status --json`, without a change to its folder."""
     content = _status_in(folder / STATUS)
     standing = look(folder / LEDGER, entries=content is None)
     named = {"campaign": folder.name, "count": standing.count, "asked": standing.total, **standing.counted}
@@ -223,13 +216,13 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def _in_state(content: Mapping[str, Any], state: str) -> dict[str, Any]:
-    """A status in another state: what does not run has no pace and no workers."""
+    """Return a status in another state; a stopped campaign has no rate and no workers."""
     stopped: dict[str, Any] = {} if state == RUNNING else {"rate": None, "left_seconds": None, "workers": []}
     return {**content, "state": state, **stopped}
 
 
 def _nothing(standing: Standing) -> dict[str, Any]:
-    """The unknown values of a campaign without a readable status."""
+    """Return the values of a campaign without a readable status."""
     rows = [
         {"kernel": kernel, "gpu": gpu, "asked": None, "reused": None, "mean_seconds": None, **counts(inside)}
         for kernel, gpu, inside in by_kernel(standing.entries)
@@ -249,7 +242,7 @@ def _status_in(path: Path) -> dict[str, Any] | None:
 
 
 def _identity(pid: int) -> str:
-    """A mark that distinguishes a process from a later one with the same number; empty if there is no process."""
+    """Return a mark that distinguishes a process from later ones with its PID; empty if there is no process."""
     try:
         started = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19].decode()
         boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

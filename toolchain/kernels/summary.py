@@ -1,4 +1,4 @@
-"""The end of a campaign on one screen: what was made, what was slow, what failed and why, and how to continue."""
+"""Summarize a campaign on one screen: results, slow kernels, failures, and how to continue."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ROWS, _SLOW, _REASONS = 8, 3, 4
 
 
 def summary(result: CampaignResult, *, seconds: float, command: str, keep_going: bool) -> list[str]:
-    """Lines of 80 columns at most, but for the command, fewer than a screen has.
+    """Return lines of at most 80 columns, except for the command.
 
     Args:
         seconds: wall time of this run.
-        command: what was called.
+        command: the command line of this run.
     """
     taken = int(result.shared.get("taken", 0))
     made = len(result.entries) - result.skipped - taken
@@ -65,7 +65,7 @@ def _table(result: CampaignResult) -> list[str]:
 
 
 def _reasons(bad: Sequence[Entry]) -> list[str]:
-    """The most common reasons, each with an example."""
+    """Return the most common reasons, each with an example."""
     by_reason = Counter(_first(entry) for entry in bad)
     lines: list[str] = []
     for reason, count in by_reason.most_common(_REASONS):
@@ -77,7 +77,7 @@ def _reasons(bad: Sequence[Entry]) -> list[str]:
 
 
 def _first(entry: Entry) -> str:
-    """Return the first line of a reason; where that only names a place, as Triton's do, also the last one."""
+    """Return the first line of a reason, and the last one if the first only names a place, as Triton's do."""
     first, _, rest = entry.reason.strip().partition("\n")
     last = next((line.strip() for line in reversed(rest.splitlines()) if line.strip(" ^")), "")
     return console.one_line(f"{first} {last}" if first.endswith(":") and last else first) or "no reason"
@@ -95,7 +95,7 @@ def _advice(bad: Sequence[Entry], command: str, *, keep_going: bool) -> list[str
 
 
 def _more(command: str, option: str, value: str = "") -> str:
-    """Return the command with a further option of campaigns, which `kernels run` takes and `build` does not."""
+    """Return the command with another option of campaigns, which only `kernels run` takes."""
     added = f"--{option} {value}".rstrip()
     build = re.match(r"toolchain (.*\b)?build (?=([\w-]+))", command)
     if build is None:
@@ -106,6 +106,6 @@ def _more(command: str, option: str, value: str = "") -> str:
 
 
 def _tail(text: str, width: int) -> str:
-    """The end of a text, which distinguishes kernels."""
+    """Return the end of a text, because the ends of paths distinguish kernels."""
     text = console.one_line(text)
     return text if len(text) <= width else f"…{text[-width + 1 :]}"

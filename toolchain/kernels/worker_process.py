@@ -1,4 +1,4 @@
-"""One compile process: tasks, answers, what it leaves, and how it ends."""
+"""One compile process: its tasks, answers, results and end."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from pathlib import Path
 from typing import Any
 
 from toolchain.core import strict_json
-from toolchain.core.filesystem import NewFile, emptied, read_regular
-from toolchain.kernels.result_store import LARGEST_METADATA, LARGEST_OBJECT
+from toolchain.core.filesystem import emptied, read_regular
+from toolchain.kernels.result_store import LARGEST_METADATA, LARGEST_OBJECT, write_unflushed
 
 LOG = logging.getLogger(__name__)
 
 Task = dict[str, Any]
-# Starts a process that sees a set of source files, see `Naming.files`, and may write to a folder of this machine.
+# Starts a process that sees a set of source files (see `Naming.files`) and may write to a folder of this machine.
 MakeWorker = Callable[[str, Path], AbstractContextManager["subprocess.Popen[str]"]]
 TAIL_LINES = 25
 _OBJECT = "object"  # its name in the folder of the process, without the suffix
 _LONGEST_LINE = 4 << 20  # characters of an answer; a worker may be hostile, and lines are kept in memory
 
-# What a worker prints, or how it ends, when the machine is at fault and not the kernel.
+# Output of a worker, or its end, if the machine is at fault and not the kernel.
 _MACHINE_FAULT = re.compile(
     r"No space left on device|Disk quota exceeded|Cannot allocate memory|Read-only file system|Input/output error"
     r"|Too many open files|\bMemoryError\b|std::bad_alloc|LLVM ERROR: out of memory"
     r"|^the worker was ended by SIG(?:KILL|TERM|INT|HUP)\b"
 )
 LEAST_FREE = 32_000_000
-"""Bytes. With less than this free a compiler fails in ways that do not name the disk."""
+"""Bytes. With less free disk, errors of a compiler do not mention the disk."""
 
-# What tasks of one group may differ in: the worker does once what they have in common, see aotriton/shared_stages.py.
+# Keys in which tasks of a group may differ. The worker does their common part once, see aotriton/shared_stages.py.
 _OWN = frozenset({"id", "out", "num_warps", "num_stages", "waves_per_eu"})
 
 
@@ -52,9 +52,9 @@ class Job:
     """A task for a compile process.
 
     Args:
-        task: as the process reads it; its `out` is for display, and the process gets another.
-        files: the set of source files that the process must see, and no other.
-        out: where the object goes on this machine; the process does not see it.
+        task: as the process reads it, except for `out`, which is for display.
+        files: the set of source files that the process sees.
+        out: the path of the object on this machine, which the process does not see.
     """
 
     task: Task
@@ -63,11 +63,7 @@ class Job:
 
 
 def groups(jobs: Iterable[Job], most: int) -> Iterator[list[Job]]:
-    """The jobs in their order, those together that one process should do one after the other.
-
-    Args:
-        most: how many at most, so that no process waits for the group of another.
-    """
+    """Yield groups of at most `most` consecutive jobs that one process should do, because they share work."""
     for _, group in itertools.groupby(jobs, key=_shared_part):
         while part := list(itertools.islice(group, most)):
             yield part
@@ -78,10 +74,10 @@ def _shared_part(job: Job) -> tuple[str, Task]:
 
 
 def machine_fault(reason: str, folder: Path) -> str:
-    """The fault of the machine on which a compile failed for `reason`; empty if it is the kernel's.
+    """Return the fault of the machine that made a compilation fail; empty if the kernel is at fault.
 
     Args:
-        folder: where the objects are.
+        folder: the folder of the objects.
     """
     if shutil.disk_usage(folder).free < LEAST_FREE:
         return "the disk is full"
@@ -89,11 +85,7 @@ def machine_fault(reason: str, folder: Path) -> str:
 
 
 class DiedError(Exception):
-    """The worker ended.
-
-    Args:
-        code: its exit code, negative for a signal; None if it only closed its output.
-    """
+    """The worker ended with an exit code, negative for a signal; None if it only closed its output."""
 
     def __init__(self, reason: str, code: int | None) -> None:
         super().__init__(reason)
@@ -105,11 +97,11 @@ class TimedOutError(Exception):
 
 
 class StoppedError(Exception):
-    """The run is given up."""
+    """The run is being stopped."""
 
 
 class OverMemoryError(Exception):
-    """The worker was stopped for its memory; `final` says that the kernel would need as much in any case."""
+    """The worker was ended for its memory. `final` means that the kernel would need as much when it is alone."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
         super().__init__(reason)
@@ -117,14 +109,14 @@ class OverMemoryError(Exception):
 
 
 class Worker:
-    """One long-lived compile process and the thread that reads its answers.
+    """One long-lived compile process, and the threads that read its output.
 
-    The process may only write to a folder of its own, so it neither reads nor changes what others compiled.
+    The process can only write to its own folder, so it neither reads nor changes the objects of others.
 
     Args:
         files: the set of source files that it sees.
-        folder: of this process; made, and removed by `stop`.
-        seen: where the process sees `folder`; empty for the same path.
+        folder: the folder of this process, which is made here and removed by `stop`.
+        seen: the path at which the process sees `folder`; empty for the same path.
     """
 
     def __init__(self, make: MakeWorker, files: str, folder: Path, seen: str = "") -> None:
@@ -133,17 +125,17 @@ class Worker:
         self._seen = seen or str(folder)
         self.memory = 0
         self.served = 0
-        self.task: Task | None = None  # None between two
-        self.over: OverMemoryError | None = None  # the reason for which it was stopped over its memory
+        self.task: Task | None = None  # None between two tasks
+        self.over: OverMemoryError | None = None  # why it was ended for its memory
         self._since = 0.0
         self._lock = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._answers: queue.Queue[str | StoppedError | None] = queue.Queue()
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)  # the last lines that it wrote beside its answers
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)  # the last lines of other output
         self._readers: list[threading.Thread] = []
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         self._process = self._stack.enter_context(make(files, folder))
-        self.pid = self._process.pid  # the topmost process of it
+        self.pid = self._process.pid
         self._read(self._process.stdout, self._answers.put, at_end=lambda: self._answers.put(None))
         self._read(self._process.stderr, self._note, at_end=lambda: None)
 
@@ -166,7 +158,7 @@ class Worker:
         self._readers.append(thread)
 
     def answer(self, timeout: float | None) -> dict[str, Any]:
-        """The next line that is an answer; other output is kept as the tail of the log."""
+        """Return the next line that is a JSON object; other lines go to `tail`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
@@ -185,7 +177,7 @@ class Worker:
             self._note(line)
 
     def ask(self, job: Job, timeout: float | None) -> dict[str, Any]:
-        """Have a job done; its answer. What the process leaves is collected by `collect`."""
+        """Let the process do a job, and return its answer; `collect` copies the object."""
         assert self._process.stdin is not None  # noqa: S101
         with self._lock:
             self.task, self._since = job.task, time.monotonic()
@@ -203,12 +195,10 @@ class Worker:
                 self.served += 1
 
     def collect(self, job: Job) -> None:
-        """Copy the object of a job, and the JSON beside it, to their place. A missing one is left out.
-
-        It is not flushed to the disk: a campaign reads what is there, and a crash costs a kernel.
+        """Copy the object of a job and its JSON to their place, if they exist.
 
         Raises:
-            OSError: one is no regular file or too large, or cannot be written.
+            OSError: one of them is not a regular file, too large, or cannot be written.
         """
         for suffix, limit in ((".json", LARGEST_METADATA), (job.out.suffix, LARGEST_OBJECT)):
             made = self._folder / f"{_OBJECT}{suffix}"
@@ -217,17 +207,10 @@ class Worker:
             except FileNotFoundError:
                 continue
             made.unlink()
-            job.out.parent.mkdir(parents=True, exist_ok=True)
-            with NewFile(job.out.with_suffix(suffix)) as new:
-                new.stream.write(content)
-                new.finish(flush=False)
+            write_unflushed(job.out.with_suffix(suffix), content)
 
     def end_for(self, task: Task, reason: str, *, final: bool) -> None:
-        """Kill it while it compiles `task`, from another thread.
-
-        Args:
-            final: whether the kernel would need as much in any case.
-        """
+        """Kill the process from another thread if it is still compiling `task`; `final` as in `OverMemoryError`."""
         with self._lock:
             if self.task is task and self.over is None:
                 self.over = OverMemoryError(reason, final=final)
@@ -254,7 +237,7 @@ class Worker:
             thread.join(2)
         code = self._process.returncode
         if code is not None and code > 128 and code - 128 in set(signal.Signals):
-            code = 128 - code  # as a container engine or shell passes it on
+            code = 128 - code  # a container engine or shell reports a signal so
         if code is None:
             how = "closed its output"
         else:
@@ -262,17 +245,17 @@ class Worker:
         return DiedError("\n".join([f"the worker {how}", *self.tail]), code)
 
     def interrupt(self) -> None:
-        """Make `answer` return at once, from another thread."""
+        """Make `answer` raise StoppedError, from another thread."""
         self._answers.put(StoppedError())
 
     def stop(self, *, patience: float = 0.0) -> None:
-        """End the process: by closing its input when there is time, by force otherwise."""
+        """End the process by closing its input, and kill it after `patience` seconds."""
         if patience and self._process.stdin is not None:
             with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
                 self._process.stdin.close()
                 self._process.wait(patience)
         self._kill()
-        # On a busy disk a killed process may take longer to go; that fails no kernel.
+        # On a busy disk a killed process may take longer to end, which does not matter.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._stack.close()
         for thread in self._readers:
@@ -280,7 +263,7 @@ class Worker:
 
     def _kill(self) -> None:
         if self._process.poll() is None:
-            # A worker has nothing to tidy up, and one inside a container would not hear a polite signal.
+            # A process in a container would not receive another signal.
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
             except ProcessLookupError:
