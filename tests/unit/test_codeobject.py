@@ -34,8 +34,8 @@ def test_machine_numbers_are_distinct() -> None:
     ("content", "why"),
     [
         (b"", "empty"),
-        (b"not an elf", "not a whole ELF file"),
-        (make_object("gfx942", "k")[:50], "not a whole ELF file"),
+        (b"not an elf", "not an AMDGPU ELF64"),
+        (make_object("gfx942", "k")[:50], "damaged"),
         (make_object("gfx942", "k", machine=62), "not an AMDGPU ELF64"),
         (make_object("gfx942", "k", osabi=0), "not HSA"),
         (make_object("gfx942", "other"), "no code under the symbol k; it has other, other.kd"),

@@ -1,32 +1,126 @@
-"""Code objects: is this file really an AMDGPU kernel for this GPU?"""
+"""Read AMDGPU code objects: their ELF tables, and a check that a file holds a kernel for a GPU.
+
+Code objects may be hostile: every table is bounded, so a small file cannot take hours or gigabytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from toolchain.catalog.gpus import check_gpu, gpu_of_flag, machine_flag
 from toolchain.core.errors import KernelError
-from toolchain.core.filesystem import open_regular
-from toolchain.core.metered import metered
+from toolchain.core.filesystem import read_regular
 
 EM_AMDGPU = 224
-ELFOSABI_AMDGPU_HSA = 64
-_MACH_MASK = 0xFF
-DESCRIPTOR_SIZE = 64
+_OSABI_HSA = 64
+_DESCRIPTOR_SIZE = 64
+_LARGEST = 1 << 30  # bytes of a code object
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_LOAD, _NOTE, _DYNSYM = 1, 4, 11  # types of segments and of a section
+_MOST = 4096  # sections and segments; a code object has some twenty
+_MOST_SYMBOLS, _LONGEST_NAME = 100_000, 8192
+_LARGEST_NAMES = 16 << 20
+
+
+class ElfTables:
+    """The tables of an AMDGPU ELF file; raises ValueError if they are damaged.
+
+    Attributes:
+        mach: the flag EF_AMDGPU_MACH, which stands for the GPU.
+        osabi: the number of the OS ABI.
+        symbols: (address, size) of dynamic symbols, by name.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        if content[:5] != b"\x7fELF\2" or content[18:20] != EM_AMDGPU.to_bytes(2, "little"):
+            raise ValueError("it is not an AMDGPU ELF64 file" if content else "the file is empty")
+        self._view = memoryview(content)
+        try:
+            head = _HEADER.unpack_from(content)
+            if max(head[10], head[12]) > _MOST:
+                raise ValueError("it has too many sections")
+            self.osabi = content[7]
+            self.mach = head[7] & 0xFF
+            self._segments = [_SEGMENT.unpack_from(content, head[5] + at * _SEGMENT.size) for at in range(head[10])]
+            sections = [_SECTION.unpack_from(content, head[6] + at * _SECTION.size) for at in range(head[12])]
+            self.symbols = self._read_symbols(sections)
+        except (struct.error, IndexError, OverflowError) as error:
+            raise ValueError("a table in it is damaged") from error
+
+    def _cut(self, start: int, size: int) -> memoryview:
+        piece = self._view[start : start + size]
+        if len(piece) != size:
+            raise ValueError(f"it ends early: {len(self._view)} bytes, {start + size} are named")
+        return piece
+
+    def _read_symbols(self, sections: list[tuple[Any, ...]]) -> dict[str, tuple[int, int]]:
+        table = next((row for row in sections if row[1] == _DYNSYM), None)
+        if table is None:
+            raise ValueError("it has no table of symbols")
+        named = sections[table[6]]
+        if table[5] > _MOST_SYMBOLS * _SYMBOL.size or named[5] > _LARGEST_NAMES:
+            raise ValueError("it has too many symbols")
+        names = bytes(self._cut(named[4], named[5]))
+        symbols = {}
+        rows = self._cut(table[4], table[5] // _SYMBOL.size * _SYMBOL.size)
+        for name, _, _, _, value, size in _SYMBOL.iter_unpack(rows):
+            end = names.find(b"\0", name, name + _LONGEST_NAME)
+            if end < 0:
+                raise ValueError("a symbol of it has no name")
+            symbols[names[name:end].decode()] = (value, size)
+        return symbols
+
+    def loaded(self, address: int, size: int) -> memoryview:
+        """Return the bytes of the file at an address of the loaded image."""
+        for kind, _, offset, start, _, inside, _, _ in self._segments:
+            if kind == _LOAD and start <= address and address + size <= start + inside:
+                return self._cut(offset + address - start, size)
+        raise ValueError("its code is in no segment")
+
+    def notes(self) -> Iterator[bytes]:
+        """Yield the content of the note segments."""
+        left = len(self._view)
+        for kind, _, offset, _, _, size, _, _ in self._segments:
+            if kind == _NOTE:
+                left -= size
+                if left < 0:
+                    raise ValueError("its notes overlap")
+                yield bytes(self._cut(offset, size))
 
 
 def check_object(path: Path, gpu: str, kernel: str) -> None:
     """Check that a file is an AMDGPU ELF for `gpu` that holds a kernel, by its symbol, and its descriptor."""
     check_gpu(gpu)
-    why = _fault(path, gpu, kernel)
+    try:
+        elf = ElfTables(read_regular(path, _LARGEST))
+        why = _fault(elf, gpu, kernel)
+    except (OSError, ValueError) as error:
+        why = str(error.strerror or error) if isinstance(error, OSError) else str(error)
     if why:
         raise KernelError(f"{path} is not a code object for {gpu}", why=why, fix="compile it again")
 
 
+def _fault(elf: ElfTables, gpu: str, kernel: str) -> str:
+    if elf.osabi != _OSABI_HSA:
+        return f"for OS ABI {elf.osabi}, not HSA"
+    if elf.mach != machine_flag(gpu):
+        return f"made for {gpu_of_flag(elf.mach) or 'another GPU'} (EF_AMDGPU_MACH {elf.mach:#x})"
+    if not elf.symbols.get(kernel, (0, 0))[1]:
+        there = ", ".join(sorted(filter(None, elf.symbols))) or "none"
+        return f"no code under the symbol {kernel}; it has {there}"
+    if elf.symbols.get(f"{kernel}.kd", (0, 0))[1] != _DESCRIPTOR_SIZE:
+        return f"no kernel descriptor {kernel}.kd"
+    return ""
+
+
 def metadata_fault(metadata: Any, gpu: str) -> str:
-    """Check the JSON beside an object for the packers; the fault, or empty."""
+    """Return the fault of the JSON beside an object, which AOTriton's packers read; empty without one."""
     if not isinstance(metadata, dict):
         return "the JSON beside the object is not an object"
     numbers = {name: metadata.get(name) for name in ("shared", "num_warps", "warp_size")}
@@ -34,45 +128,4 @@ def metadata_fault(metadata: Any, gpu: str) -> str:
         return f"the JSON beside the object lacks {', '.join(lacking)}"
     if metadata.get("compile_status") != "Complete" or metadata.get("arch") != gpu:
         return f"the JSON says {metadata.get('compile_status')} for {metadata.get('arch')}"
-    return ""
-
-
-def _fault(path: Path, gpu: str, kernel: str) -> str:
-    from elftools.common.exceptions import ELFError  # noqa: PLC0415 - a plan knows GPUs by their names alone
-    from elftools.elf.elffile import ELFFile  # noqa: PLC0415
-    from elftools.elf.sections import SymbolTableSection  # noqa: PLC0415
-
-    try:
-        if path.stat().st_size == 0:
-            return "the file is empty"
-        with open_regular(path) as stream:
-            elf = ELFFile(metered(stream))
-            table = elf.get_section_by_name(".dynsym")
-            rows = table.iter_symbols() if isinstance(table, SymbolTableSection) else ()
-            symbols = {str(symbol.name): int(symbol["st_size"]) for symbol in rows if symbol.name}
-            stream.seek(7)  # pyelftools knows this OS ABI by another architecture's name
-            return _fault_of_header(elf, stream.read(1)[0], gpu) or _fault_of_kernel(symbols, kernel)
-    except OSError as error:
-        return str(error.strerror or error)
-    except (ELFError, ValueError, KeyError, AttributeError) as error:
-        return f"not a whole ELF file: {error}"
-
-
-def _fault_of_header(elf: Any, osabi: int, gpu: str) -> str:
-    machine, flags = elf["e_machine"], int(elf["e_flags"])
-    # Older pyelftools give the number.
-    if elf.elfclass != 64 or machine not in (EM_AMDGPU, "EM_AMDGPU"):
-        return f"an ELF{elf.elfclass} for machine {machine}, not an AMDGPU ELF64"
-    if osabi != ELFOSABI_AMDGPU_HSA:
-        return f"for OS ABI {osabi}, not HSA"
-    if flags & _MACH_MASK != machine_flag(gpu):
-        return f"made for {gpu_of_flag(flags & _MACH_MASK) or 'another GPU'} (flags {flags:#x})"
-    return ""
-
-
-def _fault_of_kernel(symbols: Mapping[str, int], kernel: str) -> str:
-    if not symbols.get(kernel):
-        return f"no code under the symbol {kernel}; it has {', '.join(sorted(symbols)) or 'none'}"
-    if symbols.get(f"{kernel}.kd") != DESCRIPTOR_SIZE:
-        return f"no kernel descriptor {kernel}.kd"
     return ""

@@ -11,19 +11,11 @@ from typing import Any
 
 from toolchain.catalog.gpus import gpu_of_flag
 from toolchain.core.errors import KernelError
-from toolchain.kernels.codeobject import EM_AMDGPU
+from toolchain.kernels.codeobject import ElfTables
 from toolchain_lab.emulator.codeobject import metadata_in
 from toolchain_lab.examine.occupancy import Occupancy, allocated, occupancy
 
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SEGMENT = struct.Struct("<IIQQQQQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_NOTE, _DYNSYM, _LOAD = 4, 11, 1
 _RSRC1 = 48  # bytes into a kernel's descriptor
-_MOST = 4096  # sections and segments; a code object has some twenty
-_MOST_SYMBOLS, _LONGEST_NAME = 100_000, 8192
-_LARGEST_NAMES = 16 << 20
 
 # PTX is read line by line: patterns that reach over lines take hours for a hostile file.
 _LONGEST_LINE = 1 << 16
@@ -102,9 +94,7 @@ def read_object(content: bytes, where: str, *, shared: int | None = None) -> tup
         KernelError: it is damaged, for an unknown GPU, or has no kernel.
     """
     try:
-        if content[:4] != b"\x7fELF" or content[18:20] != EM_AMDGPU.to_bytes(2, "little"):
-            raise ValueError("it is not an ELF file for AMDGPU")
-        kernels = tuple(_kernels(content, shared or 0))
+        kernels = tuple(_kernels(ElfTables(content), len(content), shared or 0))
         if not kernels:
             raise ValueError("it holds no kernel")
     except (struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
@@ -116,29 +106,24 @@ def read_object(content: bytes, where: str, *, shared: int | None = None) -> tup
     return kernels
 
 
-def _kernels(content: bytes, shared: int) -> Iterator[Facts]:
-    head = _HEADER.unpack_from(content)
-    segments, sections, flags = head[5], head[6], head[7]
-    gpu = gpu_of_flag(flags & 0xFF)
+def _kernels(elf: ElfTables, left: int, shared: int) -> Iterator[Facts]:
+    gpu = gpu_of_flag(elf.mach)
     if gpu is None:
-        raise ValueError(f"its GPU is unknown: EF_AMDGPU_MACH {flags & 0xFF:#x}")
-    if max(head[10], head[12]) > _MOST:
-        raise ValueError("it has too many sections")
-    view = memoryview(content)
-    loads = [_SEGMENT.unpack_from(content, segments + at * _SEGMENT.size) for at in range(head[10])]
-    tables = [_SECTION.unpack_from(content, sections + at * _SECTION.size) for at in range(head[12])]
-    symbols = _symbols(view, tables)
-    names, left = set[str](), len(content)
-    for row in _metadata(view, loads)["amdhsa.kernels"]:
+        raise ValueError(f"its GPU is unknown: EF_AMDGPU_MACH {elf.mach:#x}")
+    metadata = next((value for note in elf.notes() if (value := metadata_in(note)) is not None), None)
+    if metadata is None:
+        raise ValueError("it has no metadata")
+    names = set[str]()
+    for row in metadata["amdhsa.kernels"]:
         name = str(row[".name"])
-        place, size = symbols[name]
+        place, size = elf.symbols[name]
         left -= size
         if name in names or left < 0:
             raise ValueError("its kernels overlap")  # their code would be digested many times over
         names.add(name)
-        code = _loaded(view, loads, place, size)
-        descriptor, _ = symbols[str(row.get(".symbol", f"{name}.kd"))]
-        (rsrc1,) = struct.unpack("<I", _loaded(view, loads, descriptor + _RSRC1, 4))
+        code = elf.loaded(place, size)
+        descriptor, _ = elf.symbols[str(row.get(".symbol", f"{name}.kd"))]
+        (rsrc1,) = struct.unpack("<I", elf.loaded(descriptor + _RSRC1, 4))
         wave = _count(row, ".wavefront_size")
         if wave not in {32, 64}:
             raise ValueError(f"its waves have {wave} lanes")
@@ -166,48 +151,6 @@ def _count(row: Mapping[str, Any], name: str, default: int | None = None) -> int
     if not isinstance(value, int) or not 0 <= value < 1 << 32:
         raise ValueError(f"its metadata has no valid {name}")
     return int(value)
-
-
-def _cut(content: memoryview, start: int, size: int) -> memoryview:
-    piece = content[start : start + size]
-    if len(piece) != size:
-        raise ValueError(f"it ends early: {len(content)} bytes, {start + size} are named")
-    return piece
-
-
-def _symbols(content: memoryview, tables: list[tuple[Any, ...]]) -> dict[str, tuple[int, int]]:
-    table = next((row for row in tables if row[1] == _DYNSYM), None)
-    if table is None:
-        raise ValueError("it has no table of symbols")
-    if table[5] > _MOST_SYMBOLS * _SYMBOL.size or tables[table[6]][5] > _LARGEST_NAMES:
-        raise ValueError("it has too many symbols")
-    names = bytes(_cut(content, tables[table[6]][4], tables[table[6]][5]))
-    symbols = {}
-    for name, _, _, _, value, size in _SYMBOL.iter_unpack(_cut(content, table[4], table[5] // 24 * 24)):
-        end = names.find(b"\0", name, name + _LONGEST_NAME)
-        if end < 0:
-            raise ValueError("a symbol of it has no name")
-        symbols[names[name:end].decode()] = (value, size)
-    return symbols
-
-
-def _loaded(content: memoryview, loads: list[tuple[Any, ...]], place: int, size: int) -> memoryview:
-    for kind, _, offset, address, _, inside, _, _ in loads:
-        if kind == _LOAD and address <= place and place + size <= address + inside:
-            return _cut(content, offset + place - address, size)
-    raise ValueError("its code is in no segment")
-
-
-def _metadata(content: memoryview, loads: list[tuple[Any, ...]]) -> Any:
-    left = len(content)
-    for kind, _, offset, _, _, size, _, _ in loads:
-        if kind == _NOTE:
-            left -= size
-            if left < 0:
-                raise ValueError("its notes overlap")
-            if (value := metadata_in(bytes(_cut(content, offset, size)))) is not None:
-                return value
-    raise ValueError("it has no metadata")
 
 
 def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
