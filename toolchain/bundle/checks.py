@@ -1,4 +1,4 @@
-"""Checks of a bundle before its import: it holds all that its lock names, and nothing else."""
+"""Checks of a bundle before its import: it contains everything that its lock names, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from toolchain.pipeline.lockfile import Lock, LockedBase, LockedSource
 from toolchain.pipeline.locking import locked_packages, refused
 from toolchain.stages.unpacked import PARTIAL
 
-DO_NOT = "do not use this bundle; have it exported again"
+DO_NOT = "do not use this bundle; ask its author for a new export"
 
 
 def require_agreement(own: Lock, lock: Lock, what: str) -> None:
-    """Check that a bundle is within an existing lock, which must name the digest of each tree."""
+    """Check that a bundle agrees with an existing lock, which must name the digest of each tree."""
     problems = differences(own, lock, whole=False)
     for key in ("allow-binary", "drop-binary"):
         if more := sorted(set(lock.request.get(key, ())) - set(own.request.get(key, ()))):
@@ -38,14 +38,10 @@ def require_agreement(own: Lock, lock: Lock, what: str) -> None:
 
 
 def require_fitting(lock: Lock) -> None:
-    """Check that it is for a build on this machine: in its base, against an old system or other machines' side of it.
-
-    Raises:
-        UnsupportedError: it was made on a machine of another kind.
-    """
+    """Check that a bundle's bases and sysroots are for a build on this machine."""
     here = this_machine()
     for base in lock.bases:
-        # An old system is compiled against for this machine too, and so are CPythons.
+        # Sysroots of old systems and CPythons are for this machine.
         of_here = base.arch == here
         if (base.stage == "base" and not of_here) or (base.stage == "sysroot" and of_here and not base.old):
             raise UnsupportedError(
@@ -56,12 +52,13 @@ def require_fitting(lock: Lock) -> None:
 
 
 def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, Any]], title: str) -> Record:
-    """The record of a base or sysroot in the lock, which must agree with the lock.
+    """Return the record of a base or sysroot, which must agree with the lock.
 
-    Provenances and SBOMs of all that is built on it repeat what it says. So facts that are not of a layer are dropped.
+    Provenances and SBOMs of everything that is built on it repeat the record, so facts that are not of a layer are
+    dropped.
 
     Args:
-        layers: of the image, as its manifest has them.
+        layers: of the image, as in its manifest.
     """
     try:
         record = Record.parse(value)
@@ -74,7 +71,7 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
         why = one_line(str(error))[:200]
         raise HostileInputError(f"{title} is not a record of a {base.stage}", why=why, fix=DO_NOT) from error
     inputs, packages = record.inputs, record.facts.get("packages")
-    # Of other inputs than these the digest tells: no plan has it.
+    # Other inputs would give a digest that no plan has.
     given = (record.stage, inputs.get("stage"), record.image, record.arch, inputs.get("arch"), inputs.get("base"),
              inputs.get("packages"), record.manifest, record.input_digest, record.partial)  # fmt: skip
     wanted = (base.stage, base.stage, base.image_name, base.arch, base.arch, base.name,
@@ -101,12 +98,12 @@ def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:
 
 
 def is_file(source: LockedSource) -> bool:
-    """Whether a source is one file; else it is a tree."""
+    """Return whether a source is one file; otherwise it is a tree."""
     return source.digest.startswith("sha256:") and bool(source.file)
 
 
 def _expected(lock: Lock) -> set[tuple[str, str, str]]:
-    """Kind, name, and where the lock knows it the digest, of all that a bundle must hold."""
+    """Return kind, name and, if the lock has it, digest of everything that a bundle must contain."""
     expected: set[tuple[str, str, str]] = set()
     for source in lock.sources:
         plain = is_file(source)
@@ -132,7 +129,7 @@ def _expected(lock: Lock) -> set[tuple[str, str, str]]:
 
 
 def require_whole(lock: Lock, entries: Sequence[Entry]) -> None:
-    """Check that a bundle holds all that its lock names, and nothing else."""
+    """Check that a bundle contains everything that its lock names, and nothing else."""
     expected = _expected(lock)
     images = {base.owner for base in lock.bases}
     there: set[tuple[str, str, str]] = set()

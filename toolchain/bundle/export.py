@@ -1,4 +1,4 @@
-"""Bundles: all inputs of a build, as one OCI artifact, for machines without a network."""
+"""Bundles: all inputs of a build as one OCI artifact, for machines without a network."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _MEDIA_TYPE = re.compile(r"[a-z]+/[A-Za-z0-9.+_-]{1,120}")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One thing in a bundle, one layer of the artifact.
+    """An entry of a bundle, which is one layer of the artifact.
 
     Args:
-        kind: `lock`, the lock of all; `file` or `tree` (a tar of it), a source; `patch`, one on a source; `base`, the
-            resolved package list of a base or sysroot; `record`, what the pipeline keeps of a finished one; `blob`, a
+        kind: `lock`, the lock of the bundle; `file` or `tree` (a tar of it), a source; `patch`, a patch of a source;
+            `base`, the resolved package list of a base or sysroot; `record`, the record of a finished one; `blob`, a
             part of its image.
         name: of the source, base or sysroot it belongs to.
         title: file name.
@@ -61,18 +61,14 @@ class Entry:
     of: str = ""
 
     def descriptor(self) -> Descriptor:
-        """The form in the manifest of the artifact."""
+        """Return the form in the manifest of the artifact."""
         notes = {_KIND: self.kind, _OWNER: self.name, labels.TITLE: self.title, _MEDIA: self.of}
         kept = {key: text for key, text in notes.items() if text}
         return replace(self.blob, media_type=f"application/vnd.toolchain.bundle.{self.kind}.v1", annotations=kept)
 
     @classmethod
     def parse(cls, layer: Descriptor) -> Entry:
-        """Read an entry of an untrusted manifest.
-
-        Raises:
-            HostileInputError: it has no kind that is known, or a name that could become another path.
-        """
+        """Read an entry of an untrusted manifest; an unknown kind and an unsafe name are refused."""
         kind, title = layer.annotations.get(_KIND, ""), layer.annotations.get(labels.TITLE, "")
         name, of = layer.annotations.get(_OWNER, ""), layer.annotations.get(_MEDIA, "")
         if kind not in get_args(Kind):
@@ -89,21 +85,21 @@ class Entry:
         return cls(kind=cast("Kind", kind), name=name, title=title, blob=layer.plain, of=of)
 
     def as_json(self) -> dict[str, Any]:
-        """The form of `--json`."""
+        """Return the form of `--json`."""
         return {"kind": self.kind, "name": self.name, "file": self.title, "digest": self.blob.digest,
                 "bytes": self.blob.size}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A bundle where it was brought to."""
+    """A bundle that was written or sent."""
 
     published: Published
     lock: Lock
     entries: tuple[Entry, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The form of `bundle export --json`."""
+        """Return the form of `bundle export --json`."""
         return {
             "ref": self.published.ref,
             "tags": list(self.published.tags),
@@ -117,12 +113,7 @@ class Exported:
 def export(request: Request, target: str, dest: Target) -> Exported:
     """Write all inputs of building `target` to `dest`: sources, wheels, patches, the finished base, and their lock.
 
-    The same cache and request give the same bytes. What `dest` has already is not sent again.
-
-    Raises:
-        ConfigError: `dest` has a digest.
-        SourceError: the base is not built yet, or a source is not available.
-        RegistryError, UnreachableError: it could not be written or sent.
+    The same cache and request give the same bytes. Blobs that `dest` has already are not sent again.
     """
     if dest.digest:
         raise ConfigError(f"{dest} names a bundle that exists", fix="give a tag in place of the digest, or none")
@@ -137,7 +128,7 @@ def export(request: Request, target: str, dest: Target) -> Exported:
             packer.source(source)
         for base, row in bases:
             packer.base(base, row)
-        lock = resolve(request, planned, target)  # by now every tree is in the store
+        lock = resolve(request, planned, target)  # now every tree is in the store
         if lock.bases != tuple(base for base, _ in bases):
             raise SourceError("a base was made again while it was packed", fix="run the command again")
         packer.content("lock", "toolchain", lockfile.DEFAULT, lockfile.render(lock))
@@ -149,20 +140,21 @@ def export(request: Request, target: str, dest: Target) -> Exported:
 
 
 def _old_systems(request: Request) -> list[PlanRow]:
-    """The old systems that a portable LLVM is compiled against on this machine: inputs as the base is, from mirrors.
+    """Return the old systems that a portable LLVM is compiled against on this machine.
 
-    A base serves without it where nothing portable is built. So it is left out, with a note, where it was never made.
+    They are inputs from package mirrors, as the base is. A base is useful without them if nothing portable is built, so
+    they are left out, with a note, if they were never built.
     """
     here = replace(request, arch=(this_machine(),))
     if make_stage("sysroot", here) is None or this_machine() not in request.arch:
         return []
     if (lock := lock_of(request)) is not None and all(base.stage != "sysroot" for base in lock.bases):
-        return []  # what is held to a lock of a base alone brings that
+        return []  # the lock has only a base
     rows = plan(here, "sysroot")
     if request.arch == here.arch and any(row.built is None for row in rows):
         console.note(
-            "the system that a portable LLVM is compiled against is not built here, so the bundle has the base alone:"
-            " for both, toolchain build sysroot, with the same options, and export again"
+            "the system that a portable LLVM is compiled against is not built, so the bundle contains only the base;"
+            " for both, run `toolchain build sysroot` with the same options, and export again"
         )
         return []
     return rows
@@ -181,7 +173,7 @@ def _row_of(base: LockedBase, rows: Sequence[PlanRow]) -> PlanRow:
 
 @dataclass
 class _Packer:
-    """Lays everything into a layout of its own; the blobs are links where the file system has them."""
+    """Collects the entries in a layout of its own; blobs are hard links if the file system supports them."""
 
     request: Request
     layout: Layout
@@ -189,14 +181,14 @@ class _Packer:
     entries: list[Entry] = field(default_factory=list)
 
     def sorted(self) -> list[Entry]:
-        """The lock first, then small before large kinds, by name."""
+        """Return the lock first, then small kinds before large ones, by name."""
         order = ("lock", "base", "record", "patch", "file", "tree", "blob")
         return sorted(
             self.entries, key=lambda entry: (order.index(entry.kind), entry.name, entry.title, entry.blob.digest)
         )
 
     def source(self, source: Source) -> None:
-        """A source as it is in the store, and its patches."""
+        """Add a source from the store, and its patches."""
         cache = self.request.cache
         console.note(f"{source.name}: {source.ref}")
         got = fetch_for(self.request, source, verify=True)
@@ -214,7 +206,7 @@ class _Packer:
             self.content("patch", source.name, safe_name(patch.name), patch.read_bytes())
 
     def base(self, base: LockedBase, row: PlanRow) -> None:
-        """A finished base or sysroot: its image, its record and its package list."""
+        """Add a finished base or sysroot: its image, record and package list."""
         cache = self.request.cache
         if base.state == "image":
             layout = Layout(row.planned.details.root)
@@ -235,7 +227,7 @@ class _Packer:
         self.content("base", base.owner, packages.name, canonical(strict_json.read(packages.read_bytes())))
 
     def image(self, layout: Layout, manifest: Descriptor, name: str) -> None:
-        """An image's manifest, config and layers."""
+        """Add an image's manifest, config and layers."""
         for part in (manifest, *layout.children(manifest)):
             plain = part.digest.removeprefix("sha256:")
             self.file("blob", name, plain, layout.blob(part.digest), part.digest, of=part.media_type)
@@ -245,11 +237,11 @@ class _Packer:
         self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob))
 
     def file(self, kind: Kind, name: str, title: str, path: Path, digest: str, *, of: str = "") -> None:
-        """A file whose digest is known; the receiver checks it."""
+        """Add a file whose digest is known; the receiver checks it."""
         blob = Descriptor(media.LAYER, digest, self.layout.link(path, digest).stat().st_size)
         self.entries.append(Entry(kind=kind, name=name, title=title, blob=blob, of=of))
 
     def manifest(self, target: str) -> Descriptor:
-        # Two entries of one kind and content are listed twice only when they belong to different owners.
+        # Entries of the same kind and content are listed twice only if they belong to different owners.
         layers = [entry.descriptor() for entry in dict.fromkeys(self.sorted())]
         return self.layout.put_artifact(TYPE, layers, annotations=standard_annotations(f"toolchain bundle: {target}"))

@@ -1,4 +1,4 @@
-"""Bundles on their way into a cache: nothing is taken that the lock does not name, and no name becomes a path."""
+"""The import of bundles: only entries that the lock names are taken, and no name becomes a path."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from toolchain.sources.unpack import unpack_tar
 
 @dataclass(frozen=True)
 class ImportedEntry:
-    """An entry, and whether it came now or was here already."""
+    """An entry, and whether it was imported now or was here already."""
 
     entry: Entry
     new: bool
@@ -70,7 +70,7 @@ class Imported:
     command: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The form of `bundle import --json`."""
+        """Return the form of `bundle import --json`."""
         return {
             "digest": self.digest,
             "entries": [entry.entry.as_json() | {"new": entry.new} for entry in self.taken],
@@ -79,17 +79,13 @@ class Imported:
 
 
 def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
-    """Fill a cache from a bundle. What is here already and whole is not brought again.
+    """Fill a cache from a bundle. Entries that are already here and complete are not fetched again.
+
+    Bytes with a wrong digest are not kept, and an entry that the lock does not name is refused.
 
     Args:
-        lock_path: if there is a lock, all that the bundle holds must be in it; if there is none, the bundle's own is
-            written there, last of all.
-
-    Raises:
-        RegistryError: there is no bundle.
-        DigestError: bytes that are not what they must be; they are not kept.
-        HostileInputError: it holds what no bundle holds, or what its lock does not name.
-        LockedError: it holds something else than the lock at `lock_path`.
+        lock_path: an existing lock must contain everything in the bundle; otherwise the bundle's lock is written there,
+            last.
     """
     with open_place(ref) as place:
         manifest, content = place.manifest()
@@ -106,7 +102,7 @@ def import_bundle(ref: Target, cache: Cache, lock_path: Path) -> Imported:
                 if not lock_path.exists():
                     lockfile.write(lock, lock_path, option="--lock-file")
             except (UnreachableError, RegistryError, KeyboardInterrupt):
-                raise  # what came so far is whole, and the next attempt continues from there
+                raise  # the next attempt continues with the complete blobs
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -150,14 +146,14 @@ class _Taker:
         return self._scratch.read(entry.blob)
 
     def lock(self) -> Lock:
-        """The bundle's lock."""
+        """Return the bundle's lock."""
         locks = self._of("lock")
         if len(locks) != 1:
             raise HostileInputError(f"the bundle holds {len(locks)} locks", fix=DO_NOT)
         return lockfile.parse(self._small(locks[0]), "the bundle's lock", again="toolchain bundle export")
 
     def take(self, lock: Lock) -> list[ImportedEntry]:
-        """Everything; all checks that decide what is trusted come before the first thing is taken."""
+        """Take every entry, after all checks that decide what is trusted."""
         require_fitting(lock)
         require_whole(lock, self._entries)
         self._named_parts(lock)
@@ -165,7 +161,7 @@ class _Taker:
         done = [ImportedEntry(self._of("lock")[0], True)]
         done += [ImportedEntry(entry, self._source(entry, lock)) for entry in self._of("file", "tree", "patch")]
         self._images.ensure()
-        # Manifests name the others, so they come last.
+        # Manifests refer to the other blobs, so they come last.
         blobs = sorted(self._of("blob"), key=lambda entry: entry.of in media.MANIFESTS)
         done += [ImportedEntry(entry, self._blob(entry)) for entry in blobs]
         for base in lock.bases:
@@ -174,13 +170,11 @@ class _Taker:
         done += [ImportedEntry(entry, _write(path, value)) for entry, (path, value) in bases.items()]
         return done
 
-    # What the lock says about the base, and about sysroots
-
     def _named_parts(self, lock: Lock) -> None:
         """Check that the parts of an image are exactly those that its locked manifest names."""
         for base in lock.bases:
             parts = {entry.blob.digest: entry for entry in self._of("blob") if entry.name == base.owner}
-            manifest = parts[base.image]  # `require_whole` looked
+            manifest = parts[base.image]  # checked by `require_whole`
             value = parse_object(self._small(manifest), base.image)
             named = children_of(value, replace(manifest.blob, media_type=manifest.of))
             expected = {base.image, *(child.digest for child in named)}
@@ -210,7 +204,7 @@ class _Taker:
             known = known_record(self._cache, record.input_digest)
             if known is not None and known.manifest != base.image:
                 raise refused([f"{base} has another image in this cache"], "the bundle brings another base")
-            # What is known of it here, above all who made it, is not replaced by the bundle.
+            # The bundle does not replace the record of this cache, above all its builder.
             records[entry] = known if known is not None else record
         return records
 
@@ -231,7 +225,7 @@ class _Taker:
         return lists
 
     def _tag(self, base: LockedBase, records: Mapping[Entry, Record]) -> None:
-        """A name keeps the blobs from the garbage collector; what a manifest lacks shows here."""
+        """Name a base's image, which keeps its blobs from removal; a missing blob is an error."""
         manifest = self._images.resolve(base.image)
         for child in self._images.children(manifest):
             self._images.blob(child.digest)
@@ -239,11 +233,9 @@ class _Taker:
         digest = record.input_digest if record else ""
         self._images.tag(manifest, image_tag(base.image_name, digest))
 
-    # What is taken
-
     def _source(self, entry: Entry, lock: Lock) -> bool:
         source = lock.source(entry.name)
-        assert source is not None  # noqa: S101 - `require_whole` looked
+        assert source is not None  # noqa: S101 - checked by `require_whole`
         if entry.kind == "tree":
             return self._tree(entry, source)
         digest = entry.blob.digest
@@ -296,11 +288,11 @@ class _Taker:
 
 
 def _owner(entry: Entry, lock: Lock) -> LockedBase:
-    return next(base for base in lock.bases if base.owner == entry.name)  # `require_whole` looked
+    return next(base for base in lock.bases if base.owner == entry.name)  # checked by `require_whole`
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A JSON object that is here, None if there is none or it is damaged."""
+    """Return a JSON object from a file; None if the file is missing or damaged."""
     with contextlib.suppress(OSError, ValueError):
         value = strict_json.read(path.read_bytes())
         return value if isinstance(value, dict) else None
@@ -317,7 +309,7 @@ def _write(path: Path, value: Mapping[str, Any]) -> bool:
 
 
 def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
-    """The command that builds from the bundle: sources and patches with local paths have paths in the cache now."""
+    """Return the command that builds from the bundle, with the cache's paths of local sources and patches."""
     instead: dict[str, Any] = {}
     stored = {source.name: str(source.spec) for source in lock.sources if source.kind == "local"}
     if stored:
@@ -338,5 +330,5 @@ def _command(cache: Cache, lock: Lock, lock_path: Path) -> tuple[str, ...]:
     if lock.request.get("glibc") == DEFAULT_GLIBC:
         instead["glibc"] = ()
     words = build_command(stage, ["--offline", *named, *lockfile.options(lock, **instead)])
-    # It goes to a terminal, and the request comes from the bundle.
+    # The request comes from the untrusted bundle, and the command is shown in a terminal.
     return tuple(shlex.quote(one_line(word)) for word in words)

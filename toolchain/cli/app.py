@@ -61,18 +61,17 @@ def _main(
 
             ctx.obj = read_config(config)
     except ToolchainError as error:
-        if {"-h", "--help"}.intersection(sys.argv):  # which helps to correct the file
+        if {"-h", "--help"}.intersection(sys.argv):  # help explains how to correct the file
             console.warn(f"{error.what}: {error.why}")
             return
-        # The verb's own options are not read yet.
+        # The options of the verb are not parsed yet.
         console.failure(error, as_json="--json" in sys.argv)
         raise typer.Exit(error.code) from error
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    # SystemExit unwinds through every `finally`, so children end and partial files go. But not while a program is being
-    # started: Python throws away what is raised in handlers that run at a fork, and nothing refers to that program
-    # yet, so it would continue.
+    # SystemExit runs every `finally` block, so children end and partial files are removed. While a program is being
+    # started, Python discards exceptions of handlers that run at a fork, and the program would continue.
     if _starts_a_program(frame):
         signal.signal(signal.SIGALRM, lambda _, later: _terminated(number, later))
         signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -101,10 +100,10 @@ def main() -> None:
 
 def _run() -> None:
     if sys.argv[1:] == ["--version"]:
-        # What scripts ask first, and often: it does not wait until the verbs are put together.
+        # Scripts ask this often, so it does not wait for the list of verbs.
         console.text(__version__)
         return
-    # Containers have ids of their own: what they are shown must be readable to all, whatever the umask.
+    # Containers run with other user ids, so the files that they see must be readable by all.
     os.umask(os.umask(0) & ~0o055)
     signal.signal(signal.SIGTERM, _terminated)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup

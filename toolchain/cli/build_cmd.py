@@ -1,4 +1,4 @@
-"""`build`, `kernels run`, `kernels merge` and `kernels worker`: build what is missing."""
+"""`build`, `kernels run`, `kernels merge` and `kernels worker`: build missing stages."""
 
 from __future__ import annotations
 
@@ -153,8 +153,7 @@ def _campaign(request: Request, stage: str, reuse: Reuse | None) -> None:
 
 
 def _check_kernel_store(request: Request) -> None:
-    """Before a long build begins, check the kernel store and its key, and refuse a --shard without a store, or a
-    --scheduler without Dask or certificates."""
+    """Check the kernel store, its key, the shard and the scheduler before a long build begins."""
     if request.kernel_key is not None or request.kernel_store is not None or request.shards:
         from toolchain.pipeline.kernel_store import check_stores, result_key  # noqa: PLC0415 - cryptography
 
@@ -201,7 +200,7 @@ def _archive(request: Request, built: list[Built], folder: Path, reuse: Reuse | 
 
 
 def _tell_known_bad(built: list[Built]) -> None:
-    """Fail with the exit code of a kernel error where --keep-going marked kernels as known bad."""
+    """Fail with the exit code of a kernel error if --keep-going marked kernels as known bad."""
     for stage in built:
         counts = stage.facts.get("kernels") or {}
         bad = int(counts.get("failed", 0)) + int(counts.get("timed_out", 0))

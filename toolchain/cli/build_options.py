@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 HOW = ("check", "jobs", "runner", "fresh", "kernel_store", "kernel_key", "scheduler")
-"""Fields of `Request` that only decide how things are built; verbs that build nothing do not take them."""
+"""Fields of `Request` that only decide how a stage is built; verbs that build nothing do not have them."""
 
-# From a verb's own parameters (which it may change) and the options given on the command line: the stage and the
+# Takes a verb's own parameters, which it may change, and the options of the command line. Returns the stage and the
 # recorded options, or None if nothing was recorded.
 Recorded = Callable[[dict[str, Any], Mapping[str, Any]], tuple[str, dict[str, Any]] | None]
-# By parameter: the place that each of its texts comes from, with an empty text for the whole value.
+# By parameter: the origin of each of its texts, with an empty text for the whole value.
 Places = Mapping[str, Mapping[str, str]]
 
 
@@ -49,8 +49,8 @@ def with_request(
 
     Args:
         without: fields of `Request` that this verb does not use.
-        recorded: gives the options an image was built with. They replace environment, file and defaults; the command
-            line overrides them.
+        recorded: gives the options with which an image was built. They replace environment, file and defaults; the
+            command line overrides them.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -59,7 +59,7 @@ def with_request(
 
         @functools.wraps(verb)
         def command(ctx: typer.Context, **given: Any) -> None:
-            target = str(given.get("stage", "kernels"))  # `kernels run` names no stage
+            target = str(given.get("stage", "kernels"))  # the default of `kernels run`
             places: dict[str, Mapping[str, str]] = {}
             taken = _take_recorded(ctx, given, declared, recorded) if recorded is not None else None
             if taken is not None:
@@ -95,10 +95,9 @@ def with_request(
 def _take_recorded(
     context: typer.Context, given: dict[str, Any], declared: Sequence[Option], recorded: Recorded
 ) -> str | None:
-    """Set options that the command line does not give to their recorded values.
+    """Set options that the command line does not give to their recorded values, and return the stage.
 
-    Returns:
-        The stage; None if nothing was recorded.
+    The result is None if nothing was recorded.
     """
     options = {option.parameter: option for option in declared}
     typed = {name for name in options if source_of(context, name) == COMMAND_LINE}
@@ -122,7 +121,7 @@ def _take_recorded(
 
 
 def _joined(context: typer.Context, option: Option, given: list[str] | None) -> dict[str, str]:
-    """Return the NAME=VALUE pairs of all places, each with its place. About a name the strongest place decides."""
+    """Return the NAME=VALUE pairs of all origins with the origin of each; for a name the strongest origin decides."""
     file = file_of(context)
     typed = given or () if source_of(context, option.parameter) == COMMAND_LINE else ()
     # Typer would split a variable at every space, and paths may contain spaces: only one before a known name splits.
@@ -147,7 +146,7 @@ def _others(strong: Iterable[str], weak: Iterable[str]) -> list[str]:
 
 
 def _place_in_help(option: inspect.Parameter) -> int:
-    """The sort key of an option: its panel's position; options without a panel come first."""
+    """Return the sort key of an option: the position of its panel. Options without a panel come first."""
     panels = [getattr(about, "rich_help_panel", None) for about in getattr(option.annotation, "__metadata__", ())]
     return next((PANELS.index(panel) for panel in panels if panel in PANELS), -1)
 
@@ -187,7 +186,7 @@ def _one_line(flag: str, value: Any) -> None:
 
 
 def _floor(base: str | None, glibc: str | None) -> str:
-    """Return the glibc that a portable LLVM is built for; empty for a named base, which LLVM is then built for."""
+    """Return the glibc of a portable LLVM; empty for a named base, because LLVM is then built for that base."""
     if base and glibc:
         raise ConfigError(
             f"--base {base} and --glibc {glibc} exclude each other",
@@ -203,7 +202,7 @@ def _floor(base: str | None, glibc: str | None) -> str:
 
 @contextlib.contextmanager
 def _told_where(places: Places) -> Iterator[None]:
-    """Add to an error where the values of the options that it names come from."""
+    """Add the origins of the options that an error names to the error."""
     try:
         yield
     except ToolchainError as error:
@@ -212,7 +211,7 @@ def _told_where(places: Places) -> Iterator[None]:
 
 
 def _tell_places(error: ToolchainError, places: Places, name: str = "") -> None:
-    """Add to an error where the value comes from that it is about, unless the command line gives it.
+    """Add the origin of a value to an error about it, unless the command line gives it.
 
     Args:
         name: the parameter; if empty, every parameter whose option the error names.
@@ -230,7 +229,7 @@ def _tell_places(error: ToolchainError, places: Places, name: str = "") -> None:
 
 
 def _settled(choice: Choice, lock: Lock | None, request: Request) -> Choice:
-    """Decide which Triton is meant, and print what was decided for the user."""
+    """Decide which Triton is meant, and print the decision."""
     if not choice.target and choice.triton is None:
         return choice
     choice = settle(choice, lock=lock, cache=request.cache)
@@ -253,8 +252,8 @@ def make_request(
     Args:
         target: the requested stage; empty for none.
         ranks: see `toolchain.pipeline.triton_choice.Choice`.
-        places: the places that values come from, for messages.
-        given: by parameter, as on the command line; missing values and None mean the default.
+        places: the origins of values, for messages.
+        given: values by parameter, as on the command line; missing values and None mean the default.
     """
     options = {option.parameter: option for option in request_module.options()}
     places = places or {}

@@ -38,7 +38,7 @@ OutOpt = Annotated[
 
 
 def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """The stage and the recorded options of a named image; None for a stage."""
+    """Return the stage and the recorded options of a named image; None for a stage."""
     if given["stage"] in stages.targets():
         return None
     from toolchain.pipeline.original import given_options, of_architectures  # noqa: PLC0415 - brings cryptography in

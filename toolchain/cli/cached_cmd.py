@@ -87,7 +87,7 @@ def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Descriptor]]:
-    """The single image that a name or reference denotes, and the layout that holds it."""
+    """Give the single image of a name or reference, and the layout that holds it."""
     from toolchain.oci.layout import Layout  # noqa: PLC0415
     from toolchain.oci.places import open_place  # noqa: PLC0415
     from toolchain.oci.reference import parse  # noqa: PLC0415
@@ -115,7 +115,7 @@ def _triton_in(cache: Cache, layout: Layout, image: Descriptor, env: dict[str, s
     name = engine.ensure_image("cached-check", layout.root, image.digest)
     try:
         mounts = [recipe.Mount(recipe.root() / RECIPE, "/recipe")]
-        # Without a call neither GPU nor module is used.
+        # Without a call, the GPU and the module are not used.
         argv = ["python3", "/recipe/calls.py", "gfx942", "65536", "-", "/dev/null"]
         home = {"PYTHONDONTWRITEBYTECODE": "1"}
         done = engine.run(name, argv, mounts=mounts, env={**home, **env}, capture=True, check=False)

@@ -1,6 +1,6 @@
-"""toolchain.toml: values for options, from a file that the user names, or from one that lies in the current folder.
+"""toolchain.toml: values of options, from a file that the user names, or from one in the current folder.
 
-A file that was merely found may come from someone else, as after `git clone`. It sets only options that cannot decide
+A file that was only found may come from someone else, as after `git clone`. It may set only options that cannot decide
 whose code, keys, paths or registries are used; any other key in it is an error.
 """
 
@@ -22,7 +22,7 @@ from toolchain.request.declaration import Kind, Option
 
 DEFAULT = "toolchain.toml"
 _LIMIT = 1 << 20  # bytes
-# The type of a value in the file, and one as it is written.
+# The type of a value in the file, and an example.
 _FORMS: dict[Kind, tuple[Any, str]] = {
     "text": (str, '"…"'), "path": (str, '"…"'), "count": (int, "4"), "seconds": (float, "900"), "flag": (bool, "true"),
     "commas": (str | tuple[str, ...], '"…,…"'), "names": (tuple[str, ...], '["…"]'),
@@ -44,12 +44,7 @@ class ConfigFile:
 
 
 def read_config(named: str | None) -> ConfigFile | None:
-    """Read the named file, otherwise `toolchain.toml` in the current folder, if there is one.
-
-    Raises:
-        ConfigError: the file cannot be read or is not TOML; it has an unknown key, a value of the wrong type, or a key
-            that a file without a name may not set.
-    """
+    """Read the named file, otherwise `toolchain.toml` in the current folder if there is one."""
     path = Path(named or DEFAULT)
     try:
         written = read_regular(path, _LIMIT, within=path.parent)
@@ -77,8 +72,7 @@ def read_config(named: str | None) -> ConfigFile | None:
         if named is None and not may_be_found(options[name], value):
             raise ConfigError(
                 f"{path} sets {name} = {value!r:.200}, and nobody named this file",
-                why="a file that merely lies in the current folder may not decide whose code, keys, paths or registries"
-                " are used",
+                why="a file that was only found may not decide whose code, keys, paths or registries are used",
                 fix=f"if you trust it, name it: toolchain --config {path} …; otherwise remove the key",
             )
     return ConfigFile(
@@ -87,14 +81,14 @@ def read_config(named: str | None) -> ConfigFile | None:
 
 
 def forms() -> Mapping[Kind, str]:
-    """Return a value of each kind of option as the file has it."""
+    """Return an example of a value in the file for each kind of option."""
     return {kind: form for kind, (_, form) in _FORMS.items()}
 
 
 def may_be_found(option: Option, value: Any) -> bool:
     """Return whether a file that nobody named may set an option to this value.
 
-    A version is harmless if it is on record; the same option may take a path or any commit.
+    A version on record is harmless, but the same option may take a path or any commit.
     """
     return option.found and (option.kind != "text" or option.known is None or value in option.known())
 

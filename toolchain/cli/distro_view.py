@@ -1,4 +1,4 @@
-"""`toolchain pins --distro`: Debian's LLVM source packages whose digest is known, with the Tritons close to each."""
+"""`toolchain pins --distro`: Debian's LLVM source packages with a known digest, and the Tritons close to each."""
 
 from __future__ import annotations
 

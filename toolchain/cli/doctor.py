@@ -1,4 +1,4 @@
-"""Checks whether this machine can build, with remedies. Works with nothing installed."""
+"""Checks whether this machine can build, with remedies. They work with nothing installed."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at.
+    """The result of a check.
 
     Args:
-        name: what.
-        status: `ok`; `warn` for what only some work needs; `fail` for what every build needs.
+        status: `ok`; `warn` for a lack that only some work needs; `fail` for one that every build needs.
         detail: what was found.
-        fix: how to mend it.
+        fix: how to correct it.
         code: exit code of a failure.
     """
 
@@ -49,11 +48,11 @@ class Check:
 
 
 def examine(cache: Cache, *, runner: str = "buildah", runner_why: str = "the default") -> Iterator[Check]:
-    """Every check in turn; one that breaks is a failed check, never an exception.
+    """Yield the result of every check; an error in a check is a failed check.
 
     Args:
-        runner: what is to run contract checks and kernel workers: `buildah` or `docker`.
-        runner_why: who said so, behind a comma.
+        runner: the program for contract checks and kernel workers: `buildah` or `docker`.
+        runner_why: the origin of that choice.
     """
     checks: tuple[tuple[str, Callable[[Cache], Check]], ...] = (
         ("cache", _cache),
@@ -81,11 +80,12 @@ def examine(cache: Cache, *, runner: str = "buildah", runner_why: str = "the def
             why = f" ({_first(error.why)})" if error.why else ""
             yield Check(name, "fail", f"{error.what}{why}", error.fix, error.code)
         except OSError as error:
-            yield Check(name, "fail", str(error), "look at the folder, or name another with --cache")
+            named = f"{error.filename}: " if error.filename else ""
+            yield Check(name, "fail", f"{named}{error.strerror}", "check that folder, or name another with --cache")
 
 
 def exit_code(checks: list[Check]) -> int:
-    """0 when nothing failed, else the code of the first failure."""
+    """Return 0 if nothing failed, otherwise the code of the first failure."""
     return next((check.code for check in checks if check.status == "fail"), 0)
 
 
@@ -112,7 +112,7 @@ def _program(name: str, why: str, *, needed: bool = True) -> Check:
 
 def _cache(cache: Cache) -> Check:
     cache.check()
-    cache.make()  # the checks below write there, after which a build would not mark it
+    cache.make()  # later checks write there, and a build would not mark a folder with content
     return Check("cache", "ok", str(cache.root))
 
 
@@ -142,7 +142,7 @@ def _namespaces(cache: Cache) -> Check:
     sysctl = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
     restricted = sysctl.is_file() and sysctl.read_text(encoding="ascii").strip() == "1"
     fix = "sysctl kernel.apparmor_restrict_unprivileged_userns=0" if restricted else "run as root"
-    return Check("namespaces", "fail", _first(chr(10).join(tried.tail)), fix)
+    return Check("namespaces", "fail", next(iter(tried.tail), ""), fix)
 
 
 def _storage(cache: Cache) -> Check:
@@ -184,7 +184,7 @@ def _memory(_: Cache) -> Check:
     jobs = ", ".join(f"{resources.jobs_for(kind)} {kind}" for kind in resources.MEMORY)
     detail = f"{console.size(free)} available, {resources.cores()} cores; jobs at once: {jobs}"
     if free < resources.MEMORY["compile"]:
-        return Check("memory", "fail", detail, "end something or use a larger machine", ResourceError.code)
+        return Check("memory", "fail", detail, "stop other programs, or use a larger machine", ResourceError.code)
     if free < resources.MEMORY["link"]:
         return Check("memory", "warn", detail, "linking all of LLVM and MLIR may need more", ResourceError.code)
     return Check("memory", "ok", detail)
@@ -197,7 +197,7 @@ def _ccache(cache: Cache) -> Check:
 
 
 def _runner(cache: Cache, name: str, why: str) -> Check:
-    """Check the program for contract checks and kernel workers; docker must be proved."""
+    """Check the program for contract checks and kernel workers; the isolation of docker must be proved."""
     if name == "buildah":
         return Check("runner", "ok", f"buildah, {why}: contract checks and kernels run where the layers are built")
     from toolchain.engine.docker_probe import describe, proved  # noqa: PLC0415 - its client takes a while to load
@@ -210,7 +210,7 @@ def _runner(cache: Cache, name: str, why: str) -> Check:
 
 
 def _docker(_: Cache) -> Check:
-    """Check whether docker answers. No container is started in it unless `--runner` names it."""
+    """Check whether docker answers, without starting a container."""
     if process.find("docker") is None:
         return Check("docker", "warn", "not installed; only --runner docker needs it", "apt-get install docker.io")
     from toolchain.engine.docker import DockerRunner  # noqa: PLC0415 - its client takes a while to load
@@ -224,7 +224,7 @@ def _docker(_: Cache) -> Check:
 
 
 def _emulators(_: Cache) -> Check:
-    """The build calls them by name; registration with the kernel is not needed."""
+    """Check the emulators, which builds call by name, without a registration in the kernel."""
     here = this_machine()
     names = {arch: emulator_name(arch) for arch in sorted(set(MACHINES) - {here})}
     missing = {name for name in names.values() if process.find(name) is None}
@@ -255,7 +255,7 @@ def _mirrors(_: Cache) -> Check:
 
 
 def _reachable(address: str) -> bool:
-    """Whether the host of an address, or the proxy to it, takes a connection; True for other kinds of addresses."""
+    """Return whether the host of an address, or its proxy, accepts a connection; True for other kinds of addresses."""
     try:
         scheme = urlsplit(address).scheme
         parts = urlsplit(os.environ.get(f"{scheme}_proxy") or address)
@@ -264,7 +264,7 @@ def _reachable(address: str) -> bool:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         with socket.create_connection((parts.hostname, port), _PATIENCE):
             return True
-    except (OSError, ValueError):  # what a proxy's variable says need not be an address
+    except (OSError, ValueError):  # the variable of a proxy may hold something else
         return False
 
 

@@ -1,4 +1,4 @@
-"""The end of a verb that fails."""
+"""The messages and exit codes of failing verbs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolchain.core.process import CommandError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Errors that a path given by the user can cause. ENOENT is not among them: that is a mistake of this tool.
+# Errors that a user's path can cause. ENOENT is not among them, because it is a mistake of this tool.
 _OF_PATHS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EIO,
     errno.EEXIST,
@@ -27,7 +27,7 @@ _OF_PATHS = {
 
 
 def handled(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn expected errors into their message and exit code."""
+    """Turn expected errors of a verb into their message and exit code."""
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -50,34 +50,34 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _full_disk(failure: Exception) -> ResourceError | None:
-    """Report a full disk as such, whichever part of the tool or program met it."""
+    """Return the error of a full disk, whichever part of the tool or program met it; None for another failure."""
     error: BaseException | None = failure
     while error is not None:
         if why := _no_space(error):
             full = ResourceError("the disk is full", why=why, fix="free disk space and run it again")
             if isinstance(failure, ToolchainError):
-                full.why, full.further = f"{failure.what}: {why}", failure.further  # they say where
+                full.why, full.further = f"{failure.what}: {why}", failure.further  # with the place
             return full
         error = error.__cause__
     return None
 
 
 def _bad_path(error: Exception) -> ConfigError | None:
-    """An error about a path that no other part of the tool reports."""
-    if isinstance(error, RuntimeError):  # as pathlib tells a loop of links
+    """Return the error about a path that no other part of the tool reports; None for another failure."""
+    if isinstance(error, RuntimeError):  # pathlib's error for a loop of links
         return ConfigError(str(error), fix="name another path") if str(error).startswith("Symlink loop from") else None
     if not isinstance(error, OSError):
         return None
     if isinstance(error, FileNotFoundError) and error.filename is None and _nowhere():
         return ConfigError("the current folder was deleted", fix="change to an existing folder, or use absolute paths")
-    if error.errno == errno.EIO and error.filename is None:  # `read` does not say of which file
+    if error.errno == errno.EIO and error.filename is None:  # `read` does not name the file
         return ConfigError(
             "a file cannot be read", why=error.strerror or str(error), fix="look for disk errors in the system log"
         )
     if error.errno not in _OF_PATHS or error.filename is None:
         return None
     return ConfigError(
-        # Of a renaming the second one is what the user named.
+        # In a rename the user named the second one.
         f"{os.fsdecode(error.filename2 or error.filename)} cannot be used",
         why=error.strerror or str(error),
         fix="use another path, or change its permissions",
@@ -85,7 +85,7 @@ def _bad_path(error: Exception) -> ConfigError | None:
 
 
 def _nowhere() -> bool:
-    """Whether the current folder was deleted."""
+    """Return whether the current folder was deleted."""
     try:
         os.getcwd()  # noqa: PTH109 - a path made of it would ask again
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def _nowhere() -> bool:
 
 
 def _no_space(error: BaseException) -> str:
-    """The text of an error that says that the disk is full; empty if it does not."""
+    """Return the text of an error about a full disk; empty for another error."""
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
     if isinstance(error, _of_sqlite()) and getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":
@@ -105,7 +105,7 @@ def _no_space(error: BaseException) -> str:
 
 
 def _of_sqlite() -> tuple[type[Exception], ...]:
-    """The errors of sqlite3, if it is imported."""
+    """Return the error class of sqlite3, if the module is imported."""
     if "sqlite3" not in sys.modules:
         return ()
     import sqlite3  # noqa: PLC0415 - it is loaded already

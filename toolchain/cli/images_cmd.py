@@ -1,4 +1,4 @@
-"""`images` and `inspect`: the finished images, and what an image contains."""
+"""`images` and `inspect`: the finished images, and the content of an image."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ InspectArg = Annotated[
 
 
 def is_image_name(text: str) -> bool:
-    """Whether an `IMAGE|REF` argument names an image of the cache: references contain a slash or begin with `oci:`."""
+    """Return whether an `IMAGE|REF` argument names an image of the cache and is not a reference."""
     return "/" not in text and not text.startswith(("oci:", *OTHER_SCHEMES))
 
 
@@ -121,7 +121,7 @@ def inspect(
 
 
 def _names(images: Sequence[NamedImage]) -> dict[str, list[str]]:
-    """Return the names of each image by its digest: a folder may have several tags for one."""
+    """Return all names of each image by its digest, because a folder may have several tags for one."""
     names: dict[str, list[str]] = {}
     for image in images:
         names.setdefault(image.image.digest, []).append(image.name)
@@ -129,7 +129,7 @@ def _names(images: Sequence[NamedImage]) -> dict[str, list[str]]:
 
 
 def _named_here(cache: Cache, name: str) -> list[tuple[NamedImage, dict[str, Any]]]:
-    """The finished images of a name, each with the build facts of its record."""
+    """Return the finished images of a name, each with the build facts of its record."""
     from toolchain.oci.place import NamedImage  # noqa: PLC0415
     from toolchain.oci.reference import LayoutRef  # noqa: PLC0415
     from toolchain.pipeline.finished_images import full_name, image_row, named_images  # noqa: PLC0415

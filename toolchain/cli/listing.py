@@ -1,4 +1,4 @@
-"""Rows as text: a table if it fits, otherwise a line for each row with its other columns below."""
+"""Rows as a table if it fits, otherwise as a line for each row with its other columns below."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _NOTHING = ("", "-")
 class Listing:
     """Rows that a terminal of any width shows untruncated, so that commits and names can be copied.
 
-    A column without any content is left out.
+    Empty columns are left out.
 
     Args:
         columns: their names.
         rows: a cell for each column; nothing in it is markup.
         head: the columns in the line of a row if the table is too wide, as many as fit; the others follow below.
         right: the columns that are aligned on the right.
-        lines: whether the table has lines around it.
+        lines: whether the table has borders.
     """
 
     columns: Sequence[str]
@@ -61,7 +61,7 @@ class Listing:
         return look
 
     def _fitting(self, width: int) -> list[int]:
-        """Return the numbers of the columns of the head that fit into `width`; the last ones go below the row."""
+        """Return the numbers of the columns of the head that fit into `width`."""
         at = [number for number, name in enumerate(self.columns) if name in self.head]
         texts = [self.columns, *self.rows]
         while len(at) > 1 and sum(2 + max(_width(_text(row[number])) for row in texts) for number in at) - 2 > width:

@@ -1,4 +1,4 @@
-"""Typer's options, made from the declarations; and the declarations of options that single verbs have."""
+"""Typer's options, made from the declarations, and the declarations of options that single verbs have."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ OF_VERBS = (
 
 
 def file_options() -> tuple[Option, ...]:
-    """Return the options that toolchain.toml may hold."""
+    """Return the options that toolchain.toml may contain."""
     return tuple(option for option in (*model.options(), *OF_VERBS) if option.file)
 
 
 def declaration_of(parameter: Any) -> Option | None:
-    """Return the declaration of a verb's parameter; None for a parameter that only the command line sets.
+    """Return the declaration of a verb's parameter; None if only the command line sets it.
 
-    An option that merely has the name of another verb's option, such as `lock --check`, has no variable.
+    An option that only shares its name with another verb's option, such as `lock --check`, has no variable.
     """
     if parameter.param_type_name == "argument":
         return STAGE if parameter.name == STAGE.parameter else None

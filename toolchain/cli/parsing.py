@@ -1,4 +1,4 @@
-"""How a verb gets its values: from the command line, the environment, the file, or the default, in this order."""
+"""The values of a verb's options: from the command line, the environment, the file, or the default, in this order."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from toolchain.cli.config_file import ConfigFile
 
 COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE = "COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP", "DEFAULT"
-"""Where a value comes from, as Typer names it."""
+"""Typer's names of the source of a value."""
 
 
 class Command(TyperCommand):
-    """A verb. Options that are declared take the values of the file."""
+    """A verb whose declared options may have values in the file."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Like Typer's, with the file's values. A repeated option that would lose a value is refused."""
+        """Parse as Typer does, with the values of the file; a repeated option that would lose a value is refused."""
         from toolchain.cli.options import declaration_of  # noqa: PLC0415 - for a verb that runs
 
         read_lightly(self, ctx)
@@ -69,8 +69,8 @@ class Command(TyperCommand):
 def read_lightly(command: Any, ctx: Any) -> None:
     """Let values that need no conversion pass a command's parameters without pydantic.
 
-    Typer asks pydantic to convert each value, also None. Loading it takes a quarter of the time of a plan. Every other
-    value goes to Typer.
+    Typer converts each value by pydantic, even None, and loading pydantic takes a quarter of the time of a plan. Only
+    the other values go to Typer.
     """
     kinds = {
         name: _kind(one.annotation)
@@ -85,11 +85,11 @@ def _reader(parameter: Any, kind: Any) -> Any:
 
     def read(ctx: Any, value: Any) -> Any:
         if value == "" and (kind is Path or parameter.param_type_name == "argument"):
-            # `Path("")` is the current folder, which an unset variable of a script does not mean.
+            # `Path("")` would be the current folder, which the user of an unset variable does not mean.
             raise typer.BadParameter("it is empty", ctx=ctx, param=parameter)
         texts = kind == list[str] and isinstance(value, list | tuple) and all(type(text) is str for text in value)
         if parameter.callback is not None or (not value and parameter.required):
-            # `--help` that is not given is None, which Typer would convert.
+            # Typer would convert the None of a missing `--help`.
             return process(ctx, value or False if getattr(parameter, "is_flag", False) else value)
         if value is None or texts or (kind in {str, int, bool, float} and type(value) is kind):
             return value
@@ -99,7 +99,7 @@ def _reader(parameter: Any, kind: Any) -> Any:
 
 
 def _kind(annotation: Any) -> Any:
-    """Return the type in an annotation, without what Typer is told and without None."""
+    """Return the type in an annotation, without Typer's metadata and without None."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if isinstance(annotation, UnionType):
@@ -109,19 +109,19 @@ def _kind(annotation: Any) -> Any:
 
 
 def file_of(context: Any) -> ConfigFile | None:
-    """Return the file of option values, if there is one."""
+    """Return the file of option values, or None."""
     file: ConfigFile | None = context.find_root().obj
     return file
 
 
 def source_of(context: Any, name: str) -> str:
-    """Return where a parameter's value comes from: one of the four constants; empty if the verb does not have it."""
+    """Return the source of a parameter's value, one of the four constants; empty if the verb does not have it."""
     source = context.get_parameter_source(name)
     return source.name if source is not None else ""
 
 
 def place_of(context: Any, name: str) -> str:
-    """Return the origin of a parameter's value: its option, a variable or a file; empty for the default."""
+    """Return the origin of a parameter's value: its option, variable or file; empty for the default."""
     file = file_of(context)
     places = {
         COMMAND_LINE: f"--{name.replace('_', '-')}",
@@ -133,7 +133,7 @@ def place_of(context: Any, name: str) -> str:
 
 @contextlib.contextmanager
 def errors_as_data() -> Iterator[None]:
-    """With `--json`, print usage errors as JSON too; Typer prints them as text."""
+    """With `--json`, print usage errors also as JSON."""
     try:
         yield
     except typer.TyperException as error:

@@ -1,4 +1,4 @@
-"""`toolchain pins`: the commits that a PyTorch, AOTriton, Triton or checkout resolves to, and how certain they are."""
+"""`toolchain pins`: the LLVM that a PyTorch, AOTriton, Triton or checkout pins, and how certain it is."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def pins(
 
 
 def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path: Path | None) -> dict[str, _Fact]:
-    """The facts on the way from the given version to the LLVM, in that order."""
+    """Return the facts from the given version to its LLVM, in that order."""
     if path is not None:
         return _read(_below_home(str(path)))
     if triton is not None:
@@ -98,18 +98,18 @@ def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path
 
 
 def _below_home(text: str) -> Path:
-    """A path with `~` for a home, which no shell expands after `--from=`."""
+    """Return a path with `~` expanded, which shells do not do after `--from=`."""
     return users_path(text) if text.startswith("~") else Path(text)
 
 
 def _read(path: Path) -> dict[str, _Fact]:
-    """The LLVM of a pin file or checkout, and a checkout's LLVMs for GPUs, by stage name."""
+    """Return the LLVM of a pin file or checkout, and a checkout's LLVMs for GPUs, by stage name."""
     further = read_codegen_pins(path) if path.is_dir() else ()
     return {"llvm": read_pin(path), **{f"llvm-{pin.target.lower()}": pin for pin in further}}
 
 
 def _row(value: Any) -> dict[str, Any]:
-    """A row as JSON; what is unknown is null instead of an empty string."""
+    """Return a row as JSON, with null for unknown values."""
     row = {name: None if field == "" else field for name, field in dataclasses.asdict(value).items()}
     return {**row, "tag": value.tag or None} if isinstance(value, TritonRelease) else row
 
@@ -170,7 +170,7 @@ def _all(as_json: bool) -> None:
 
 
 def _shown(content: Any) -> str:
-    """A field as text; for an LLVM for GPUs its target and revision."""
+    """Return a field as text; for an LLVM for GPUs its target and revision."""
     if not isinstance(content, tuple | list):
         return str(content)
     return ", ".join(

@@ -91,7 +91,7 @@ def _show(rows: Sequence[PlanRow]) -> None:
 
 
 def _refused(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """The prebuilt inputs that `build` would refuse, sorted."""
+    """Return the prebuilt inputs that `build` would refuse, sorted."""
     wanted = {name for row in rows if row.to_build for name in row.planned.binaries}
     return sorted(wanted.difference(let_in_names(request))) if wanted else []
 
@@ -112,7 +112,7 @@ def _cost(row: PlanRow, request: Request, count: int) -> dict[str, Any]:
 
 
 def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[str]:
-    """The costs of unbuilt stages on this machine, a line each, at most 80 columns wide."""
+    """Yield the costs of unbuilt stages on this machine, a line each, at most 80 columns wide."""
     costs = [(row, cost) for row in rows if (cost := _cost_of(row, request))]
     if costs:
         yield f"still to build, on {count} core{'s' if count != 1 else ''} (estimates: {page('docs/costs.md')}):"
@@ -138,7 +138,7 @@ def _kernels(cost: Cost, details: Any, cores: int) -> str:
 
 
 def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
-    """The Dockerfile lines that copy the images once they are published."""
+    """Yield the Dockerfile lines that copy the published images."""
     kept = (row.planned for row in rows if row.planned.prefix and row.planned.name in stages.published(target))
     wanted = dict.fromkeys((planned.image, planned.prefix) for planned in kept)  # once for all architectures
     if wanted:
@@ -149,7 +149,7 @@ def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
 
 
 def _how_sure(source: Source) -> str:
-    """A note on a source: its tag, and whether its digest is locked."""
+    """Return a note on a source: its tag, and whether its digest is locked."""
     if source.tag and source.digest is None:
         return " (tag, resolved when fetched)"
     tag = f" (tag {source.tag})" if source.tag else ""

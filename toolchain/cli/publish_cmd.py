@@ -103,7 +103,7 @@ def _copy(cache: Cache, refs: Sequence[str], dest: Target, *, json_: bool) -> No
 
 
 def _places(words: list[str], dest: str | None) -> tuple[str, list[str]]:
-    """The destination and the names of the images. The first word is the destination if it looks like one."""
+    """Return the destination and the names of the images. The first word is the destination if it looks like one."""
     if words and not is_image_name(words[0]):
         dest, words = words[0], words[1:]
     if not dest:

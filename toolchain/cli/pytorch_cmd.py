@@ -1,4 +1,4 @@
-"""`pytorch`: the AOTriton that a PyTorch source tree needs, and whether local archives or a prefix provide it."""
+"""`pytorch`: the AOTriton that a PyTorch source tree needs, and whether archives or a prefix provide it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def pytorch(
 
 
 def _state(archive: Archive, found: Mapping[str, str]) -> str:
-    """Return whether an archive was found, and whether its digest is the one in the tree."""
+    """Return whether an archive was found, and whether it is the one that PyTorch expects."""
     digest = found.get(archive.name)
     if digest is None:
         return "missing"

@@ -36,7 +36,7 @@ _LISTED = 20
 
 
 def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The stage and the options that made the image; the original replaces the image's name in `given`.
+    """Return the stage and the options that made the image, and replace the image's name in `given` by its original.
 
     Args:
         given: the verb's own parameters.
@@ -106,7 +106,7 @@ def reproduce_image(
 
 
 def _attested(original: Any, document: Mapping[str, Any], key: Path) -> dict[str, Any]:
-    """Sign the result and attach it to the image."""
+    """Sign the result, and attach it to the image."""
     from toolchain.oci.places import open_place  # noqa: PLC0415 - the registry client
     from toolchain.oci.reference import parse  # noqa: PLC0415
     from toolchain.publish.attestations import attach_statement  # noqa: PLC0415 - cryptography

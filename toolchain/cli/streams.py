@@ -14,14 +14,14 @@ from toolchain.core.errors import ResourceError
 
 
 class ReaderGoneError(SystemExit):
-    """The reader is gone, as after `| head -1`. A SystemExit, so that handlers of errors do not catch it."""
+    """The reader is gone, as after `| head -1`. It is a SystemExit, so that handlers of errors do not catch it."""
 
 
 class Terminated(SystemExit):
-    """The tool was asked to end by a signal.
+    """A signal asked the tool to end.
 
     Args:
-        number: the signal's.
+        number: of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -30,11 +30,11 @@ class Terminated(SystemExit):
 
 
 class OutputLostError(SystemExit):
-    """The output is lost: the disk is full, or failed."""
+    """The output could not be written, because the disk is full or failed."""
 
 
 class _Guarded(io.TextIOWrapper):
-    """A stream whose failure ends the program in order, instead of as an error of the code that writes."""
+    """A stream whose failure ends the program in order, instead of raising in the code that writes."""
 
     def write(self, text: str) -> int:
         try:
@@ -66,22 +66,22 @@ class _Guarded(io.TextIOWrapper):
 
 
 def guard() -> None:
-    """Let failures of standard output and standard error end the program in order; a closed one is as /dev/null."""
+    """Let failures of the standard streams end the program in order, and open /dev/null for closed ones."""
     for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            # Otherwise the next file that is opened gets this number, and output is written into it.
+            # Otherwise the next opened file gets this number, and output would be written into it.
             os.open(os.devnull, os.O_RDWR)
             if getattr(sys, name) is None:
                 stream = os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8")
                 setattr(sys, name, stream)
-                setattr(sys, f"__{name}__", stream)  # as Python itself keeps it: dropped, it would close its file
+                setattr(sys, f"__{name}__", stream)  # otherwise garbage collection would close the file
     sys.stdout, sys.stderr = _guarded(sys.stdout), _guarded(sys.stderr)
 
 
 def sane_width() -> None:
-    """Ignore an absurd COLUMNS: a table of that width would take all memory."""
+    """Ignore an absurd COLUMNS, because a table of that width would fill the memory."""
     text = os.environ.get("COLUMNS", "")
     if text and not re.fullmatch(r"[1-9]\d{0,3}", text):
         del os.environ["COLUMNS"]

@@ -1,4 +1,4 @@
-"""Lines for what moves or compresses many bytes outside of a build."""
+"""Progress lines for transfers and compression outside of a build."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolchain.core.amounts import reporting_to
 
 @contextlib.contextmanager
 def amounts_told() -> Iterator[None]:
-    """Print a line at each 10 % of what is fetched, sent or compressed in the block, or every ten seconds."""
+    """Print progress of transfers and compression in the block, at each 10 % or every ten seconds."""
     with reporting_to(_Lines().tell):
         yield
 

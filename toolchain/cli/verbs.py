@@ -67,7 +67,7 @@ VERBS = (
 
 
 class LazyCommand(TyperCommand):
-    """A verb in the list of verbs, with its name and line only. Its module is imported when it is called."""
+    """A verb in the list of verbs, with its name and line. Its module is imported when it is called."""
 
     function: ClassVar[str]
     engine: ClassVar[bool] = False
@@ -90,7 +90,7 @@ class LazyCommand(TyperCommand):
         return command
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """The context of the verb itself, so that its options are parsed and its help is shown."""
+        """Return the context of the verb itself, so that its options are parsed and its help is shown."""
         return self.loaded.make_context(*args, **kwargs)
 
 
@@ -107,14 +107,10 @@ def _in_namespace(verb: Callable[P, R]) -> Callable[P, R]:
 
 
 class Verbs(TyperGroup):
-    """The verbs of a group. Those of plugins join them when help lists the verbs, or when a verb is unknown."""
+    """The verbs of a group. Those of plugins are added when help lists the verbs, or when a verb is unknown."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a verb, or None for an unknown one.
-
-        Raises:
-            _NotInstalledError: it is a verb of a package that is not installed.
-        """
+        """Return a verb, or None for an unknown one; a verb of a package that is not installed is a usage error."""
         if cmd_name not in self.commands:
             self._add_plugins(ctx)
         command, verb = super().get_command(ctx, cmd_name), f"{_above(ctx)}{cmd_name}"
@@ -123,12 +119,12 @@ class Verbs(TyperGroup):
         return command
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """List the names of the verbs, for help and for completion."""
+        """Return the names of the verbs, for help and completion."""
         self._add_plugins(ctx)
         return super().list_commands(ctx)
 
     def _add_plugins(self, ctx: Any) -> None:
-        """Add the verbs of plugins. A plugin that cannot be loaded is named; the other verbs still work."""
+        """Add the verbs of plugins. A plugin that cannot be loaded is named in a warning."""
         try:
             added = [verb for plugin in plugins.plugins() for verb in plugin.verbs]
         except ConfigError as error:
@@ -142,7 +138,7 @@ class Verbs(TyperGroup):
 
 
 def _above(ctx: Any) -> str:
-    """The words in front of the verbs of a group, with a space behind them; empty for the tool itself."""
+    """Return the words before the verbs of a group, with a space after them; empty for the tool itself."""
     return f"{ctx.info_name} " if ctx.parent is not None else ""
 
 
@@ -155,17 +151,15 @@ class _NotInstalledError(typer.BadParameter):
 
 
 class Group(Verbs):
-    """The list of verbs, and the options in front of them."""
+    """The list of verbs, and the options before them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Like Typer's, with the readers of `parsing`."""
         read_lightly(self, ctx)
         console.begin()
         with errors_as_data():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """The verb, whose own options are read here too."""
         with errors_as_data():
             return super().invoke(ctx)
 
@@ -196,7 +190,7 @@ def lazy(verb: Verb) -> LazyCommand:
 
 
 def _not_loaded() -> None:
-    """Never called: `LazyCommand.make_context` puts the verb itself in its place."""
+    """Serve as a function that is never called, because `LazyCommand.make_context` replaces it by the verb."""
 
 
 def all_verbs() -> tuple[Verb, ...]:

@@ -141,7 +141,7 @@ def _tell(row: Mapping[str, Any], inside: Contents) -> None:
 
 
 def took_too_long(ref: str, seconds: float) -> UnreachableError:
-    """The error of a check that did not end in time."""
+    """Return the error of a check that did not end in time."""
     return UnreachableError(
         f"{ref} could not be checked within {seconds:g} s",
         why="the registry may be slow or withhold data; this says nothing about the image",

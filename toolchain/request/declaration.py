@@ -1,7 +1,6 @@
-"""Options, each declared once: command line, environment, file, record, lock and the table in the docs derive from it.
+"""Options, each declared once; command line, environment, file, record, lock and documentation are derived from it.
 
-An option of builds is a field of `request.model.Request` that `option(...)` makes; `declared` gives all of
-them.
+An option of builds is a field of `request.model.Request` that `option(...)` makes; `declared` returns all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Kind = Literal["text", "count", "seconds", "flag", "commas", "names", "pairs", "
 Keep = Literal["never", "changed", "always"]
 Panel = Literal["What", "Versions and sources", "Kernels", "Trust", "Machine"]
 PANELS: tuple[Panel, ...] = get_args(Panel)
-"""The panels in the order in which the help of a verb has them."""
+"""The panels in the order of the help."""
 # The Python type of a value on the command line.
 GIVEN: dict[Kind, Any] = {
     "text": str, "count": int, "seconds": float, "flag": bool, "commas": str, "names": list[str], "pairs": list[str],
@@ -31,28 +30,28 @@ class Option:
     """An option.
 
     Args:
-        name: after the two dashes, and the key in toolchain.toml; TOOLCHAIN_NAME in the environment.
+        name: without the two dashes, and the key in toolchain.toml; TOOLCHAIN_NAME in the environment.
         kind: `commas` is one comma-separated text, `names` and `pairs` are repeatable.
-        help: for display, one or two sentences.
-        panel: under which the help of a verb lists it.
+        help: one or two sentences.
+        panel: the panel of the help that lists it.
         short: one letter.
         least, most: the smallest and the largest number.
         explicit: whether giving the default differs from giving nothing.
         negated: whether it is given as `--no-NAME`.
         of: the names that a pair may have; empty for any.
-        place: which part of the value is relative to its file: a path, what follows `NAME=` or `oci:`.
-        is_path: whether what follows `NAME=` is a path, where it can be something else.
+        place: which part of the value is relative to its file: a path, or the text after `NAME=` or `oci:`.
+        is_path: whether the text after `NAME=` is a path, if it can be something else.
         environment, file: whether it may be given there.
         found: whether a toolchain.toml that nobody named may set it. It must not decide whose code, keys, paths or
             registries are used. A text that has `known` values must then be one of them.
-        never_empty: whether an empty environment variable is an error, because it decides which signatures are
-            accepted or made.
-        campaign: whether only verbs of kernel campaigns take it.
-        is_input: whether what is built depends on it; its value is in records and provenance.
+        never_empty: whether an empty environment variable is an error, because it decides which signatures are accepted
+            or made.
+        campaign: whether only verbs of kernel campaigns have it.
+        is_input: whether the content that is built depends on it; its value is in records and provenance.
         lock: when a lock keeps it: never, always, or when it is not the default.
-        known: the values that a shell completes.
-        closed: whether other values than the known ones are refused.
-        read: what makes the field's value of what was given; not called where nothing was.
+        known: the values for shell completion.
+        closed: whether values other than the known ones are refused.
+        read: makes the field's value from a given one.
         field: the field of the request that it sets; empty for an option of a single verb.
         default: the value of that field when nothing is given.
     """
@@ -100,17 +99,13 @@ class Option:
 
     @property
     def given_default(self) -> Any:
-        """The default as in the command line."""
+        """The default as on the command line."""
         if self.kind == "commas":
             return ",".join(self.default) if self.default else None
         return None if self.explicit or self.kind in {"names", "pairs", "path"} else self.default
 
     def value(self, given: Any) -> Any:
-        """Return the field's value for what was given.
-
-        Raises:
-            UnsupportedError: it is none of the values of a closed option.
-        """
+        """Return the field's value for a given one; a closed option refuses unknown values."""
         if given is None:
             return self.default
         if self.read is not None:
@@ -129,7 +124,7 @@ class Option:
         return tuple(given) if self.kind == "names" else given
 
     def words(self, value: Any) -> list[str]:
-        """Return the option as words of a command line, with a value as locks and records hold it."""
+        """Return the option as words of a command line, for a value from a lock or record."""
         if self.kind == "flag":
             return [self.flag if value else f"--no-{self.name}"]
         if isinstance(value, Mapping):
@@ -142,7 +137,7 @@ class Option:
         return [word for text in texts for word in (self.flag, text)]
 
     def below(self, folder: Path, text: str) -> str:
-        """Return a text of the option with a relative path in it taken as relative to `folder`."""
+        """Return a text of the option with its relative path taken as relative to `folder`."""
         before, rest = "", text
         if self.place == "pair":
             name, sign, rest = text.partition("=")
@@ -153,12 +148,12 @@ class Option:
             return text
         if not rest or rest.startswith(("/", "~")) or (self.is_path is not None and not self.is_path(rest)):
             return text
-        # `os.path.join` keeps a slash at the end.
+        # `os.path.join` keeps a trailing slash.
         return text if folder == Path() else before + os.path.join(folder, rest)  # noqa: PTH118
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return one value, or several, as a list."""
+    """Return one or several values as a list."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
@@ -183,7 +178,7 @@ def declared(kind: Any) -> tuple[Option, ...]:
 
 
 def plain(value: Any) -> Any:
-    """Return a field's value as in JSON and TOML; other types become their text."""
+    """Return a field's value for JSON and TOML, with other types as text."""
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     if isinstance(value, dict):

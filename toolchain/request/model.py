@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class HeldSource(Protocol):
-    """A source of a lock, as far as a request looks at it: what a tag or a package was."""
+    """The facts that a request needs of a source in a lock."""
 
     @property
     def ref(self) -> str:
@@ -35,7 +35,7 @@ class HeldSource(Protocol):
 
     @property
     def digest(self) -> str:
-        """What its bytes must be."""
+        """The digest of its bytes."""
 
     @property
     def tag(self) -> str:
@@ -47,43 +47,42 @@ class HeldSource(Protocol):
 
 
 class HeldLock(Protocol):
-    """The lock that a request is held to: a `pipeline.lockfile.Lock`."""
+    """The lock that a request must agree with: a `pipeline.lockfile.Lock`."""
 
     def source(self, name: str) -> HeldSource | None:
-        """The source or wheel of that name."""
+        """Return the source or wheel of a name."""
 
 
 DEFAULT_BASE = BaseRef(recipe="debian13")
 DEFAULT_GLIBC = "2.31"  # llvm-config/floors.toml
-_LONGEST = 10**9  # seconds; a wait cannot be longer than ten times that
+_LONGEST = 10**9  # seconds; the timers of Python allow about ten times that
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One invocation, resolved. Every verb gets this and nothing else.
-
-    A field with an option declares that option: add an option by adding a field here and using it.
+    """The resolved options of an invocation. A field with an option declares that option.
 
     Args:
         base: a recipe (`debian13`) or a local image.
-        glibc: of the oldest system that the LLVM layer must link on (`catalog.floors`); empty for a layer that is
-            bound to `base`.
+        glibc: of the oldest system that the LLVM layer supports (`catalog.floors`); empty for a layer that is bound to
+            `base`.
         arch: OCI architectures, sorted.
         sources: overrides by source name.
         patches: patch files by source name, in order.
         gpus: LLVM names (`gfx942`), sorted.
         rocm: major versions, in the order of the data; empty for the default.
         allow_binary, drop_binary: prebuilt inputs that are accepted, and those that are removed, by name or path.
-        wheels: stages of wheels above Triton, in the order of the data; empty for every one.
+        wheels: stages of wheels on Triton, in the order of the data; empty for all.
         calls: the user's own calls for a Triton cache, as JSON; None for those of the data.
         pythons: versions (`3.13`) to build wheels for; empty for the base's own.
         jobs: compile jobs, 0 for as many as cores and memory allow.
-        runner: starts the containers of checks and kernels; not part of the input digest, since the bytes are the same.
-        mirrors: URL prefixes and their replacements; not part of the input digest, since digests name what is fetched.
+        runner: starts the containers of checks and kernels; not part of the input digest, because the bytes are the
+            same.
+        mirrors: URL prefixes and their replacements; not part of the input digest, because digests name the sources.
         shard: which part of how many.
         lock: with `locked` or a `lock_file`, the only inputs that are accepted.
         check: number of kernels whose results are checked: 0 for all, None for none. Not part of the input digest.
-        kernel_key: signs new results in the kernel store, and must have signed results that are used.
+        kernel_key: signs new results in the kernel store; only results signed by it are used.
         shards: kernel stores that all kernels must come from; nothing is compiled.
     """
 
@@ -262,7 +261,7 @@ class Request:
     looked_up: dict[tuple[str, SourceSpec], Source] | None = field(default=None, compare=False, repr=False)
 
     def locate(self, name: str, spec: SourceSpec) -> Source:
-        """Return a source as `sources.resolve.locate` does. In the request of a plan each is looked up once."""
+        """Return a source as `sources.resolve.locate` does; in the request of a plan each is looked up once."""
         from toolchain.sources.resolve import locate  # noqa: PLC0415 - help needs no sources
 
         known = {} if self.looked_up is None else self.looked_up
@@ -273,7 +272,7 @@ class Request:
         return known[name, spec]
 
     def takes_tests(self, name: str) -> bool:
-        """Whether a source's own tests come along: a patch may change them."""
+        """Return whether a source's own tests are included, because a patch may change them."""
         return bool(self.patches.get(name))
 
 
@@ -288,7 +287,7 @@ def option_named(name: str) -> Option:
 
 
 def build_command(stage: str, words: Sequence[str]) -> list[str]:
-    """Return a command that builds a stage with these options: `kernels run` where options of campaigns matter."""
+    """Return the command that builds a stage with these options: `kernels run` if options of campaigns matter."""
     campaign = {option.flag: option for option in options() if option.campaign}
     if campaign.keys().isdisjoint(words):
         return ["toolchain", "build", stage, *words]

@@ -1,4 +1,4 @@
-"""From the text of an option to its value, for the options whose value is more than text."""
+"""The values of options that are more than text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LARGEST_LIST = 16 << 20  # bytes of a list of calls
 
 
 def is_triton_path(text: str) -> bool:
-    """Return whether `--triton` names a file or folder: what is neither a version nor a commit."""
+    """Return whether `--triton` names a file or folder, that is neither a version nor a commit."""
     return re.fullmatch(r"[vV]?[0-9][\w.+]*|[0-9a-fA-F]{40}", text.strip()) is None
 
 
@@ -66,10 +66,11 @@ def is_calls_file(text: str) -> bool:
 
 
 def calls(text: str) -> str:
-    """Return a user's list of calls as JSON, with which a record, a lock and `reproduce` need no file.
+    """Return a user's list of calls as JSON, so that a record, a lock and `reproduce` need no file.
 
     Args:
-        text: a TOML file with tables of `call`, or that JSON."""
+        text: the path of a TOML file with tables of `call`, or that JSON.
+    """
     fix = 'write [[call]] tables, as in data/calls.toml: dtype = ["bf16"]'
     try:
         tables = (
@@ -106,7 +107,7 @@ def scheduler(text: str) -> str:
 
 
 def shard(text: str) -> tuple[int, int]:
-    """Return which part of how many: `2/4` is (2, 4)."""
+    """Return the part and the number of parts: (2, 4) for `2/4`."""
     match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text.strip())
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f"--shard {text!r} is not K/N", why="K goes from 1 to N", fix="e.g. --shard 2/4")
@@ -114,7 +115,7 @@ def shard(text: str) -> tuple[int, int]:
 
 
 def is_path(text: str) -> bool:
-    """Return whether what follows `NAME=` in a source is a path; invalid values are an error where they are read."""
+    """Return whether the text after `NAME=` in a source is a path; invalid values are refused later."""
     from toolchain.sources.spec import parse_source_spec  # noqa: PLC0415 - for values out of files alone
 
     try:
