@@ -13,7 +13,6 @@ import pytest
 from tests.codegen_tree import AMD, PROJECT, codegen_tree
 from tests.integration.test_triton_portable import PREFIX, build, engine, image, recipe_of
 from toolchain.catalog.codegen import codegens
-from toolchain.core.digest import sha256_file
 from toolchain.core.errors import BuildError, ContractError
 from toolchain.core.recipe import Mount, Recipe
 from toolchain.engine.buildah import Buildah
@@ -94,13 +93,6 @@ def test_the_library_has_the_symbols_of_its_version_script_and_needs_no_llvm(mad
     assert b"/src/triton" not in (made.out / RULE.library).read_bytes()
     with pytest.raises(ContractError, match="has a different revision from the pin"):
         facts(made, f"{AMD}-4")
-
-
-def test_it_is_the_same_again(made: Made, engine: Buildah, tmp_path: Path) -> None:
-    second = replace(made.recipe, args={**made.recipe.args, "INPUT_DIGEST": str(tmp_path)})
-    again(engine, second, tmp_path / "again")
-    digests = {sha256_file(folder / RULE.library) for folder in (made.out, tmp_path / "again")}
-    assert len(digests) == 1
 
 
 def test_what_the_rule_does_not_name_is_not_there_to_be_read(made: Made, engine: Buildah, tmp_path: Path) -> None:

@@ -14,9 +14,7 @@ from typing import Unpack
 
 import pytest
 
-from tests.dockerd_fixture import dockerd
 from toolchain.catalog.components import LlvmRequirements, needs_for
-from toolchain.core.cache import Cache
 from toolchain.core.process import Result, RunOptions
 from toolchain.core.recipe import Mount
 from toolchain.engine.buildah import Buildah
@@ -157,15 +155,3 @@ def test_a_layer_of_our_own(base: tuple[Buildah, str], tmp_path: Path) -> None:
     env = {"TAKEN": " ".join(taken(needs))}
     check_layer(runner, image, inside, needs, log=tmp_path / "log", env=env)
     show_each_missing_part_is_found(runner, needs)
-
-
-@pytest.mark.full
-def test_a_layer_of_our_own_in_docker(base_layout: tuple[Cache | None, Path, str], tmp_path: Path) -> None:
-    prefix, inside, needs = own_layer()
-    _, layout, manifest = base_layout
-    with dockerd(tmp_path) as address:
-        docker = DockerRunner(address)
-        image = docker.ensure_image("base", layout, manifest)
-        runner = Prepared(docker, after='"$@"', mounts=[Mount(prefix, inside)])
-        report = check_layer(runner, image, inside, needs, log=tmp_path / "log")
-    assert [check.name for check in report.checks] == list(check_names(needs))

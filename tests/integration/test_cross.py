@@ -84,24 +84,3 @@ def test_support_for_another_machine_beside_this_one(arch: str, tmp_path: Path) 
     again = toolchain("build", "llvm", *both, "--offline", "--json", env=locked)
     assert all(stage["reused"] for stage in again.json["stages"])
     assert json.loads(again.out)["stages"][-1]["manifest"] == stages[-1]["manifest"]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("arch", ["arm64", "ppc64le", "s390x"])
-def test_table_generators_for_another_machine(arch: str, tmp_path: Path) -> None:
-    """They are programs of the other machine, and print a record under the emulator."""
-    needs(arch)
-    words = ("--arch", arch, "--only", "tablegen", *SOURCE)
-    built = toolchain("build", "llvm", *words, "--json")
-    assert built.code == 0, built.err
-    contract = built.json["stages"][-1]["facts"]["contract"]["checks"]
-    assert [(check["name"], check["ok"]) for check in contract] == [
-        ("llvm-tblgen", True),
-        ("mlir-tblgen", True),
-        ("paths", True),
-    ]
-    assert toolchain("publish", f"oci:{tmp_path}", *built.json["publish"]).code == 0
-    layout = Layout(tmp_path)
-    index = layout.resolve("llvm-triton-tablegen-22.1.8")
-    for tool in ("llvm-tblgen", "mlir-tblgen"):
-        assert machine(layout, layer_of(layout, index, arch), f"{PREFIX}/bin/{tool}") == ELF_MACHINE[arch]

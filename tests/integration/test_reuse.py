@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -169,52 +168,6 @@ class Shelf:
 @pytest.fixture
 def shelf(tmp_path: Path, place: RegistryRef) -> Shelf:
     return Shelf(tmp_path, place)
-
-
-def all_true(shelf: Shelf) -> None:
-    shelf.stand.say_all()
-
-
-def other_inputs(shelf: Shelf) -> None:
-    """Signed and true, but the tag was moved to it."""
-    shelf.stand.say_all()
-    shelf.planned = Planned(
-        name=shelf.planned.name, image=shelf.planned.image, inputs={**(shelf.planned.inputs or {}), "arch": "s390x"}
-    )
-
-
-def unlisted_file(shelf: Shelf) -> None:
-    document = shelf.stand.sbom()
-    document["files"].pop()
-    shelf.stand.say_all(sbom=document)
-
-
-def other_digest_of_a_file(shelf: Shelf) -> None:
-    document = shelf.stand.sbom()
-    document["files"][0]["checksums"][1]["checksumValue"] = "0" * 64
-    shelf.stand.say_all(sbom=document)
-
-
-@pytest.mark.parametrize(
-    ("say", "told"),
-    [
-        (all_true, ""),
-        (other_inputs, "provenance: it is about the inputs"),
-        (unlisted_file, "sbom:"),
-        (other_digest_of_a_file, "sbom:"),
-    ],
-)
-def test_what_is_said_counts(shelf: Shelf, say: Callable[[Shelf], None], told: str) -> None:
-    say(shelf)
-    shelf.push()
-    if not told:
-        assert shelf.take() is not None
-        assert find(shelf.request.cache, shelf.planned) is not None
-        return
-    with pytest.raises(UntrustedError) as caught:
-        shelf.take()
-    assert told in str(caught.value)
-    assert find(shelf.request.cache, shelf.planned) is None
 
 
 def test_a_layer_that_was_exchanged_in_the_registry(shelf: Shelf) -> None:

@@ -77,13 +77,6 @@ def test_kernels_of_another_compiler_are_left_out_by_name(tmp_path: Path) -> Non
     assert foreign_in(tmp_path) == ("flydsl",)
 
 
-def test_each_release_is_in_one_generation() -> None:
-    assert [row.name for row in RELEASES] == sorted(
-        {name for row in RELEASES for name in generation_of(row.name).releases},
-        key=[row.name for row in RELEASES].index,
-    )
-
-
 def test_kernels_are_as_many_as_were_counted() -> None:
     assert generation_of("0.11b").kernels(("gfx942",)) == 15647
     assert generation_of("0.13b").kernels(("gfx942", "gfx1201")) == 19001 + 23883
@@ -235,11 +228,6 @@ def test_an_id_is_the_one_that_git_gives(tmp_path: Path) -> None:
     of_git = subprocess.run([*git, "write-tree"], check=True, capture_output=True, text=True).stdout.strip()
     shutil.rmtree(top / ".git")
     assert git_id(top) == of_git == expected
-
-
-def test_the_words_of_the_seed_read_as_gpus_of_its_release() -> None:
-    gpus = parse_gpus("MI300X;MI200;Navi31")
-    assert set(gpus) <= set(generation_of("0.7.1b").gpus)
 
 
 def test_packs_are_those_of_the_release_and_not_of_the_table_of_gpus() -> None:

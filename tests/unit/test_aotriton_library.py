@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +11,12 @@ import pytest
 from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.core.cache import Cache
 from toolchain.core.errors import BuildError
-from toolchain.kernels.ledger import Entry
 from toolchain.request.model import Request
 from toolchain.sources.tree import FetchedSource
-from toolchain.stages.aotriton import _objects, by_pack
+from toolchain.stages.aotriton import _objects
 from toolchain.stages.aotriton_library import (
     AotritonDetails,
     Library,
-    library_facts,
     library_in,
     library_of,
     name_of,
@@ -67,21 +64,6 @@ def test_the_objects_are_the_same_for_more_gpus_and_for_a_triton_that_was_built_
     changed = {**under, "triton": dependencies("triton", layer="sha256:bb")}
     assert _objects(changed, one_gpu, one) != _objects(under, one_gpu, one)
     assert _objects(under, one_gpu, replace(one, dropped=("a.co",))) != _objects(under, one_gpu, one)
-
-
-def test_bad_kernels_count_for_their_pack() -> None:
-    def entry(cluster: str) -> Entry:
-        return Entry(id=cluster, kernel="k", target="gfx942", out=cluster, cluster=cluster, status="failed")
-
-    counts = by_pack([entry("amd-gfx942/a"), entry("amd-gfx90a/b"), entry("amd-gfx942/c")])
-    assert counts == {"amd-gfx90a": 1, "amd-gfx942": 2}
-
-
-def test_what_the_build_says_of_itself(tmp_path: Path) -> None:
-    (tmp_path / "hip-version").write_text("5.7.0\n")
-    (tmp_path / "redirected.json").write_text(json.dumps({"op_attn_fwd": {"gfx942_mod0": 73}}))
-    facts = library_facts(tmp_path, library({"base": dependencies("base")}, request(tmp_path)))
-    assert facts == {"hip": "5.7.0", "redirected": {"op_attn_fwd": {"gfx942_mod0": 73}}}
 
 
 def test_a_library_for_several_rocms_rests_on_their_headers_and_the_old_system(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.git_server import triton_repository
-from tests.request_fixtures import specs
 from tests.small_llvm import small_llvm
 from toolchain.catalog.releases import aotriton_release, triton_release
 from toolchain.cli.app import app
@@ -172,14 +170,6 @@ def test_a_checkout_is_what_is_built_when_it_is_named_and_only_then(here: Here) 
     assert "setup.py" in said
 
 
-def test_a_pin_alone_is_no_triton(here: Here) -> None:
-    pin(here.folder, V36.llvm)
-    assert here.triton() == V37.commit
-    _, found, said = here.call("plan", "triton")
-    assert "names an LLVM and no Triton" in said
-    assert stage(found, "llvm")["sources"][0]["ref"] == V37.llvm
-
-
 def test_the_order_of_the_places(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     here.checkout()
     file = here.folder / "t.toml"
@@ -279,20 +269,6 @@ def test_what_stands_beside_a_version_is_compared_with_it(here: Here, tmp_path: 
     assert "nothing shows" in said
 
 
-def test_the_lock_of_a_checkout_holds_no_path_of_this_machine(here: Here, tmp_path: Path) -> None:
-    here.checkout()
-    code, _, said = here.call("plan", "llvm", "--triton", str(here.folder))
-    assert code == 0, said
-    from toolchain.core.cache import Cache  # noqa: PLC0415
-    from toolchain.pipeline import locking  # noqa: PLC0415
-    from toolchain.pipeline.plan import plan  # noqa: PLC0415
-    from toolchain.request.model import Request  # noqa: PLC0415
-
-    request = Request(cache=Cache(tmp_path / "cache"), sources=specs({"triton": str(here.folder)}))
-    made = locking.resolve(request, [row.planned for row in plan(request, "llvm")], "llvm")
-    assert made.request["source"] == {"triton": "PATH"}
-
-
 def test_a_file_names_what_lies_beside_it(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another pin of the same name in the current folder must not come in its place."""
     beside = here.folder.parent / "conf"
@@ -332,23 +308,6 @@ def test_sources_of_all_places_are_joined_by_name(here: Here, monkeypatch: pytes
     ref, commit, said = planned("--source", other, "--triton", "3.7.1")
     assert (ref, commit) == (UNKNOWN, V37.commit)
     assert "overrides" in said
-
-
-def test_patches_of_all_places_are_joined_by_name(here: Here) -> None:
-    for name in ("a", "b", "c"):
-        (here.folder / name).write_text(name)
-    (here.folder / "t.toml").write_text('patch = ["llvm=a", "triton=b"]\n')
-    done = CliRunner().invoke(app, ["--config", "t.toml", "plan", "triton", "--triton", "3.7.1", "--patch", "llvm=c"])
-    assert done.exit_code == 0
-    assert re.findall(r"\w+=\w", done.stderr) == ["triton=b"]
-    assert re.findall(r"\+ (\w)\b", done.stdout) == ["c", "b"]
-
-
-def test_a_file_that_cannot_be_read_is_no_reason_for_the_default(here: Here) -> None:
-    (here.folder / "toolchain.toml").symlink_to("nowhere")
-    code, _, said = here.call("plan", "llvm")
-    assert code == 3
-    assert "cannot read toolchain.toml" in said
 
 
 @pytest.mark.parametrize("text", ["3.06.0", "\uff13.6.0"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import platform
 import tomllib
@@ -12,26 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.codegen_tree import AMD, CORE, PROJECT, codegen_tree
 from tests.git_server import git, served
 from tests.request_fixtures import specs
-from toolchain.catalog import codegen as rows
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.codegen import codegens
 from toolchain.cli.app import app
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, PinError, SourceError, UnreachableError, UnsupportedError
-from toolchain.engine.progress import Progress
 from toolchain.pipeline import locking
 from toolchain.pipeline.plan import plan
-from toolchain.pipeline.prefetch import Prefetch
-from toolchain.pipeline.records import read_record
 from toolchain.pipeline.targets import stages_of
-from toolchain.pipeline.workspace import BuildWorkspace
-from toolchain.publish import attestations
 from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.sources.candidates import first_holder, holder_of
 from toolchain.sources.git import git_digest
@@ -39,11 +31,9 @@ from toolchain.sources.resolve import fetch_source, part_of
 from toolchain.sources.tree import Source
 from toolchain.stages import base, unpacked
 from toolchain.stages.codegen_library import read_files
-from toolchain.stages.codegen_llvm import codegen_pins, codegen_source, compare_pins
-from toolchain.stages.stage import LayerContent, Planned
+from toolchain.stages.codegen_llvm import codegen_source, compare_pins
+from toolchain.stages.stage import Planned
 from toolchain.stages.triton_tree import bindings_of, check_no_download
-from toolchain.trust.attest import provenance
-from toolchain.trust.sbom import sbom
 
 (RULE,) = (row for row in codegens() if row.target == "AMDGPU")
 FORK = "https://github.com/ROCm/llvm-project"
@@ -136,13 +126,6 @@ def test_a_file_that_it_reads_makes_another_library(request_: Request, tree: Pat
     assert {name for name in first if first[name] != second[name]} == {"codegen-amdgpu", "triton"}
 
 
-def test_another_llvm_makes_another_library(request_: Request) -> None:
-    first = digests(request_)
-    sources = {**request_.sources, **specs({"llvm-amdgpu": f"{FORK}@{CORE}"})}
-    second = digests(replace(request_, sources=sources))
-    assert {name for name in first if first[name] != second[name]} == {"llvm-amdgpu", "codegen-amdgpu", "triton"}
-
-
 def test_a_patch_of_triton_makes_another_library(request_: Request, tmp_path: Path) -> None:
     first = digests(request_)
     (tmp_path / "my.patch").write_text("--- a/x\n+++ b/x\n")
@@ -185,14 +168,6 @@ def test_a_lock_holds_every_llvm(request_: Request) -> None:
     assert (held.ref, held.repository, held.license) == (AMD, FORK, "Apache-2.0 WITH LLVM-exception")
     assert held.parts == part_of("llvm").taken
     assert {"llvm", "llvm-amdgpu", "triton", "wheel-nanobind"} <= {source.name for source in lock.sources}
-
-
-def test_a_further_llvm_is_a_further_row(request_: Request, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the table of stages is made of; the table itself is made when the tool starts."""
-    monkeypatch.setattr(rows, "codegens", lambda: (RULE, replace(RULE, name="nvidia", target="NVPTX")))
-    info = {"llvm_hash": CORE, "build_number": 3}
-    (tree / "cmake/nvidia-llvm-info.json").write_text(json.dumps(info))
-    assert [pin.revision for pin in codegen_pins(request_)] == [f"{AMD}-1", f"{CORE}-3"]
 
 
 # --- refusals ---
@@ -310,22 +285,6 @@ def test_a_fetch_by_hash_tells_the_repository(tmp_path: Path) -> None:
     assert fetch_source(replace(source, among=urls), cache=cache, offline=True).digest == got.digest
 
 
-def test_a_plan_knows_what_a_fetch_has_told(tmp_path: Path) -> None:
-    request = Request(cache=Cache(tmp_path / "cache"), triton="3.9.0", glibc=DEFAULT_GLIBC)
-    assert codegen_source(RULE, request)[0].digest is None
-
-    def fetch(url: str) -> Path:
-        if url != FORK:
-            raise SourceError(f"{url} has no commit {AMD}")
-        return tmp_path
-
-    urls = codegen_source(RULE, request)[0].among
-    assert [url.rpartition("github.com/")[2] for url in urls] == list(RULE.repositories)
-    assert first_holder("llvm-amdgpu", AMD, urls, fetch, cache=request.cache) == (FORK, tmp_path)
-    source, _ = codegen_source(RULE, request)
-    assert (source.digest, source.among) == (git_digest(FORK, AMD), ())
-
-
 @pytest.mark.parametrize(("silent", "kind"), [(False, SourceError), (True, UnreachableError)])
 def test_a_commit_that_nobody_has(tmp_path: Path, silent: bool, kind: type[Exception]) -> None:
     def fetch(url: str) -> Path:
@@ -390,36 +349,3 @@ def test_fetch_and_lock_find_tree_and_repository(
 
 
 # --- records ---
-
-
-def finish_all(request: Request, work: Path) -> list[Planned]:
-    """Every stage in the cache as a build leaves it, of one small file; as they were planned."""
-    stages = list(planned(request).values())
-    for stage in stages:
-        (work / stage.name / "etc").mkdir(parents=True)
-        (work / stage.name / "etc/name").write_text(stage.name)
-        prefetch = Prefetch(request, [])
-        with Progress(stage.name, 1, 1, Console(file=io.StringIO())) as progress:
-            workspace = BuildWorkspace(
-                request=request, log=work / "log", progress=progress, stage=f"a-{stage.name}", prefetch=prefetch
-            )
-            workspace.finish(stage, LayerContent(tree=work / stage.name), facts={})
-    return stages
-
-
-def test_sbom_and_provenance_of_the_wheel_name_every_llvm(request_: Request, tmp_path: Path) -> None:
-    stages = finish_all(request_, tmp_path / "work")
-    assert all(row.built is not None for row in plan(request_, "triton"))
-    facts = attestations.collect(request_.cache, read_record(request_.cache, str(stages[-1].input_digest)))
-    assert [each.stage for each in facts.dependencies] == [each.name for each in stages[:-1]]
-    document = sbom(facts, manifest=f"sha256:{'1' * 64}", diff_id=f"sha256:{'2' * 64}", files=[])
-    sources = {each["SPDXID"]: each for each in document["packages"] if "-Source-" in each["SPDXID"]}
-    source = sources["SPDXRef-Source-llvm-amdgpu-llvm-amdgpu"]
-    assert (source["versionInfo"], source["licenseDeclared"]) == (AMD, "Apache-2.0 WITH LLVM-exception")
-    assert sources["SPDXRef-Source-llvm-llvm"]["versionInfo"] == CORE
-    assert {"SPDXRef-Source-codegen-amdgpu-triton", "SPDXRef-Source-triton-triton"} <= sources.keys()
-    inputs = read_record(request_.cache, str(stages[-2].input_digest)).inputs
-    assert inputs["revision"] == f"{AMD}-0"
-    assert sorted(inputs["files"]) == read_files(tmp_path / "triton", RULE)
-    materials = json.dumps(provenance(facts, [])["predicate"]["buildDefinition"]["resolvedDependencies"])
-    assert all(text in materials for text in (CORE, AMD, "llvm-amdgpu", "codegen-amdgpu", "nanobind"))

@@ -23,9 +23,9 @@ from toolchain.catalog.architectures import MACHINES, emulator, machine_of, this
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe, load_bases
 from toolchain.catalog.components import needs_for
-from toolchain.core import process, recipe
+from toolchain.core import recipe
 from toolchain.core.cache import Cache
-from toolchain.core.errors import EngineError, SourceError, UnsupportedError
+from toolchain.core.errors import EngineError, UnsupportedError
 from toolchain.core.process import Result
 from toolchain.core.recipe import Mount
 from toolchain.engine.progress import Progress
@@ -41,7 +41,7 @@ from toolchain.publish.images import deliver
 from toolchain.request.model import Request
 from toolchain.stages import base, contract, unpacked
 from toolchain.stages.contract import CrossTarget, check_part
-from toolchain.stages.llvm_subset import DISTRIBUTION, SUPPORT, TABLEGEN, subset_of
+from toolchain.stages.llvm_subset import SUPPORT
 from toolchain.stages.stage import LayerContent, Planned
 
 NEEDS = needs_for("3.7.1")
@@ -212,28 +212,6 @@ def test_a_local_image_as_base_is_refused(request_: Request) -> None:
 # Parts
 
 
-def test_parts_are_as_they_say() -> None:
-    whole, tables, support = (subset_of(name, NEEDS) for name in (DISTRIBUTION, TABLEGEN, SUPPORT))
-    assert (whole.whole, tables.whole, support.whole) == (True, False, False)
-    assert whole.label == ""
-    assert {"llvm-tblgen", "mlir-tblgen", "mlir-linalg-ods-yaml-gen", "mlir-src-sharder", "mlir-pdll"} <= set(
-        whole.native
-    )
-    assert support.native == (), "no generated file is in it"
-    assert set(support.components) == {"LLVMDemangle", "LLVMSupport", "cmake-exports"}
-    assert len({whole.stem, tables.stem, support.stem}) == 3
-    with pytest.raises(UnsupportedError, match="everything") as caught:
-        subset_of("everything", NEEDS)
-    assert "support" in caught.value.fix
-
-
-@pytest.mark.parametrize("only", [TABLEGEN, SUPPORT, DISTRIBUTION])
-def test_each_part_is_other_work(request_: Request, only: str) -> None:
-    others = {TABLEGEN, SUPPORT, DISTRIBUTION} - {only}
-    digests = {plan(lock_all(replace(request_, only=only_)), "llvm")[-1].planned.input_digest for only_ in others}
-    assert plan(replace(request_, only=only), "llvm")[-1].planned.input_digest not in digests
-
-
 # The contract
 
 
@@ -267,31 +245,6 @@ def test_a_part_for_another_machine_is_run_by_its_emulator(tmp_path: Path, part:
     assert mounts["/sysroot"].source == tmp_path / "system"
     assert mounts["/cross.cmake"].source.is_file()
     assert all(mount.read_only for mount in mounts.values())
-
-
-def test_the_layer_s_programs_are_run_by_the_emulator_and_no_others(tmp_path: Path) -> None:
-    """Stand-ins that only the emulator can run: they are not programs of this machine."""
-    prefix = tmp_path / "prefix"
-    (prefix / "bin").mkdir(parents=True)
-    for tool in ("llvm-tblgen", "mlir-tblgen"):
-        (prefix / "bin" / tool).write_text("def Twice { int answer = 42; }\n")
-    log, qemu = tmp_path / "called", tmp_path / "qemu"
-    qemu.write_text(f'#!/bin/sh\nshift 2\necho "$@" >>"{log}"\ncat "$1"\n')
-    qemu.chmod(stat.S_IRWXU)
-    script = recipe.root() / "llvm-config" / "contract" / "check.sh"
-    env = {"PART": "tablegen", "CROSS": "arm64", "TMPDIR": str(tmp_path)}
-    done = process.run(["sh", script, prefix], env={**env, "EMULATOR": f"{qemu} -L /sysroot"}, capture=True)
-    assert [line.split()[1:3] for line in done.stdout.splitlines()] == [
-        ["llvm-tblgen", "ok"],
-        ["mlir-tblgen", "ok"],
-        ["paths", "ok"],
-    ]
-    assert [Path(line.split()[0]).name for line in log.read_text().splitlines()] == ["llvm-tblgen"] * 2 + [
-        "mlir-tblgen"
-    ] * 2
-    alone = process.run(["sh", script, prefix], env=env, capture=True, check=False)
-    assert alone.returncode == 1
-    assert "@contract llvm-tblgen fail" in alone.stdout
 
 
 # Images
@@ -370,17 +323,6 @@ def test_one_index_of_several_serves_who_wants_one_of_them(tmp_path: Path, arch:
     assert config["architecture"] == arch
 
 
-def test_what_showed_to_be_missing_is_told_by_publish(tmp_path: Path, request_: Request) -> None:
-    """The plan knows of no known-bad kernel; only what was built does."""
-    request = lock_all(replace(request_, arch=("amd64",)))
-    for row in plan(request, "llvm"):
-        finish_stage(
-            request, row.planned, "amd64", tmp_path, partial="2 kernels known bad" * (row.planned.name == "llvm")
-        )
-    (done,) = deliver(request.cache, named_images(request.cache, [planned_name(request)]), LayoutRef(tmp_path / "out"))
-    assert done.partial == "2 kernels known bad"
-
-
 def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
     # Those are compiled against the floor, and refused with a base.
     codegen = {"llvm-amdgpu", "codegen-amdgpu", "hip"}
@@ -399,25 +341,3 @@ def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
         "wheels": [*below, *wheels, "wheels"],
         "all": ["base", "llvm", "triton", "kernels"],
     }
-
-
-def test_no_emulator_no_beginning(request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is looked for before hours of compiling, and not at all where nothing is proved."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    request = lock_all(replace(request_, arch=("arm64",)))
-    stage = stages_of("llvm", request)[-1]
-    planned = plan(request, "llvm")[-1].planned
-
-    class Workspace:
-        """Gets as far as the first step."""
-
-        def __init__(self, request: Request) -> None:
-            self.request = request
-
-        def step(self, _: str) -> None:
-            raise SourceError("so far")
-
-    with pytest.raises(EngineError, match="qemu-aarch64-static"):
-        stage.build(planned, {}, Workspace(request))  # type: ignore[arg-type]
-    with pytest.raises(SourceError, match="so far"):
-        stage.build(planned, {}, Workspace(replace(request, contract=False)))  # type: ignore[arg-type]

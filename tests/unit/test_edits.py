@@ -260,16 +260,3 @@ def test_a_tree_of_llvm_tells_its_version_in_either_place(tmp_path: Path, file: 
     assert llvm_release(request.sources["llvm"], request) == "22.1.8"
     path.write_text("set(LLVM_VERSION_MAJOR 22)\n")
     assert llvm_release(request.sources["llvm"], request) == ""
-
-
-def test_what_a_commit_of_llvm_is_nothing_tells_before_it_is_here(tmp_path: Path) -> None:
-    request = asked(tmp_path, llvm=f"https://github.com/llvm/llvm-project@{'1' * 40}")
-    assert llvm_release(request.sources["llvm"], request) == ""
-
-
-def test_edits_are_for_whole_releases() -> None:
-    edits = replace(shipped()[0], llvm="22.1")
-    assert edits.is_for("22.1.8")
-    assert edits.is_for("22.1")
-    assert not edits.is_for("22.0.0")
-    assert not edits.is_for("22.10.0")

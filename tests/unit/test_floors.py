@@ -24,7 +24,7 @@ from toolchain.oci.image import ImageSpec, write_image, write_index
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
 from toolchain.pipeline import lockfile, locking
-from toolchain.pipeline.plan import find, plan
+from toolchain.pipeline.plan import plan
 from toolchain.pipeline.records import read_record
 from toolchain.pipeline.targets import stages_of
 from toolchain.publish import attestations as evidence
@@ -160,12 +160,6 @@ def test_links_stay_inside_of_the_floor(tmp_path: Path) -> None:
     assert (tree / "lib64").resolve() == (tree / "lib").resolve()
 
 
-def test_only_a_floor_s_links_count() -> None:
-    one = unpacked.System(name="a", arch="arm64", suite="trixie", packages=("libc6-dev",))
-    assert "links" not in one.as_inputs()
-    assert replace(one, relative=True).as_inputs()["links"] == "relative"
-
-
 # What is reported of it
 
 
@@ -249,23 +243,6 @@ def test_a_layer_for_a_base_is_not_within_the_lock_of_a_portable_one(request_: R
 
 
 # Bundles
-
-
-def test_a_bundle_brings_the_floor_and_a_command_without_it_which_is_the_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
-    finished_sysroot(here, tmp_path / "work", "amd64", glibc="2.31")
-    request = Request(cache=here, glibc="2.31")
-    export(request, "sysroot", LayoutRef(tmp_path / "bundle"))
-    monkeypatch.chdir(tmp_path)
-    brought = import_bundle(LayoutRef(tmp_path / "bundle"), there, Path("toolchain.lock"))
-    before, after = (plan(replace(request, cache=cache), "sysroot")[-1].planned for cache in (here, there))
-    assert after.input_digest == before.input_digest is not None
-    assert find(there, after) is not None
-    words = list(brought.command)
-    assert words[:5] == ["toolchain", "build", "sysroot", "--offline", "--locked"]
-    assert not {"--base", "--glibc"} & set(words)
 
 
 def test_a_bundle_s_floor_with_other_packages_than_the_lock_names_is_refused(tmp_path: Path) -> None:

@@ -51,16 +51,6 @@ def test_a_package_of_the_pool_is_asked_for_without_an_index(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir()), "nobody was asked"
 
 
-def test_since_hip_6_one_function_has_another_name_and_node() -> None:
-    five, six, seven, lzma = catalog.stubs_of(["5", "6", "7"])
-    assert five.symbols["hipGetDeviceProperties"] == "hip_4.2"
-    assert six.symbols["hipGetDevicePropertiesR0600"] == "hip_6.0"
-    assert "hipGetDeviceProperties" not in six.symbols
-    assert six.symbols == seven.symbols
-    assert (five.symbols.keys() ^ six.symbols.keys()) == {"hipGetDeviceProperties", "hipGetDevicePropertiesR0600"}
-    assert lzma.symbols["lzma_code"] == "XZ_5.0"
-
-
 def test_a_library_to_link_with_is_written_from_its_row(tmp_path: Path) -> None:
     stub = catalog.Stub(name="rocm9", soname="libamdhip64.so.9", nodes=(("hip_4.2", ("b", "a")), ("hip_6.0", ("c",))))
     folder = write_stubs([stub], tmp_path / "stubs") / "rocm9"
@@ -69,11 +59,6 @@ def test_a_library_to_link_with_is_written_from_its_row(tmp_path: Path) -> None:
         "hip_4.2 { global: a; b; local: *; };\nhip_6.0 { global: c; };\n"
     )  # fmt: skip
     assert (folder / "stub.c").read_text().splitlines()[0] == "int a(void) { return 100; }"
-
-
-@pytest.mark.parametrize(("text", "majors"), [("7,6", ("6", "7")), ("7.2", ("7",)), ("rocm6.4,5", ("5", "6"))])
-def test_a_rocm_is_named_by_its_version(text: str, majors: tuple[str, ...]) -> None:
-    assert catalog.parse_rocms(text) == majors
 
 
 def test_a_rocm_that_no_row_knows_is_refused() -> None:

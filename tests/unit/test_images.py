@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,14 +91,6 @@ def test_names_and_beginnings(home: Home) -> None:
             named_images(home.cache, [text])
 
 
-def test_an_empty_name_is_not_that_of_the_only_image(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "cache")
-    finished_base(cache, tmp_path / "base")
-    assert len(named_images(cache, ["toolchain-base"])) == 1
-    with pytest.raises(SourceError, match="is named ''"):
-        named_images(cache, [""])
-
-
 def test_an_ambiguous_name_lists_what_it_may_mean(home: Home) -> None:
     second = home.another()
     with pytest.raises(ConfigError) as error:
@@ -115,14 +106,6 @@ def test_a_name_means_all_architectures(home: Home) -> None:
     with pytest.raises(ConfigError):
         one_image(home.cache, LLVM)
     assert one_image(home.cache, "7777") == second
-
-
-def test_an_exact_name_is_no_beginning_of_another(home: Home) -> None:
-    second = home.another(image="llvm-triton-22.1.8-debian13-pgo")
-    assert named_images(home.cache, [LLVM]) == [home.record]
-    assert named_images(home.cache, [f"{LLVM}-"]) == [second]
-    with pytest.raises(ConfigError):
-        named_images(home.cache, ["llvm-triton"])
 
 
 def test_what_is_not_whole_is_not_finished(home: Home) -> None:
@@ -203,7 +186,7 @@ def test_prune_takes_a_name(home: Home) -> None:
     home.call("cache", "prune", LLVM)
     assert finished_images(home.cache) == [base]
     assert not Layout(home.cache.images).has(blob)
-    assert [path.suffix for path in home.cache.records.iterdir()] == [".json"]
+    assert {path.stem for path in home.cache.records.iterdir()} == {base.input_digest.removeprefix("sha256:")}
     home.call("cache", "prune", "toolchain-base")
     assert finished_images(home.cache) == []
 
@@ -222,8 +205,3 @@ def test_a_folder_whose_name_is_no_utf8(home: Home, tmp_path: Path) -> None:
     (place,) = next(row["published"] for row in known if row["stage"] == "base")
     assert place["ref"] == f"oci:{tmp_path}/\\xff:toolchain-base-debian13"
     assert home.call("publish", f"oci:{folder}", "toolchain-base")["published"][0]["pushed_bytes"] == 0
-
-
-def test_publish_has_few_options() -> None:
-    output = CliRunner().invoke(app, ["publish", "--help"], env={"COLUMNS": "100"}).stdout
-    assert len(re.findall(r"^│ --", output, re.MULTILINE)) <= 10

@@ -52,12 +52,6 @@ def test_allowed_by_name_and_replaced_by_default(triton: Path, tmp_path: Path) -
     }
 
 
-def test_an_allowed_file_is_not_replaced(triton: Path, tmp_path: Path) -> None:
-    intake, _ = take_in("triton", triton, request(tmp_path, allow=("ocml",), drop=("libdevice",)))
-    assert sorted(intake.replaced) == [f"{AMD}/ockl.bc"]
-    assert intake.dropped == (NVIDIA,)
-
-
 def test_an_unknown_file_goes_by_its_path(triton: Path, tmp_path: Path) -> None:
     (triton / "kernel.co").write_bytes(b"\x7fELF" + bytes(40))
     with pytest.raises(PolicyError, match="2 prebuilt files"):
@@ -89,13 +83,6 @@ def test_the_policy_is_an_input(tmp_path: Path) -> None:
     assert choices("triton", plain) != choices("triton", allowed)
     assert names_allowed("triton", allowed) == ("libdevice",)
     assert names_allowed("aotriton", allowed) == ()
-
-
-def test_what_is_let_in_by_its_path_is_named_in_the_image_too(triton: Path, tmp_path: Path) -> None:
-    (triton / "kernel.co").write_bytes(b"\x7fELF" + bytes(40))
-    allowing = request(tmp_path, allow=("libdevice", "kernel.co"))
-    intake, _ = take_in("triton", triton, allowing)
-    assert intake.binaries(names_allowed("triton", allowing)) == ("kernel.co", "libdevice")
 
 
 @pytest.mark.parametrize("name", ["a;b.co", "a[1].co", "a*.co"])

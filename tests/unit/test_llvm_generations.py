@@ -14,8 +14,7 @@ from tests.request_fixtures import specs
 from tests.small_llvm import small_llvm
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.components import check_generation, needs_for, newest_triton_on
-from toolchain.catalog.release_data import aotriton_releases, triton_releases
-from toolchain.catalog.releases import triton_at
+from toolchain.catalog.release_data import triton_releases
 from toolchain.core.cache import Cache
 from toolchain.core.errors import SourceError, UnsupportedError
 from toolchain.request.model import Request
@@ -149,14 +148,6 @@ def test_a_checkout_on_its_own_pin_gets_the_parts_of_that_llvm(
     assert details.needs.serves == (parts or "3.1")
     if not parts:
         details.check(planned.sources[0])
-
-
-@pytest.mark.parametrize(
-    "llvm", sorted({row.llvm for row in triton_releases()} | {row.llvm for row in aotriton_releases()})
-)
-def test_the_needs_of_every_triton_that_a_pin_on_record_names_are_known(llvm: str) -> None:
-    if triton := triton_at(llvm):
-        needs_for(triton)
 
 
 @pytest.mark.parametrize(

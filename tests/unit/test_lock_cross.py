@@ -351,11 +351,3 @@ def test_a_bundle_of_a_base_alone(cache: Cache, tmp_path: Path, monkeypatch: pyt
     with pytest.raises(SourceError, match="is not built yet") as caught:
         both.export()
     assert "toolchain build sysroot --arch a" in caught.value.fix
-
-
-def test_a_bundle_that_is_held_to_a_lock_of_a_base(cache: Cache, tmp_path: Path) -> None:
-    """`lock base` names the base alone, and that is what such a bundle brings."""
-    finished_sysroot(cache, tmp_path / "old", "amd64", glibc=DEFAULT_GLIBC)
-    request = Request(cache=cache, glibc=DEFAULT_GLIBC, offline=True)
-    locked = dataclasses.replace(request, lock=held(request, "base"))
-    assert named(Place(tmp_path, locked, target="base").export().lock) == ["base debian13 (amd64) resolved"]

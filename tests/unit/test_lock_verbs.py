@@ -26,7 +26,6 @@ from toolchain.core.digest import sha256_bytes
 from toolchain.core.errors import LockedError
 from toolchain.engine.progress import Progress
 from toolchain.pipeline import lockfile, locking
-from toolchain.pipeline import run as pipeline
 from toolchain.pipeline.lock_differences import differences
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.prefetch import Prefetch
@@ -34,11 +33,8 @@ from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.sources import distro
 from toolchain.sources.resolve import fetch_source
-from toolchain.sources.store import Store
 from toolchain.sources.suites import Package
 from toolchain.sources.tree import Source, scan_tree
-from toolchain.stages.base import BaseStage
-from toolchain.stages.stage import Built, Planned, Workspace
 
 TOP = Path(__file__).resolve().parents[2]
 
@@ -76,27 +72,6 @@ def checkout(tmp_path: Path) -> Path:
 
 
 # Builds
-
-
-def test_a_base_made_anew_that_is_not_the_locked_one_stops_the_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The mirrors have moved since it was locked; nothing is built on what they have now."""
-    finished_base(Cache(tmp_path / "one"), tmp_path / "first")
-    request = Request(cache=Cache(tmp_path / "one"))
-    held = locking.resolve(request, [row.planned for row in plan(request, "base")], "base")
-
-    def moved(_: object, planned: Planned, dependencies: object, workspace: Workspace) -> Built:
-        built = finished_base(workspace.cache, tmp_path / "second")
-        (path,) = (workspace.cache.root / "locked").iterdir()
-        path.write_text(path.read_text().replace("3.0.3", "3.0.4"))
-        return built
-
-    monkeypatch.setattr(BaseStage, "build", moved)
-    monkeypatch.setattr(pipeline, "_ready", lambda *_: None)
-    with pytest.raises(LockedError) as caught:
-        pipeline.build(dataclasses.replace(request, cache=Cache(tmp_path / "two"), lock=held), "base")
-    assert "apt 3.0.3 555555555555 is locked, 3.0.4" in caught.value.why
 
 
 def test_what_a_stage_is_given_was_read_again_and_held_to_the_lock(
@@ -345,18 +320,3 @@ def test_a_decayed_tree_is_found_although_nothing_seems_changed(tmp_path: Path, 
     assert done.returncode == 0, done.stderr
     assert "changed or damaged" in done.stderr
     assert victim.read_text() == "project(x)\n"
-
-
-def test_a_wheel_in_the_store_that_is_damaged_is_not_handed_out(tmp_path: Path) -> None:
-    from toolchain.stages.wheels import in_store  # noqa: PLC0415
-
-    cache = Cache(tmp_path)
-    store = Store(cache.store)
-    store.partial.mkdir(parents=True)
-    (store.partial / "x.whl").write_bytes(b"wheel")
-    path = store.add_file(store.partial / "x.whl", sha256_bytes(b"wheel"))
-    assert in_store(cache, sha256_bytes(b"wheel")) == path
-    path.write_bytes(b"whee!")
-    assert in_store(cache, sha256_bytes(b"wheel")) is None
-    shutil.rmtree(path.parent)
-    assert in_store(cache, sha256_bytes(b"wheel")) is None

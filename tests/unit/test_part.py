@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from toolchain.core.cache import Cache
-from toolchain.core.digest import sha256_file
 from toolchain.pipeline.fetching import fetch_for
 from toolchain.pipeline.locking import locked_source
 from toolchain.request.model import Request
 from toolchain.sources.part import Part
-from toolchain.sources.resolve import fetch_source, locate, part_of
+from toolchain.sources.resolve import fetch_source, locate
 from toolchain.sources.spec import SourceSpec, parse_source_spec
 from toolchain.sources.tree import Source, tree_digest
 
@@ -71,15 +70,6 @@ def test_what_is_held() -> None:
     assert Part().holds("anything/test/x")
 
 
-def test_what_a_lock_calls_it() -> None:
-    whole = part_of("llvm", tests=True)
-    assert whole.taken[:2] == ("llvm", "mlir")
-    assert part_of("llvm").taken == (*whole.taken, "!test")
-    assert part_of("llvm-amdgpu", tests=True) == whole
-    assert part_of("triton").taken == ()
-    assert whole.name + ",!test" == part_of("llvm").name
-
-
 @pytest.mark.parametrize("way", ["folder", "file", "git"])
 def test_every_way_leaves_the_tests_out(way: str, checkout: Path, request_: Request, tmp_path: Path) -> None:
     source = located(way, checkout, request_)
@@ -96,11 +86,6 @@ def test_every_way_leaves_the_tests_out(way: str, checkout: Path, request_: Requ
     assert (whole / "llvm/test/a.ll").read_text(encoding="utf-8") == "mended\n"
     assert "!test" not in locked_source(patched, source).parts
     assert files(fetch_for(request_, source).path) == LEAN
-
-
-def test_a_file_is_named_by_its_own_digest(checkout: Path, request_: Request) -> None:
-    source = located("file", checkout, request_)
-    assert source.digest == sha256_file(checkout.with_suffix(".tar.gz"))
 
 
 def test_what_a_bundle_brought_for_a_patch_is_taken_as_it_is(checkout: Path, request_: Request) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import platform
-import tarfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,8 +18,6 @@ from filelock import FileLock
 from rich.console import Console
 
 from tests.evidence_fixtures import finished_base, record
-from toolchain.catalog.base_ref import parse_base
-from toolchain.cli.build_options import make_request
 from toolchain.core import process
 from toolchain.core.cache import Cache
 from toolchain.core.errors import (
@@ -50,9 +47,7 @@ from toolchain.request.model import Request
 from toolchain.sources.mirrors import Mirror
 from toolchain.sources.tree import Source
 from toolchain.stages import base
-from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Built, ContractCheck, LayerContent, Planned, Stage, Workspace
-from toolchain.stages.unpacked import UnpackedStage
 
 SOURCE = Source(
     name="llvm",
@@ -145,27 +140,6 @@ def test_no_emulator_is_told_before_another_machine_s_hours(
     else:
         pipeline.build(request, "llvm")
         assert [len(stage.built) for stage in both.values()] == [1, 1]
-
-
-def test_the_stages_say_what_they_need(tmp_path: Path) -> None:
-    request = make_request(cache=tmp_path / "cache", source=["llvm=distro:llvm-toolchain-22"])
-    dependencies = base.BaseStage().plan(request, {})
-    assert not dependencies.engine
-    llvm = LlvmStage().plan(request, {"base": dependencies, "sysroot": UnpackedStage("sysroot").plan(request, {})})
-    assert (llvm.engine, llvm.disk > dependencies.disk > 10**9) == (True, True)
-    assert base.BaseStage().plan(replace(request, base=parse_base("ubi9")), {}).engine
-
-
-def test_a_cache_that_cannot_be_one(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="the cache cannot be in"):
-        make_request(cache=tmp_path / "file" / "cache")
-    make_request(cache=tmp_path / "not" / "there")
-
-
-def test_a_gpu_list_without_a_gpu(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="names no GPU"):
-        make_request(cache=tmp_path, gpu=" ,; ")
 
 
 def test_a_source_whose_digest_only_a_fetch_tells(
@@ -287,16 +261,6 @@ def test_a_stage_is_planned_once_while_what_it_rests_on_stands(run: Callable[...
     base_ = Fake("base", counting("base", lambda: bool(made)), lambda _: made.append(True))
     run(base_, Fake("llvm", counting("llvm")))
     assert counted.count("llvm") == 2
-
-
-def test_a_local_archive_is_looked_into_once_it_is_unpacked(tmp_path: Path) -> None:
-    archive = tmp_path / "llvm project.tar.xz"
-    with tarfile.open(archive, "w:xz") as content:
-        content.addfile(tarfile.TarInfo("top/not-read-by-a-plan"))
-    request = make_request(cache=tmp_path / "cache", source=[f"llvm={archive}"])
-    system = UnpackedStage("sysroot").plan(request, {})
-    (source,) = LlvmStage().plan(request, {"base": base.BaseStage().plan(request, {}), "sysroot": system}).sources
-    assert source.path == archive
 
 
 def recorded(cache: Cache, row: Planned, **more: Any) -> None:

@@ -9,22 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.evidence_fixtures import finished_python
 from tests.request_fixtures import specs
 from tests.small_triton import small_triton
-from toolchain.bundle.export import export
-from toolchain.bundle.importer import import_bundle
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe
-from toolchain.catalog.pythons import check_range, load_pythons, python_of
+from toolchain.catalog.pythons import check_range, python_of
 from toolchain.core.cache import Cache
-from toolchain.core.errors import ConfigError, ContractError, LockedError, PinError, SourceError, UnsupportedError
-from toolchain.oci.reference import LayoutRef
-from toolchain.pipeline import lockfile, locking
-from toolchain.pipeline.plan import find, plan
-from toolchain.pipeline.records import read_record
+from toolchain.core.errors import ConfigError, ContractError, PinError, UnsupportedError
+from toolchain.pipeline.plan import plan
 from toolchain.pipeline.targets import stages_of
-from toolchain.publish import attestations
 from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages import base, unpacked
 from toolchain.stages.binary_checks import check_wheel
@@ -90,15 +83,6 @@ def test_a_triton_that_wants_more_of_cpython_39_is_refused_before_it_is_compiled
     check_pythons(["3.9", "3.13"], tmp_path, "3.0.0")
 
 
-def test_every_row_can_be_asked_for() -> None:
-    for version, row in load_pythons().items():
-        assert python_of(version) == row
-        assert row.headers in row.packages
-        assert f"python{version}-minimal" in row.packages
-        assert row.tag == "cp" + version.replace(".", "")
-        assert row.distro.startswith("debian")
-
-
 @pytest.mark.parametrize("version", ["3", "3.13.1", "2.7", "\uff13.13", "3.x", "", "3.13\n"])
 def test_what_is_no_version_is_refused(version: str) -> None:
     with pytest.raises(ConfigError, match="is not a Python version"):
@@ -135,10 +119,6 @@ def test_a_version_of_no_released_debian_is_refused_with_those_that_are() -> Non
 def test_what_setup_py_says_is_read_and_not_run(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "setup.py").write_text(text)
     assert python_requires(tmp_path) == says
-
-
-def test_a_tree_without_setup_py_says_nothing(tmp_path: Path) -> None:
-    assert python_requires(tmp_path) == ""
 
 
 def test_a_python_outside_of_the_range_is_refused() -> None:
@@ -215,39 +195,6 @@ def test_a_wheel_of_the_index_needs_no_python_of_ours(request_: Request) -> None
 
 
 # Locks, bundles, SBOM
-
-
-def test_a_lock_holds_the_pythons_and_refuses_others(request_: Request) -> None:
-    resolve(request_)
-    rows = [row.planned for row in plan(request_, "python")]
-    lock = locking.resolve(request_, rows, "python")
-    assert [str(row) for row in lock.bases] == ["python 3.11-3.13 (amd64)"]
-    lock = replace(lock, bases=tuple(replace(row, image=f"sha256:{DIGEST}") for row in lock.bases))
-    lock = lockfile.parse(lockfile.render(lock), "a lock")
-    assert lock.bases[0].suite == "bookworm trixie"
-    assert "--python" in lockfile.options(lock)
-    path = request_.cache.package_list("python", "3.11-3.13", "amd64")
-    path.write_text(path.read_text().replace("2.41", "2.42"))
-    with pytest.raises(LockedError) as caught:
-        locking.check(replace(request_, lock=lock), [row.planned for row in plan(request_, "python")])
-    assert "libc6" in caught.value.why
-
-
-def test_a_bundle_brings_them_and_an_sbom_tells_whose_headers_came_in(tmp_path: Path) -> None:
-    here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
-    built = finished_python(here, tmp_path / "work")
-    request = Request(cache=here, glibc=DEFAULT_GLIBC)
-    export(request, "python", LayoutRef(tmp_path / "bundle"))
-    import_bundle(LayoutRef(tmp_path / "bundle"), there, tmp_path / "a lock")
-    before, after = (plan(replace(request, cache=cache), "python")[-1].planned for cache in (here, there))
-    assert after.input_digest == before.input_digest is not None
-    assert find(there, after) is not None
-    (header,) = attestations._headers_of_python(here, read_record(here, built.input_digest))
-    assert (header.name, header.system) == ("libpython3.13-dev", "debian13")
-    here.record(built.input_digest).unlink()
-    with pytest.raises(SourceError, match="not built yet") as caught:
-        export(request, "python", LayoutRef(tmp_path / "bundle"))
-    assert "toolchain build python " in caught.value.fix
 
 
 # What a wheel promises

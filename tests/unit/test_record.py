@@ -88,13 +88,6 @@ def test_it_is_written_as_it_was_read() -> None:
     assert json.loads(Record.parse(WHOLE).as_bytes()) == WHOLE
 
 
-def test_it_names_its_version(tmp_path: Path) -> None:
-    record = Record.parse(WHOLE)
-    write_record(Cache(tmp_path), record)
-    assert json.loads(Cache(tmp_path).record(record.input_digest).read_bytes())["version"] == VERSION
-    assert read_record(Cache(tmp_path), record.input_digest) == record
-
-
 @pytest.mark.parametrize("version", [None, 1, VERSION + 1])
 def test_another_version_is_refused(version: int | None, tmp_path: Path) -> None:
     with pytest.raises(OtherVersionError):
@@ -123,24 +116,17 @@ def test_the_keys_of_this_version() -> None:
     "harm",
     [
         {"manifest": 5},
-        {"manifest": None},
-        {"layers": None},
         {"layers": [1]},
         {"layers": [{"size": 1}]},
         {"facts": None},
-        {"facts": []},
         {"inputs": "text"},
         {"sources": [{"name": "llvm"}]},
-        {"sources": {"llvm": "x"}},
         {"binaries": [1]},
         {"tool": {"version": 1}},
-        {"request": []},
         {"weather": "fine"},
         {"sources": [{**WHOLE["sources"][0], "kind": None}]},
-        {"started": "yesterday"},
         {"started": True},
         {"taken_from": {"ref": "x"}},
-        {"version": "1"},
         {"version": True},
     ],
 )

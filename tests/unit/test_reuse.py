@@ -234,15 +234,6 @@ def test_not_taken(
     shelf.nothing_came()
 
 
-def test_what_was_allowed_by_name_is_taken(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, speak=False)
-    with_a_binary(shelf)
-    shelf.planned = replace(shelf.planned, binaries=("ptxas",))
-    shelf.request = replace(shelf.request, allow_binary=("ptxas",))
-    assert shelf.take() is not None
-    assert read_record(shelf.request.cache, str(shelf.planned.input_digest)).binaries == ("ptxas",)
-
-
 def test_what_only_a_scan_found_is_not_forgotten(tmp_path: Path) -> None:
     """No plan knows it, so whoever publishes the image again would attest that nothing prebuilt is in it."""
     shelf = Shelf(tmp_path, speak=False)
@@ -262,13 +253,6 @@ def test_a_compressor_that_is_missing_here_stops_no_build(shelf: Shelf, monkeypa
     assert shelf.take(only=False) is None
     with pytest.raises(EngineError):
         shelf.take()
-
-
-def test_unchecked_where_there_is_no_check(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, speak=False)
-    unchecked(shelf)
-    shelf.planned = replace(shelf.planned, has_contract_check=False)
-    assert shelf.take() is not None
 
 
 def test_unchecked_for_who_wants_no_check(tmp_path: Path) -> None:
@@ -360,13 +344,6 @@ def test_options(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ConfigError, match=reason):
             make_reuse(where, key, offline=offline)
-
-
-def test_names(shelf: Shelf) -> None:
-    short = str(shelf.planned.input_digest)[7:19]
-    image = shelf.planned.image
-    assert str(reference(parse("ghcr.io/own/ns"), shelf.planned)) == f"ghcr.io/own/ns/{image}:{short}"
-    assert str(reference(parse("oci:/out"), shelf.planned)) == f"oci:/out:{image}.{short}"
 
 
 @pytest.mark.parametrize("good_first", [True, False])

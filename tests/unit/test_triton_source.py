@@ -14,7 +14,7 @@ from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.release_data import aotriton_releases, triton_releases
 from toolchain.cli.build_options import make_request
 from toolchain.core.cache import Cache
-from toolchain.core.errors import BuildError, ConfigError, PinError, SourceError, UnsupportedError
+from toolchain.core.errors import BuildError, PinError, SourceError, UnsupportedError
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.targets import stages_of
 from toolchain.request.model import Request
@@ -22,7 +22,6 @@ from toolchain.stages.aotriton_library import aotriton_source, commit_of
 from toolchain.stages.llvm import llvm_needs, llvm_pin, llvm_source
 from toolchain.stages.triton_origin import from_source, triton_source
 from toolchain.stages.triton_report import lit, lit_totals
-from toolchain.stages.triton_source import for_python
 from toolchain.stages.triton_tree import python_requires
 
 PIN = "0729a74e66aeeb7a9839d80bfd64fc49b2e69f52"
@@ -119,12 +118,6 @@ def test_an_aotriton_at_a_releases_commit_takes_that_releases_triton(
         assert "is at the commit of release 0.11b" in capsys.readouterr().err
     named = make_request(target="aotriton", source=[where], triton="3.7.1", cache=tmp_path / "cache")
     assert named.aotriton is None
-
-
-def test_names_of_images_take_any_version(request_: Request) -> None:
-    source = replace(llvm_source(replace(request_, sources=specs({"llvm": "distro:llvm-toolchain-22"}))), kind="distro")
-    assert replace(source, version="22.1.8").short_id == "22.1.8"
-    assert replace(source, version="23~++20261101.1+rc1").short_id == "23-20261101.1-rc1"
 
 
 def test_the_stages_follow_from_where_triton_comes(request_: Request) -> None:
@@ -311,12 +304,6 @@ def test_a_package_that_would_be_downloaded_is_refused_by_its_name(tmp_path: Pat
         plan(replace(request_, sources=specs({"triton": str(tree)})), "triton")
 
 
-@pytest.mark.parametrize("text", ["cp313", "3.013", "3", "3.13,2.7", "\uff13.13"])
-def test_a_python_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigError, match="not a Python version"):
-        make_request(cache=tmp_path, python=text)
-
-
 def test_lit_totals(tmp_path: Path) -> None:
     report = tmp_path / "lit.xml"
     report.write_text(
@@ -366,14 +353,6 @@ def test_a_triton_checkout_pins_its_llvm(tmp_path: Path, request_: Request) -> N
     assert plan(replace(request, sources={}), "llvm")[-1].planned.sources[0].ref != PIN
     assert llvm_source(request).ref == PIN
     assert llvm_pin(replace(request_, sources=specs({"triton": "pypi:triton"}))).commit != PIN
-
-
-def test_the_image_gets_the_wheel_of_the_base_s_own_python() -> None:
-    """Not the first in the alphabet: an image with another one could not import it."""
-    wheels = [Path(f"triton-3.6.0-cp{tag}-cp{tag}-manylinux_2_38_x86_64.whl") for tag in ("310", "313")]
-    assert for_python(wheels, "3.13") == wheels[1]
-    with pytest.raises(BuildError, match=r"own Python 3\.12"):
-        for_python(wheels, "3.12")
 
 
 def test_a_release_older_than_the_two_backends_is_refused_by_the_plan(request_: Request) -> None:

@@ -41,9 +41,7 @@ TRITON = ("--source", f"triton=https://github.com/triton-lang/triton@{NEAR_22}",
     ("words", "untried", "stages"),
     [
         (("llvm", *LLVM), [], {"llvm": True}),
-        (("llvm", *LLVM, "--base", "debian12"), ["LLVM 22.1.8 for debian12"], {"llvm": False}),
         (("llvm", *LLVM, "--triton", "3.6.0"), ["with the parts for Triton 3.6"], {"llvm": False}),
-        (("llvm", "--source", "llvm=distro:llvm-toolchain-17"), ["LLVM 17.0.6 for glibc 2.31"], {"llvm": False}),
         (("llvm", *LLVM, "--arch", "ppc64le"), ["LLVM 22.1.8 for ppc64le"], {"llvm": False}),
         (
             ("llvm", "--triton", "3.5.0"),
@@ -70,9 +68,3 @@ def test_a_part_that_was_tried_is_no_whole() -> None:
     partly = [row for row in tried() if row.what == "llvm" and row.part]
     assert partly
     assert not any(was_tried("llvm", row.of, row.as_, triton=row.triton) for row in partly)
-
-
-def test_rows_of_pairs_are_whole() -> None:
-    for row in tried():
-        assert bool(row.llvm) == (row.what == "wheel")
-        assert bool(row.triton) == (row.what == "llvm" and not row.part)

@@ -27,7 +27,7 @@ from toolchain.engine import namespace
 from toolchain.engine.resources import disk_bytes
 from toolchain.engine.storage import SCRATCH
 from toolchain.oci.image import ImageSpec, add_layer, write_image
-from toolchain.oci.layer import HashedFile, compress, write_layer
+from toolchain.oci.layer import compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.pipeline import cache_usage
 from toolchain.pipeline.cache_usage import DAY, Item, prune, survey
@@ -215,16 +215,6 @@ def test_images_whose_records_are_of_another_format_go_at_once(cache: Cache) -> 
     assert tag not in Layout(cache.images).refs()
 
 
-def test_a_damaged_image_keeps_no_other_from_going(cache: Cache) -> None:
-    layout = Layout(cache.images)
-    old = {item.digest for item in layout.walk(layout.resolve(image_tag("llvm-triton-old-debian13", OTHER)))}
-    (base,) = (item for item in layout.refs().values() if item.digest not in old)
-    layout.blob(base.digest).write_text("{")
-    assert [item.name.split()[0] for item in pruned(cache)] == ["llvm-triton-old-debian13"]
-    assert not any(layout.has(digest) for digest in old)
-    assert layout.has(base.digest), "what is damaged is told where it is used"
-
-
 def test_an_image_counts_by_its_record_where_its_name_was_lost(cache: Cache) -> None:
     (row,) = plan(Request(cache=cache), "base")
     (cache.images / "index.json").unlink()
@@ -336,12 +326,6 @@ def test_every_passing_folder_in_the_cache_is_known_by_its_name() -> None:
     assert [name for name in sorted(names) if not SCRATCH.fullmatch(f"{name}a1b2c3_d")] == []
 
 
-def test_what_a_killed_packing_leaves_is_known_by_its_name(tmp_path: Path) -> None:
-    with HashedFile(tmp_path / "pack-0c7a187133c6"):
-        (left,) = tmp_path.iterdir()
-    assert SCRATCH.fullmatch(left.name)
-
-
 @pytest.mark.parametrize("named", ["nothing", "CACHEDIR.TAG", "images/oci-layout", "toolchain-cache"])
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, named: str) -> None:
     """Also where another program's cache is, and after this tool worked there."""
@@ -441,7 +425,7 @@ def test_it_waits_for_nobody_and_others_wait_for_it(cache: Cache) -> None:
             cwd=Path(__file__).parents[2],
         )  # fmt: skip
         assert child.stderr is not None
-        assert f"waiting for pid {os.getpid()}, which tidies up" in child.stderr.readline()
+        assert f"pid {os.getpid()}" in child.stderr.readline()
     assert child.communicate(timeout=60)[0] == "in\n"
 
 

@@ -23,10 +23,9 @@ from toolchain.bundle.importer import import_bundle
 from toolchain.catalog.wheel_rows import WheelRow, torch_row, wheel_row, wheel_rows
 from toolchain.core import recipe
 from toolchain.core.cache import Cache
-from toolchain.core.errors import BuildError, ContractError, SourceError, UnsupportedError
+from toolchain.core.errors import ContractError, SourceError, UnsupportedError
 from toolchain.oci.reference import LayoutRef
 from toolchain.pipeline.plan import plan
-from toolchain.request.model import option_named
 from toolchain.sources.pypi import known_files, pypi_row
 from toolchain.sources.scan import scan
 from toolchain.sources.store import Store
@@ -34,7 +33,7 @@ from toolchain.stages.base import write_packages
 from toolchain.stages.prebuilt import Intake
 from toolchain.stages.stage import Planned
 from toolchain.stages.unpacked import torch_of
-from toolchain.stages.wheel import _failure, check_content, elsewhere, environment
+from toolchain.stages.wheel import check_content, elsewhere, environment
 
 TRITON = {"triton": "pypi:triton==3.7.1"}
 FLASH = wheel_row("flash-attn")
@@ -147,14 +146,6 @@ def test_a_bundle_brings_torch_and_all_sources(target: str, tmp_path: Path, monk
     assert None not in before
 
 
-def test_wheels_are_named_as_the_data_has_them() -> None:
-    wheels = option_named("wheel")
-    assert wheels.value(" vllm,flash-attn") == ("flash-attn", "vllm")
-    with pytest.raises(UnsupportedError) as caught:
-        wheels.value("flash-attn,jax")
-    assert "aiter" in caught.value.fix
-
-
 def test_a_base_without_a_torch_is_refused(cache: Cache) -> None:
     with pytest.raises(UnsupportedError) as caught:
         torch_row("debian12")
@@ -190,17 +181,6 @@ def test_a_wheel_that_is_not_as_its_row_says_is_refused(
     with pytest.raises(ContractError) as caught:
         check_content(row, wheel(tmp_path, file, tag=tag))
     assert reason in caught.value.why
-
-
-@pytest.mark.parametrize(
-    ("kind", "error"),
-    [("triton", ContractError), ("torch", ContractError), ("changed", ContractError), ("source", SourceError),
-     ("network", BuildError)],
-)  # fmt: skip
-def test_each_known_reason_has_its_error(kind: str, error: type[Exception]) -> None:
-    error_ = _failure("flash-attn", kind, "what", "why")
-    assert type(error_) is error
-    assert (error_.why, bool(error_.fix)) == ("why", True)
 
 
 def test_who_reaches_for_the_network_is_named(tmp_path: Path) -> None:
