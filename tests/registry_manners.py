@@ -39,7 +39,7 @@ class Manners:
         no_status: status of the answer to the question how far an upload is.
         keeps: what a PUT brought before it broke off is kept (docker-registry forgets the whole upload).
         marked: uploads keep the addresses of docker-registry, by which it is known.
-        referrers: `api`: manifests with a subject are listed; `blind`: they are said to be (OCI-Subject), and are not.
+        referrers: `api`: manifests with a subject are listed.
         digest_tags: a request for the tag `sha256-HEX` is answered with the manifest of that digest, as GitLab does:
             https://github.com/oras-project/oras-go/issues/1396
         too_many: so many requests about manifests are answered with 429 first, as Docker Hub does.
@@ -61,7 +61,7 @@ class Manners:
     no_status: int = 0
     keeps: bool = False
     marked: bool = False
-    referrers: Literal["", "api", "blind"] = ""
+    referrers: Literal["", "api"] = ""
     digest_tags: bool = False
     too_many: int = 0
     login: Callable[[], ScopedLogin] | None = None
@@ -74,8 +74,6 @@ def _login(**options: Any) -> Callable[[], ScopedLogin]:
 QUAY = Manners(referrers="api", login=_login(path="/v2/auth", service="quay.io", word="token", says=False))
 _HUB = _login(name="localhost", service="registry.docker.io", word="token")
 DOCKER_HUB = Manners(marked=True, referrers="api", too_many=2, code="TOOMANYREQUESTS", login=_HUB)
-# https://github.com/docker/hub-feedback/issues/2372
-DOCKER_HUB_2024 = Manners(marked=True, referrers="blind", login=_HUB)
 GITLAB = Manners(
     marked=True,
     digest_tags=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import threading
 import tracemalloc
 from pathlib import Path
 
@@ -58,14 +57,6 @@ def test_an_index_goes_there_and_comes_back(
     assert {item.digest: fresh.blob(item.digest).read_bytes() for item in fresh.walk(index)} == {
         item.digest: layout.blob(item.digest).read_bytes() for item in layout.walk(index)
     }
-
-
-def test_one_platform_alone(registry_host: str, repository: str, layout: Layout, fresh: Layout, tmp_path: Path) -> None:
-    index = small_index(layout, tmp_path, size=100)
-    image = layout.children(index)[1]
-    publish(layout, index, RegistryRef(registry_host, repository), ["t"])
-    assert fetch_image(RegistryRef(registry_host, repository, "t"), fresh, platform=image.platform) == image
-    assert sorted(leftovers(fresh)) == sorted(item.digest[7:] for item in layout.walk(image))
 
 
 def test_children_come_first_and_the_index_last(
@@ -344,26 +335,6 @@ def test_a_blob_of_a_gigabyte_needs_no_memory(registry_host: str, repository: st
     done = process.run(argv, capture=True, env={"PYTHONPATH": str(Path(__file__).resolve().parents[2])})
     peak = int(done.stdout)
     assert peak < 200_000_000, f"peak {peak} bytes resident"
-
-
-def test_two_publish_at_once(registry_host: str, repository: str, layout: Layout, tmp_path: Path) -> None:
-    index = small_index(layout, tmp_path, size=SIZE)
-    failed: list[BaseException] = []
-
-    def run(tag: str) -> None:
-        try:
-            publish(layout, index, RegistryRef(registry_host, repository), [tag, "latest"])
-        except ToolchainError as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(f"t{n}",)) for n in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
-    with Registry(registry_host) as registry:
-        assert tags(registry, repository) == ["latest", "t0", "t1", "t2"]
 
 
 def test_skopeo_reads_the_layout_and_the_registry(

@@ -117,18 +117,6 @@ def test_a_token_that_ran_out_is_renewed_before_anything_is_sent_with_it(
     assert len(guard.refused) == 1, "a stale token was never sent"
 
 
-def test_a_token_that_is_called_back_costs_one_more_try(
-    proxy: FaultProxy, repository: str, blob: tuple[Descriptor, Path]
-) -> None:
-    """In the middle of an upload in chunks; the chunk goes once more, and no attempt is counted."""
-    guard = guard_of(proxy)
-    with Registry(proxy.host, login=LOGIN, chunk=64_000) as registry:
-        registry.blob_size(repository, blob[0].digest)
-        guard.tokens.clear()
-        assert registry.push_blob(repository, *blob) == SIZE
-        assert registry.traffic.repeated == 0
-
-
 @pytest.mark.parametrize(
     "challenge",
     [

@@ -13,7 +13,7 @@ import pytest
 from tests.fault_proxy import Fault, FaultProxy, fault_proxy
 from tests.places import attach, fetch_image, publish, referrers
 from tests.registry_fixtures import small_index
-from tests.registry_manners import DOCKER_HUB, DOCKER_HUB_2024, GITLAB, HARBOR, QUAY, Manners
+from tests.registry_manners import DOCKER_HUB, GITLAB, HARBOR, QUAY, Manners
 from tests.second_registry import running_crane
 from toolchain.core.errors import RegistryError, ToolchainError
 from toolchain.oci import descriptor as media
@@ -159,54 +159,6 @@ def test_a_registry_is_given_blobs_as_it_takes_them(
 
 def _written(proxy: FaultProxy) -> set[str]:
     return {seen.path.removeprefix("/v2/").partition("/blobs/")[0] for seen in proxy.seen if seen.method == "POST"}
-
-
-@pytest.mark.parametrize(
-    ("manners", "host", "how"),
-    [
-        (QUAY, "quay.io", "api"),
-        (DOCKER_HUB, "docker.io", "api"),
-        (DOCKER_HUB_2024, "docker.io", "tag"),
-        (HARBOR, "", "api"),
-    ],
-    ids=["Quay", "Docker Hub", "Docker Hub in 2024", "Harbor"],
-)
-def test_what_is_said_about_an_image_is_listed_where_the_registry_lists(
-    registry_host: str, images: dict[int, Image], manners: Manners, host: str, how: str
-) -> None:
-    image = images[SMALL]
-    content = image.layout.put_bytes(b"{}", "application/json")
-    said = write_artifact(image.layout, image.index, content, artifact_type="test/x")
-    with (
-        fault_proxy(registry_host, manners=manners) as proxy,
-        Registry(proxy.host, login=login_of(proxy), backoff=0.01) as registry,
-    ):
-        registry.rules = for_host(host)
-        dest = RegistryRef(registry.host, repository(registry))
-        publish(image.layout, image.index, dest, ["t"], registry=registry)
-        assert attach(image.layout, [said], dest, registry=registry).how == how
-        assert attach(image.layout, [said], dest, registry=registry).how == "none"
-        found = referrers(dest, image.index.digest, registry=registry)
-        assert [(one.digest, one.artifact_type) for one in found] == [(said.digest, "test/x")]
-
-
-def test_nothing_is_attached_where_the_tag_of_the_list_answers_with_the_image(
-    registry_host: str, images: dict[int, Image]
-) -> None:
-    """As GitLab has it; a refusal is better than an SBOM that nobody finds."""
-    image = images[SMALL]
-    content = image.layout.put_bytes(b"{}", "application/json")
-    said = write_artifact(image.layout, image.index, content, artifact_type="test/x")
-    with (
-        fault_proxy(registry_host, manners=GITLAB) as proxy,
-        Registry(proxy.host, login=login_of(proxy), backoff=0.01) as registry,
-    ):
-        registry.rules = for_host("registry.gitlab.com")
-        dest = RegistryRef(registry.host, repository(registry))
-        publish(image.layout, image.index, dest, registry=registry)
-        assert referrers(dest, image.index.digest, registry=registry) == ()
-        with pytest.raises(RegistryError, match="for a digest"):
-            attach(image.layout, [said], dest, registry=registry)
 
 
 def test_a_token_service_at_another_host_gets_the_login_and_the_registry_the_token(

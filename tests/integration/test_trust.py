@@ -5,26 +5,25 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.evidence_fixtures import Stand, ed25519_signer, finished_base
+from tests.evidence_fixtures import Stand, finished_base
 from tests.fake_registry import fake_registry
 from tests.fault_proxy import Fault, fault_proxy
 from tests.integration.conftest import Said, toolchain
-from tests.places import attach, publish, referrers, tags
-from tests.registry_fixtures import free_port, running_registry
+from tests.places import attach, publish, referrers
+from tests.registry_fixtures import running_registry
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_json
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layout import Layout
 from toolchain.oci.place import Attached
-from toolchain.oci.reference import LayoutRef, RegistryRef
-from toolchain.oci.referrers import fallback_tag, write_artifact
+from toolchain.oci.reference import RegistryRef
+from toolchain.oci.referrers import write_artifact
 from toolchain.oci.registry import Registry
 from toolchain.trust.keys import new_key
 
@@ -106,36 +105,6 @@ def test_unsigned_is_not_trusted(registry_host: str, namespace: str, home: Home)
     assert (bad.code, "nothing signed is attached" in bad.err) == (17, True)
 
 
-def test_in_a_layout_folder(tmp_path: Path, home: Home) -> None:
-    out = f"oci:{tmp_path / 'out here'}"
-    assert home.publish(out, "--key", home.key).json["published"][0]["evidence"]["how"] == "layout"
-    good = home.verify(out, "--public-key", f"{home.key}.pub", "--json")
-    assert good.code == 0, good.err
-    assert {row["verdict"] for row in good.json["images"]} == {"trusted"}
-    assert len(good.json["images"]) == 2, "two names; what is attached is no image of its own"
-    assert len([name for name in Layout(tmp_path / "out here").refs() if name.endswith((".sig", ".att"))]) == 4
-    assert home.publish(out, "--key", home.key, "--bundles").code == 0
-    assert home.publish(out, "--key", home.key, "--bundles").json["published"][0]["evidence"]["pushed_bytes"] == 0
-    assert home.verify(out, "--public-key", f"{home.key}.pub").code == 0
-    assert home.publish(out, "--bundles").code == 3, "bundles of no key"
-    assert toolchain("inspect", out).code == 0
-    shown = toolchain("inspect", out, "--json").json["images"][0]["images"][0]
-    assert shown["labels"]["toolchain.input-digest"] == home.built.input_digest
-
-
-def test_with_the_referrers_api(home: Home) -> None:
-    with fake_registry(page=1) as server:
-        done = home.publish(f"{server.host}/ns", "--key", home.key)
-        assert done.json["published"][0]["evidence"]["how"] == "api"
-        assert not [name for name in server.manifests if re.fullmatch("sha256-[0-9a-f]{64}", name)]
-        assert home.verify(f"{server.host}/ns/{IMAGE}", "--public-key", f"{home.key}.pub").code == 0
-
-
-def test_unreachable_is_neither(home: Home) -> None:
-    said = home.verify(f"127.0.0.1:{free_port()}/ns/x", "--public-key", f"{home.key}.pub", "--json")
-    assert (said.code, said.json["error"]) == (18, "Unreachable")
-
-
 def test_a_flipped_bit_on_the_way(registry_host: str, namespace: str, home: Home) -> None:
     home.publish(f"{registry_host}/{namespace}", "--key", home.key)
     with fault_proxy(registry_host) as proxy:
@@ -143,11 +112,6 @@ def test_a_flipped_bit_on_the_way(registry_host: str, namespace: str, home: Home
         said = home.verify(f"{proxy.host}/{namespace}/{IMAGE}", "--public-key", f"{home.key}.pub")
     assert said.code == 17
     assert "digests:" in said.err
-
-
-def test_demands_need_a_key(home: Home, tmp_path: Path) -> None:
-    said = home.verify(f"oci:{tmp_path}", "--source-repo", "llvm/llvm-project")
-    assert (said.code, "--public-key" in said.err) == (3, True)
 
 
 def test_a_key_is_made_once(home: Home, tmp_path: Path) -> None:
@@ -232,16 +196,3 @@ def test_publishers_at_once(registry_host: str, namespace: str, tmp_path: Path, 
             listed = {one.digest for one in referrers(ref, stand.manifest.digest, registry=registry)}
         assert {one.digest for one in made} <= listed
     assert len(listed) == 3 * count
-
-
-def test_the_fallback_is_there_for_other_tools(registry_host: str, namespace: str, tmp_path: Path) -> None:
-    stand = Stand(Layout(tmp_path / "lay out"), tmp_path / "work", signer=ed25519_signer())
-    stand.say_all()
-    ref = RegistryRef(registry_host, namespace)
-    publish(stand.layout, stand.index, ref, ["t"])
-    found = list(referrers(LayoutRef(stand.layout.root), stand.manifest.digest))
-    with Registry(registry_host, login="") as registry:
-        assert attach(stand.layout, found, ref, registry=registry).how == "tag"
-        assert fallback_tag(stand.manifest.digest) in tags(registry, namespace)
-        index = json.loads(registry.get_manifest(namespace, fallback_tag(stand.manifest.digest))[1])
-    assert {one["artifactType"] for one in index["manifests"]} == {"application/vnd.dsse.envelope.v1+json"}

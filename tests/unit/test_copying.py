@@ -140,15 +140,6 @@ def test_an_image_without_a_tag_has_no_name(published: Published, tmp_path: Path
         copy_images(LayoutRef(bare), LayoutRef(tmp_path / "to"), tmp_path / "scratch")
 
 
-def test_no_tag_moves_before_the_evidence_is_attached(published: Published) -> None:
-    """`latest` and the digest's tag never name an image without its SBOM and signature."""
-    record = read_record(published.cache, published.input_digest)
-    with fake_registry(api=False, digest_tags=True) as registry:
-        with pytest.raises(RegistryError, match="for a digest"):
-            deliver(published.cache, [record], RegistryRef(registry.host, "ns"), signer=published.signer)
-        assert tags_of(registry) == []
-
-
 @pytest.mark.parametrize("api", [True, False])
 def test_tags_of_image_and_files_are_written_last(published: Published, api: bool) -> None:
     record = read_record(published.cache, published.input_digest)

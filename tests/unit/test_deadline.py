@@ -59,14 +59,6 @@ def test_work_of_any_kind_is_ended(work: Callable[[], object]) -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_what_is_done_in_time_is_left_alone() -> None:
-    before = signal.getsignal(signal.SIGALRM)
-    with deadline(0.1, problem):
-        pass
-    time.sleep(0.2)
-    assert signal.getsignal(signal.SIGALRM) is before
-
-
 @pytest.mark.parametrize("seconds", [1e300, float("inf")])
 def test_a_limit_that_no_timer_holds_is_none(seconds: float) -> None:
     before = signal.getsignal(signal.SIGALRM)

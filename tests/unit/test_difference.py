@@ -15,7 +15,7 @@ import pytest
 from toolchain.oci import descriptor as media
 from toolchain.oci import layer_files
 from toolchain.oci.compressed import unpacked
-from toolchain.oci.layer_diff import Blob, differences, explain, first_difference
+from toolchain.oci.layer_diff import Blob, differences, first_difference
 
 
 def layer(path: Path, members: Mapping[str, bytes | str], *, pack: bool = False) -> Blob:
@@ -101,15 +101,3 @@ def test_the_first_difference_is_the_first(size: int) -> None:
         assert first_difference(content, bytes(other)) == spots[0]
     assert first_difference(content, content + b"x") == size
     assert first_difference(b"", content) == 0
-
-
-def test_diffoscope_is_asked_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = layer(tmp_path / "1", {"d/f": b"a\n"}), layer(tmp_path / "2", {"d/f": b"b\n"})
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert explain(one, two, "d/f") == []
-    program = tmp_path / "diffoscope"
-    program.write_text(
-        '#!/bin/sh\nfor last; do :; done\nwhile read -r line; do echo "said $line"; done <"$last"\nexit 1\n'
-    )
-    program.chmod(0o755)
-    assert explain(one, two, "d/f") == ["said b"]

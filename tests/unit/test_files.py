@@ -18,7 +18,7 @@ from toolchain.core.digest import sha256_bytes, sha256_file
 from toolchain.core.errors import ConfigError, HostileInputError, RegistryError, SourceError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
-from toolchain.oci.files import TYPE, PlainFile, file_media_type, is_plain_name, read_files, tag_of, write_files
+from toolchain.oci.files import TYPE, PlainFile, is_plain_name, read_files, tag_of, write_files
 from toolchain.oci.labels import TITLE
 from toolchain.oci.layout import Layout
 from toolchain.oci.layout_place import resolve
@@ -129,15 +129,6 @@ def test_the_form_of_the_artifact(shop: Shop) -> None:
     listed = [one.artifact_type for one in shop.place.referrers(shop.stand.index.digest)]
     assert listed == [TYPE], "the files lie beside the image, and are found from there"
     assert sorted(path.name for path in shop.request.cache.work.iterdir()) == []
-
-
-def test_again_is_the_same_and_nothing_is_written(shop: Shop) -> None:
-    first = shop.publish()
-    files = {path: path.stat().st_mtime_ns for path in shop.stand.layout.root.rglob("*") if path.is_file()}
-    again = shop.publish()
-    assert (again.digest, again.pushed_bytes, again.evidence.pushed_bytes) == (first.digest, 0, 0)
-    del files[shop.stand.layout.root / ".index.lock"]
-    assert {path: path.stat().st_mtime_ns for path in files} == files
 
 
 def test_what_is_signed_is_believed(shop: Shop) -> None:
@@ -303,12 +294,6 @@ def test_what_has_no_files_says_so(tmp_path: Path) -> None:
     records: list[Any] = [SimpleNamespace(stage=stage) for stage in ("base", "kernels", "python")]
     with pytest.raises(ConfigError, match="--files is for llvm, triton, aotriton"):
         deliver(Cache(tmp_path), records, LayoutRef(tmp_path / "to"), files=True)
-
-
-def test_media_types() -> None:
-    names = ("a.whl", "a.tar.gz", "a.report.json", "a.txt")
-    kinds = ["application/zip", "application/gzip", "application/json", "application/octet-stream"]
-    assert [file_media_type(name) for name in names] == kinds
 
 
 def test_two_architectures_in_one_artifact(shop: Shop, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.registry_fixtures import small_index
 from toolchain.core.errors import RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor, Platform
@@ -48,12 +47,6 @@ def test_config_and_manifest_say_what_was_asked(layout: Layout, layer: LayerBlob
         ],
     }
     assert read_layers(layout, found) == (replace(layer, created_by=""),) * 2
-
-
-def test_the_order_of_mappings_does_not_count(layout: Layout, layer: LayerBlob) -> None:
-    one = ImageSpec(arch="amd64", layers=(layer,), labels={"x": "1", "y": "2"})
-    two = replace(one, labels={"y": "2", "x": "1"})
-    assert write_image(layout, one) == write_image(layout, two)
 
 
 def test_the_bytes_are_canonical(layout: Layout, layer: LayerBlob) -> None:
@@ -101,11 +94,3 @@ def test_an_image_refuses_missing_layers(layout: Layout, layer: LayerBlob) -> No
     layout.blob(layer.descriptor.digest).unlink()
     with pytest.raises(RegistryError, match="lacks"):
         write_image(layout, spec)
-
-
-def test_two_builds_elsewhere_give_the_same_index(tmp_path: Path) -> None:
-    digests = set()
-    for name in ("one", "two with space"):
-        (tmp_path / name).mkdir()
-        digests.add(small_index(Layout(tmp_path / name / "l").ensure(), tmp_path / name).digest)
-    assert len(digests) == 1

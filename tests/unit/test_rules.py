@@ -114,12 +114,6 @@ def test_a_tag_that_no_registry_takes_is_told_before_anything_is_sent(
             publish(layout, artifact(layout), parse("127.0.0.1:1/ns/name"), [tag], registry=registry)
 
 
-def test_upper_case_is_told_with_the_name_in_lower_case() -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse("ghcr.io/MyOrg/name")
-    assert "ghcr.io/myorg/name" in caught.value.fix
-
-
 def test_a_manifest_over_the_limit_is_told() -> None:
     large = Descriptor(media.MANIFEST, "sha256:" + "0" * 64, 5 << 20)
     with pytest.raises(RegistryError, match="no manifest as large"):

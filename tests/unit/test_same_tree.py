@@ -16,7 +16,7 @@ from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_file
 from toolchain.core.errors import SourceError, UnreachableError
 from toolchain.sources import commit_archives
-from toolchain.sources.commit_archives import CommitArchive, commit_of
+from toolchain.sources.commit_archives import CommitArchive
 from toolchain.sources.resolve import fetch_source, locate
 from toolchain.sources.spec import SourceSpec, parse_source_spec
 from toolchain.sources.tree import tree_digest
@@ -145,11 +145,3 @@ def test_a_commit_without_an_archive_on_record_is_refused_with_those_that_have_o
     with pytest.raises(SourceError, match="no archive of a commit is on record") as caught:
         parse_source_spec(text)
     assert "1f126a6dea50d185c0781743a667390037ae88bd" in caught.value.why
-
-
-def test_the_rows_are_well_formed() -> None:
-    for row in commit_archives.commit_archives():
-        assert parse_source_spec(f"archive:{row.commit}") == parse_source_spec(f"{row.url}#sha256={row.sha256}")
-        assert commit_of(row.digest) == row.commit
-        assert len(row.commit) == 40
-        assert row.source

@@ -138,35 +138,6 @@ def test_what_a_stranger_says_of_the_whole_tag_is_not_published_again(stand: Sta
     assert len(after["layers"]) == 2
 
 
-def test_a_list_that_another_replaced(stand: Stand) -> None:
-    """Two publishers read the same list; the later one's replaced ours, which is seen and added again."""
-    other = signature(stand, ed25519_signer())
-    with fake_registry() as server, connection(server) as registry:
-        ref, tag = RegistryRef(server.host, "x"), about_tag(stand.index.digest, "sig")
-        puts = []
-
-        def replaced(name: str) -> None:
-            if name == tag:
-                puts.append(name)
-
-        server.before_put = replaced
-        answer = Registry.get_manifest
-
-        def meddling(self: Registry, repository: str, reference: str) -> tuple[Descriptor, bytes]:
-            if reference == tag and len(puts) == 1:
-                puts.append("another's")
-                value = {"schemaVersion": 2, "config": other.as_json(), "layers": [other.as_json()]}
-                with server.lock:
-                    server.manifests[tag] = (media.MANIFEST, canonical(value))
-            return answer(self, repository, reference)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Registry, "get_manifest", meddling)
-            attach_layers(stand.layout, [mine(stand)], ref, registry=registry)
-        layers = json.loads(server.manifests[tag][1])["layers"]
-        assert [one["annotations"] for one in layers] == [dict(one.annotations) for one in (other, signature(stand))]
-
-
 @pytest.mark.parametrize("index", [True, False])
 def test_an_image_under_that_tag_is_not_written_over(stand: Stand, index: bool) -> None:
     there = stand.index if index else stand.manifest

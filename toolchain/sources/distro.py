@@ -10,10 +10,9 @@ from dataclasses import replace
 from functools import cache as memoize
 from pathlib import Path
 
-from toolchain.core import console
 from toolchain.core.cache import Cache
 from toolchain.core.digest import write_atomically
-from toolchain.core.errors import DigestError, SourceError, ToolchainError, UnreachableError
+from toolchain.core.errors import DigestError, SourceError, UnreachableError
 from toolchain.core.locks import held
 from toolchain.core.typed import typed
 from toolchain.data import load
@@ -22,7 +21,7 @@ from toolchain.sources.mirrors import apt_mirrors, suites
 from toolchain.sources.network import refuse_offline
 from toolchain.sources.spec import PACKAGE, VERSION
 from toolchain.sources.store import Store
-from toolchain.sources.suites import Package, Readings, Suite, newest_first
+from toolchain.sources.suites import NoSuiteError, Package, Suite
 from toolchain.sources.tree import Source
 
 
@@ -57,7 +56,7 @@ def known_distro(
 
     Args:
         name: the source's name.
-        version: upstream version; empty for the data's default, else the newest.
+        version: upstream version; empty for the data's default, else that of the first suite.
         suite: to look in; empty for all.
         held: ref and digest of the source in a lock, which come before notes for a package that the data does not know.
     """
@@ -139,46 +138,34 @@ def _suites(cache: Cache, hints: Sequence[str], only: str = "") -> list[Suite]:
 def _first(
     indexes: Sequence[Suite], package: str, version: str, digest: str | None, store: Store, *, bound: bool
 ) -> tuple[Package, Path]:
-    """Return the tarball from the first suite that has the version, or the newest of all suites, and its file."""
-    readings, listed, lost = Readings(indexes, bound=bound), [], []
-    for suite in readings:
-        for entry in suite.versions([package]):
-            listed.append((entry, suite))
-            if version == entry.version:
-                _agree(entry, digest)
-                try:
-                    return entry, suite.download(entry, store)
-                except (SourceError, UnreachableError) as error:
-                    lost.append(error)
-                    break
-    for entry in newest_first([entry for entry, _ in listed]) if not version else ():
-        suite = next(suite for listed_entry, suite in listed if listed_entry == entry)
+    """Return the tarball from the first suite that has the version, or any version, and its file."""
+    listed: list[str] = []
+    failures: dict[str, SourceError | UnreachableError] = {}
+    silent: set[str] = set()  # sites that do not answer, which are not asked again
+    for suite in indexes:
+        if suite.mirror.site in silent:
+            continue
         try:
-            return entry, suite.download(entry, store)
+            suite.update(bound=bound)
         except (SourceError, UnreachableError) as error:
-            console.note(f"{error.what}; trying an older version")
-            lost.append(error)
-    raise _not_found(f"{package}{'=' + version if version else ''}", readings, [entry for entry, _ in listed], lost)
-
-
-def _not_found(
-    wanted: str, readings: Readings, listed: Sequence[Package], lost: Sequence[ToolchainError]
-) -> ToolchainError:
-    if lost:
-        return lost[0]
-    versions = ", ".join(dict.fromkeys(f"{candidate.version} ({candidate.suites[0]})" for candidate in listed))
-    if readings.suites and len(readings.missing) == len(readings.suites):
-        return next(iter(readings.missing.values()))
-    answered = [suite.name for suite in readings.suites if suite.name not in readings.missing]
-    known = f"its versions are {versions}" if listed else f"asked: {', '.join(answered) or 'no suite'}"
-    if readings.failed:
-        first = readings.failed[0]
-        return type(first)(
-            f"{wanted} is in no suite that could be read; {first.what}",
-            why=f"{known}\n{first.why}",
-            fix=first.fix,
-        )
-    return SourceError(
+            failures[suite.name] = error
+            silent |= {suite.mirror.site} if isinstance(error, UnreachableError) else set()
+            continue
+        for entry in suite.versions([package]):
+            listed.append(f"{entry.version} ({suite.name})")
+            if version in ("", entry.version):
+                _agree(entry, digest)
+                return entry, suite.download(entry, store)
+    wanted = f"{package}{'=' + version if version else ''}"
+    answered = ", ".join(suite.name for suite in indexes if suite.name not in failures)
+    known = f"its versions are {', '.join(listed)}" if listed else f"asked: {answered or 'no suite'}"
+    unread = [error for error in failures.values() if not isinstance(error, NoSuiteError)]
+    if unread:
+        what = f"{wanted} is in no suite that could be read; {unread[0].what}"
+        raise type(unread[0])(what, why=f"{known}\n{unread[0].why}", fix=unread[0].fix)
+    if failures and not answered:
+        raise next(iter(failures.values()))
+    raise SourceError(
         f"the distribution has no source package {wanted}",
         why=known,
         fix="check the name of the source package, or give the archive itself as URL#sha256=DIGEST",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 from functools import cmp_to_key
 from pathlib import Path
 
@@ -113,7 +113,7 @@ class Suite:
         return folder
 
     def _update_error(self, error: CommandError) -> ToolchainError:
-        output = worst(error)
+        output = _worst(error)
         if _EXPIRED.search(output):
             return SourceError(
                 f"the index of the suite {self.name} is out of date",
@@ -152,7 +152,7 @@ class Suite:
                         package_version=package_version,
                         suites=(self.name,),
                     )
-        return newest_first(packages.values())
+        return _newest_first(packages.values())
 
     def uri(self, package: Package) -> str:
         """Return the URL from which apt itself would fetch the file."""
@@ -189,7 +189,7 @@ class Suite:
         return store.add_file(partial, digest, name=package.file)
 
     def _download_error(self, package: Package, error: CommandError) -> ToolchainError:
-        output = worst(error)
+        output = _worst(error)
         if "mismatch" in output.lower():
             return DigestError(
                 f"{package.file} has the wrong digest", why=output, fix="the mirror is out of step; try again later"
@@ -217,34 +217,7 @@ class Suite:
         ).stdout
 
 
-@dataclass
-class Readings:
-    """Iterates over the readable suites, and records why others failed. A site that does not answer is asked once."""
-
-    suites: Sequence[Suite]
-    bound: bool
-    failed: list[ToolchainError] = field(default_factory=list)
-    missing: dict[str, NoSuiteError] = field(default_factory=dict)
-
-    def __iter__(self) -> Iterator[Suite]:
-        silent = set()
-        for suite in self.suites:
-            if suite.mirror.site in silent:
-                continue
-            try:
-                suite.update(bound=self.bound)
-            except NoSuiteError as error:
-                self.missing[suite.name] = error
-            except UnreachableError as error:
-                silent.add(suite.mirror.site)
-                self.failed.append(error)
-            except SourceError as error:
-                self.failed.append(error)
-            else:
-                yield suite
-
-
-def newest_first(packages: Collection[Package]) -> list[Package]:
+def _newest_first(packages: Collection[Package]) -> list[Package]:
     """Sort by Debian's order of package versions, which dpkg defines."""
     return sorted(packages, key=cmp_to_key(_compare), reverse=True)
 
@@ -257,7 +230,7 @@ def _compare(first: Package, second: Package) -> int:
     return 1 if newer else -1
 
 
-def worst(error: CommandError) -> str:
+def _worst(error: CommandError) -> str:
     """Return apt's own errors from its output."""
     lines = [line for line in error.tail if line.startswith(("E:", "W:", "Err:"))] or list(error.tail)
     # The machine's mirror must not appear in messages, which may be published.
