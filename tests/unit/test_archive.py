@@ -210,14 +210,6 @@ def test_an_address_that_does_not_end_in_the_name_of_an_archive(
     assert got.suffix or name == "file"
 
 
-def test_nobody_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(archive, "BACKOFF", 0.0)
-    monkeypatch.setattr(reach, "RETRY_BACKOFF", 0.0)
-    with pytest.raises(UnreachableError):
-        fetch_archive("http://127.0.0.1:9/x", DIGEST, store, offline=False)
-
-
 def test_redirects(server: Server, store: Store) -> None:
     server.mode = "redirect"
     assert fetch_archive(server.url(), DIGEST, store, offline=False).exists()
@@ -234,12 +226,6 @@ def test_too_large(server: Server, store: Store) -> None:
     with pytest.raises(SourceError, match="too large"):
         fetch_archive(server.url(), DIGEST, store, offline=False, limit_bytes=1000)
     assert not leftovers(store)
-
-
-def test_offline(server: Server, store: Store) -> None:
-    with pytest.raises(UnreachableError, match="offline"):
-        fetch_archive(server.url(), DIGEST, store, offline=True)
-    assert not server.asked
 
 
 @pytest.mark.parametrize(

@@ -81,14 +81,6 @@ def test_each_layer_is_read_twice_however_many_files_differ(tmp_path: Path, monk
     assert sorted(read) == ["1", "1", "2", "2"]
 
 
-def test_files_that_are_not_in_step_are_named_all_the_same(tmp_path: Path) -> None:
-    one = layer(tmp_path / "1", {"a": b"1", "b": b"1", "c": b"1"})
-    two = layer(tmp_path / "2", {"a": b"2", "c": b"2", "b": b"2"})
-    assert [(row.path, row.what, row.offset) for row in differences(one, two)] == [
-        ("a", "content", 0), ("b", "content", None), ("c", "content", None),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 1000])
 def test_the_first_difference_is_the_first(size: int) -> None:
     chance = random.Random(size)

@@ -93,12 +93,6 @@ def test_missing_repository(tmp_path: Path, store: Store) -> None:
         fetch_git(str(tmp_path / "none"), "a" * 40, store, offline=False)
 
 
-def test_a_blob_is_no_commit(repository: Path, store: Store) -> None:
-    blob = git(repository, "rev-parse", "HEAD:run")
-    with pytest.raises(SourceError):
-        fetch_git(str(repository), blob, store, offline=False)
-
-
 def test_unreachable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with pytest.raises(UnreachableError):
@@ -122,11 +116,6 @@ def test_a_server_that_answers_otherwise(store: Store, status: int, kind: type[T
         with pytest.raises(kind, match=says):
             fetch_git(f"http://127.0.0.1:{server.server_address[1]}/r.git", "a" * 40, store, offline=False)
         server.shutdown()
-
-
-def test_offline(repository: Path, store: Store) -> None:
-    with pytest.raises(UnreachableError, match="offline"):
-        fetch_git(str(repository), git(repository, "rev-parse", "HEAD"), store, offline=True)
 
 
 @pytest.mark.parametrize("sha", ["main", "a" * 39, "A" * 40, "--upload-pack=evil", "a" * 41])

@@ -20,8 +20,7 @@ from toolchain.cli.app import app
 from toolchain.core.amounts import reporting_to
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_file
-from toolchain.core.errors import ConfigError, DigestError, LockHeldError, ResourceError
-from toolchain.core.locks import held
+from toolchain.core.errors import ConfigError, DigestError, ResourceError
 from toolchain.core.record import Record
 from toolchain.oci import descriptor as media
 from toolchain.oci.image import LayerBlob, read_layers
@@ -127,12 +126,6 @@ def test_the_provenance_says_which_compressor_wrote_a_blob(
     assert [text.partition("/")[0] for one in said for text in one.values()] == ["gzip", "zstd"]
 
 
-def test_a_compression_has_a_name() -> None:
-    assert [packing.packing(name) for name in packing.PACKINGS] == list(packing.PACKINGS)
-    with pytest.raises(ConfigError, match="rar"):
-        packing.packing("rar")
-
-
 @needs_zstd
 @pytest.mark.parametrize("bad", ["cut", "other"])
 def test_a_damaged_layer(llvm: tuple[Request, Built], bad: str) -> None:
@@ -170,14 +163,6 @@ def test_a_note_of_a_packing_that_cannot_be_read_is_written_again(tmp_path: Path
     note.write_text("{}")
     assert packing._packed(cache, layer, "gzip", None) == first
     assert note.read_bytes() == written
-
-
-def test_one_packs_a_layer_while_the_other_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, _, layer = a_plain_layer(tmp_path, b"a tar")
-    monkeypatch.setenv("TOOLCHAIN_LOCK_TIMEOUT", "0")
-    lock = cache.locks / f"pack-{layer.diff_id.removeprefix('sha256:')[:12]}.lock"
-    with held(lock, what="packing it"), pytest.raises(LockHeldError):
-        packing._packed(cache, layer, "gzip", None)
 
 
 def test_a_plain_layer_is_packed_for_the_first_publication_alone(

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.at_once import failures
 from tests.request_fixtures import specs
 from toolchain.core import digest
 from toolchain.core.cache import Cache
@@ -248,13 +247,6 @@ def test_a_checkout_with_a_link_out_of_it(checkout: Path, cache: Cache) -> None:
         fetch_source(locate("thing", parse_source_spec(str(checkout)), cache=cache), cache=cache, offline=True)
     assert refused.value.fix.startswith("remove the link")
     assert not list((cache.store / "trees").iterdir())
-
-
-def test_a_local_file_by_several_at_once(tmp_path: Path, cache: Cache) -> None:
-    big = tmp_path / "x-1-py3-none-any.whl"
-    big.write_bytes(os.urandom(20_000_000))
-    source = locate("thing", parse_source_spec(str(big)), cache=cache)
-    assert failures(lambda: fetch_source(source, cache=cache, offline=True, verify=True)) == []
 
 
 def test_a_misspelt_suite_is_refused_before_anything_is_fetched(cache: Cache) -> None:

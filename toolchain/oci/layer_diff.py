@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from toolchain.core import process
-from toolchain.oci.layer_files import LayerFile, layer_files, read_member, read_members
+from toolchain.oci.layer_files import LayerFile, layer_files, read_members
 
 # Of larger files only the digests are compared.
 _LIMIT = 256 << 20
@@ -17,9 +15,6 @@ _AROUND = 16
 _PIECE = 1 << 16
 _ARCHIVE = b"!<arch>\n"
 _HEADER = 60
-_DIFFOSCOPE_LINES = 40
-# diffoscope is a Python script, which must not import from the current folder or the user's packages.
-_PYTHON = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 
 
 @dataclass(frozen=True)
@@ -136,20 +131,3 @@ def member_at(archive: bytes, offset: int) -> str:
             return name.rstrip(b"/").decode("utf-8", "replace")
         at = end + end % 2
     return ""
-
-
-def explain(first: Blob, second: Blob, path: str) -> list[str]:
-    """Return diffoscope's output for one file, at most 40 lines; empty if it is not installed."""
-    program = process.find("diffoscope")
-    if program is None:
-        return []
-    with tempfile.TemporaryDirectory(prefix="toolchain-diff-") as folder:
-        files: list[Path] = []
-        for name, blob in (("first", first), ("second", second)):
-            file = Path(folder) / name / Path(path).name
-            file.parent.mkdir()
-            file.write_bytes(read_member(blob.path, blob.media_type, path, limit=_LIMIT) or b"")
-            files.append(file)
-        words: list[str | Path] = [program, "--no-progress", "--text", "-", "--", *files]
-        done = process.run(words, env=_PYTHON, capture=True, check=False, timeout=600)
-    return done.stdout.splitlines()[:_DIFFOSCOPE_LINES]

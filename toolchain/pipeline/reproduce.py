@@ -18,7 +18,7 @@ from toolchain.engine.storage import Storage, discard, remove_tree, sweep_discar
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.image import diff_ids_of, platform_of, standard_annotations, write_index
-from toolchain.oci.layer_diff import Blob, FileDifference, differences, explain
+from toolchain.oci.layer_diff import Blob, FileDifference, differences
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.plan import PlanRow, plan
 from toolchain.pipeline.records import image_tag, read_record, write_record
@@ -36,7 +36,6 @@ class Reproduced:
         blobs: digests of the stored layer, which depend on the compressor.
         indexes: digests of the published index over the image alone; the first is empty if there was no such index.
         differing: the files that differ.
-        explained: diffoscope's output about the first of them.
     """
 
     image: str
@@ -45,7 +44,6 @@ class Reproduced:
     blobs: tuple[str, str]
     indexes: tuple[str, str]
     differing: tuple[FileDifference, ...] = ()
-    explained: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -62,7 +60,6 @@ class Reproduced:
             "blobs": list(self.blobs),
             "indexes": list(self.indexes),
             "differing": [file.as_json() for file in self.differing],
-            "explained": list(self.explained),
         }
 
 
@@ -142,13 +139,7 @@ def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced
         return result
     console.note("the layers differ; looking for the first difference")
     old, new = (Blob(Path(side["path"]), str(side["media_type"])) for side in (first, second))
-    differing = differences(old, new)
-    shown = next((file for file in differing if file.what in {"content", "size"}), None)
-    return replace(
-        result,
-        differing=tuple(differing),
-        explained=tuple(explain(old, new, shown.path)) if shown is not None else (),
-    )
+    return replace(result, differing=tuple(differences(old, new)))
 
 
 @contextmanager
