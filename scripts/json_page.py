@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SCHEMA = DOCS / "json.schema.json"
@@ -72,7 +73,7 @@ def _inner(value: Mapping[str, Any], path: str) -> Iterator[tuple[Mapping[str, A
 
 def _type(value: Mapping[str, Any]) -> str:
     if "$ref" in value:
-        name = value["$ref"].rpartition("/")[2]
+        name = unquote(value["$ref"]).rpartition("/")[2]
         return f"[{name}](#{name.replace(' ', '-')})"
     if "enum" in value:
         return ", ".join(f"`{one}`" for one in value["enum"])

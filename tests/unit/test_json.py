@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, get_args
+from urllib.parse import quote, unquote
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -28,7 +29,7 @@ Said = list[tuple[str, str, int, Any]]
 
 def problems(shape: str, value: Any) -> list[str]:
     """All differences from the schema."""
-    validator = Draft202012Validator({**SCHEMA, "$ref": f"#/$defs/{shape}"})
+    validator = Draft202012Validator({**SCHEMA, "$ref": f"#/$defs/{quote(shape)}"})
     return [f"{one.json_path}: {one.message[:300]}" for one in validator.iter_errors(value)]
 
 
@@ -86,7 +87,7 @@ def _documented(shape: Any) -> set[str]:
     if not isinstance(shape, dict):
         return set()
     if "$ref" in shape:
-        return _documented(SCHEMA["$defs"][shape["$ref"].rpartition("/")[2]])
+        return _documented(SCHEMA["$defs"][unquote(shape["$ref"]).rpartition("/")[2]])
     inner = set().union(*(_documented(one) for name, one in shape.items() if name != "properties"))
     properties = shape.get("properties", {})
     return inner | set(properties) | set().union(*(_documented(one) for one in properties.values()))
