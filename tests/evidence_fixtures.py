@@ -28,7 +28,7 @@ from toolchain.oci.reference import LayoutRef
 from toolchain.oci.referrers import write_artifact
 from toolchain.pipeline.prefetch import Prefetch
 from toolchain.pipeline.workspace import BuildWorkspace
-from toolchain.publish.attestations import bill
+from toolchain.publish.attestations import sboms
 from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages.base import BaseStage, recipe_digest, write_packages
 from toolchain.stages.llvm import LlvmStage
@@ -38,7 +38,7 @@ from toolchain.trust import attest, dsse
 from toolchain.trust.image_facts import ImageFacts, Package
 from toolchain.trust.keys import Signer
 from toolchain.trust.policy import Policy
-from toolchain.trust.sbom import PREDICATE as SBOM
+from toolchain.trust.sbom import CYCLONEDX, SPDX, Format
 from toolchain.trust.verify import Verdict
 
 LLVM = "https://github.com/llvm/llvm-project"
@@ -152,6 +152,11 @@ def small_image(
     return write_image(layout, spec)
 
 
+def bill(facts: ImageFacts, layout: Layout, manifest: Descriptor, format_: Format = SPDX) -> dict[str, Any]:
+    """The SBOM of an image in one format."""
+    return dict(sboms(facts, layout, manifest))[format_]
+
+
 @dataclass
 class Stand:
     """An image in a layout folder, with all that is needed to say true and untrue things about it."""
@@ -181,13 +186,17 @@ class Stand:
         """A true bill of materials, to be changed at will."""
         return copy.deepcopy(bill(self.image_facts, self.layout, self.manifest))
 
+    def cyclonedx(self) -> dict[str, Any]:
+        """The same as CycloneDX, to be changed at will."""
+        return bill(self.image_facts, self.layout, self.manifest, CYCLONEDX)
+
     def provenance(self) -> dict[str, Any]:
         """A true provenance, to be changed at will."""
         return copy.deepcopy(dict(attest.provenance(self.image_facts, self.subjects())))
 
     def sbom_statement(self, document: Mapping[str, Any] | None = None) -> attest.Statement:
         """The statement of a true SBOM, or of another one."""
-        return attest.statement(self.subjects(), SBOM, document or self.sbom())
+        return attest.statement(self.subjects(), SPDX.predicate, document or self.sbom())
 
     def attach(self, content: bytes, media_type: str = dsse.MEDIA_TYPE, *, to: Descriptor | None = None) -> Descriptor:
         """Attach some bytes to the image."""

@@ -156,7 +156,8 @@ def _cosign(shelf: Shelf, program: Path, verb: str, ref: str, key: Path) -> subp
 VERBS = {
     "verify": None,
     "verify-attestation slsaprovenance1": attest.PREDICATE,
-    "verify-attestation spdxjson": sbom.PREDICATE,
+    "verify-attestation spdxjson": sbom.SPDX.predicate,
+    "verify-attestation cyclonedx": sbom.CYCLONEDX.predicate,
 }
 
 

@@ -30,8 +30,8 @@ from toolchain.pipeline.targets import stages_of
 from toolchain.publish import attestations as evidence
 from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages import base, unpacked
-from toolchain.trust import sbom
 from toolchain.trust.image_facts import Package
+from toolchain.trust.spdx import spdx
 
 DIGEST = "5" * 64
 NAMES = ("libc6-dev", "libstdc++-10-dev")
@@ -172,7 +172,7 @@ def test_an_old_system_s_packages_stand_beside_the_base_s_in_the_sbom(tmp_path: 
     inputs = {**record().inputs, "glibc": "2.31"}
     of_base = Package("libc6-dev", "2.41-12", "amd64")
     found = replace(image_facts(inputs=inputs), packages=(of_base, old))
-    document = sbom.sbom(found, manifest=f"sha256:{DIGEST}", diff_id="sha256:0", files=[])
+    document = spdx(found, manifest=b"{}", diff_id="sha256:0", files=[])
     rows = [one for one in document["packages"] if one["name"] == "libc6-dev"]
     assert {row["externalRefs"][0]["referenceLocator"].partition("?")[2] for row in rows} == {
         "arch=amd64&distro=debian-13",

@@ -24,8 +24,10 @@ from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, UnreachableError, UntrustedError
 from toolchain.oci.layout import Layout
 from toolchain.trust import keyless
+from toolchain.trust.attest import PREDICATE
 from toolchain.trust.keyless import Identity, Keyless
 from toolchain.trust.policy import Policy
+from toolchain.trust.sbom import CYCLONEDX, SPDX
 from toolchain.trust.verify import Verdict
 
 WHO = "https://github.example/me/it/.github/workflows/publish.yml@refs/tags/v1"
@@ -75,7 +77,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean: None) -> Itera
 
 
 def test_signed_and_verified(place: Place) -> None:
-    assert place.publish() == 2, "the SBOM and the provenance"
+    assert place.publish() == 3, "two SBOMs and the provenance"
     verdict = place.look(source_only=True)
     assert (verdict.verdict, verdict.problems) == ("trusted", [])
     assert verdict.checks["signature"] == f"by {WHO} (vouched for by {ISSUER})"
@@ -84,18 +86,18 @@ def test_signed_and_verified(place: Place) -> None:
         noted = [
             one.annotations["dev.sigstore.bundle.predicateType"] for one in referrers(place.stand.ref, subject.digest)
         ]
-        assert set(noted) == {"https://spdx.dev/Document", "https://slsa.dev/provenance/v1"}
+        assert set(noted) == {SPDX.predicate, CYCLONEDX.predicate, PREDICATE}
     # A key is not asked for by an identity, nor the other way round.
     key = place.stand.signer.public
     assert verify(place.stand.ref, place.stand.layout, place.stand.index, key=key).verdict == "untrusted"
 
 
 def test_what_is_signed_is_not_signed_again(place: Place) -> None:
-    assert (place.publish(), place.publish()) == (2, 2)
+    assert (place.publish(), place.publish()) == (3, 3)
     place.stand.image_facts = replace(place.stand.image_facts, finished=1.0)
     changed = replace(place.stand.image_facts.record, finished=1767229999.0)
     place.stand.image_facts = replace(place.stand.image_facts, record=changed)
-    assert place.publish() == 3, "the provenance alone says something new"
+    assert place.publish() == 4, "the provenance alone says something new"
 
 
 def test_others_do_not_count(place: Place, tmp_path: Path) -> None:

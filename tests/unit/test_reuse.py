@@ -120,7 +120,7 @@ def test_who_passes_it_on_says_the_same(shelf: Shelf) -> None:
 
 
 def unsigned(shelf: Shelf) -> None:
-    shelf.stand.attach(canonical(shelf.stand.sbom()), sbom.MEDIA_TYPE)
+    shelf.stand.attach(canonical(shelf.stand.sbom()), sbom.SPDX.media_type)
 
 
 def of_another_key(shelf: Shelf) -> None:

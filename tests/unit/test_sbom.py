@@ -10,26 +10,27 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from uuid import NAMESPACE_OID, uuid5
 
 import jsonschema
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 from spdx_tools.spdx.parser.error import SPDXParsingError
 from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from tests.evidence_fixtures import BASE, COMMIT, FILES, PACKAGES, Stand, image_facts
+from tests.evidence_fixtures import BASE, COMMIT, FILES, PACKAGES, TOOL, Stand, bill, image_facts
 from toolchain.core.cache import Cache
 from toolchain.core.digest import canonical
 from toolchain.core.record import Fate, Record, RecordedSource
 from toolchain.core.typed import typed
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.records import new_record
-from toolchain.publish.attestations import bill
 from toolchain.request.model import Request
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned
-from toolchain.trust import sbom
 from toolchain.trust.image_facts import (
     ImageFacts,
     Package,
@@ -39,6 +40,7 @@ from toolchain.trust.image_facts import (
     parse_os_release,
     with_sources,
 )
+from toolchain.trust.sbom import CYCLONEDX, IMAGE, SPDX
 
 WHEEL = RecordedSource(
     name="triton", ref="pypi:triton==3.7.1", repository="pypi", digest=f"sha256:{'7' * 64}",
@@ -105,11 +107,12 @@ def test_it_is_valid_and_lists_everything(stand: Stand) -> None:
     tool = files["./usr/lib64/thing/bin/tool"]
     sums = {one["algorithm"]: one["checksumValue"] for one in tool["checksums"]}
     assert sums["SHA256"] == hashlib.sha256(b"program").hexdigest()
+    assert sums["SHA512"] == hashlib.sha512(b"program").hexdigest()
     assert tool["comment"] == "7 bytes"
     assert "bin/tool" in files["./usr/lib64/thing/link"]["comment"]
-    image = by_id(document, sbom.IMAGE)
+    image = by_id(document, IMAGE)
     assert image["checksums"][0]["checksumValue"] == stand.manifest.digest.removeprefix("sha256:")
-    assert sbom.described(document)[0] == stand.manifest.digest
+    assert SPDX.read(document).manifest == stand.manifest.digest
     source = by_id(document, "SPDXRef-Source-llvm-llvm")
     assert source["externalRefs"][0]["referenceLocator"] == f"pkg:github/llvm/llvm-project@{COMMIT}"
     assert source["downloadLocation"] == f"git+https://github.com/llvm/llvm-project@{COMMIT}"
@@ -119,8 +122,8 @@ def test_it_is_valid_and_lists_everything(stand: Stand) -> None:
     apt = by_id(document, "SPDXRef-Package-deb-apt-amd64")
     assert apt["externalRefs"][0]["referenceLocator"] == "pkg:deb/debian/apt@3.0.3?arch=amd64&distro=debian-13"
     # The base is not inside an image of one layer; it was there while that was built.
-    assert ("BUILD_DEPENDENCY_OF", sbom.IMAGE) in related(document, apt["SPDXID"])
-    assert sbom.binaries_in(document) == []
+    assert ("BUILD_DEPENDENCY_OF", IMAGE) in related(document, apt["SPDXID"])
+    assert SPDX.read(document).binaries == ()
 
 
 @pytest.mark.parametrize(
@@ -144,6 +147,47 @@ def test_a_source_has_its_project_s_licence(tmp_path: Path, name: str, kind: Any
     assert [row.license for row in recorded.sources] == [license_]
 
 
+def conforming(document: dict[str, Any]) -> None:
+    """What the CycloneDX project's own validator says against a document, and what a schema cannot say."""
+    error = JsonStrictValidator(SchemaVersion.V1_6).validate_str(canonical(document).decode())
+    assert error is None, error
+    refs = [row["bom-ref"] for row in document["components"]]
+    image = document["metadata"]["component"]
+    refs += [image["bom-ref"], *(row["bom-ref"] for row in image.get("components", ()))]
+    assert len(refs) == len(set(refs)), "a reference is used twice"
+    for row in document["dependencies"]:
+        assert {row["ref"], *row.get("dependsOn", ())} <= set(refs)
+
+
+def test_cyclonedx_says_the_same_as_spdx(stand: Stand) -> None:
+    document, spdx = stand.cyclonedx(), stand.sbom()
+    conforming(document)
+    assert document["serialNumber"] == f"urn:uuid:{uuid5(NAMESPACE_OID, stand.image_facts.record.input_digest)}"
+    assert document["metadata"]["timestamp"] == "2026-01-01T00:00:00+00:00"
+    image = document["metadata"]["component"]
+    tool = next(row for row in image["components"] if row["name"] == TOOL)
+    assert {row["alg"]: row["content"] for row in tool["hashes"]} == {
+        "SHA-256": hashlib.sha256(b"program").hexdigest(),
+        "SHA-512": hashlib.sha512(b"program").hexdigest(),
+    }
+    assert {row["alg"] for row in image["hashes"]} == {"SHA-256", "SHA-512"}
+    assert CYCLONEDX.read(document) == SPDX.read(spdx)
+    rows = {row["name"]: row for row in document["components"]}
+    assert set(rows) == {"debian", "apt", "libc6", "llvm"}
+    assert (rows["debian"]["type"], rows["apt"]["scope"]) == ("operating-system", "excluded")
+    llvm = rows["llvm"]
+    assert llvm["purl"] == f"pkg:github/llvm/llvm-project@{COMMIT}"
+    assert llvm["licenses"] == [{"expression": "Apache-2.0 WITH LLVM-exception", "acknowledgement": "declared"}]
+    assert {"name": "toolchain:patch", "value": f"fix it.patch sha256:{'c' * 64}"} in llvm["properties"]
+
+
+def test_the_checker_of_cyclonedx_can_fail(stand: Stand) -> None:
+    document = stand.cyclonedx()
+    document["metadata"]["component"]["hashes"][0]["content"] = "none"
+    with pytest.raises(AssertionError):
+        conforming(document)
+
+
 def test_the_checker_can_fail(stand: Stand) -> None:
     document = stand.sbom()
     document["packages"][0]["licenseDeclared"] = "The Unlicence of Nobody"
@@ -164,12 +208,12 @@ def test_the_operating_system(stand: Stand) -> None:
     assert (system["name"], system["versionInfo"]) == ("debian", "13")
     assert system["primaryPackagePurpose"] == "OPERATING_SYSTEM"
     assert related(document, system["SPDXID"]) == {
-        ("BUILD_DEPENDENCY_OF", sbom.IMAGE),
+        ("BUILD_DEPENDENCY_OF", IMAGE),
         ("CONTAINS", "SPDXRef-Package-deb-apt-amd64"),
         ("CONTAINS", "SPDXRef-Package-deb-libc6-amd64"),
     }
     base = bill(ImageFacts(record=BASE, packages=PACKAGES), stand.layout, stand.manifest)
-    assert ("CONTAINS", sbom.IMAGE) in related(base, system["SPDXID"])
+    assert ("CONTAINS", IMAGE) in related(base, system["SPDXID"])
     alma = ImageFacts(record=stand.image_facts.record, packages=PACKAGES, system="almalinux8")
     names = [one["name"] for one in bill(alma, stand.layout, stand.manifest)["packages"]]
     assert "alma" in names
@@ -199,6 +243,10 @@ def test_licences_are_spdx_expressions(stand: Stand) -> None:
     said = [by_id(document, f"SPDXRef-Source-llvm-{name}")["licenseDeclared"] for name in "abc"]
     assert said == ["Apache-2.0 WITH LLVM-exception", "BSD-3-Clause AND 0BSD", own["licenseId"]]
     assert own["extractedText"] == "MIT License, more or less"
+    derived = bill(known, stand.layout, stand.manifest, CYCLONEDX)
+    conforming(derived)
+    (license_,) = next(row for row in derived["components"] if row["name"] == "c")["licenses"]
+    assert license_["license"]["text"]["content"] == "MIT License, more or less"
     assert "hasExtractedLicensingInfos" not in stand.sbom()
 
 
@@ -235,6 +283,7 @@ def test_the_same_image_has_the_same_document(tmp_path: Path) -> None:
     one = Stand(Layout(tmp_path / "a"), tmp_path / "work a")
     other = Stand(Layout(tmp_path / "b"), tmp_path / "work b")
     assert canonical(one.sbom()) == canonical(other.sbom())
+    assert canonical(one.cyclonedx()) == canonical(other.cyclonedx())
     assert str(tmp_path) not in canonical(one.sbom()).decode()
 
 
@@ -246,11 +295,13 @@ def test_prebuilt_things_are_named_with_why(tmp_path: Path) -> None:
     )
     document = stand.sbom()
     check(document)
-    assert sbom.binaries_in(document) == ["triton-wheel"]
+    assert SPDX.read(document).binaries == ("triton-wheel",)
+    conforming(stand.cyclonedx())
+    assert CYCLONEDX.read(stand.cyclonedx()).binaries == ("triton-wheel",)
     wheel = by_id(document, "SPDXRef-Binary-triton-wheel")
     assert "--allow-binary triton-wheel" in wheel["comment"]
     assert wheel["externalRefs"][0]["referenceLocator"].startswith("pkg:pypi/triton@3.7.1?checksum=sha256:777")
-    assert related(document, wheel["SPDXID"]) == {("BUILD_DEPENDENCY_OF", sbom.IMAGE)}
+    assert related(document, wheel["SPDXID"]) == {("BUILD_DEPENDENCY_OF", IMAGE)}
     assert not any(one["SPDXID"].startswith("SPDXRef-Source-triton") for one in document["packages"])
 
 
@@ -258,7 +309,7 @@ def test_a_wheel_in_the_image_is_contained(stand: Stand) -> None:
     known = type(stand.image_facts)(record=TRITON, dependencies=(BASE,))
     document = bill(known, stand.layout, stand.manifest)
     check(document)
-    assert related(document, "SPDXRef-Binary-triton-wheel") == {("CONTAINS", sbom.IMAGE)}
+    assert related(document, "SPDXRef-Binary-triton-wheel") == {("CONTAINS", IMAGE)}
 
 
 def test_files_let_in_from_a_source_tree(tmp_path: Path) -> None:
@@ -270,7 +321,7 @@ def test_files_let_in_from_a_source_tree(tmp_path: Path) -> None:
     known = image_facts(facts={"found_binaries": found}, inputs={"binaries": {"allow": ["lib/b c.bc", "unused"]}})
     document = Stand(Layout(tmp_path / "l"), tmp_path / "w", known).sbom()
     check(document)
-    assert sbom.binaries_in(document) == ["lib/b c.bc"]
+    assert SPDX.read(document).binaries == ("lib/b c.bc",)
     files = [one for one in document["packages"] if one["SPDXID"].startswith("SPDXRef-Prebuilt-")]
     assert [(one["name"], one["checksums"][0]["checksumValue"]) for one in files] == [("lib/b c.bc", "2" * 64)]
 

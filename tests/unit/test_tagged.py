@@ -86,7 +86,7 @@ def test_what_lies_under_the_tags(stand: Stand) -> None:
             said = json.loads(server.manifests[about_tag(subject.digest, "att")][1])["layers"]
             assert [one["annotations"] for one in said] == [
                 {"dev.cosignproject.cosign/signature": "", "predicateType": kind}
-                for kind in ("https://spdx.dev/Document", "https://slsa.dev/provenance/v1")
+                for kind in (*(of.predicate for of in sbom.FORMATS), attest.PREDICATE)
             ]
             attached = {json.loads(content)["layers"][0]["digest"] for kind, content in _artifacts(server)}
             assert {one["digest"] for one in said} == attached, "the envelopes are not stored twice"
@@ -229,7 +229,7 @@ def test_a_provenance_never_lies_in_a_bundle_alone(stand: Stand, monkeypatch: py
     """Who finds one bundle looks at nothing else: wherever publishing breaks off, the SBOM is there before it."""
     signer, real = replace(stand.signer, bundles=True), Registry.put_manifest
     seen = []
-    for room in range(11):
+    for room in range(15):
         left = [room]
 
         def put(self: Registry, *words: Any, left: list[int] = left) -> None:
@@ -247,9 +247,9 @@ def test_a_provenance_never_lies_in_a_bundle_alone(stand: Stand, monkeypatch: py
                 )  # fmt: skip
             for subject in (stand.manifest, stand.index):
                 kinds = {one["annotations"].get(cosign.PREDICATE_TYPE) for one in server.referrers(subject.digest)}
-                assert attest.PREDICATE not in kinds or sbom.PREDICATE in kinds
+                assert attest.PREDICATE not in kinds or sbom.SPDX.predicate in kinds
                 seen.append(kinds - {None})
-    assert seen[-1] == {attest.PREDICATE, sbom.PREDICATE, "https://sigstore.dev/cosign/sign/v1"}
+    assert seen[-1] == {attest.PREDICATE, *(of.predicate for of in sbom.FORMATS), "https://sigstore.dev/cosign/sign/v1"}
 
 
 def test_a_bundle_has_no_key_id(stand: Stand) -> None:

@@ -71,7 +71,7 @@ def test_without_a_key_nothing_is_trusted(stand: Stand) -> None:
 
 def test_nothing_signed(stand: Stand) -> None:
     assert wrong(look(stand)).startswith("signature: nothing signed is attached")
-    stand.attach(canonical(stand.sbom()), sbom.MEDIA_TYPE)
+    stand.attach(canonical(stand.sbom()), sbom.SPDX.media_type)
     assert wrong(look(stand)).startswith("signature: nothing signed is attached")
     assert look(stand, None).verdict == "intact"
 
@@ -138,7 +138,7 @@ def _broken(files: list[dict[str, Any]]) -> None:
         (_add, "sbom: /usr/lib64/thing/more is in the SBOM but not in the layer"),
         (_change, f"sbom: /{TOOL} has another content than the SBOM says"),
         (_twice, "sbom: it lists a file twice"),
-        (_broken, "sbom: its list of files is malformed"),
+        (_broken, "sbom: it is malformed"),
     ],
 )
 @pytest.mark.parametrize("signed", [True, False])
@@ -147,8 +147,40 @@ def test_files_that_differ(stand: Stand, change: Any, says: str, signed: bool) -
     if signed:
         stand.say_all(sbom=document)
     else:
-        stand.attach(canonical(document), sbom.MEDIA_TYPE)
+        stand.attach(canonical(document), sbom.SPDX.media_type)
     assert wrong(look(stand) if signed else look(stand, None)).startswith(says)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_false_cyclonedx_is_refused_beside_a_true_spdx(stand: Stand, signed: bool) -> None:
+    """Scanners read it, so it must not say less than the layer holds."""
+    document = stand.cyclonedx()
+    files = document["metadata"]["component"]["components"]
+    files[:] = [row for row in files if row["name"] != TOOL]
+    if signed:
+        stand.say_all()
+        stand.say(attest.statement(stand.subjects(), sbom.CYCLONEDX.predicate, document))
+    else:
+        stand.attach(canonical(document), sbom.CYCLONEDX.media_type)
+    says = wrong(look(stand) if signed else look(stand, None))
+    assert says == f"sbom: /{TOOL} is in the layer but not in the SBOM"
+    # One true document is enough, whoever attached the other.
+    true = canonical(stand.cyclonedx())
+    if signed:
+        stand.say(attest.statement(stand.subjects(), sbom.CYCLONEDX.predicate, stand.cyclonedx()))
+    else:
+        stand.attach(true, sbom.CYCLONEDX.media_type)
+    assert (look(stand) if signed else look(stand, None)).problems == []
+
+
+def test_a_cyclonedx_that_hides_a_prebuilt_input_is_refused(tmp_path: Path) -> None:
+    stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", image_facts(binaries=["triton-wheel"]))
+    stand.say_all()
+    document = stand.cyclonedx()
+    for row in document["components"]:
+        row.pop("properties", None)
+    stand.say(attest.statement(stand.subjects(), sbom.CYCLONEDX.predicate, document))
+    assert wrong(look(stand)).startswith("policy: provenance and SBOM disagree")
 
 
 def test_an_sbom_of_another_image(stand: Stand) -> None:
@@ -249,7 +281,7 @@ def test_prebuilt_things_need_a_name(tmp_path: Path) -> None:
 def test_prebuilt_things_cannot_be_hidden_in_one_place(tmp_path: Path) -> None:
     stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", image_facts(binaries=["triton-wheel"]))
     stand.say_all(provenance=inner(stand, binaries=[]))
-    assert "disagree about prebuilt things" in wrong(look(stand, source_only=True))
+    assert "disagree about prebuilt inputs" in wrong(look(stand, source_only=True))
 
 
 def test_an_image_without_layers(stand: Stand) -> None:
@@ -259,7 +291,7 @@ def test_an_image_without_layers(stand: Stand) -> None:
     empty = stand.layout.put_json(manifest, media.MANIFEST)
     checksum = {"algorithm": "SHA256", "checksumValue": empty.digest.removeprefix("sha256:")}
     document = {"packages": [{"SPDXID": "SPDXRef-Image", "checksums": [checksum], "sourceInfo": ""}], "files": []}
-    stand.attach(canonical(document), sbom.MEDIA_TYPE, to=empty)
+    stand.attach(canonical(document), sbom.SPDX.media_type, to=empty)
     assert "sbom" in wrong(verify(stand.ref, stand.layout, empty, now=NOW))
 
 

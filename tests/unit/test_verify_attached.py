@@ -45,7 +45,7 @@ def test_what_others_attach_does_no_harm(stand: Stand) -> None:
     stranger = ed25519_signer()
     stand.say({"_type": "nonsense"}, stranger)
     stand.attach(b"no envelope at all")
-    stand.attach(b"{}", sbom.MEDIA_TYPE)
+    stand.attach(b"{}", sbom.SPDX.media_type)
     stand.attach(b"anything", "text/plain")
     stand.say(stand.provenance(), stranger)
     stand.say_all(sbom=lie(stand, drop_file))  # an old mistake of our own
@@ -102,7 +102,7 @@ def test_broken_entries_of_a_list_hide_nothing(stand: Stand) -> None:
 def test_a_blob_that_is_shorter_than_promised_is_passed_over(stand: Stand) -> None:
     """A registry that ignores Range sends it again and again; that is not a network error."""
     stand.say_all()
-    short = stand.layout.put_bytes(b"abc", sbom.MEDIA_TYPE)
+    short = stand.layout.put_bytes(b"abc", sbom.SPDX.media_type)
     with fake_registry() as server:
         dest = RegistryRef(server.host, "n/thing")
         publish(stand.layout, stand.index, dest, ["t"])
@@ -110,7 +110,7 @@ def test_a_blob_that_is_shorter_than_promised_is_passed_over(stand: Stand) -> No
         with Registry(server.host, backoff=0.01) as registry:
             registry.push_blob("n/thing", short, stand.layout.blob(short.digest))
             lie = write_artifact(
-                stand.layout, stand.manifest, dataclasses.replace(short, size=5000), artifact_type=sbom.MEDIA_TYPE
+                stand.layout, stand.manifest, dataclasses.replace(short, size=5000), artifact_type=sbom.SPDX.media_type
             )
             registry.put_manifest("n/thing", lie.digest, stand.layout.read(lie), media.MANIFEST)
             fresh = Layout(stand.work / "fresh").ensure()

@@ -24,6 +24,7 @@ _GLANCE_LIMIT = 64 << 20
 _HEADER_LIMIT = 1 << 20  # long names and attributes are read into memory
 # All paths of a layer are kept in memory, and a member takes as few as six bytes of a gzip layer.
 _LARGEST_NAMES = 256 << 20  # characters; LLVM's layers have a million
+_DIGESTS = ("sha1", "sha256", "sha512")  # fields of LayerFile, and names of hashlib
 _LONG = frozenset({tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK})
 # Kinds of members that every reader understands in the same way. Global headers, sparse files and rare kinds are
 # refused, because readers would unpack them to different files.
@@ -42,7 +43,7 @@ class LayerFile:
         kind: `file` (a hard link is a file with the same content) or `link`.
         size: bytes; of a link, of its target's name.
         sha1: hex, because SPDX asks for it.
-        sha256: hex, of the content; of a link, of its target's name.
+        sha256, sha512: hex, of the content; of a link, of its target's name.
         target: of a link.
     """
 
@@ -51,6 +52,7 @@ class LayerFile:
     size: int
     sha1: str
     sha256: str
+    sha512: str
     target: str = ""
 
 
@@ -100,9 +102,8 @@ def layer_files(path: Path, media_type: str) -> list[LayerFile]:
         for name, member, tar in _walk(path, media_type):
             if member.issym():
                 text = member.linkname.encode("utf-8", "surrogateescape")
-                sha1 = hashlib.sha1(text, usedforsecurity=False).hexdigest()
-                sha256 = hashlib.sha256(text).hexdigest()
-                files[name] = LayerFile(name, "link", len(text), sha1, sha256, shown(member.linkname))
+                digests = {kind: hashlib.new(kind, text, usedforsecurity=False).hexdigest() for kind in _DIGESTS}
+                files[name] = LayerFile(name, "link", len(text), **digests, target=shown(member.linkname))
             elif member.islnk():
                 files[name] = replace(files[_linked(member)], path=name)
             else:
@@ -231,16 +232,16 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
 
 def _digested(tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> LayerFile:
     content = _content(tar, member)
-    sha1, sha256 = hashlib.sha1(usedforsecurity=False), hashlib.sha256()
+    digests = {kind: hashlib.new(kind, usedforsecurity=False) for kind in _DIGESTS}
     left = member.size
     while left:
         piece = content.read(min(left, CHUNK))
         if not piece:
             raise EOFError(f"it ends in the middle of {name}")
-        sha1.update(piece)
-        sha256.update(piece)
+        for digest in digests.values():
+            digest.update(piece)
         left -= len(piece)
-    return LayerFile(name, "file", member.size, sha1.hexdigest(), sha256.hexdigest())
+    return LayerFile(name, "file", member.size, **{kind: digest.hexdigest() for kind, digest in digests.items()})
 
 
 def shown(name: str) -> str:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from toolchain.catalog.stages import of_packages
 from toolchain.core.digest import sha256_json
 from toolchain.core.errors import ConfigError, UntrustedError
-from toolchain.trust import attest, sbom
+from toolchain.trust import attest
 from toolchain.trust.contents import of_provenance
 from toolchain.trust.invocation import request_command
 
@@ -192,12 +192,12 @@ def _check_age(statement: Mapping[str, Any], demands: Policy, now: datetime) -> 
 
 
 @_reading("policy")
-def check_binaries(statement: Mapping[str, Any], document: Mapping[str, Any]) -> None:
-    """Whether provenance and SBOM name the same prebuilt things."""
-    named, listed = _binaries(statement), sbom.binaries_in(document)
-    if named != listed:
+def check_binaries(statement: Mapping[str, Any], listed: Sequence[str]) -> None:
+    """Check that the provenance names the prebuilt inputs that an SBOM lists."""
+    named = _binaries(statement)
+    if named != list(listed):
         raise UntrustedError(
-            f"policy: provenance and SBOM disagree about prebuilt things: {', '.join(named)} and {', '.join(listed)}"
+            f"policy: provenance and SBOM disagree about prebuilt inputs: {', '.join(named)} and {', '.join(listed)}"
         )
 
 

@@ -1,297 +1,154 @@
-"""SBOM of an image as SPDX 2.3; the same bytes for the same image.
-
-SPDX and not CycloneDX, because here files count: SPDX has them, with checksums and relations, as things of their own.
-"""
+"""The formats of an SBOM, and what `verify` reads from one in either."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
-
-from toolchain import __version__
-from toolchain.core.digest import EPOCH, sha256_bytes
 from toolchain.core.errors import UntrustedError
 from toolchain.core.strict_json import Keys
-from toolchain.oci.image import timestamp
 from toolchain.oci.layer_files import LayerFile
-from toolchain.trust.image_facts import (
-    ImageFacts,
-    Origin,
-    binary_row,
-    distribution,
-    is_tool,
-    origin,
-    purl,
-)
 
-MEDIA_TYPE = "application/spdx+json"
-# in-toto also names one with SPDX's version; cosign and those who read as it does ask for this one.
-PREDICATE = "https://spdx.dev/Document"
+# The id of the image's own package in SPDX, and the prefix of the ids of prebuilt inputs.
+IMAGE, BINARY = "SPDXRef-Image", "SPDXRef-Binary-"
+LAYER = "files are those of the layer with diff_id "
+# Properties of CycloneDX components.
+DIFF_ID, ALLOWED = "toolchain:diff-id", "toolchain:allow-binary"
 _CHECKSUM: Keys = dict.fromkeys(("algorithm", "checksumValue"))
-# Those that decide something here.
+_COMPONENT: Keys = {
+    **dict.fromkeys(("type", "name", "bom-ref", "components")),
+    "hashes": dict.fromkeys(("alg", "content")),
+    "properties": dict.fromkeys(("name", "value")),
+}
+_MALFORMED = (KeyError, TypeError, AttributeError, StopIteration)
+# The keys that decide something here, of both formats.
 KEYS: Keys = {
     **dict.fromkeys(("spdxVersion", "SPDXID", "name", "relationships")),
     "packages": {**dict.fromkeys(("SPDXID", "name", "sourceInfo")), "checksums": _CHECKSUM},
     "files": {**dict.fromkeys(("SPDXID", "fileName")), "checksums": _CHECKSUM},
+    **dict.fromkeys(("bomFormat", "specVersion", "serialNumber", "dependencies")),
+    "metadata": {"component": {**_COMPONENT, "components": _COMPONENT}},
+    "components": _COMPONENT,
 }
-IMAGE = "SPDXRef-Image"
-_BINARY = "SPDXRef-Binary-"
-_LAYER = "files are those of the layer with diff_id "
-_NOTHING = "NOASSERTION"
-_BUILT_FROM = "built package from: "  # as Trivy writes and reads it
-# In JSON's schema; where SPDX writes text it is OPERATING-SYSTEM.
-_OS = "OPERATING_SYSTEM"
-# How scanners call a system where package URLs say otherwise.
-_SYSTEMS = {"almalinux": "alma"}
 
 
-def sbom(image_facts: ImageFacts, *, manifest: str, diff_id: str, files: Sequence[LayerFile]) -> dict[str, Any]:
-    """The document for the image whose manifest has the digest `manifest`.
+@dataclass(frozen=True)
+class Listing:
+    """What an SBOM says about an image.
 
     Args:
-        diff_id: of its own top layer.
-        files: of that layer (see `layer_files.layer_files`).
+        manifest: the digest of the image's manifest.
+        diff_id: the digest of the uncompressed layer that the files are in.
+        files: SHA-256 in hex by path; of a symbolic link, of its target's name.
+        binaries: the names of the prebuilt inputs, sorted.
     """
-    record = image_facts.record
-    packages = [_image(image_facts, manifest, diff_id, files)]
-    relations = [("SPDXRef-DOCUMENT", "DESCRIBES", IMAGE)]
-    for package, related in (*_sources(image_facts), *_binaries(image_facts), *_base(image_facts)):
-        packages.append(package)
-        relations += related
-    packages = list({package["SPDXID"]: package for package in packages}.values())
-    licences = _declare(packages)
-    rows = [_file(file) for file in files]
-    relations += [(IMAGE, "CONTAINS", row["SPDXID"]) for row in rows]
-    return {
-        "spdxVersion": "SPDX-2.3",
-        "dataLicense": "CC0-1.0",
-        "SPDXID": "SPDXRef-DOCUMENT",
-        "name": record.image,
-        # SPDX's own convention for documents that are published elsewhere; unique by input and by result.
-        "documentNamespace": f"https://spdx.org/spdxdocs/{record.image}-{_hex(record.input_digest)}-{_hex(manifest)}",
-        "creationInfo": {"created": timestamp(EPOCH), "creators": [f"Tool: toolchain-{__version__}"]},
-        **({"hasExtractedLicensingInfos": licences} if licences else {}),
-        "packages": packages,
-        "files": rows,
-        "relationships": [
-            {"spdxElementId": element, "relationshipType": kind, "relatedSpdxElement": target}
-            for element, kind, target in dict.fromkeys(relations)
-        ],
-    }
+
+    manifest: str
+    diff_id: str
+    files: Mapping[str, str]
+    binaries: tuple[str, ...]
+
+    def differences(self, files: Sequence[LayerFile]) -> Iterator[str]:
+        """Yield each difference between the listed files and those of a layer, in order of path."""
+        there = {file.path: file for file in files}
+        for path in sorted(self.files.keys() | there.keys()):
+            if path not in there:
+                yield f"/{path} is in the SBOM but not in the layer"
+            elif path not in self.files:
+                yield f"/{path} is in the layer but not in the SBOM"
+            elif self.files[path] != there[path].sha256:
+                yield f"/{path} has another content than the SBOM says"
 
 
-def _image(image_facts: ImageFacts, manifest: str, diff_id: str, files: Sequence[LayerFile]) -> dict[str, Any]:
-    record = image_facts.record
-    # As SPDX defines it: the SHA-1 of the sorted SHA-1s of all files.
-    code = hashlib.sha1("".join(sorted(file.sha1 for file in files)).encode(), usedforsecurity=False).hexdigest()
-    comment = f"input digest {record.input_digest}"
-    if record.partial:
-        comment += f"; partial: {record.partial}"
-    if glibc := record.inputs.get("glibc"):
-        comment += f"; links with glibc {glibc} and later"
-    return _package(
-        IMAGE, record.image, _hex(record.input_digest)[:12], "CONTAINER",
-        purl("oci", record.image, version=manifest, arch=record.arch),
-        filesAnalyzed=True, packageVerificationCode={"packageVerificationCodeValue": code},
-        checksums=_sha256(_hex(manifest)), sourceInfo=f"{_LAYER}{diff_id}", comment=comment,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Format:
+    """A format of SBOMs.
 
+    Args:
+        kind: its name among the kinds of attached evidence.
+        media_type: of an unsigned document.
+        predicate: the predicate type of a signed statement that holds one.
+        manifest: returns the digest of the image that a document describes.
+        parse: reads a document. Like `manifest` it raises KeyError, TypeError or StopIteration for another form.
+    """
 
-def _file(file: LayerFile) -> dict[str, Any]:
-    comment = f"{file.size} bytes"
-    if file.kind == "link":
-        comment = f"symbolic link; the checksums are those of its target: {file.target}"
-    return {
-        # From the name, which SPDX allows in no id.
-        "SPDXID": f"SPDXRef-File-{_hex(sha256_bytes(file.path.encode()))[:32]}",
-        "fileName": f"./{file.path}",
-        "checksums": [{"algorithm": "SHA1", "checksumValue": file.sha1}, *_sha256(file.sha256)],
-        "licenseConcluded": _NOTHING,
-        "copyrightText": _NOTHING,
-        "comment": comment,
-    }
+    kind: str
+    media_type: str
+    predicate: str
+    manifest: Callable[[Mapping[str, Any]], str]
+    parse: Callable[[Mapping[str, Any]], Listing]
 
-
-def _package(spdx_id: str, name: str, version: str, purpose: str, url: str, **more: Any) -> dict[str, Any]:
-    return {
-        "SPDXID": spdx_id,
-        "name": name,
-        **({"versionInfo": version} if version else {}),
-        "primaryPackagePurpose": purpose,
-        "downloadLocation": _NOTHING,
-        "filesAnalyzed": False,
-        "licenseConcluded": _NOTHING,
-        "licenseDeclared": _NOTHING,
-        "copyrightText": _NOTHING,
-        **({"externalRefs": [_purl(url)]} if url else {}),
-        **{key: value for key, value in more.items() if value},
-    }
-
-
-_Related = tuple[dict[str, Any], list[tuple[str, str, str]]]
-
-
-def _sources(image_facts: ImageFacts) -> Iterator[_Related]:
-    prebuilt = [binary_row(name, record) for name, record in image_facts.binaries()]
-    for record in (image_facts.record, *reversed(image_facts.dependencies)):
-        for row in sorted(record.sources, key=lambda source: source.name):
-            if any(row is binary for binary in prebuilt):
-                continue  # it is listed as the prebuilt thing that it is
-            source = origin(row)
-            spdx_id = f"SPDXRef-Source-{_id(record.stage)}-{_id(row.name)}"
-            purpose = "LIBRARY" if is_tool(row) else "SOURCE"
-            package = _package(
-                spdx_id, row.name, source.version, purpose, source.purl,
-                checksums=_sha256(source.sha256),
-                sourceInfo=f"{row.ref} from {row.repository}; digest {row.digest}",
-                downloadLocation=source.location, licenseDeclared=row.license,
-            )  # fmt: skip
-            if is_tool(row):
-                yield package, [(spdx_id, "BUILD_TOOL_OF", IMAGE)]
-            else:
-                yield package, [(IMAGE, "GENERATED_FROM" if record is image_facts.record else "DEPENDS_ON", spdx_id)]
-            for number, patch in enumerate(row.patches, 1):
-                patch_id = f"{spdx_id}-Patch-{number}"
-                url = purl("generic", patch.name, version="", checksum=patch.digest)
-                package = _package(patch_id, patch.name, "", "SOURCE", url, checksums=_sha256(_hex(patch.digest)))
-                yield package, [(patch_id, "PATCH_FOR", spdx_id)]
-
-
-def _binaries(image_facts: ImageFacts) -> Iterator[_Related]:
-    inside = _inside(image_facts)
-    for name, record in image_facts.binaries():
-        row = binary_row(name, record)
-        known = origin(row) if row else Origin(purl("generic", *name.split("/"), version=""), "", _NOTHING)
-        spdx_id = f"{_BINARY}{_id(name)}"
-        package = _package(
-            spdx_id, name, known.version, "LIBRARY", known.purl,
-            checksums=_sha256(known.sha256),
-            comment=f"prebuilt, not built here; let in by name: --allow-binary {name}",
-            licenseDeclared=row.license if row else None,
-        )  # fmt: skip
-        contained = record is image_facts.record or record.stage in inside
-        yield package, [(IMAGE, "CONTAINS", spdx_id) if contained else (spdx_id, "BUILD_DEPENDENCY_OF", IMAGE)]
-    for file, record in image_facts.prebuilt_files():
-        path = str(file["path"])
-        spdx_id = f"SPDXRef-Prebuilt-{_id(record.stage)}-{_id(path)}"
-        sums = _sha256(_hex(file["sha256"]))
-        url = purl("generic", path.rpartition("/")[2], version="", checksum=str(file["sha256"]))
-        why = f"{file['what']} in a source of {record.image}; {file['fate']}"
-        package = _package(spdx_id, path, "", "FILE", url, checksums=sums, comment=why)
-        yield package, [(spdx_id, "BUILD_DEPENDENCY_OF", IMAGE)]
-
-
-def _inside(image_facts: ImageFacts) -> set[str]:
-    """The stages below whose layers are part of the image; the others were only there while it was built."""
-    own = {*image_facts.record.layer_digests}
-    return {
-        dependency.stage
-        for dependency in image_facts.dependencies
-        if dependency.layers and {*dependency.layer_digests} <= own
-    }
-
-
-def _base(image_facts: ImageFacts) -> Iterator[_Related]:
-    if not image_facts.packages:
-        return
-    contained = image_facts.record.stage == "base" or "base" in _inside(image_facts)
-    family, release = distribution(image_facts.base_name)
-    # Scanners look for advisories of the system that they find like this; by its id, or by what it is for.
-    system = f"SPDXRef-OperatingSystem-{_id(family)}-{_id(release)}".rstrip("-")
-    package = _package(system, _SYSTEMS.get(family, family), release, _OS, "")
-    yield package, [_part(system, contained=contained)]
-    for installed in image_facts.packages:
-        spdx_id = f"SPDXRef-Package-{installed.kind}-{_id(installed.name)}-{_id(installed.arch)}" + (
-            installed.system and f"-{_id(installed.system)}"
-        )
-        package = _package(
-            spdx_id, installed.name, installed.version, "LIBRARY", installed.purl(image_facts.base_name),
-            checksums=_sha256(installed.sha256),
-            comment="prebuilt by the distribution",
-            sourceInfo=f"{_BUILT_FROM}{installed.source}" if installed.source else "",
-        )  # fmt: skip
-        yield package, [_part(spdx_id, contained=contained), (system, "CONTAINS", spdx_id)]
-
-
-def _part(spdx_id: str, *, contained: bool) -> tuple[str, str, str]:
-    return (IMAGE, "CONTAINS", spdx_id) if contained else (spdx_id, "BUILD_DEPENDENCY_OF", IMAGE)
-
-
-def _declare(packages: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Write each licence as an SPDX expression; any other text gets an id of the document's own."""
-    extracted: dict[str, dict[str, str]] = {}
-    for package in packages:
-        declared = package["licenseDeclared"]
-        if declared in {_NOTHING, "NONE"}:
-            continue
+    def describes(self, document: Mapping[str, Any], manifest: str) -> bool:
+        """Whether a document names this image. Its other fields may be malformed."""
         try:
-            package["licenseDeclared"] = str(canonicalize_license_expression(declared))
-        except InvalidLicenseExpression:
-            own = f"LicenseRef-{_hex(sha256_bytes(declared.encode()))[:12]}"
-            package["licenseDeclared"] = own
-            extracted[own] = {"licenseId": own, "extractedText": declared, "name": declared.splitlines()[0][:80]}
-    return [extracted[name] for name in sorted(extracted)]
+            return self.manifest(document) == manifest
+        except _MALFORMED:
+            return False
+
+    def read(self, document: Mapping[str, Any]) -> Listing:
+        """Return what a document says about its image."""
+        try:
+            return self.parse(document)
+        except _MALFORMED as error:
+            raise UntrustedError("sbom: it is malformed", why="a field is missing, or has another form") from error
 
 
-def _sha256(value: str) -> list[dict[str, str]]:
-    return [{"algorithm": "SHA256", "checksumValue": value}] if value else []
+def _files(rows: Sequence[tuple[str, str]]) -> dict[str, str]:
+    files = dict(rows)
+    if len(files) != len(rows):
+        raise UntrustedError("sbom: it lists a file twice")
+    return files
 
 
-def _purl(text: str) -> dict[str, str]:
-    return {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": text}
+def _spdx_image(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    return next(package for package in document["packages"] if package["SPDXID"] == IMAGE)
 
 
-def _hex(digest: str) -> str:
-    return str(digest).removeprefix("sha256:")
+def _spdx_sha256(row: Mapping[str, Any]) -> str:
+    return next(str(each["checksumValue"]) for each in row["checksums"] if each["algorithm"] == "SHA256")
 
 
-def _id(text: str) -> str:
-    """Letters, digits, dots and dashes; where any is replaced, a digest keeps it unique."""
-    plain = "".join(char if char.isascii() and (char.isalnum() or char in ".-") else "-" for char in str(text))
-    return plain if plain == text else f"{plain}-{_hex(sha256_bytes(str(text).encode()))[:8]}"
+def _spdx_manifest(document: Mapping[str, Any]) -> str:
+    return f"sha256:{_spdx_sha256(_spdx_image(document))}"
 
 
-# Reading one
-
-
-def binaries_in(document: Mapping[str, Any]) -> list[str]:
-    """The names of the prebuilt things that a document lists."""
-    return sorted(
-        str(package["name"]) for package in document["packages"] if str(package["SPDXID"]).startswith(_BINARY)
+def _from_spdx(document: Mapping[str, Any]) -> Listing:
+    names = (str(row["name"]) for row in document["packages"] if str(row["SPDXID"]).startswith(BINARY))
+    return Listing(
+        manifest=_spdx_manifest(document),
+        diff_id=str(_spdx_image(document)["sourceInfo"]).removeprefix(LAYER),
+        files=_files([(str(row["fileName"]).removeprefix("./"), _spdx_sha256(row)) for row in document["files"]]),
+        binaries=tuple(sorted(names)),
     )
 
 
-def described(document: Mapping[str, Any]) -> tuple[str, str]:
-    """The manifest's digest and the diff_id that a document is about."""
-    try:
-        image = next(package for package in document["packages"] if package["SPDXID"] == IMAGE)
-        value = next(checksum["checksumValue"] for checksum in image["checksums"] if checksum["algorithm"] == "SHA256")
-        return f"sha256:{value}", str(image["sourceInfo"]).removeprefix(_LAYER)
-    except (KeyError, TypeError, AttributeError, StopIteration) as error:
-        raise UntrustedError("sbom: unrecognised SBOM format", why=repr(error)) from error
+def _cyclonedx_sha256(row: Mapping[str, Any]) -> str:
+    return next(str(each["content"]) for each in row["hashes"] if each["alg"] == "SHA-256")
 
 
-def differences(document: Mapping[str, Any], files: Sequence[LayerFile]) -> Iterator[str]:
-    """Differences between a layer's files and those in a document: changed, missing or extra, in order of path."""
-    try:
-        listed = {
-            str(row["fileName"]).removeprefix("./"): next(
-                str(checksum["checksumValue"]) for checksum in row["checksums"] if checksum["algorithm"] == "SHA256"
-            )
-            for row in document["files"]
-        }
-        if len(listed) != len(document["files"]):
-            raise UntrustedError("sbom: it lists a file twice")
-    except (KeyError, TypeError, AttributeError, StopIteration) as error:
-        raise UntrustedError("sbom: its list of files is malformed", why=repr(error)) from error
-    there = {file.path: file for file in files}
-    for path in sorted(listed.keys() | there.keys()):
-        if path not in there:
-            yield f"/{path} is in the SBOM but not in the layer"
-        elif path not in listed:
-            yield f"/{path} is in the layer but not in the SBOM"
-        elif listed[path] != there[path].sha256:
-            yield f"/{path} has another content than the SBOM says"
+def _cyclonedx_manifest(document: Mapping[str, Any]) -> str:
+    return f"sha256:{_cyclonedx_sha256(document['metadata']['component'])}"
+
+
+def _values(row: Mapping[str, Any], name: str) -> list[str]:
+    return [str(each["value"]) for each in row.get("properties", ()) if each["name"] == name]
+
+
+def _from_cyclonedx(document: Mapping[str, Any]) -> Listing:
+    image = document["metadata"]["component"]
+    names = (name for row in document.get("components", ()) for name in _values(row, ALLOWED))
+    return Listing(
+        manifest=_cyclonedx_manifest(document),
+        diff_id=next(iter(_values(image, DIFF_ID))),
+        files=_files([(str(row["name"]), _cyclonedx_sha256(row)) for row in image.get("components", ())]),
+        binaries=tuple(sorted(names)),
+    )
+
+
+# in-toto has a second type for SPDX, with the version in it. cosign and its relatives ask for this one.
+SPDX = Format("sbom", "application/spdx+json", "https://spdx.dev/Document", _spdx_manifest, _from_spdx)
+CYCLONEDX = Format(
+    "cyclonedx", "application/vnd.cyclonedx+json", "https://cyclonedx.org/bom", _cyclonedx_manifest, _from_cyclonedx
+)
+FORMATS = (SPDX, CYCLONEDX)

@@ -25,7 +25,8 @@ T = TypeVar("T")
 # Anyone who may push can attach things; that must not exhaust memory or time.
 _MOST_ARTIFACTS = 200
 _MOST_BYTES = 512 << 20  # together; an SBOM of ours has a few
-_KINDS = frozenset({dsse.MEDIA_TYPE, sbom.MEDIA_TYPE, keyless.MEDIA_TYPE})
+ENVELOPES = frozenset({dsse.MEDIA_TYPE, keyless.MEDIA_TYPE})
+_KINDS = ENVELOPES | {of.media_type for of in sbom.FORMATS}
 
 
 @dataclass(frozen=True)

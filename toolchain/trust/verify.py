@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -19,12 +19,13 @@ from toolchain.oci.layer_files import LayerFile, layer_files
 from toolchain.oci.layout import Layout
 from toolchain.oci.manifest import parse_object
 from toolchain.oci.place import Place
-from toolchain.trust import attest, numbers, policy, rebuilt, sbom
+from toolchain.trust import attest, numbers, policy, rebuilt
 from toolchain.trust.keyless import Identity
 from toolchain.trust.keys import PublicKey
 from toolchain.trust.policy import Policy
 from toolchain.trust.rebuilt import Rebuilders
-from toolchain.trust.statements import Evidence, about, gather, named_subjects, opened, passing, signed_by
+from toolchain.trust.sbom import FORMATS, KEYS, SPDX, Format, Listing
+from toolchain.trust.statements import ENVELOPES, Evidence, about, gather, named_subjects, opened, passing, signed_by
 
 LOG = logging.getLogger(__name__)
 
@@ -218,10 +219,13 @@ class _Image:
 
     def unsigned(self) -> None:
         """Without a key an SBOM can still contradict the bytes."""
-        documents = [document for document in self._documents() if _is_about(document, self._image.digest)]
-        if documents:
-            good = passing(documents, self._compare)[0]
-            self._checks["sbom"] = f"every file ({len(good['files'])}) is as an SBOM lists it; no signature was checked"
+        for format_ in FORMATS:
+            documents = [
+                document for document in self._documents(format_) if format_.describes(document, self._image.digest)
+            ]
+            if documents:
+                files = len(self._passing(format_, documents).files)
+                self._checks["sbom"] = f"every file ({files}) is as an SBOM lists it; no signature was checked"
 
     def rebuilt(self, rebuilders: Rebuilders) -> None:
         """Check that enough statements confirm a rebuild to the same bytes."""
@@ -229,21 +233,20 @@ class _Image:
             rebuilders, self._found, self._needed, input_digest=self._label or "", diff_id=self._diff_id
         )
 
-    def _documents(self) -> list[Mapping[str, Any]]:
-        documents: list[Mapping[str, Any]] = []
+    def _documents(self, format_: Format) -> Iterator[Mapping[str, Any]]:
+        """Yield each attached SBOM of a format, whoever attached it."""
         for attached in self._found:
             try:
-                if attached.media_type == sbom.MEDIA_TYPE:
-                    documents.append(parse_object(attached.content, "the SBOM", keys=sbom.KEYS))
-                    continue
-                statement = opened(attached.envelope())
-                if statement["predicateType"] == sbom.PREDICATE:
-                    documents.append(statement["predicate"])
+                if attached.media_type == format_.media_type:
+                    yield parse_object(attached.content, "the SBOM", keys=KEYS)
+                elif attached.media_type in ENVELOPES:
+                    statement = opened(attached.envelope())
+                    if statement["predicateType"] == format_.predicate:
+                        yield statement["predicate"]
             except (UntrustedError, RegistryError, DocumentError) as error:
                 LOG.warning("%s: %s", attached.artifact, error.what)
             except (ValueError, RecursionError) as error:  # JSON that cannot be written again
                 LOG.warning("%s: it holds no envelope (%s)", attached.artifact, type(error).__name__)
-        return documents
 
     def signed(
         self,
@@ -258,12 +261,12 @@ class _Image:
         made = passing(made, lambda statement: policy.check_build_facts(statement, demands, now, label=self._label))
         self._checks["provenance"] = "it is about this image and agrees with itself and the image's label"
         self._checks |= policy.facts_that_held(demands)
-        listed = about(statements, self._needed, sbom.PREDICATE, "sbom")
-        document = passing([statement["predicate"] for statement in listed], self._compare)[0]
-        self._checks["sbom"] = f"every file ({len(document['files'])}) is as the signed SBOM lists it"
+        binaries = [self._signed_sbom(statements, format_) for format_ in FORMATS]
 
         def as_demanded(statement: Mapping[str, Any]) -> None:
-            policy.check_binaries(statement, document)
+            for listed in binaries:
+                if listed is not None:
+                    policy.check_binaries(statement, listed)
             policy.require_policy(statement, demands)
             if accept is not None:
                 accept(statement)
@@ -274,22 +277,33 @@ class _Image:
             self._checks["numbers"] = numbers_checked
         return chosen
 
-    def _compare(self, document: Mapping[str, Any]) -> None:
-        manifest, diff_id = sbom.described(document)
-        if manifest != self._image.digest:
-            raise UntrustedError(f"sbom: it describes {manifest}, not {self._image.digest}")
-        if diff_id != self._diff_id:
-            raise UntrustedError(f"sbom: it lists the layer {diff_id}, the image's top layer is {self._diff_id}")
+    def _signed_sbom(self, statements: Sequence[dict[str, Any]], format_: Format) -> tuple[str, ...] | None:
+        """Compare the signed SBOM of a format with the image, and return the prebuilt inputs that it lists.
+
+        SPDX is required. CycloneDX may be missing, which gives None, but scanners read it, so it must not be false.
+        """
+        if format_ is not SPDX and all(each["predicateType"] != format_.predicate for each in statements):
+            return None
+        listed = about(statements, self._needed, format_.predicate, "sbom")
+        listing = self._passing(format_, [statement["predicate"] for statement in listed])
+        self._checks["sbom"] = f"every file ({len(listing.files)}) is as the signed SBOM lists it"
+        return listing.binaries
+
+    def _passing(self, format_: Format, documents: Sequence[Mapping[str, Any]]) -> Listing:
+        """Return what the first document that agrees with the image says."""
+        passed = passing(documents, lambda document: self._compare(format_.read(document)))
+        return format_.read(passed[0])
+
+    def _compare(self, listing: Listing) -> None:
+        if listing.manifest != self._image.digest:
+            raise UntrustedError(f"sbom: it describes {listing.manifest}, not {self._image.digest}")
+        if listing.diff_id != self._diff_id:
+            raise UntrustedError(
+                f"sbom: it lists the layer {listing.diff_id}, the image's top layer is {self._diff_id}"
+            )
         if self._files is None:
             if self._layer is None or self._path is None:
                 raise UntrustedError("sbom: it describes a layer, and the image has none")
             self._files = layer_files(self._path, self._layer.media_type)
-        for difference in sbom.differences(document, self._files):
+        for difference in listing.differences(self._files):
             raise UntrustedError(f"sbom: {difference}")
-
-
-def _is_about(document: Mapping[str, Any], manifest: str) -> bool:
-    try:
-        return sbom.described(document)[0] == manifest
-    except UntrustedError:
-        return False
