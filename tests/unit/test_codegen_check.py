@@ -17,7 +17,7 @@ from tests.codegen_tree import AMD, CORE
 from toolchain.core.errors import BuildError, ContractError
 from toolchain.core.recipe import root
 from toolchain.stages.binary_checks import check_carried, check_codegen, check_wheel
-from toolchain.stages.codegen_library import exported_by, same_library
+from toolchain.stages.codegen_library import exported_by
 from toolchain.stages.triton_source import for_python
 
 REVISION = f"{AMD}-1"
@@ -65,10 +65,6 @@ def test_a_library_as_it_should_be(tmp_path: Path) -> None:
     assert facts["symbols"] == sorted(EXPORTS)
     assert facts["revision"] == REVISION
     assert exported_by(tmp_path / "exports") == EXPORTS
-    same_library(made, facts)
-    made.write_bytes(made.read_bytes() + b"\0")
-    with pytest.raises(ContractError, match="is not the one that was checked"):
-        same_library(made, facts)
 
 
 def refusal(file: Path, *, arch: str = "amd64", glibc: str = "2.99") -> str:

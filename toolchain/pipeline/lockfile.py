@@ -267,7 +267,9 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
     try:
         value = tomllib.loads(content.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{name} is not TOML", why=str(error), fix="make it again: toolchain lock") from error
+        raise ConfigError(
+            f"{name} is not TOML", why="it is not UTF-8, or breaks a rule of TOML", fix="make it again: toolchain lock"
+        ) from error
     schema = value.pop("schema", None)
     if schema != SCHEMA:
         raise ConfigError(

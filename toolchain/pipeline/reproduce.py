@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +52,7 @@ class Reproduced:
 
     def as_json(self) -> dict[str, Any]:
         """Return the form of `reproduce --json`."""
-        return {
-            "image": self.image,
-            "input_digest": self.input_digest,
-            "equal": self.equal,
-            "diff_ids": list(self.diff_ids),
-            "blobs": list(self.blobs),
-            "indexes": list(self.indexes),
-            "differing": [file.as_json() for file in self.differing],
-        }
+        return {**asdict(self), "equal": self.equal, "differing": [file.as_json() for file in self.differing]}
 
 
 def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Reproduced:

@@ -201,7 +201,10 @@ def _as_proved(
         )
         named = (str(inner["stage"]), str(inner["image"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UntrustedError("provenance: the statement is malformed", why=repr(error)) from error
+        raise UntrustedError(
+            "provenance: the statement is malformed",
+            why="a field is missing or has another type",
+        ) from error
     if named != (planned.name, planned.image):
         raise UntrustedError(f"provenance: it is about {named[0]} {named[1]}, not {planned.name} {planned.image}")
     if not proved.facts:

@@ -263,14 +263,3 @@ def exported_by(script: Path) -> tuple[str, ...]:
             fix="see whether Triton's project writes it otherwise now: toolchain/data/codegen.toml names it",
         )
     return tuple(sorted(name.strip() for name in match[1].split(";") if name.strip()))
-
-
-def same_library(library: Path, facts: Mapping[str, Any]) -> None:
-    """Check that a library of a finished stage is still the one that was checked."""
-    digest = sha256_file(library).removeprefix("sha256:")
-    if digest != facts["sha256"]:
-        raise ContractError(
-            f"{library.name} is not the one that was checked",
-            why=f"SHA-256 {digest}, checked was {facts['sha256']}",
-            fix="build the wheel again",
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.codegen import Codegen, codegen_of, codegens
@@ -23,10 +23,13 @@ from toolchain.sources.spec import of_github
 from toolchain.sources.store import Store
 from toolchain.sources.tree import Source, require
 from toolchain.stages.inputs import source_inputs, stage_inputs
-from toolchain.stages.llvm import PORTABLE_RECIPE, floor_labels, local_triton, recipe_files, take_in_llvm
-from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
-from toolchain.stages.triton_origin import triton_source
+from toolchain.stages.llvm import PORTABLE_RECIPE, build_llvm, recipe_files
+from toolchain.stages.stage import Built, Planned, Workspace
+from toolchain.stages.triton_origin import local_triton, triton_source
 from toolchain.stages.triton_tree import Bindings, bindings_of
+
+if TYPE_CHECKING:
+    from toolchain.stages.contract import ContractReport
 
 RECIPE = "containerfiles/llvm-codegen"
 # Tree, ccache and installed copy together: estimated from 22.1.8, whose steps it has nearly half of.
@@ -41,7 +44,6 @@ _GENERATORS = ("llvm-min-tblgen", "llvm-tblgen")
 class CodegenLlvmDetails:
     """The decisions about an LLVM for a GPU. `revision` is what the library that is built on it reports."""
 
-    prefix: str
     cross: bool
     revision: str
 
@@ -85,61 +87,38 @@ class CodegenLlvmStage:
             disk=_DISK,
             engine=True,
             has_contract_check=True,
-            details=CodegenLlvmDetails(prefix=prefix, cross=cross, revision=revision),
+            prefix=prefix,
+            details=CodegenLlvmDetails(cross=cross, revision=revision),
         )
 
     def build(
         self, planned: Planned[CodegenLlvmDetails], dependencies: Mapping[str, Built], workspace: Workspace
     ) -> Built:
-        request, rule, details = workspace.request, self.rule, planned.details
-        arch, cross, prefix = request.arch[0], details.cross, details.prefix
-        emulate = emulator(arch) if cross and request.contract else None
+        rule, request, cross = self.rule, workspace.request, planned.details.cross
+        emulate = emulator(request.arch[0]) if cross and request.contract else None
         workspace.step("source")
         source = workspace.fetch(planned.sources[0])
         require(source.path, "llvm/CMakeLists.txt")
-        planned, intake_facts = take_in_llvm(source.path, request, planned)
-        system = workspace.unpack(dependencies["sysroot"])
-        tree = workspace.build(
-            Recipe(
-                name=rule.llvm,
-                containerfile=f"{RECIPE}/Containerfile",
-                base=workspace.image(dependencies["base"]),
-                args={
-                    "PREFIX": prefix,
-                    "ARCH": arch,
-                    "TARGETS": rule.target,
-                    "COMPONENTS": ";".join(rule.components),
-                    "ROOTS": ";".join(sorted(rule.links)),
-                    **({"NATIVE": " ".join(_GENERATORS)} if cross else {}),
-                    "GLIBC": request.glibc,
-                    "JOBS": str(workspace.jobs("compile")),
-                    "LINK_JOBS": str(workspace.jobs("link")),
-                    "INPUT_DIGEST": str(planned.input_digest),
-                },
-                contexts={"llvm": source.path, "sysroot": system},
-                cache_key=planned.tree_key,
-                steps=_CROSS_WEIGHTS if cross else _WEIGHTS,
-                ninja=ninja_of("llvm-codegen"),
-            )
+        recipe = Recipe(
+            name=rule.llvm,
+            containerfile=f"{RECIPE}/Containerfile",
+            base=workspace.image(dependencies["base"]),
+            args={
+                "TARGETS": rule.target,
+                "COMPONENTS": ";".join(rule.components),
+                "ROOTS": ";".join(sorted(rule.links)),
+                **({"NATIVE": " ".join(_GENERATORS)} if cross else {}),
+            },
+            steps=_CROSS_WEIGHTS if cross else _WEIGHTS,
+            ninja=ninja_of("llvm-codegen"),
         )
 
-        def check(image: str) -> Mapping[str, Any]:
-            from toolchain.stages.contract import CrossTarget, check_part  # noqa: PLC0415 - only after hours
+        def check(image: str, **how: Any) -> ContractReport:
+            from toolchain.stages.contract import check_part  # noqa: PLC0415 - only after hours
 
-            workspace.step("contract")
-            report = check_part(
-                workspace.runner, image, prefix, "codegen", sorted(rule.links),
-                log=workspace.log, on=CrossTarget(arch, emulate, system) if emulate else None, floor=system,
-            )  # fmt: skip
-            return {"contract": report.as_json()}
+            return check_part(workspace.runner, image, planned.prefix, "codegen", sorted(rule.links), **how)
 
-        return workspace.finish(
-            planned,
-            LayerContent(tree=tree),
-            ImageParts(revision=source.ref, labels=floor_labels(request.glibc)),
-            facts={"prefix": prefix, **intake_facts},
-            check=ContractCheck(run=check, on=dependencies["base"]),
-        )
+        return build_llvm(planned, dependencies, workspace, source, recipe, check=check, emulate=emulate, facts={})
 
 
 def codegen_stage(name: str, request: Request) -> CodegenLlvmStage:

@@ -53,7 +53,7 @@ def read_linked(path: Path) -> Linked:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise _damaged(path.name, error) from error
+        raise _damaged(path.name, "it cannot be read") from error
     linked = linked_of(path.name, content)
     if not linked.dynamic:
         raise ContractError(f"{path.name} is not a shared library", fix="see the log, and build it again")
@@ -84,11 +84,11 @@ def linked_of(name: str, content: bytes) -> Linked:
             imports=imports,
         )
     except ELFError as error:
-        raise _damaged(name, error) from error
+        raise _damaged(name, "its headers or tables are cut off or contradict each other") from error
 
 
-def _damaged(name: str, error: Exception) -> ContractError:
-    return ContractError(f"{name} is not a complete ELF file", why=str(error), fix="see the log, and build it again")
+def _damaged(name: str, why: str) -> ContractError:
+    return ContractError(f"{name} is not a complete ELF file", why=why, fix="see the log, and build it again")
 
 
 def _symbols(elf: ELFFile, symbols: SymbolTableSection) -> Iterator[tuple[str, bool, tuple[str, str]]]:

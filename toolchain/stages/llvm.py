@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.components import (
@@ -19,9 +19,8 @@ from toolchain.catalog.components import (
 from toolchain.catalog.costs import ninja_of
 from toolchain.catalog.floors import floor_of
 from toolchain.catalog.pin_files import read_pin
-from toolchain.catalog.release_data import LlvmPin, is_commit, triton_releases
-from toolchain.catalog.release_data import require as require_known
-from toolchain.catalog.releases import aotriton_release, newest_on_one_llvm, triton_at, triton_release
+from toolchain.catalog.release_data import LlvmPin, is_commit
+from toolchain.catalog.releases import aotriton_release, newest_on_one_llvm, triton_release
 from toolchain.core import console
 from toolchain.core.digest import sha256_json
 from toolchain.core.errors import PinError, UnsupportedError
@@ -31,14 +30,17 @@ from toolchain.request.model import Request
 from toolchain.sources.local import check_tree_form
 from toolchain.sources.resolve import part_of
 from toolchain.sources.spec import of_github
-from toolchain.sources.tree import Source, require
+from toolchain.sources.tree import FetchedSource, Source, require
 from toolchain.stages.inputs import source_inputs, stage_inputs
 from toolchain.stages.llvm_subset import MLIR_TBLGEN, SUPPORT, TABLEGEN, LlvmSubset, subset_of
 from toolchain.stages.llvm_version import major, major_of, version_of_tree
 from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
+from toolchain.stages.triton_origin import DEFAULT_TRITON, local_triton, named_triton
 
-DEFAULT_TRITON = "3.7.1"
+if TYPE_CHECKING:
+    from toolchain.stages.contract import ContractReport
+
 # LLVM's headers give some types other members without NDEBUG, and Triton's own default build type has none.
 NDEBUG_ADVICE = "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
 # What shapes the layer. The contract check does not: it may grow without a rebuild.
@@ -172,12 +174,11 @@ class LlvmStage:
         )
 
     def build(self, planned: Planned[LlvmDetails], dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        request, source, cross = workspace.request, planned.sources[0], planned.details.cross
-        arch, prefix = request.arch[0], planned.prefix
+        request, cross = workspace.request, planned.details.cross
         proved = request.contract and planned.has_contract_check
-        emulate = emulator(arch) if cross and proved else None
+        emulate = emulator(request.arch[0]) if cross and proved else None
         workspace.step("source")
-        source = workspace.fetch(source)
+        source = workspace.fetch(planned.sources[0])
         version = version_of_tree(source.path)
         details = refined(planned.details, version, request)
         needs, part = details.needs, details.part
@@ -185,60 +186,96 @@ class LlvmStage:
         _require(source.path, needs)
         if details.note:
             console.note(f"{source.ref} is LLVM {version}: {details.note}")
-        planned, intake_facts = take_in_llvm(source.path, request, planned)
-        system = workspace.unpack(dependencies["sysroot"]) if "sysroot" in dependencies else None
         libraries = {
             "ROOTS": ";".join(needs.roots),
             "KEEP_LIBRARIES": ",".join(needs.keep),
             "DROP_LIBRARIES": ",".join(needs.drop),
         }
-        tree = workspace.build(
-            Recipe(
-                name="llvm",
-                containerfile=f"{details.folder}/Containerfile",
-                base=workspace.image(dependencies["base"]),
-                args={
-                    "PREFIX": prefix,
-                    "ARCH": arch,
-                    "PROJECTS": ";".join(part.projects),
-                    "COMPONENTS": ";".join(part.components),
-                    **(libraries if part.whole else {}),
-                    **({"CONTRACT": "OFF"} if part.whole and not proved else {}),
-                    **({"HEADERS": " ".join(part.headers)} if part.headers else {}),
-                    **({"NATIVE": " ".join(part.native)} if cross else {}),
-                    **({"GLIBC": request.glibc} if request.glibc else {}),
-                    "GOAL": part.target,
-                    "JOBS": str(workspace.jobs("compile")),
-                    "LINK_JOBS": str(workspace.jobs("link")),
-                    "INPUT_DIGEST": str(planned.input_digest),
-                },
-                contexts={"llvm": source.path, **({"sysroot": system} if system else {})},
-                cache_key=planned.tree_key,
-                steps=_CROSS_WEIGHTS if cross else _WEIGHTS,
-                ninja=ninja_of("llvm", part.name),
-            )
+        recipe = Recipe(
+            name="llvm",
+            containerfile=f"{details.folder}/Containerfile",
+            base=workspace.image(dependencies["base"]),
+            args={
+                "PROJECTS": ";".join(part.projects),
+                "COMPONENTS": ";".join(part.components),
+                **(libraries if part.whole else {}),
+                **({"CONTRACT": "OFF"} if part.whole and not proved else {}),
+                **({"HEADERS": " ".join(part.headers)} if part.headers else {}),
+                **({"NATIVE": " ".join(part.native)} if cross else {}),
+                "GOAL": part.target,
+            },
+            steps=_CROSS_WEIGHTS if cross else _WEIGHTS,
+            ninja=ninja_of("llvm", part.name),
         )
 
-        def check(image: str) -> Mapping[str, Any]:
-            from toolchain.stages.contract import CrossTarget, check_layer, check_part  # noqa: PLC0415 - only after hours
+        def check(image: str, **how: Any) -> ContractReport:
+            from toolchain.stages.contract import check_layer, check_part  # noqa: PLC0415 - only after hours
 
-            workspace.step("contract")
-            where = CrossTarget(arch, emulate, system) if emulate and system else None
-            floor = system if request.glibc else None
-            log, runner = workspace.log, workspace.runner
             if part.whole:
-                report = check_layer(runner, image, prefix, needs, log=log, on=where, floor=floor)
-            else:
-                report = check_part(runner, image, prefix, part.name, part.libraries, log=log, on=where, floor=floor)
-            return {"contract": report.as_json()}
+                return check_layer(workspace.runner, image, planned.prefix, needs, **how)
+            return check_part(workspace.runner, image, planned.prefix, part.name, part.libraries, **how)
 
-        return workspace.finish(
-            planned,
-            LayerContent(tree=tree),
-            ImageParts(revision=source.ref, labels=floor_labels(request.glibc)),
-            facts={"prefix": prefix, "version": version, "serves": needs.serves, **intake_facts},
-            check=ContractCheck(run=check, on=dependencies["base"]) if proved else None,
+        facts = {"version": version, "serves": needs.serves}
+        return build_llvm(
+            planned, dependencies, workspace, source, recipe,
+            check=check if proved else None, emulate=emulate, facts=facts,
+        )  # fmt: skip
+
+
+def build_llvm(
+    planned: Planned[Any],
+    dependencies: Mapping[str, Built],
+    workspace: Workspace,
+    source: FetchedSource,
+    recipe: Recipe,
+    *,
+    check: Callable[..., ContractReport] | None,
+    emulate: Path | None,
+    facts: Mapping[str, Any],
+) -> Built:
+    """Build an LLVM and make its image.
+
+    Args:
+        recipe: without the arguments and contexts that every LLVM has.
+        check: takes the image, and `log`, `on` and `floor` of `check_layer`; None without a contract check.
+        emulate: the emulator of another machine, for the check.
+    """
+    request, arch = workspace.request, workspace.request.arch[0]
+    planned, intake_facts = take_in_llvm(source.path, request, planned)
+    system = workspace.unpack(dependencies["sysroot"]) if "sysroot" in dependencies else None
+    tree = workspace.build(
+        replace(
+            recipe,
+            args={
+                "PREFIX": planned.prefix,
+                "ARCH": arch,
+                **recipe.args,
+                **({"GLIBC": request.glibc} if request.glibc else {}),
+                "JOBS": str(workspace.jobs("compile")),
+                "LINK_JOBS": str(workspace.jobs("link")),
+                "INPUT_DIGEST": str(planned.input_digest),
+            },
+            contexts={"llvm": source.path, **({"sysroot": system} if system else {})},
+            cache_key=planned.tree_key,
         )
+    )
+
+    def checked(image: str) -> Mapping[str, Any]:
+        from toolchain.stages.contract import CrossTarget  # noqa: PLC0415 - only after hours
+
+        assert check is not None  # noqa: S101 - see below
+        workspace.step("contract")
+        where = CrossTarget(arch, emulate, system) if emulate and system else None
+        report = check(image, log=workspace.log, on=where, floor=system if request.glibc else None)
+        return {"contract": report.as_json()}
+
+    return workspace.finish(
+        planned,
+        LayerContent(tree=tree),
+        ImageParts(revision=source.ref, labels=floor_labels(request.glibc)),
+        facts={"prefix": planned.prefix, **facts, **intake_facts},
+        check=ContractCheck(run=checked, on=dependencies["base"]) if check is not None else None,
+    )
 
 
 def recipe_files(arch: str, *, cross: bool) -> dict[str, str]:
@@ -283,35 +320,13 @@ def triton_of(request: Request) -> str | None:
     It is the requested version, the commit of `--source` or of an AOTriton release, or the Triton on record with the
     pin of a checkout. The LLVM's version decides if it is named and its Triton is not, or not by a commit on record.
     """
-    triton = _named_triton(request)
+    triton = named_triton(request)
     if triton is not None and is_commit(triton.lower()) and "llvm" in request.sources:
         try:
             needs_for(triton, request.arch[0])
         except UnsupportedError:
             return None
     return triton
-
-
-def _named_triton(request: Request) -> str | None:
-    if request.triton:
-        return _by_version(request.triton)
-    spec = request.sources.get("triton")
-    if spec is None and request.aotriton:
-        release = aotriton_release(request.aotriton, allow_unknown="llvm" in request.sources)
-        require_known(release, "triton")
-        return release.triton or None
-    if spec is not None and spec.kind == "git":
-        return _by_version(spec.version)
-    if spec is not None and spec.kind == "pypi" and "llvm" not in request.sources:
-        return spec.version or DEFAULT_TRITON
-    if "llvm" in request.sources:
-        return None
-    return DEFAULT_TRITON if (checkout := local_triton(request)) is None else triton_at(read_pin(checkout).commit)
-
-
-def _by_version(triton: str) -> str:
-    """Return the version of the release with the commit `triton`; else `triton` itself."""
-    return next((row.version for row in triton_releases() if row.version and row.commit == triton), triton)
 
 
 def llvm_pin(request: Request) -> LlvmPin:
@@ -350,15 +365,6 @@ def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
     if triton is None:
         triton = newest_on_one_llvm() if llvm is None else newest_triton_on(llvm)
     return needs_for(triton, request.arch[0], features=features)
-
-
-def local_triton(request: Request) -> Path | None:
-    """Return the Triton checkout that was named as a folder, or that a bundle brought."""
-    spec = request.sources.get("triton")
-    if spec is not None and spec.kind == "stored":
-        return request.locate("triton", spec).path
-    folder = spec.path if spec is not None else None
-    return folder if folder is not None and folder.is_dir() else None
 
 
 def llvm_source(request: Request) -> Source:

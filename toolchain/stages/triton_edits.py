@@ -13,9 +13,8 @@ from toolchain.sources.edits import EditFile, shipped
 from toolchain.sources.resolve import part_of
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.store import Store
-from toolchain.stages.llvm import local_triton
 from toolchain.stages.llvm_version import major_of, version_of_tree
-from toolchain.stages.triton_origin import from_source, triton_spec
+from toolchain.stages.triton_origin import from_source, local_triton, triton_spec
 from toolchain.stages.triton_tree import head_of
 
 _SOURCE = "triton"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from toolchain.catalog.release_data import is_commit, require
-from toolchain.catalog.releases import aotriton_release, newest_patch
+from pathlib import Path
+
+from toolchain.catalog.pin_files import read_pin
+from toolchain.catalog.release_data import is_commit, require, triton_releases
+from toolchain.catalog.releases import aotriton_release, newest_patch, triton_at
 from toolchain.core.errors import PinError
 from toolchain.request.model import Request
 from toolchain.sources.spec import SourceSpec
 from toolchain.sources.tree import Source
-from toolchain.stages.llvm import DEFAULT_TRITON
 from toolchain.stages.triton_tree import older_than_backends
 
+DEFAULT_TRITON = "3.7.1"
 UPSTREAM = "https://github.com/triton-lang/triton"
 AMD_FORK = "https://github.com/ROCm/triton"
 
@@ -50,6 +53,38 @@ def triton_spec(request: Request) -> SourceSpec:
         )
     tag = "" if row.commit else row.tag
     return SourceSpec(kind="git", where=UPSTREAM, version=row.commit or _locked_commit(request, tag), tag=tag)
+
+
+def named_triton(request: Request) -> str | None:
+    """Return the Triton that a request names, by version or commit; None if only an LLVM is named."""
+    if request.triton:
+        return _by_version(request.triton)
+    spec = request.sources.get("triton")
+    if spec is None and request.aotriton:
+        release = aotriton_release(request.aotriton, allow_unknown="llvm" in request.sources)
+        require(release, "triton")
+        return release.triton or None
+    if spec is not None and spec.kind == "git":
+        return _by_version(spec.version)
+    if spec is not None and spec.kind == "pypi" and "llvm" not in request.sources:
+        return spec.version or DEFAULT_TRITON
+    if "llvm" in request.sources:
+        return None
+    return DEFAULT_TRITON if (checkout := local_triton(request)) is None else triton_at(read_pin(checkout).commit)
+
+
+def _by_version(triton: str) -> str:
+    """Return the version of the release with the commit `triton`; else `triton` itself."""
+    return next((row.version for row in triton_releases() if row.version and row.commit == triton), triton)
+
+
+def local_triton(request: Request) -> Path | None:
+    """Return the Triton checkout that was named as a folder, or that a bundle brought."""
+    spec = request.sources.get("triton")
+    if spec is not None and spec.kind == "stored":
+        return request.locate("triton", spec).path
+    folder = spec.path if spec is not None else None
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def _locked_commit(request: Request, tag: str) -> str:
