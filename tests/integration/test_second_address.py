@@ -6,12 +6,8 @@ The mirror is a signed archive in a folder, read by the real apt; the second add
 from __future__ import annotations
 
 import functools
-import hashlib
 import http.server
-import io
 import shutil
-import subprocess
-import tarfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,22 +15,24 @@ from pathlib import Path
 
 import pytest
 
+from tests.apt_archive import Archive, archive, signed
 from tests.request_fixtures import specs
 from toolchain.catalog.bases import base_recipe
 from toolchain.core.cache import Cache
-from toolchain.core.digest import sha256_bytes, sha256_file
+from toolchain.core.digest import sha256_file
 from toolchain.core.errors import DigestError, SourceError, UnreachableError
 from toolchain.pipeline import locking
 from toolchain.request.model import Request
-from toolchain.sources import archive, distro, resolve
+from toolchain.sources import archive as downloads
+from toolchain.sources import distro, resolve
 from toolchain.sources import network as reach
-from toolchain.sources.mirrors import Mirror
 from toolchain.sources.resolve import fetch_source, locate
 from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.suites import Package
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Planned
 
+__all__ = ["archive", "signed"]
 FILE = "thing_1.0.orig.tar.xz"
 
 
@@ -49,11 +47,14 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 class World:
     """The two places that have the file, and our data's row of it."""
 
-    pool: Path
+    archive: Archive
     second: Path
     row: Package
     cache: Cache
-    index: Path
+
+    @property
+    def pool(self) -> Path:
+        return self.archive.root / "pool"
 
     def fetch(self, *, offline: bool = False) -> Path:
         source = locate("llvm", parse_source_spec("distro:thing"), cache=self.cache)
@@ -64,61 +65,17 @@ class World:
 
     def forget(self) -> None:
         """The distribution moves on: neither its index nor its pool has the version."""
-        stanza = self.index.read_text().replace("1.0", "2.0")
-        write_index(self.index, stanza)
+        self.archive.suite("bookworm", {"thing": "2.0"})
         (self.pool / FILE).unlink(missing_ok=True)
 
 
-def write_index(sources: Path, stanza: str) -> None:
-    """A Sources index and a signed Release that names it."""
-    sources.write_text(stanza)
-    dist = sources.parents[2]
-    row = f" {sha256_file(sources).removeprefix('sha256:')} {sources.stat().st_size} main/source/Sources"
-    (dist / "Release").write_text(
-        f"Origin: Debian\nSuite: stable\nCodename: stable\nComponents: main\nSHA256:\n{row}\n"
-    )
-    home = dist.parents[1] / "gnupg"
-    (dist / "InRelease").unlink(missing_ok=True)
-    sign = ["--clearsign", "--output", str(dist / "InRelease"), str(dist / "Release")]
-    subprocess.run(["gpg", "--homedir", str(home), "--batch", *sign], check=True, capture_output=True)
-
-
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    for program in ("apt-get", "gpg", "dpkg"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed: the second address of a source package is NOT tested")
-    archive_root = tmp_path / "archive"
-    dist, pool, second = archive_root / "dists/stable", archive_root / "pool", tmp_path / "second"
-    for folder in (dist / "main/source", pool, second / "file", archive_root / "gnupg"):
-        folder.mkdir(parents=True)
-    (archive_root / "gnupg").chmod(0o700)
-    gpg = ["gpg", "--homedir", str(archive_root / "gnupg"), "--batch", "--passphrase", "", "--yes"]
-    subprocess.run([*gpg, "--quick-gen-key", "test", "ed25519"], check=True, capture_output=True)
-    key = tmp_path / "archive.gpg"
-    subprocess.run([*gpg, "--output", str(key), "--export"], check=True, capture_output=True)
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w:xz") as tar:
-        for name in ("llvm", "mlir", "lld", "clang"):
-            member = tarfile.TarInfo(f"thing-1.0/{name}/CMakeLists.txt")
-            member.size = 2
-            tar.addfile(member, io.BytesIO(b"x\n"))
-    data = content.getvalue()
-    sha1 = hashlib.sha1(data, usedforsecurity=False).hexdigest()
-    (pool / FILE).write_bytes(data)
-    (second / "file" / sha1).write_bytes(data)
-    sha256 = sha256_bytes(data).removeprefix("sha256:")
-    index = dist / "main/source/Sources"
-    dsc = f"{'0' * 64} 1 thing_1.0-1.dsc"
-    write_index(
-        index,
-        f"Package: thing\nFormat: 3.0 (quilt)\nBinary: thing\nArchitecture: all\nVersion: 1.0-1\nDirectory: pool\n"
-        f"Files:\n {'0' * 32} 1 thing_1.0-1.dsc\n {'0' * 32} {len(data)} {FILE}\n"
-        f"Checksums-Sha256:\n {dsc}\n {sha256} {len(data)} {FILE}\n",
-    )
-    mirror = Mirror(site=f"copy:{archive_root}", suite="stable", components=("main",), keyring=str(key))
-    monkeypatch.setattr(distro, "apt_mirrors", lambda: [mirror])
-    for module, name in ((reach, "RETRY_BACKOFF"), (archive, "BACKOFF")):
+def world(archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    archive.suite("bookworm", {"thing": "1.0"})
+    file, second = archive.root / "pool" / FILE, tmp_path / "second"
+    (second / "file").mkdir(parents=True)
+    shutil.copy(file, second / "file" / "copy")
+    for module, name in ((reach, "RETRY_BACKOFF"), (downloads, "BACKOFF")):
         monkeypatch.setattr(module, name, 0.01)
     handler = functools.partial(Quiet, directory=str(second))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -128,14 +85,14 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             name="thing",
             version="1.0",
             file=FILE,
-            sha256=sha256,
-            size=len(data),
-            suites=("main",),
-            mirrors=(f"http://127.0.0.1:{server.server_address[1]}/file/{sha1}",),
+            sha256=sha256_file(file).removeprefix("sha256:"),
+            size=file.stat().st_size,
+            suites=("bookworm",),
+            mirrors=(f"http://127.0.0.1:{server.server_address[1]}/file/copy",),
         )
         for module_ in (distro, resolve):
             monkeypatch.setattr(module_, "known_packages", lambda: (row,))
-        yield World(pool, second, row, Cache(tmp_path / "the cache"), index)
+        yield World(archive, second, row, Cache(tmp_path / "the cache"))
         server.shutdown()
         thread.join()
 
@@ -158,7 +115,7 @@ def test_what_the_distribution_lost_comes_from_the_second_address(world: World, 
         case "file":
             (world.pool / FILE).unlink()
         case "archive":
-            shutil.rmtree(world.index.parents[2])
+            shutil.rmtree(world.archive.root / "dists")
     assert world.fetch().is_file()
     second_file(world).unlink()
     assert world.fetch(offline=True).is_file(), "it is in the store now"
@@ -210,7 +167,7 @@ def test_other_bytes_at_the_second_address_are_refused(world: World) -> None:
         assert not [path for path in world.cache.store.rglob("*") if path.is_file() and b"xxx" in path.read_bytes()]
 
 
-def test_an_index_that_disagrees_is_told_and_not_passed_by(world: World) -> None:
-    write_index(world.index, world.index.read_text().replace(world.row.sha256, "0" * 64))
+def test_an_index_that_disagrees_is_told_and_not_passed_by(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distro, "known_packages", lambda: (replace(world.row, sha256="0" * 64),))
     with pytest.raises(DigestError, match="disagrees"):
         world.fetch()

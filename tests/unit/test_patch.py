@@ -59,13 +59,6 @@ def test_attributes_of_the_user_play_no_part(tmp_path: Path, tree: Path, monkeyp
     assert (tmp_path / "dest" / "sub" / "f").read_bytes() == b"new\n"
 
 
-def test_apply_into_an_empty_folder(tmp_path: Path, tree: Path) -> None:
-    dest = tmp_path / "dest"
-    dest.mkdir()
-    apply_patches(tree, [patch(tmp_path, GOOD)], dest)
-    assert (dest / "sub" / "f").read_text() == "new\n"
-
-
 def test_a_repository_around_the_tree_plays_no_part(tmp_path: Path, tree: Path) -> None:
     (tmp_path / ".git").mkdir()
     apply_patches(tree, [patch(tmp_path, GOOD)], tmp_path / "dest")
