@@ -122,20 +122,6 @@ def test_the_kernels_of_a_killed_worker_go_to_another(port: int, tmp_path: Path)
     assert {entry.origin for entry in made.entries if entry.kernel == "waits"} == {"worker other"}
 
 
-def test_a_machine_that_cannot_compile_leaves_and_others_take_its_kernels(port: int, tmp_path: Path) -> None:
-    rules = rules_of("one", warps=[1])
-    broken, fits, desk = (Machine(tmp_path / name) for name in ("broken", "fits", "desk"))
-    fits.provide(rules)
-    (broken.workers.folder / "broken").touch()
-    with broken.worker(port) as child:
-        campaign = InBackground(desk, rules, address(port))
-        assert child.wait(30) != 0
-        assert "KernelError" in (tmp_path / "broken" / "errors").read_text()
-        with fits.worker(port):
-            made = campaign.end()
-    assert {entry.origin for entry in made.entries} == {"worker fits"}
-
-
 def test_a_restarted_scheduler_costs_no_kernel(tmp_path: Path) -> None:
     port, rules = free_port(), rules_of("one", "waits", "two", warps=[1])
     worker, desk = Machine(tmp_path / "worker"), Machine(tmp_path / "desk")

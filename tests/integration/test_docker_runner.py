@@ -193,11 +193,6 @@ def test_a_container_is_ended_at_a_limit(
     assert runner.run(image, ["/bin/sh", "-c", "echo here"], capture=True).stdout == "here\n"
 
 
-def test_no_daemon_is_an_engine_error(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="docker version failed"):
-        DockerRunner(f"unix://{tmp_path}/none.sock").version()
-
-
 def test_an_image_under_our_name_is_not_taken_on_trust(
     runner: DockerRunner, stored: tuple[Path, str], image: str, tmp_path: Path
 ) -> None:
@@ -283,25 +278,6 @@ def test_more_than_lo_is_refused(runner: DockerRunner, tmp_path: Path, monkeypat
     assert "--network none sees" in caught.value.why
     assert caught.value.code == 8
     assert containers(runner.address) == []
-
-
-def test_a_daemon_that_makes_no_network_of_its_own_is_refused(
-    runner: DockerRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once, checks went on with the network of the host then."""
-    wrapper, said = tmp_path / "bin" / "docker", tmp_path / "said"
-    wrapper.parent.mkdir()
-    wrapper.write_text(
-        f'#!/bin/sh\necho "$*" >>{said}\ncase "$*" in *"--network none"*)\n'
-        '  echo "Error response from daemon: network none not found" >&2; exit 125 ;; esac\n'
-        f'exec {shutil.which("docker")} "$@"\n'
-    )
-    wrapper.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
-    with pytest.raises(EngineError, match="cannot run containers without network here") as caught:
-        proved(Cache(tmp_path / "cache"), host=runner.address)
-    assert "network none not found" in caught.value.why
-    assert "--network host" not in said.read_text()
 
 
 def test_a_daemon_with_other_folders_is_refused(tmp_path: Path) -> None:

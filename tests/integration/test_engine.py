@@ -24,9 +24,7 @@ from toolchain.core.cache import Cache
 from toolchain.core.errors import BuildError, EngineError, HostileInputError
 from toolchain.core.process import CommandError
 from toolchain.core.recipe import Mount, Recipe
-from toolchain.engine import isolation
 from toolchain.engine.buildah import Buildah, require_inside
-from toolchain.engine.shell import Shell
 from toolchain.engine.storage import cache_mounts
 from toolchain.pipeline.cache_usage import DAY, prune
 from toolchain.pipeline.records import write_record
@@ -114,18 +112,6 @@ def test_an_image_comes_out_of_a_layout_once(here: Here, tmp_path: Path) -> None
         here.buildah.ensure_image("other", layout, digest)
 
 
-def test_the_probe_sees_a_network(here: Here) -> None:
-    # The same shell text with the machine's network: where there is one, the probe must not say 0.
-    if len(Path("/proc/net/dev").read_text().splitlines()) <= 3:
-        pytest.skip("this machine has no network interface besides loopback")
-    result = here.buildah.run(here.image, ["/bin/sh", "-c", isolation.SCRIPT], network=True, capture=True, check=False)
-    assert (isolation.answer(result.stdout) or 0) > 0
-    witness = isolation.NetworkProbe(None)
-    witness.line(result.stdout)
-    with pytest.raises(EngineError, match="not isolated"):
-        witness.check(finished=True)
-
-
 def _tree(buildah: Buildah, key: str) -> Path:
     """The folder of the tree cache with this key."""
     return next(iter(cache_mounts(buildah.cache, f"toolchain-tiny-tree-{key}")), Path("/nonexistent"))
@@ -201,18 +187,6 @@ def test_run(here: Here) -> None:
     assert here.leftovers() == []
 
 
-@pytest.mark.parametrize("mode", ["chroot", "oci"])
-def test_a_command_in_place_of_a_step(here: Here, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    if mode == "oci" and not (shutil.which("runc") or shutil.which("crun")):
-        pytest.skip("NO OCI RUNTIME IS TRIED: apt-get install runc")
-    monkeypatch.setattr(here.buildah, "_mode", mode)
-    shown: list[str] = []
-    shell = Shell(["sh", "-c", "echo a; printf b; exit 3"], tell=lambda _: None, show=shown.append)
-    assert shell.of_step(here.buildah, here.recipe, root=here.top / "recipes") == 3
-    assert shown == ["a", "b"]
-    assert here.leftovers() == []
-
-
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../../secret", "/made/nothing"])
 def test_a_tree_that_leads_out_is_refused(tmp_path: Path, target: str) -> None:
     """Whoever packs it, or reads what a recipe left beside it, would follow."""
@@ -223,20 +197,6 @@ def test_a_tree_that_leads_out_is_refused(tmp_path: Path, target: str) -> None:
     (tmp_path / "made" / "link").symlink_to(target)
     with pytest.raises(HostileInputError):
         require_inside(tmp_path, "tiny")
-
-
-def test_a_build_that_leaves_a_link_out_of_its_tree_is_refused(here: Here) -> None:
-    made = here.build("linked")
-    link = here.top / "linked tree"
-    link.mkdir()
-    (link / "LICENSE").symlink_to("/etc/shadow")
-    (here.top / "recipes" / "Linked").write_text(
-        "ARG BASE\nFROM ${BASE} AS build\nRUN :\nFROM scratch\nCOPY --from=tree . /made/\n"
-    )
-    with pytest.raises(HostileInputError, match="a tree that is refused"):
-        here.build("linked", containerfile="Linked", contexts={"tree": link})
-    assert made.is_file(), "what was there stays"
-    assert here.leftovers() == []
 
 
 def test_no_last_word_is_lost(here: Here) -> None:
@@ -308,12 +268,6 @@ def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path
     assert not (here.top / "never").exists()
     assert (_tree(again, "killed") / "log").is_file()
     assert here.build("after", cache_key="killed").read_text().count("kept") == 2
-
-
-def test_a_live_build_is_left_alone(here: Here) -> None:
-    with here.buildah.container(here.image) as name:
-        assert Buildah(here.buildah.cache).cleanup() == []
-        assert name in here.buildah.call("containers", "--format", "{{.ContainerName}}").stdout
 
 
 def _wait_for(condition: object) -> None:

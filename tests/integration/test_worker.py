@@ -229,16 +229,6 @@ def test_the_same_bytes_from_another_process_place_and_order(
     assert not list(cache.iterdir()), "a cache was left behind"
 
 
-def test_no_object_tells_where_its_source_lay(compiled: tuple[Source, dict[str, str]]) -> None:
-    source, files = compiled
-
-    for name in files:
-        content = (source.root / "out" / name).read_bytes()
-        assert b"kernels.py" not in content or name.endswith(".json")
-        assert str(source.root).encode() not in content
-        assert b"site-packages" not in content
-
-
 def test_linked_bitcode_is_known(compiled: tuple[Source, dict[str, str]]) -> None:
     with Ledger(compiled[0].root / "ledger.sqlite") as ledger:
         by_kernel = {entry.kernel: entry.bitcode for entry in look(ledger.path).entries}

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.kernel_fixtures import FakeWorkers, make_rule
-from toolchain.kernels import bounds, pool
-from toolchain.kernels.bounds import MemoryBounds, Turns, patience, processes, proportional, resident
+from toolchain.kernels import pool
+from toolchain.kernels.bounds import MemoryBounds, processes, proportional, resident
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import DONE, FAILED, Ledger
@@ -59,11 +58,6 @@ def test_a_worker_that_grows_is_replaced_between_two_kernels(place: Place) -> No
     assert place.workers.alive == []
 
 
-def test_a_worker_within_its_share_stays(place: Place) -> None:
-    place.run([make_rule("grows", warps=2**number) for number in range(4)], MemoryBounds(together=MUCH, share=MUCH))
-    assert place.started == 1
-
-
 def test_a_kernel_that_takes_too_much_memory_is_stopped_and_recorded(place: Place) -> None:
     limits = MemoryBounds(together=MUCH, share=MUCH, kernel=200 * MIB)
     result = place.run([make_rule("eats"), make_rule("good"), make_rule("fine")], limits)
@@ -107,11 +101,6 @@ def test_shares_of_what_a_machine_has() -> None:
     assert MemoryBounds.of(600 * MIB, 1).together == 300 * MIB, "of little, half is for others"
 
 
-def test_without_a_limit_of_time_there_is_one() -> None:
-    assert patience(None) == bounds.RUNAWAY_SECONDS
-    assert patience(20.0) == 20.0
-
-
 def test_all_below_a_process_are_measured() -> None:
     script = "import subprocess, sys; print(1, flush=True); subprocess.run([sys.executable, '-c', sys.argv[1]])"
     below = "import sys; block = b'x' * (50 << 20); print(2, flush=True); sys.stdin.read()"
@@ -126,23 +115,3 @@ def test_all_below_a_process_are_measured() -> None:
         assert 50 * MIB < proportional(child.pid) <= resident(child.pid) < 150 * MIB
         child.stdin.close()
     assert resident(child.pid) == 0, "it has ended"
-
-
-def test_nobody_waits_for_a_turn_when_all_is_given_up() -> None:
-    stopping = threading.Event()
-    turns = Turns(stopping)
-    waiting = threading.Event()
-
-    def wait() -> None:
-        waiting.set()
-        with turns.alone():
-            pass
-
-    with turns.beside(before_waiting=lambda: None):
-        thread = threading.Thread(target=wait)
-        thread.start()
-        assert waiting.wait(10)
-        stopping.set()
-        turns.wake()
-        thread.join(10)
-        assert not thread.is_alive()

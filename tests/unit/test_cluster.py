@@ -18,8 +18,6 @@ from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, KernelError, LockHeldError, ResourceError
 from toolchain.core.locks import alone
 from toolchain.kernels import scheduler
-from toolchain.kernels.bounds import Limits
-from toolchain.kernels.cluster import requirements
 from toolchain.kernels.cluster_worker import Compiler
 from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT
 from toolchain.kernels.pool import is_answer
@@ -87,20 +85,6 @@ def test_the_verbs_refuse_what_they_cannot_use(
     monkeypatch.setattr(scheduler, "import_module", absent)
     assert code("tcp://127.0.0.1:1") == 3
     assert {path.name for path in tmp_path.iterdir()} <= {"locks"}, "nothing is built before"
-
-
-def test_requirements_name_what_differs(tmp_path: Path) -> None:
-    def differing(**changes: Any) -> set[str]:
-        other = Machine(tmp_path / "other", **changes)
-        needs = requirements(other.setup, other.limits)
-        return {part for part, name in needs.items() if name != own[part]}
-
-    own = Machine(tmp_path / "own").needs
-    assert differing() == set()
-    assert differing(layer="sha256:" + "b" * 64) == {"triton"}
-    assert differing(limits=Limits(timeout=5)) == {"limits"}
-    (tmp_path / "other" / "tree" / "kernels.py").write_text("WIDTH = 2\n")
-    assert differing() == {"sources"}
 
 
 def compiler_of(machine: Machine, **limits: Any) -> Compiler:

@@ -6,7 +6,7 @@ import pytest
 
 from toolchain.core.errors import EngineError
 from toolchain.core.recipe import Recipe
-from toolchain.engine import isolation, relay
+from toolchain.engine import isolation
 from toolchain.engine.buildah import first_error, render
 from toolchain.engine.isolation import PROOF
 
@@ -53,19 +53,6 @@ def test_each_stage_that_runs_something_proves_that_it_is_offline() -> None:
     places = [number for number, line in enumerate(lines) if line == PROOF]
     assert [lines[number + 1].split()[0] for number in places] == ["RUN", "run"]
     assert PROOF not in render(recipe(network=True), CONTAINERFILE)
-
-
-def test_a_shell_of_its_own_is_kept() -> None:
-    assert render(recipe(), CONTAINERFILE, relayed=True).count(relay.SHELL) == 2
-    own = CONTAINERFILE.replace("ARG X", 'SHELL ["/bin/bash", "-c"]')
-    assert relay.SHELL not in render(recipe(), own, relayed=True)
-
-
-def test_the_probes_answer_is_read() -> None:
-    assert isolation.answer("@interfaces 0") == 0
-    assert isolation.answer("@interfaces 3\n") == 3
-    assert isolation.answer("@interfaces unknown") == -1
-    assert isolation.answer(f"STEP 4/5: RUN {isolation.SCRIPT}") is None
 
 
 def test_a_build_that_ran_something_without_an_answer_is_not_believed() -> None:

@@ -6,10 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +15,10 @@ from toolchain.core import process
 from toolchain.core.cache import Cache
 from toolchain.core.errors import EngineError
 from toolchain.core.locks import kept
-from toolchain.core.process import CommandError, Result
+from toolchain.core.process import Result
 from toolchain.engine import attack, isolation, view
 from toolchain.engine import storage as engine_storage
 from toolchain.engine.probe import judge, measures
-from toolchain.engine.shell import Shell
 from toolchain.engine.storage import Storage, remove_tree
 
 # Counts its calls in a file and fails the first N times with the given words.
@@ -77,21 +73,6 @@ def test_starts(storage: Storage, tmp_path: Path, failures: int, words: str, cod
     result = storage.attempt(argv, check=False, capture=True)
     assert (result.returncode, int(count.read_text())) == (code, calls)
     assert result.stdout == ("done\n" if code == 0 else "")
-
-
-def test_a_driver_is_not_refused_because_buildah_did_not_start(
-    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other one, which is remembered, makes a full copy for each container."""
-    argv = [sys.executable, "-c", PROGRAM, str(tmp_path / "count"), "1", BUSY]
-    monkeypatch.setattr(storage, "command", lambda *_, **__: argv)
-    assert storage.driver == "overlay"
-
-
-def test_a_failure_is_told(storage: Storage, tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="exited with 1") as caught:
-        storage.attempt([sys.executable, "-c", PROGRAM, str(tmp_path / "count"), "9", "Error: broken"])
-    assert "Error: broken" in caught.value.why
 
 
 def told(*lines: str, interfaces: int | str = 0, out: str = "", without: str = "") -> Result:
@@ -172,36 +153,6 @@ def test_what_is_at_work_for_days_is_not_taken_for_what_a_kill_left(storage: Sto
     with kept(scratch):
         storage.cleanup()
         assert (scratch.is_dir(), left.exists()) == (True, False)
-
-
-def test_a_folder_that_goes_at_this_moment_is_passed_over(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = storage.cache.engine / "live-a1b2c3_d"
-    gone.mkdir(parents=True)
-    real = Path.iterdir
-
-    def iterdir(path: Path) -> Iterator[Path]:
-        entries = list(real(path))
-        if gone in entries:
-            gone.rmdir()
-        return iter(entries)
-
-    monkeypatch.setattr(Path, "iterdir", iterdir)
-    storage.cleanup()
-    assert not gone.exists()
-
-
-@pytest.mark.parametrize(("script", "lines", "code"), [("echo a; printf b; exit 3", ["a", "b"], 3), ("true", [], 0)])
-def test_the_end_of_a_command_in_a_shell(script: str, lines: list[str], code: int) -> None:
-    """Its last line may have no end."""
-    shown: list[str] = []
-    shell = Shell(["sh", "-c", script], tell=shown.append, show=shown.append)
-
-    def run(_: str, argv: list[str], **more: Any) -> Result:
-        return process.run(argv, check=False, on_line=more["on_line"])
-
-    engine: Any = SimpleNamespace(invocation=lambda _: nullcontext(), run=run)
-    assert shell.of_worker(engine, "image", mounts=[], env={}) == code
-    assert shown == lines
 
 
 def test_a_cache_is_marked_although_the_engine_is_its_first_user(storage: Storage) -> None:

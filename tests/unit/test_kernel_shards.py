@@ -204,11 +204,6 @@ def test_a_shard_whose_results_are_not_in_the_store_is_not_through(tmp_path: Pat
     assert len(folder(tmp_path / "store").notes("shard-")) == 1
 
 
-def test_a_shard_needs_a_store() -> None:
-    with pytest.raises(ConfigError, match="needs --kernel-store"):
-        shard_of(RuleSet(tuple(RULES), len(RULES)), (1, 2), None)
-
-
 @pytest.mark.parametrize("words", [[], ["--shard", "1/2"]])
 def test_a_shard_without_a_store_is_refused_before_anything_is_built(words: list[str], tmp_path: Path) -> None:
     environment = {"TOOLCHAIN_SHARD": "1/2", "TOOLCHAIN_CACHE": str(tmp_path / "cache")}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -26,12 +24,11 @@ from toolchain.core.errors import ConfigError, KernelError
 from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.campaign import CampaignResult, Reporting, run_campaign
 from toolchain.kernels.executors import LocalExecutor
-from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, counts, look
+from toolchain.kernels.ledger import DONE, FAILED, Entry, Ledger, counts, look
 from toolchain.kernels.status import STATUS, Board, read
 from toolchain.kernels.summary import summary
 
 TOP = Path(__file__).parents[2]
-LONG = "flash/gfx942/attn_fwd/" + "FONLY__fp16@16__" * 12 + "P__2_2_16__4.hsaco"
 
 
 class Clock:
@@ -65,16 +62,6 @@ def test_what_is_left_counts_in_seconds_of_compiling(tmp_path: Path) -> None:
     assert status["left_seconds"] == 22.0
 
 
-def test_only_the_last_minutes_say_how_fast_it_is(tmp_path: Path) -> None:
-    clock = Clock()
-    board = board_of(tmp_path / STATUS, clock)
-    for number in range(5):
-        board.count(Entry.of(make_rule("quick", warps=2**number), DONE, seconds=1.0))
-    clock.now += 6000
-    board.count(Entry.of(make_rule("quick", warps=512), DONE, seconds=1.0))
-    assert board.as_json()["rate"] == round(1 / 600, 3)
-
-
 def test_the_speed_is_that_of_compiling_and_of_now(tmp_path: Path) -> None:
     clock = Clock()
     board = board_of(tmp_path / STATUS, clock)
@@ -98,18 +85,6 @@ def test_a_campaign_without_workers_has_not_finished(tmp_path: Path) -> None:
         with pytest.raises(KernelError), board:
             raise KernelError("a kernel worker does not start", fix="check it")
         assert json.loads((tmp_path / STATUS).read_bytes())["state"] == state
-
-
-def test_what_failed_and_what_was_slow(tmp_path: Path) -> None:
-    board = board_of(tmp_path / STATUS, Clock(), command="toolchain build aotriton")
-    for number in range(8):
-        rule = make_rule("quick", warps=2**number)
-        board.count(Entry.of(rule, FAILED if number % 2 else TIMEOUT, reason=f"no {number}\nmore", seconds=number))
-    status = board.as_json()
-    assert (status["failed"], status["timed_out"]) == (4, 4)
-    assert [row["seconds"] for row in status["slowest"]] == [7, 6, 5, 4, 3]
-    assert [row["reason"] for row in status["bad"]] == [f"no {number}" for number in range(3, 8)]
-    assert status["command"] == "toolchain build aotriton"
 
 
 RUNS = """
@@ -166,11 +141,6 @@ def test_another_process_of_the_same_number_is_not_the_campaign(running: tuple[P
     (folder / STATUS).write_text(json.dumps(status))
     assert read(folder)["state"] == "running"
     assert child.poll() is None
-
-
-def test_a_look_reads_no_entry(running: tuple[Path, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolchain.kernels.ledger._entry", None)
-    assert (read(running[0])["count"], read(running[0])["done"]) == (1, 1)
 
 
 def test_the_figures_are_renewed_while_it_runs(running: tuple[Path, subprocess.Popen[str]]) -> None:
@@ -293,43 +263,6 @@ def test_workers_say_what_they_are_at(place: Place) -> None:
     assert executor.workers() == []
 
 
-def full(state: str = "running") -> dict[str, Any]:
-    """A campaign with everything, and long names."""
-    worker = {"pid": 1234567, "memory": 1_234_567_890, "compiled": 499, "kernel": "attn_fwd", "gpu": "gfx942",
-              "out": f"/build/plan/{LONG}", "seconds": 3725.0}  # fmt: skip
-    row = {"kernel": "debug_simulate_encoded_softmax_of_all", "gpu": "gfx1100", "asked": 19001, "done": 18000,
-           "reused": 17000, "failed": 100, "timed_out": 99, "mean_seconds": 12.5}  # fmt: skip
-    return {
-        "campaign": "campaign-0123456789ab", "count": 18199, "asked": 19001, "done": 18000, "failed": 100,
-        "timed_out": 99, "numbers": {"right": 18000, "wrong": 1}, "state": state, "pid": 1234567, "process": "x",
-        "command": "toolchain build aotriton",
-        "began": "2026-11-22T17:50:00Z", "updated": "2026-11-22T18:50:00Z", "reused": 17000, "rate": 123.456,
-        "left_seconds": 86400.0, "by_kernel": [row] * 7, "slowest": [{**worker, "out": LONG}] * 5,
-        "memory": {"coordinator": 10**9, "workers": 10**12, "together": 10**12, "share": 10**9, "kernel": 0},
-        "bad": [{"out": LONG, "status": "failed", "reason": "RuntimeError: " + "x" * 300}] * 5,
-        "workers": [worker, {**worker, "out": "", "seconds": 0.0}] * 20,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("state", ["running", "done", "failed", "stopped", "killed"])
-def test_all_is_80_columns_wide(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    status = full(state)
-    monkeypatch.setattr(time, "time", lambda: 1795373400.0)
-    lines = screen(status)
-    assert max(map(len, lines)) <= 80
-    assert ("pid 1234567" in lines[0]) == (state == "running")
-    assert any("40 more" in text or "24 more" in text for text in lines)
-
-
-def test_the_estimate_goes_on_after_the_file_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    status = full()
-    written = 1795373400.0  # 18:50 of that day
-    monkeypatch.setattr(time, "time", lambda: written)
-    assert any("about 24 h 00 min left" in text for text in screen(status))
-    monkeypatch.setattr(time, "time", lambda: written + 3600)
-    assert any("about 23 h 00 min left" in text for text in screen(status))
-
-
 def test_status_for_people_and_as_json(place: Place) -> None:
     assert place.ask() == "no unfinished campaign\n"
     with pytest.raises(KernelError):
@@ -341,18 +274,6 @@ def test_status_for_people_and_as_json(place: Place) -> None:
     assert lines[-1].strip() == "toolchain build kernels"
     (status,) = json.loads(place.ask("--json"))["campaigns"]
     assert status == read(place.folder)
-
-
-def test_a_ledger_of_an_earlier_version_is_counted(place: Place) -> None:
-    with Ledger(place.folder / LEDGER) as ledger:
-        ledger.record(Entry.of(make_rule("k"), DONE))
-        ledger.progress(1, 3)
-    with contextlib.closing(sqlite3.connect(place.folder / LEDGER)) as db:
-        db.execute("DROP TABLE numbers")
-    lines = place.ask().splitlines()
-    assert lines[0].startswith("campaign-1  ")
-    assert re.findall(r"\d+", lines[1]) == ["1", "3", "1", "0", "0"]
-    assert lines[3].split()[:4] == ["k", "gfx942", "-", "1"]
 
 
 def test_a_check_of_numbers_is_told(place: Place) -> None:
@@ -380,25 +301,3 @@ def test_a_summary_of_many_kernels_is_short() -> None:
     assert all(len(text) <= 80 for text in lines if "toolchain" not in text)
     assert "  toolchain kernels run aotriton --gpu gfx90a --jobs 1 --kernel-memory MB" in lines
     assert not any("--keep-going" in text for text in lines)
-
-
-def test_a_summary_of_kernels_of_which_none_compiled_has_the_reason_and_does_not_offer_to_go_on_without_all() -> None:
-    reason = "CompilationError: at 17:14:\n    x = undefined\n        ^\nNameError('undefined is not defined')"
-    entries = tuple(Entry.of(make_rule(f"kernel_{number}"), FAILED, reason=reason) for number in range(6))
-    result = CampaignResult(entries=entries, skipped=0, partial=False, about={})
-    lines = summary(result, seconds=4.0, command="toolchain build kernels", keep_going=False)
-    assert "      6  CompilationError: at 17:14: NameError('undefined is not defined')" in lines
-    assert lines[-1] == "  toolchain build kernels"
-    assert not any("keep-going" in text for text in lines)
-    done = Entry.of(make_rule("good"), DONE, size=10)
-    result = CampaignResult(entries=(*entries, done), skipped=0, partial=False, about={})
-    lines = summary(result, seconds=4.0, command="toolchain build kernels", keep_going=False)
-    assert any("keep-going" in text for text in lines)
-
-
-def test_what_a_store_gave_is_not_told_as_tried() -> None:
-    entries = tuple(Entry.of(make_rule(f"kernel_{number}"), DONE, size=10) for number in range(6))
-    result = CampaignResult(entries=entries, skipped=1, partial=False, about={}, shared={"taken": 3})
-    lines = summary(result, seconds=4.0, command="toolchain build kernels", keep_going=False)
-    assert lines[0].endswith("1 of them from earlier runs, 3 from kernel stores")
-    assert lines[1].startswith("2 tried in 4 s, 0.50 a second")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.kernel_fixtures import FakeWorkers, make_object, make_rule
-from toolchain.core.errors import ConfigError, ResourceError
+from toolchain.core.errors import ConfigError
 from toolchain.kernels.campaign import CampaignResult, run_campaign
 from toolchain.kernels.executors import LocalExecutor
 from toolchain.kernels.ledger import Ledger
@@ -115,27 +114,6 @@ def test_what_one_machine_compiled_another_takes(tmp_path: Path) -> None:
     assert second.run(store_at(tmp_path)).skipped == 3
 
 
-def test_a_shared_folder_keeps_its_mode(tmp_path: Path) -> None:
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store").chmod(0o2775)
-    assert Machine(tmp_path / "machine").run(store_at(tmp_path)).shared["added"] == 3
-    assert (tmp_path / "store").stat().st_mode & 0o7777 == 0o2775
-
-
-def test_two_machines_may_store_a_result_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both compiled it, and it took them different times."""
-    real = Path.replace
-
-    def replace_(path: Path, target: Path) -> Path:
-        made = real(path, target)
-        if "results" in target.parts:
-            target.write_bytes(b"the other one's")
-        return made
-
-    monkeypatch.setattr(Path, "replace", replace_)
-    assert Machine(tmp_path / "machine").run(store_at(tmp_path)).shared["added"] == 3
-
-
 def test_after_a_change_only_what_reaches_it_is_compiled(tmp_path: Path) -> None:
     Machine(tmp_path / "first").run(store_at(tmp_path))
     second = Machine(tmp_path / "second")
@@ -147,18 +125,6 @@ def test_after_a_change_only_what_reaches_it_is_compiled(tmp_path: Path) -> None
     (third.tree / "three.py").write_text("# longer\n")
     third.run(store_at(tmp_path))
     assert third.workers.tries == ["three"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"layers": ("sha256:" + "b" * 64,)}, {"environment": {"TRITON_F32_DEFAULT": "ieee"}}],
-    ids=["another Triton", "another environment"],
-)
-def test_what_was_made_otherwise_has_another_name(tmp_path: Path, change: dict[str, Any]) -> None:
-    Machine(tmp_path / "first").run(store_at(tmp_path))
-    second = Machine(tmp_path / "second", **change)
-    assert second.run(store_at(tmp_path)).shared["taken"] == 0
-    assert sorted(second.workers.tries) == sorted(KERNELS)
 
 
 def test_options_and_gpu_are_in_the_name(tmp_path: Path) -> None:
@@ -290,38 +256,8 @@ def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "store").rglob("*.partial"))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_loses_nothing_and_leaves_nothing_half(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "none", disk], check=False).returncode:
-        pytest.skip("no disk can be mounted here")
-    try:
-        store = KernelStore(disk / "store")
-        rules = [replace(make_rule("one", warps=2**number), source="one.py") for number in range(8)]
-        machine = Machine(tmp_path / "machine")
-        result = machine.run(store, rules)
-        assert result.counts() == {"done": 8, "failed": 0, "timed_out": 0}
-        assert 0 < result.shared["added"] < 8
-        with pytest.raises(ResourceError, match="cannot be written"):
-            store.add("0" * 64, bytes(50_000))
-        assert not list(disk.rglob("*.partial"))
-        second = Machine(tmp_path / "other")
-        taken = second.run(KernelStore(disk / "store"), rules)
-        assert (taken.shared["taken"], taken.shared["damaged"]) == (result.shared["added"], 0)
-    finally:
-        subprocess.run(["umount", disk], check=True)
-
-
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "a.txt").write_text("mine")
     with pytest.raises(ConfigError, match="not a kernel store"):
         KernelStore(tmp_path / "letters")
-
-
-def test_the_last_note_stays(tmp_path: Path) -> None:
-    store = store_at(tmp_path)
-    store.note("shard-1", b"a")
-    store.note("shard-1", b"b")
-    assert store.notes("shard-") == {"shard-1": b"b"}

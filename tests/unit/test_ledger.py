@@ -15,7 +15,7 @@ import pytest
 
 from tests.kernel_fixtures import make_rule
 from toolchain.core.errors import ConfigError, ResourceError
-from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, Standing, counts, look, reproducible
+from toolchain.kernels.ledger import DONE, FAILED, TIMEOUT, Entry, Ledger, counts, look, reproducible
 
 WRITER = """
 import os, sys
@@ -56,17 +56,6 @@ def test_a_ledger_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         assert "full" in caught.value.why
 
 
-def test_a_later_entry_replaces_an_earlier_one(tmp_path: Path) -> None:
-    rule = make_rule("k")
-    with Ledger(tmp_path / "l") as ledger:
-        ledger.record(Entry.of(rule, FAILED, reason="no"))
-        ledger.record(Entry.of(rule, DONE, sha256="ab", size=3, bitcode=("ocml",)))
-    with Ledger(tmp_path / "l") as ledger:
-        entry = ledger.get(rule.id)
-        assert entry == Entry.of(rule, DONE, sha256="ab", size=3, bitcode=("ocml",))
-        assert ledger.entries([make_rule("unknown"), rule]) == (entry,)
-
-
 def test_another_format_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Ledger(tmp_path / "l") as ledger:
         ledger.record(Entry.of(make_rule("k"), DONE))
@@ -75,15 +64,6 @@ def test_another_format_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("toolchain.kernels.ledger.FORMAT", "another")
     with Ledger(tmp_path / "l") as ledger:
         assert (look(ledger.path).total, counts(look(ledger.path).entries)["done"]) == (0, 0)
-
-
-def test_a_ledger_that_named_its_environment_is_read(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "l") as ledger:
-        ledger.record(Entry.of(make_rule("k"), DONE))
-    with contextlib.closing(sqlite3.connect(tmp_path / "l")) as db, db:
-        db.execute("INSERT INTO about VALUES ('environment', '')")
-    with Ledger(tmp_path / "l") as ledger:
-        assert counts(look(ledger.path).entries)["done"] == 1
 
 
 def test_json_is_the_same_whatever_the_order_time_and_attempts(tmp_path: Path) -> None:
@@ -129,30 +109,6 @@ def test_damage_that_shows_when_it_is_read_is_told(tmp_path: Path) -> None:
     with Ledger(path) as ledger, pytest.raises(ConfigError, match="cannot be used") as caught:
         ledger.entries([make_rule(f"k{number}") for number in range(40)])
     assert caught.value.fix == f"remove {path}"
-
-
-def test_how_far_the_latest_request_is(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    with Ledger(path) as ledger:
-        assert (look(path).count, look(path).total) == (0, 0)
-        ledger.progress(3, 328)
-        ledger.record(Entry.of(make_rule("k"), DONE, sha256="ab"))
-    with Ledger(path) as ledger:
-        assert (look(path).count, look(path).total) == (3, 328)
-        assert counts(look(ledger.path).entries)["done"] == 1
-
-
-def test_entries_are_counted_without_reading_them(tmp_path: Path) -> None:
-    path = tmp_path / "l"
-    path.touch()
-    assert look(path) == Standing(), "another process is making it"
-    with Ledger(path) as ledger:
-        for number, status in enumerate((DONE, FAILED, FAILED, TIMEOUT)):
-            reason = '{"status":"done"}' if status != DONE else ""
-            ledger.record(Entry.of(make_rule(f"k{number}"), status, reason=reason))
-    seen = look(path, entries=False)
-    assert seen.counted == counts(look(path).entries) == {"done": 1, "failed": 2, "timed_out": 1}
-    assert seen.entries == ()
 
 
 def test_an_entry_and_the_progress_are_one_write(tmp_path: Path) -> None:

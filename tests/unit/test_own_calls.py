@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from toolchain.cli.cached_cmd import _pairs
-from toolchain.core.errors import ConfigError, UnsupportedError
+from toolchain.core.errors import ConfigError
 from toolchain.kernels.calls import Call, calls_of, listed, with_calls
 from toolchain.request import option_values
 
@@ -70,20 +70,6 @@ def test_a_user_s_calls_that_are_not_possible(tmp_path: Path, old: str, new: str
     with pytest.raises(ConfigError, match=what) as raised:
         of_user(OWN.replace(old, new), tmp_path, "gfx942")
     assert raised.value.fix
-
-
-def test_a_user_s_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        option_values.calls(os.fspath(tmp_path / "none.toml"))
-    with pytest.raises(UnsupportedError, match="gfx1"):
-        of_user(OWN + 'gpus = ["gfx1"]\n', tmp_path)
-
-
-def test_calls_with_gpus_of_their_own_need_no_other_option(tmp_path: Path) -> None:
-    text = OWN + 'gpus = ["gfx90a"]\n'
-    assert {call.gpu for call in of_user(text, tmp_path)} == {"gfx90a"}
-    with pytest.raises(UnsupportedError, match=r"(?s)listed for gfx942.*they are for gfx90a"):
-        of_user(text, tmp_path, "gfx942")
 
 
 def test_a_list_is_read_through_a_link_and_not_from_a_pipe(tmp_path: Path) -> None:

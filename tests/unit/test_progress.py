@@ -77,28 +77,11 @@ def test_a_recorded_log_never_goes_backwards_and_ends_full() -> None:
     assert progress.estimate() == 0
 
 
-def test_a_smaller_total_is_ignored() -> None:
-    progress, _ = make(Clock())
-    progress.line("@ninja 10/200 2 5.0@ ")
-    progress.line("@ninja 11/150 2 5.5@ ")
-    assert shown(progress) == (11, 200)
-
-
 def test_a_second_ninja_in_one_step_counts_on() -> None:
     progress, _ = make(Clock())
     for line in ("@ninja 1/2 1 1.0@ a", "@ninja 2/2 0 2.0@ b", "@ninja 1/3 1 0.1@ c"):
         progress.line(line)
     assert shown(progress) == (3, 5)
-
-
-def test_the_estimate_follows_ninjas_rate() -> None:
-    clock = Clock()
-    progress, _ = make(clock)
-    progress.line("@step compile")
-    for done in range(11):
-        progress.line(f"@ninja {done}/100 2 {done}.0@ x")
-        clock.now += 3
-    assert progress.estimate() == pytest.approx(33 / 10 * 90)
 
 
 def test_what_was_done_before_says_nothing_about_the_rate() -> None:
@@ -150,15 +133,6 @@ def test_the_line_says_stage_step_count_elapsed_and_estimate() -> None:
     clock.now += 60
     progress.line("@ninja 50/100 2 60.0@ x")
     assert progress.text() == "[2/5] llvm, compile (2 of 2) 50/100, 1 min 00 s, about 1 min 00 s left"
-
-
-def test_a_step_shows_the_bytes_of_a_source() -> None:
-    progress, _ = make(Clock(), {"source": 1.0})
-    progress.step("source")
-    progress.amount("unpacking llvm.tar.xz", 45_200_000, 168_300_000)
-    assert "source (1 of 1) 45.2 MB of 168.3 MB (26 %), " in progress.text()
-    progress.amount("reading what was unpacked", 7_000, 0)
-    assert "source (1 of 1) 7.0 kB, " in progress.text()
 
 
 def test_without_a_terminal_one_line_a_minute_and_at_each_step() -> None:

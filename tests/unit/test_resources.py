@@ -61,15 +61,6 @@ def test_memory_bounds_what_was_asked_for(machine: Machine) -> None:
     assert machine.jobs("compile", 3) == 3
 
 
-def test_one_job_always_runs(machine: Machine) -> None:
-    machine.memory(GIB // 4)
-    assert machine.jobs("link", 4) == 1
-
-
-def test_more_jobs_than_cores_when_asked(machine: Machine) -> None:
-    assert machine.jobs("compile", 24) == 24
-
-
 def test_cgroup_2_limits_of_a_parent_count(machine: Machine) -> None:
     machine.groups("0::/user/job\n")
     machine.write(machine.cgroup / "user" / "memory.max", f"{8 * GIB}\n")
@@ -99,11 +90,6 @@ def test_a_group_path_of_the_host_falls_back_to_the_mounts_top(machine: Machine)
     machine.write(machine.cgroup / "memory.max", f"{2 * GIB}\n")
     machine.write(machine.cgroup / "memory.current", "0\n")
     assert machine.available() == 2 * GIB
-
-
-def test_this_machine_has_some() -> None:
-    assert resources.memory_available() > 0
-    assert 1 <= resources.cores() <= (os.cpu_count() or 1)
 
 
 def test_too_little_disk_names_path_free_and_needed(tmp_path: Path) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
-from rich.console import Console
 from typer.testing import CliRunner
 
-from tests.evidence_fixtures import finished_base
 from tests.unit.test_pipeline import Fake, planned
 from toolchain.cli.app import app as whole
 from toolchain.cli.doctor_cmd import doctor as verb
@@ -25,14 +21,9 @@ from toolchain.core.recipe import Mount
 from toolchain.engine import docker_probe
 from toolchain.engine import probe as engine_probe
 from toolchain.engine.docker import DockerRunner
-from toolchain.engine.progress import Progress
 from toolchain.pipeline import plan as planning
 from toolchain.pipeline import run as pipeline
-from toolchain.pipeline.prefetch import Prefetch
-from toolchain.pipeline.records import read_record
-from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.request.model import Request, option_named
-from toolchain.stages.stage import ContractCheck, LayerContent, Workspace
 
 FACTS = {"program": "docker", "version": "99.1", "interfaces": 0}
 
@@ -93,64 +84,6 @@ def test_a_build_says_what_runs_its_checks(
         assert said.count("contract checks and kernels run on docker 99.1 at ssh://somewhere") == told
 
 
-def test_checks_and_kernels_go_to_the_runner_and_builds_to_buildah(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache, tree = Cache(tmp_path / "cache"), tmp_path / "tree"
-    base = finished_base(cache, tmp_path / "work")
-    tree.mkdir()
-    (tree / "file").write_text("content")
-    asked: list[str] = []
-
-    @contextmanager
-    def worker(image: str, *_: object, **__: object) -> Any:
-        asked.append(f"worker in {image}")
-        yield None
-
-    def engine(name: str) -> Any:
-        def ensure_image(key: str, *_: object) -> str:
-            asked.append(f"{name} gets {key}")
-            return f"{name}:{key}"
-
-        return SimpleNamespace(
-            ensure_image=ensure_image,
-            forget_image=lambda image: asked.append(f"forgets {image}"),
-            drop_cache=lambda *_: None,
-            worker=worker,
-            facts=FACTS,
-        )
-
-    monkeypatch.setattr(docker_probe, "proved", lambda *_: engine("docker"))
-    one = planned("llvm")
-
-    def check(image: str) -> dict[str, Any]:
-        asked.append(f"checks {image}")
-        return {}
-
-    fetching = Prefetch(Request(cache=cache), [])
-    with Progress("llvm", 1, 1, Console(file=io.StringIO())) as progress:
-        made = BuildWorkspace(
-            request=Request(cache=cache, runner="docker"), log=tmp_path / "log", progress=progress, stage="t",
-            prefetch=fetching, _engine=engine("buildah"),
-        )  # fmt: skip
-        workspace: Workspace = made
-        assert workspace.image(base).startswith("buildah:")
-        with workspace.worker(workspace.image_to_run(base), ["worker"], mounts=[], env={}):
-            pass
-        workspace.finish(
-            one, LayerContent(tree=tree), facts={"total_seconds": 1}, check=ContractCheck(run=check, on=base)
-        )
-    name = base.planned.image
-    assert asked == [
-        f"buildah gets {name}", f"docker gets {name}", f"worker in docker:{name}", "docker gets image-of-llvm-check",
-        "checks docker:image-of-llvm-check", "forgets docker:image-of-llvm-check",
-    ]  # fmt: skip
-    record = read_record(cache, str(one.input_digest))
-    assert dict(record.isolation or {})["runner"] == FACTS
-    assert "runner" not in record.request
-    assert dict(read_record(cache, base.input_digest).isolation or {}).get("runner") is None
-
-
 def doctored(*words: str, **env: str) -> dict[str, Any]:
     app = typer.Typer()
     app.command()(verb)
@@ -188,17 +121,6 @@ def test_doctor_says_which_runner_and_why(tmp_path: Path, programs: Path, monkey
         "docker, from TOOLCHAIN_RUNNER: docker 99.1: its containers see no network interface but lo, and the folders"
         " of this machine"
     )
-
-
-def test_doctor_asks_the_daemon_that_the_environment_names(programs: Path, tmp_path: Path) -> None:
-    """Not the one at the usual place, which may be another."""
-    install(programs, "docker", f'echo "$DOCKER_HOST" >{tmp_path}/asked; echo \'{{"Server": {{"Version": "3.4"}}}}\'')
-    os.environ["DOCKER_HOST"] = "tcp://far.example:2375"
-    try:
-        assert DockerRunner().version() == "3.4"
-    finally:
-        del os.environ["DOCKER_HOST"]
-    assert (tmp_path / "asked").read_text() == "tcp://far.example:2375\n"
 
 
 def test_a_client_without_a_daemon_has_no_version(programs: Path) -> None:

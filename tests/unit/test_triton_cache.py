@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +25,6 @@ from toolchain.core.errors import (
     DigestError,
     KernelError,
     PinError,
-    ResourceError,
     ToolchainError,
     UnsupportedError,
 )
@@ -218,15 +216,6 @@ def test_each_order_of_calls_in_a_process_has_its_keys(tmp_path: Path) -> None:
     assert (len(alone), sorted(name for name, _ in others)) == (2, ["sigmoid", "tanh"])
 
 
-def test_what_was_made_is_not_made_again_and_what_failed_is(tmp_path: Path) -> None:
-    counted: list[str] = []
-    made([call("forward"), call("broken")], tmp_path)
-    outcomes, about = made([call("forward"), call("broken")], tmp_path, count=lambda *now: counted.append(now[2]))
-    assert counted[1:] == ["broken gfx942"]
-    assert [outcome.done for outcome in outcomes] == [True, False]
-    assert (outcomes[0].kernels[0][0], about["mcv_key"]) == ("scale", "unknown-triton-key")
-
-
 def test_failures_and_refusals_are_told_apart(tmp_path: Path) -> None:
     calls = [call("forward", "fp8"), call("broken"), call("wide", "fp16", 64)]
     refused, broken, large, absent = made([*calls, call("absent")], tmp_path, lds=4096)[0]
@@ -239,12 +228,6 @@ def test_failures_and_refusals_are_told_apart(tmp_path: Path) -> None:
         _require_compiled([refused, broken, large], keep_going=False)
     with pytest.raises(UnsupportedError, match="refuses every call"):
         _require_any([refused])
-
-
-def test_a_full_disk_is_no_failure_of_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolchain.kernels.worker_process.LEAST_FREE", 1 << 62)
-    with pytest.raises(ResourceError, match="the disk is full"):
-        made([call("forward", "fp8")], tmp_path)
 
 
 def test_an_entry_that_is_not_whole_is_refused(cache: Cache, tmp_path: Path) -> None:
@@ -276,14 +259,6 @@ def test_a_variable_is_missed(cache: Cache, tmp_path: Path) -> None:
     """Its default, but set."""
     about, hits = looked_for(cache.mount, tmp_path, AMDGCN_USE_BUFFER_OPS="1")
     refused(cache, about, ConfigError, 3, "AMDGCN_USE_BUFFER_OPS: set")
-    assert hits == [False]
-
-
-def test_another_path_of_the_same_triton_is_missed(cache: Cache, tmp_path: Path) -> None:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site/triton").symlink_to(cache.about["path"])
-    about, hits = looked_for(copied(cache, tmp_path), tmp_path, site=os.fspath(tmp_path / "site"))
-    refused(cache, about, ContractError, 11, "Triton is not where it was when the cache was made")
     assert hits == [False]
 
 
@@ -343,19 +318,6 @@ def test_a_cache_of_an_old_triton_is_read_by_the_key_that_mcv_finds_there(cache:
             read_cache(*image(tmp_path / f"image{len(other)}", tree, cache.labels() | other))
 
 
-def test_skopeo_copies_it_unchanged(cache: Cache, tmp_path: Path) -> None:
-    if shutil.which("skopeo") is None:
-        pytest.skip("skopeo is not installed: apt-get install skopeo")
-    layout, manifest = image(tmp_path / "image", cache.tree, cache.labels())
-    subprocess.run(
-        ["skopeo", "copy", "--quiet", "--preserve-digests", f"oci:{layout.root}:cache", f"oci:{tmp_path}/copy:cache"],
-        check=True,
-    )
-    copy = Layout(tmp_path / "copy")
-    assert copy.resolve("cache").digest == manifest.digest
-    assert read_cache(copy, copy.resolve("cache")) == cache.read()
-
-
 Damage = Callable[[Path, dict[str, str]], object]
 
 
@@ -411,13 +373,6 @@ def test_a_layer_of_another_kind_is_refused(cache: Cache, tmp_path: Path, packed
         read_cache(*image(tmp_path, cache.tree, cache.labels(), packed=packed))
 
 
-def test_names_begin_as_mcv_wants_them(cache: Cache, tmp_path: Path) -> None:
-    layout, manifest = image(tmp_path, cache.tree, cache.labels())
-    with tarfile.open(layout.blob(layout.children(manifest)[1].digest)) as tar:
-        tops = {name.partition("/")[0] for name in tar.getnames()}
-    assert tops == {"io.triton.cache", "io.triton.manifest"}
-
-
 # The list.
 
 
@@ -441,12 +396,6 @@ def test_each_function_in_the_list_has_a_call(wheel: str) -> None:
     assert isinstance(made_, ast.Dict)
     names_ = [ast.literal_eval(key) for key in made_.keys if key is not None]
     assert sorted(names_) == sorted({name for row in table.call for name in row["function"]})
-
-
-def test_a_gpu_s_own_arguments_are_in_its_calls() -> None:
-    table = calls_of("aiter")
-    units = {call_.gpu: call_.rows[0]["units"] for call_ in listed(table, [])}
-    assert units == {"gfx942": 304, "gfx1100": 96, "gfx1151": 40}
 
 
 @pytest.mark.parametrize("ask", [lambda: calls_of("torch"), lambda: listed(calls_of("flash-attn"), ["gfx90a"])])

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster_fixtures import Direct, Standin
-from tests.unit.test_triton_cache import FOUR, TESTS, call, made, rules, starting
+from tests.unit.test_triton_cache import FOUR, TESTS, call, made
 from toolchain.core.errors import KernelError
-from toolchain.kernels.bounds import Limits
 from toolchain.kernels.cache_entries import check_made, entry_folder, lay_out, unpack
 from toolchain.kernels.calls import Call, Outcome, in_orders
-from toolchain.kernels.campaign import run_campaign
-from toolchain.kernels.cluster_worker import Compiler
-from toolchain.kernels.ledger import Ledger
-from toolchain.kernels.pool import CompileSetup
 from toolchain.kernels.result_name import Naming
 from toolchain.kernels.result_store import KernelStore
 from toolchain.kernels.shared import SharedResults
-from toolchain.stages.triton_cache import outcomes_of
 
 pytest.importorskip("triton")
 NAMING = Naming(
@@ -76,22 +68,6 @@ def test_shards_are_joined_to_what_one_machine_makes(
     assert tree(joined, tmp_path / "joined") == alone
     ordered, _ = made(in_orders(joined), tmp_path / "joined")
     assert {kernel for row in ordered for kernel in row.kernels} == {kernel for row in joined for kernel in row.kernels}
-
-
-def test_a_dask_worker_makes_the_calls(alone: dict[str, bytes], tmp_path: Path) -> None:
-    calls, there, here = [*FOUR, REFUSED], tmp_path / "there", tmp_path / "here"
-    source = os.fspath(TESTS / "standin_wheel")
-    setup = CompileSetup(start=starting(there), naming=NAMING, out=there, source=source)
-    with (
-        Standin(Compiler(setup, slots=1, limits=Limits(timeout=300))) as compiler,
-        Ledger(tmp_path / "ledger.sqlite") as ledger,
-    ):
-        result = run_campaign(rules(calls), Direct(compiler), ledger, here, worker_tree=source, keep_going=True)
-    outcomes, _ = outcomes_of(result, calls, here)
-    assert [outcome.done for outcome in outcomes] == [True] * 4 + [False]
-    assert {outcome.entry.origin for outcome in outcomes} == {"worker there"}
-    assert outcomes[-1].refused
-    assert tree(outcomes, here) == alone
 
 
 @pytest.fixture
