@@ -11,7 +11,6 @@ import pytest
 
 from tests.plan_fixtures import BUILD, SOURCE, old_plan, old_tree
 from toolchain.catalog.aotriton_generations import generation_of
-from toolchain.catalog.gpus import parse_gpus
 from toolchain.core import recipe
 from toolchain.kernels.aotriton_plan import read_plan
 from toolchain.kernels.campaign import CampaignResult
@@ -67,11 +66,6 @@ def test_copies_are_packed_where_clusters_are_files(tmp_path: Path) -> None:
     assert lay_copies(plan, result, folder) == dict.fromkeys(["flash/a.hsaco", "flash/b.hsaco", "flash/c.hsaco"], "ab")
     assert [(folder / f"flash/{name}.hsaco").read_bytes() for name in "bc"] == [b"code", b"code"]
     assert (folder / "flash/c.json").read_text() == "{}"
-
-
-def test_gpus_go_by_the_words_of_their_release() -> None:
-    assert OF.words_of(parse_gpus("MI300X;MI200;Navi31")) == ("Navi31", "MI200", "MI300X")
-    assert generation_of("0.13b").words_of(["gfx942"]) == ("gfx942",)
 
 
 @pytest.mark.parametrize("content", [b"some code", b""])

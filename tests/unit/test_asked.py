@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.git_server import triton_repository
-from tests.small_llvm import small_llvm
 from toolchain.catalog.releases import aotriton_release, triton_release
 from toolchain.cli.app import app
 
@@ -96,22 +93,6 @@ def test_a_pin_that_lies_here_is_used_when_it_is_named_and_only_then(here: Here,
     by_pin = here.call("plan", "llvm", "--triton", name)[1]["stages"][-1]
     by_version = here.call("plan", "llvm", "--triton", "3.6.0")[1]["stages"][-1]
     assert by_pin == by_version
-
-
-@pytest.mark.parametrize("fork", ["triton-lang/llvm-project", "ROCm/llvm-project"])
-def test_a_plan_without_a_network_shows_commit_repository_and_image(here: Here, fork: str, tmp_path: Path) -> None:
-    pin(here.folder, UNKNOWN, "llvm-info.json", repository=fork)
-    alone = ["unshare", "-n"]
-    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("NO NETWORK NAMESPACES: unshare -n is not allowed here")
-    done = subprocess.run(
-        [*alone, sys.executable, "-m", "toolchain", "plan", "llvm", "--triton", "llvm-info.json", "--json"],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(TOP)}, check=True,
-    )  # fmt: skip
-    row = json.loads(done.stdout)["stages"][-1]
-    assert row["image"] == f"llvm-triton-{UNKNOWN[:8]}"
-    source = row["sources"][0]
-    assert (source["ref"], source["repository"]) == (UNKNOWN, f"https://github.com/{fork}")
 
 
 @pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-info.json", "cmake/llvm-hash.txt"])
@@ -195,20 +176,6 @@ def test_the_order_of_the_places(here: Here, monkeypatch: pytest.MonkeyPatch) ->
     file.write_text('aotriton = "0.10b"\n')
     assert here.triton() == release.triton
     assert here.triton("--triton", "3.7.1") == V37.commit
-
-
-def test_a_lock_names_the_versions(here: Here, tmp_path: Path) -> None:
-    llvm = small_llvm(tmp_path / "llvm-project")
-    head = triton_repository(llvm, version="0.0", llvm=UNKNOWN, tag="x")
-    url = f"file://{llvm}"
-    assert here.call("lock", "llvm", "--source", f"llvm={url}@{head}", "--open-base")[0] == 0
-    pin(here.folder, V36.llvm)
-    assert here.llvm("--locked")[0] == head
-    assert here.llvm("--lock-file", "toolchain.lock", env={"TOOLCHAIN_TRITON": "3.8.0"})[0] == head
-    # What the command line names is held against the lock.
-    code, _, said = here.call("plan", "llvm", "--triton", "3.6.0", "--locked")
-    assert code == 21
-    assert V36.llvm in said
 
 
 def test_a_folder_names_versions_and_nothing_else(here: Here) -> None:
@@ -316,16 +283,6 @@ def test_what_is_nearly_a_version_names_no_triton(here: Here, text: str) -> None
         code, _, said = here.call(verb, "llvm", "--triton", text)
         assert code == 4
         assert "names no Triton" in said
-
-
-@pytest.mark.parametrize("path", ["~nobody-at-all/x", "x" * 300, "loop"])
-@pytest.mark.parametrize("option", ["--triton", "--source=llvm", "--source=triton"])
-def test_a_path_that_no_system_takes(here: Here, path: str, option: str) -> None:
-    Path("loop").symlink_to("loop")
-    words = [f"{option}={path}"] if "=" in option else [option, path]
-    code, _, said = here.call("plan", "triton", *words)
-    assert code in {3, 4, 5}, said
-    assert path[:20] in said
 
 
 def test_a_folder_that_is_gone(here: Here) -> None:

@@ -21,7 +21,6 @@ from toolchain.catalog.codegen import codegens
 from toolchain.cli.app import app
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, PinError, SourceError, UnreachableError, UnsupportedError
-from toolchain.pipeline import locking
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.targets import stages_of
 from toolchain.request.model import DEFAULT_GLIBC, Request
@@ -158,16 +157,6 @@ def test_an_llvm_for_a_gpu_can_be_built_alone(request_: Request) -> None:
     assert planned(alone, "llvm-amdgpu")["llvm-amdgpu"].image == "llvm-amdgpu-22.1.8"
     with pytest.raises(UnsupportedError, match="takes no separate LLVM for AMDGPU"):
         plan(replace(request_, sources={}), "llvm-amdgpu")
-
-
-def test_a_lock_holds_every_llvm(request_: Request) -> None:
-    stages = planned(request_)
-    lock = locking.resolve(request_, list(stages.values()), "triton")
-    held = lock.source("llvm-amdgpu")
-    assert held is not None
-    assert (held.ref, held.repository, held.license) == (AMD, FORK, "Apache-2.0 WITH LLVM-exception")
-    assert held.parts == part_of("llvm").taken
-    assert {"llvm", "llvm-amdgpu", "triton", "wheel-nanobind"} <= {source.name for source in lock.sources}
 
 
 # --- refusals ---

@@ -92,9 +92,7 @@ def test_report_holds_every_check_in_order() -> None:
 @pytest.mark.parametrize(
     ("version", "lld", "filecheck", "clang"),
     [
-        ("3.1.0", "OFF", "ON", "OFF"),
         ("3.4.0", "OFF", "ON", "OFF"),
-        ("3.7.1", "ON", "ON", "OFF"),
         ("3.8.0", "ON", "ON", "ON"),
     ],
 )
@@ -195,14 +193,6 @@ def test_an_archive_without_members_of_its_own_fails(prefix: Path, content: byte
     code, rows = cheap(prefix, "--quick")
     assert code == 1
     assert rows["libraries"].endswith("no archive: MLIROptLib")
-
-
-@pytest.mark.parametrize("name", NEEDS.tools)
-def test_removing_a_tool_fails(prefix: Path, name: str) -> None:
-    (prefix / "bin" / name).unlink()
-    code, rows = cheap(prefix)
-    assert code == 1
-    assert [check for check, rest in rows.items() if rest.startswith("fail")] == [name]
 
 
 @pytest.mark.parametrize("name", NEEDS.tools)

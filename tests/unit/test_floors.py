@@ -26,7 +26,6 @@ from toolchain.oci.reference import LayoutRef
 from toolchain.pipeline import lockfile, locking
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.records import read_record
-from toolchain.pipeline.targets import stages_of
 from toolchain.publish import attestations as evidence
 from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages import base, unpacked
@@ -126,23 +125,6 @@ def test_another_machine_has_the_same_floor(request_: Request) -> None:
         ("llvm-triton-22.1.8", "arm64"),
     ]
     assert {"native", "glibc"} <= set(inputs_of(request))
-
-
-def test_what_rests_on_llvm_rests_on_the_portable_one(request_: Request) -> None:
-    names = {
-        target: [stage.name for stage in stages_of(target, request_)]
-        for target in ("base", "sysroot", "kernels", "all")
-    }
-    assert names == {
-        "base": ["base"],
-        "sysroot": ["sysroot"],
-        "kernels": ["base", "sysroot", "python", "llvm", "triton", "kernels"],
-        "all": ["base", "sysroot", "llvm", "python", "triton", "kernels"],
-    }
-    with pytest.raises(UnsupportedError, match="compiled against that base itself"):
-        stages_of("sysroot", replace(request_, glibc=""))
-    with pytest.raises(UnsupportedError, match="compiled against that base itself"):
-        stages_of("python", replace(request_, glibc=""))
 
 
 def test_links_stay_inside_of_the_floor(tmp_path: Path) -> None:

@@ -63,12 +63,3 @@ def test_patches_count_and_what_changes_no_byte_does_not(tmp_path: Path, stage: 
     assert digest(stage, patched) not in {before, with_patch}
     free = replace(request, jobs=3, offline=True, json=True, kernel_timeout=60.0, contract=False)
     assert digest(stage, free) == before
-
-
-def test_a_program_alone_has_a_recipe_of_its_own(tmp_path: Path) -> None:
-    own = {"containerfiles/llvm-programs/build.sh", "llvm-config/pch-programs.cmake"}
-    dependencies = {"base": Planned(name="base", image="base", inputs={}, details=base_recipe("debian13", "amd64"))}
-    for only in ("distribution", "tablegen", "support", "mlir-tblgen"):
-        planned = LlvmStage().plan(replace(request_in(tmp_path), only=only), dependencies)
-        assert planned.inputs is not None
-        assert (own <= set(planned.inputs["recipe"])) == (only == "mlir-tblgen"), only

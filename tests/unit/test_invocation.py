@@ -49,11 +49,6 @@ def test_options_of_campaigns_are_said_as_their_verb_takes_them() -> None:
     assert request_command({"stage": "llvm", **limited, "triton": "3.6.0"}) == "toolchain build llvm --triton 3.6.0"
 
 
-def test_a_glibc_is_said(tmp_path: Path) -> None:
-    words = request_command(asked(tmp_path, glibc="2.28", contract=False))
-    assert words == "toolchain build llvm --glibc 2.28 --no-contract"
-
-
 def test_a_source_is_named_as_the_record_has_it() -> None:
     sources = {"llvm": "distro:llvm-toolchain-22=22.1.8", "triton": "local:x.tar.gz"}
     words = (

@@ -14,13 +14,9 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import finished_base
-from toolchain.catalog import stages
 from toolchain.catalog.stages import (
     STAGES,
-    StageRow,
     choice,
-    involves,
-    published,
     source_license,
     targets,
 )
@@ -139,21 +135,3 @@ def test_the_page_of_building_has_a_row_for_each_stage() -> None:
     rows = re.findall(r"^\| (`.+?) \|", (TOP / "docs" / "building.md").read_text(encoding="utf-8"), re.MULTILINE)
     listed = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}
     assert {row.name for row in STAGES} - listed == set(), "add it to the table of stages in docs/building.md"
-
-
-def test_what_stands_on_what() -> None:
-    on_llvm = {row.name for row in STAGES if involves(row.name, "llvm")}
-    assert {"llvm", "triton", "kernels", "aotriton", "flash-attn", "wheels", "triton-cache"} <= on_llvm
-    assert not {"base", "sysroot", "python", "hip", "torch"} & on_llvm
-    assert involves("all", "triton")
-    assert not involves("", "base")
-    assert published("base") == ("base", "sysroot")
-    assert published("all") == ("llvm", "kernels", "aotriton", "wheels")
-    assert published("triton") == ("triton",)
-
-
-def test_a_row_that_is_added_is_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "STAGES", (*STAGES, StageRow(name="wheel", on=("triton",))))
-    assert targets()[-2:] == ("wheel", "all")
-    assert involves("wheel", "llvm")
-    assert published("wheel") == ("wheel",)

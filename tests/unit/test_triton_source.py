@@ -16,7 +16,6 @@ from toolchain.cli.build_options import make_request
 from toolchain.core.cache import Cache
 from toolchain.core.errors import BuildError, PinError, SourceError, UnsupportedError
 from toolchain.pipeline.plan import plan
-from toolchain.pipeline.targets import stages_of
 from toolchain.request.model import Request
 from toolchain.stages.aotriton_library import aotriton_source, commit_of
 from toolchain.stages.llvm import llvm_needs, llvm_pin, llvm_source
@@ -118,42 +117,6 @@ def test_an_aotriton_at_a_releases_commit_takes_that_releases_triton(
         assert "is at the commit of release 0.11b" in capsys.readouterr().err
     named = make_request(target="aotriton", source=[where], triton="3.7.1", cache=tmp_path / "cache")
     assert named.aotriton is None
-
-
-def test_the_stages_follow_from_where_triton_comes(request_: Request) -> None:
-    def names(target: str, request: Request) -> list[str]:
-        return [stage.name for stage in stages_of(target, request)]
-
-    built = replace(request_, sources=specs({"triton": "/a/checkout"}))
-    assert names("triton", request_) == ["base", "llvm", "triton"]
-    wheel = replace(request_, sources=specs({"triton": "pypi:3.7.1"}))
-    assert names("triton", wheel) == ["base", "triton"]
-    assert names("kernels", wheel) == ["base", "triton", "kernels"]
-    assert names("triton", built) == ["base", "llvm", "triton"]
-    assert names("all", request_) == ["base", "llvm", "triton", "kernels"]
-    assert names("all", replace(built, aotriton="0.13b")) == ["base", "llvm", "triton", "aotriton"]
-    assert names("aotriton", built) == ["base", "llvm", "triton", "aotriton"]
-    with pytest.raises(UnsupportedError, match="no such stage"):
-        stages_of("wheel", request_)
-
-
-def test_plan_shows_sources_wheels_and_what_is_let_in(tmp_path: Path, request_: Request) -> None:
-    checkout = tmp_path / "triton"
-    for folder in ("third_party/amd", "third_party/nvidia"):
-        (checkout / folder).mkdir(parents=True)
-        (checkout / folder / "x").write_text("x")
-    for name in ("setup.py", "CMakeLists.txt"):
-        (checkout / name).write_text("#\n")
-    (checkout / "llvm-hash.txt").write_text(PIN)
-    request = replace(request_, sources=specs({"triton": str(checkout)}), allow_binary=("libdevice",))
-    row = plan(request, "triton")[-1].planned
-    assert row.image.startswith("triton-tree")
-    assert row.image.endswith("-debian13")
-    assert row.binaries == ("libdevice",)
-    assert {"triton", "wheel-setuptools", "wheel-pybind11", "wheel-auditwheel"} <= {s.name for s in row.sources}
-    (checkout / "setup.py").unlink()
-    with pytest.raises(SourceError, match=r"setup\.py"):
-        plan(request, "triton")
 
 
 def test_a_source_as_a_file(tmp_path: Path, request_: Request) -> None:
@@ -343,16 +306,6 @@ def test_aotriton_names_itself(request_: Request, tmp_path: Path) -> None:
         aotriton_source(request_)
     with pytest.raises(UnsupportedError, match="hipStreamGetDevice"):
         aotriton_source(replace(request_, aotriton="0.10b", base=parse_base("debian12")))
-
-
-def test_a_triton_checkout_pins_its_llvm(tmp_path: Path, request_: Request) -> None:
-    (tmp_path / "cmake").mkdir()
-    (tmp_path / "cmake" / "llvm-hash.txt").write_text(PIN)
-    request = replace(request_, sources=specs({"triton": str(tmp_path)}))
-    assert llvm_pin(request).commit == PIN
-    assert plan(replace(request, sources={}), "llvm")[-1].planned.sources[0].ref != PIN
-    assert llvm_source(request).ref == PIN
-    assert llvm_pin(replace(request_, sources=specs({"triton": "pypi:triton"}))).commit != PIN
 
 
 def test_a_release_older_than_the_two_backends_is_refused_by_the_plan(request_: Request) -> None:

@@ -112,7 +112,7 @@ def test_all_has_the_wheels_that_are_named_and_an_llvm_that_something_needs(cach
         assert "llvm" in all_of(**named)
 
 
-@pytest.mark.parametrize("target", ["flash-attn", "vllm", "aiter", "triton-cache"])
+@pytest.mark.parametrize("target", ["aiter", "triton-cache"])
 def test_a_bundle_brings_torch_and_all_sources(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolchain.core.console.warn", lambda text: None)
     here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
