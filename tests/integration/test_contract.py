@@ -125,8 +125,8 @@ def test_the_distributions_llvm(base: tuple[Buildah, str], tmp_path: Path) -> No
     mounts = [Mount(tmp_path / "mirror.list", "/etc/apt/sources.list")]
     runner = Prepared(engine, before=INSTALL, after=CASES + BREAK, mounts=mounts)
     report = check_layer(runner, image, "/usr/lib/llvm-19", needs, log=tmp_path / "log", env=env)
-    assert [check.name for check in report.checks] == list(check_names(needs))
-    details = {check.name: check.detail for check in report.checks}
+    assert [check["name"] for check in report["checks"]] == list(check_names(needs))
+    details = {check["name"]: check["detail"] for check in report["checks"]}
     assert details["configure"].startswith("LLVM 19.")
     assert "machine 224 0, processor 76" in details["amdgpu"]
     assert "type 3 0" in details["lld"]

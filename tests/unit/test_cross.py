@@ -236,7 +236,7 @@ def test_a_part_for_another_machine_is_run_by_its_emulator(tmp_path: Path, part:
     runner = Runner(*(f"@contract {name} ok" for name in names))
     where = CrossTarget("arm64", tmp_path / "qemu", tmp_path / "system")
     report = check_part(runner, "image", "/usr/lib64/x", part, ("LLVMSupport",), log=tmp_path / "log", on=where)
-    assert [check.name for check in report.checks] == names
+    assert [check["name"] for check in report["checks"]] == names
     settings = runner.called["env"]
     assert (settings["PART"], settings["CROSS"]) == (part, "arm64")
     assert settings["EMULATOR"] == "/emulator -L /sysroot"
@@ -295,7 +295,7 @@ def test_one_index_whatever_was_built_first(tmp_path: Path) -> None:
         assert [each["platform"]["architecture"] for each in manifests] == ["amd64", "arm64"]
         assert verify(out, layout, layout.resolve(done.digest)).checks.keys() == {"digests", "sbom"}
         bills = [json.loads(each.content) for each in gather(out, [manifests[1]["digest"]], layout)]
-        named = {(package["name"], package["versionInfo"]) for package in bills[0]["packages"]}
+        named = {(package["name"], package["versionInfo"]) for bill in bills for package in bill.get("packages", ())}
         assert ("libc6-dev", "2.41") in named, "the other system's packages are not in its SBOM"
     assert len(indexes) == 1
 

@@ -32,7 +32,7 @@ EVERYTHING = {
 
 def lacking(tools: dict[str, str], *users: str, pythons: tuple[str, ...] = ()) -> list[str]:
     request = Request(cache=Cache(Path("/nowhere")), pythons=pythons)
-    return [need.name for need in needs_of(request, users) if not any(way.serves(tools) for way in need.ways)]
+    return [need.name for need in needs_of(request, users) if need.fault(tools)]
 
 
 def test_everything_is_enough_and_nothing_is_not() -> None:
@@ -77,9 +77,7 @@ def test_the_name_of_a_wheel_tells_which_python_it_needs(version: str, has: str,
     spec = SourceSpec(kind="pypi", where="triton", version=version)
     request = Request(cache=Cache(Path("/nowhere")), sources={"triton": spec})
     tools = {**EVERYTHING, "python3": has}
-    missing = [
-        need.name for need in needs_of(request, ["triton-wheel"]) if not any(way.serves(tools) for way in need.ways)
-    ]
+    missing = [need.name for need in needs_of(request, ["triton-wheel"]) if need.fault(tools)]
     assert missing == ([] if enough else ["Python"])
     missing = [need.name for need in needs_of(request, ["triton-wheel", "aotriton"]) if need.name == "Python"]
     assert missing == ["Python"], "numpy's wheel is for 3.13 alone"
@@ -88,7 +86,7 @@ def test_the_name_of_a_wheel_tells_which_python_it_needs(version: str, has: str,
 def test_bitcode_that_the_user_decided_on_need_not_be_in_the_base() -> None:
     tools = {tool: version for tool, version in EVERYTHING.items() if not tool.endswith(".bc")}
     request = Request(cache=Cache(Path("/nowhere")), allow_binary=("ocml",), drop_binary=("asanrtl",))
-    named = [need.name for need in needs_of(request, ["triton"]) if not any(way.serves(tools) for way in need.ways)]
+    named = [need.name for need in needs_of(request, ["triton"]) if need.fault(tools)]
     assert named == ["AMD's ockl.bc"]
 
 

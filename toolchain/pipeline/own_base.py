@@ -38,21 +38,16 @@ class Way:
     least: str = ""
     exact: str = ""
 
-    def serves(self, tools: Mapping[str, str]) -> bool:
-        """Return whether the tools that were found include it."""
-        if self.tool not in tools:
-            return False
-        have = tools[self.tool]
-        if self.exact:
-            return f"{have}.".startswith(f"{self.exact}.")
-        return not self.least or numbers(have) >= numbers(self.least)
-
-    def missing(self, tools: Mapping[str, str]) -> str:
-        """Return why it is not met."""
+    def fault(self, tools: Mapping[str, str]) -> str:
+        """Return why the tools that were found do not include it; empty if they do."""
         if self.tool not in tools:
             return f"no {self.tool}"
-        wanted = f"{self.exact} is needed" if self.exact else f"{self.least} or newer is needed"
-        return f"{self.tool} is {tools[self.tool] or 'of an unknown version'}, {wanted}"
+        have = tools[self.tool]
+        if self.exact:
+            wanted = "" if f"{have}.".startswith(f"{self.exact}.") else self.exact
+        else:
+            wanted = f"{self.least} or newer" if self.least and numbers(have) < numbers(self.least) else ""
+        return f"{self.tool} is {have or 'of an unknown version'}, {wanted} is needed" if wanted else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,21 +66,24 @@ class Need:
     el: str
     why: str
 
+    def fault(self, tools: Mapping[str, str]) -> str:
+        """Return why no way meets it; empty if one does."""
+        faults = [way.fault(tools) for way in self.ways]
+        if not all(faults):
+            return ""
+        return "; ".join(faults) if any(way.tool in tools for way in self.ways) else "not found"
+
 
 @memoize
 def needs() -> tuple[Need, ...]:
     """Return the rows of data/needs.toml."""
-    rows = load("needs")["need"]
     return tuple(
         Need(
-            name=row["name"],
             users=tuple(row["for"]),
             ways=tuple(Way(**way) for way in row["any"]),
-            debian=row["debian"],
-            el=row["el"],
-            why=row["why"],
+            **{name: row[name] for name in ("name", "debian", "el", "why")},
         )
-        for row in rows
+        for row in load("needs")["need"]
     )
 
 
@@ -98,9 +96,19 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
     if not users:
         return
     tools = _tools_of(request)
-    lacking = [need for need in needs_of(request, users) if not any(way.serves(tools) for way in need.ways)]
-    if lacking:
-        raise _refused(request, lacking, users, tools)
+    lacking = [need for need in needs_of(request, users) if need.fault(tools)]
+    if not lacking:
+        return
+    names = ", ".join(dict.fromkeys(need.name for need in lacking))
+    lines = [
+        f"{need.name}: {need.fault(tools)} (for {', '.join(sorted(set(need.users) & users))}: {need.why})"
+        for need in lacking
+    ]
+    raise UnsupportedError(
+        f"the base {request.base} lacks: {names}",
+        why="\n".join(lines),
+        fix="\n".join([*_install(lacking, tools), f"what a base must hold: {page(DOCS)}"]),
+    )
 
 
 def users_of(planned: Sequence[Planned]) -> set[str]:
@@ -206,36 +214,14 @@ def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[s
     return {name: version.strip() for name, _, version in rows}
 
 
-def _refused(
-    request: Request, lacking: Sequence[Need], users: Collection[str], tools: Mapping[str, str]
-) -> UnsupportedError:
-    lines = [
-        f"{need.name}: {_why(need, tools)} (for {', '.join(sorted(set(need.users) & set(users)))}: {need.why})"
-        for need in lacking
-    ]
-    names = ", ".join(dict.fromkeys(need.name for need in lacking))
-    return UnsupportedError(
-        f"the base {request.base} lacks: {names}",
-        why="\n".join(lines),
-        fix="\n".join([*_install(lacking, tools), f"what a base must hold: {page(DOCS)}"]),
-    )
-
-
-def _why(need: Need, tools: Mapping[str, str]) -> str:
-    if not any(way.tool in tools for way in need.ways):
-        return "not found"
-    return "; ".join(way.missing(tools) for way in need.ways)
-
-
 def _install(lacking: Sequence[Need], tools: Mapping[str, str]) -> list[str]:
     """Return how to install it, on the base's own distribution if that is known."""
-    is_el = bool({tools.get("os", ""), *tools.get("like", "").split()} & _EL)
-    is_debian = bool({tools.get("os", ""), *tools.get("like", "").split()} & {"debian", "ubuntu"})
-    debian = " ".join(dict.fromkeys(word for need in lacking for word in [need.debian] if word))
-    el = " ".join(dict.fromkeys(word for need in lacking for word in [need.el] if word))
+    system = {tools.get("os", ""), *tools.get("like", "").split()}
+    debian = " ".join(dict.fromkeys(need.debian for need in lacking if need.debian))
+    el = " ".join(dict.fromkeys(need.el for need in lacking if need.el))
     ways = []
-    if debian and not is_el:
+    if debian and not system & _EL:
         ways.append(f"on Debian and Ubuntu: apt-get install {debian}")
-    if el and not is_debian:
+    if el and not system & {"debian", "ubuntu"}:
         ways.append(f"on Enterprise Linux: dnf install {el}")
     return ways

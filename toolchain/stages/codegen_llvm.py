@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.codegen import Codegen, codegen_of, codegens
@@ -27,9 +27,6 @@ from toolchain.stages.llvm import PORTABLE_RECIPE, build_llvm, recipe_files
 from toolchain.stages.stage import Built, Planned, Workspace
 from toolchain.stages.triton_origin import local_triton, triton_source
 from toolchain.stages.triton_tree import Bindings, bindings_of
-
-if TYPE_CHECKING:
-    from toolchain.stages.contract import ContractReport
 
 RECIPE = "containerfiles/llvm-codegen"
 # Tree, ccache and installed copy together: estimated from 22.1.8, whose steps it has nearly half of.
@@ -113,7 +110,7 @@ class CodegenLlvmStage:
             ninja=ninja_of("llvm-codegen"),
         )
 
-        def check(image: str, **how: Any) -> ContractReport:
+        def check(image: str, **how: Any) -> dict[str, Any]:
             from toolchain.stages.contract import check_part  # noqa: PLC0415 - only after hours
 
             return check_part(workspace.runner, image, planned.prefix, "codegen", sorted(rule.links), **how)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,26 +58,6 @@ class Check:
     ok: bool
     detail: str
     seconds: float
-
-
-@dataclass(frozen=True)
-class ContractReport:
-    """Every check, in the order in which they ran."""
-
-    checks: tuple[Check, ...]
-
-    @property
-    def seconds(self) -> float:
-        """The sum over all checks."""
-        return sum(check.seconds for check in self.checks)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as a stage's facts and `--json` hold it."""
-        rows = [
-            {"name": check.name, "ok": check.ok, "detail": check.detail, "seconds": round(check.seconds, 1)}
-            for check in self.checks
-        ]
-        return {"seconds": round(self.seconds, 1), "checks": rows}
 
 
 # What a part of LLVM must pass, in order.
@@ -133,8 +113,11 @@ def check_layer(
     env: Mapping[str, str] | None = None,
     on: CrossTarget | None = None,
     floor: Path | None = None,
-) -> ContractReport:
+) -> dict[str, Any]:
     """Check the LLVM at `prefix` in `image`, without network.
+
+    Returns:
+        `{"seconds", "checks": [{"name", "ok", "detail", "seconds"}]}`, in the order in which the checks ran.
 
     Args:
         image: base and layer, with a C++ compiler and CMake in it.
@@ -164,7 +147,7 @@ def check_part(
     log: Path,
     on: CrossTarget | None = None,
     floor: Path | None = None,
-) -> ContractReport:
+) -> dict[str, Any]:
     """Check a part of LLVM, one of `_OF_PART`; see `check_layer`."""
     settings = {"PART": part, "LIBRARIES": ";".join(libraries)}
     names = tuple(name for name in _OF_PART[part] if name != "symbols" or floor is not None)
@@ -181,7 +164,7 @@ def _check(
     log: Path,
     on: CrossTarget | None,
     floor: Path | None,
-) -> ContractReport:
+) -> dict[str, Any]:
     checks: list[Check] = []
     last = time.monotonic()
 
@@ -210,7 +193,8 @@ def _check(
         raise _failed(prefix, failed, log)
     if result.returncode != 0 or [check.name for check in checks] != list(expected):
         raise _unfinished(prefix, result.returncode, result.tail, log)
-    return ContractReport(tuple(checks))
+    rows = [{**asdict(check), "seconds": round(check.seconds, 1)} for check in checks]
+    return {"seconds": round(sum(check.seconds for check in checks), 1), "checks": rows}
 
 
 def _failed(prefix: str, failed: Sequence[Check], log: Path) -> ContractError:
