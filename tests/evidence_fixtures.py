@@ -26,7 +26,7 @@ from toolchain.oci.layer import Compression, compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
 from toolchain.oci.referrers import write_artifact
-from toolchain.pipeline.prefetch import Prefetch
+from toolchain.pipeline.fetching import Prefetch
 from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.publish.attestations import sboms
 from toolchain.request.model import DEFAULT_GLIBC, Request

@@ -21,7 +21,7 @@ from toolchain.core.cache import Cache
 from toolchain.core.digest import write_atomically, write_output
 from toolchain.core.errors import ConfigError, PatchError
 from toolchain.oci.logins import _login_files
-from toolchain.pipeline.prefetch import Prefetch
+from toolchain.pipeline.fetching import Prefetch
 from toolchain.request.model import Request
 from toolchain.sources.spec import of_folder
 from toolchain.sources.tree import Source
@@ -158,7 +158,7 @@ def test_a_prefetch_ends_whatever_happens(tmp_path: Path, monkeypatch: pytest.Mo
     def broken(*_: object, **__: object) -> None:
         raise ValueError("of no kind")
 
-    monkeypatch.setattr("toolchain.pipeline.prefetch.fetch_for", broken)
+    monkeypatch.setattr("toolchain.pipeline.fetching.fetch_for", broken)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     sources = [
         Source(name=name, kind="git", where="x", version="1" * 40, digest="git:" + "1" * 40, path=None, locked=True)

@@ -31,9 +31,9 @@ from toolchain.core.recipe import Mount
 from toolchain.engine.progress import Progress
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
+from toolchain.pipeline.fetching import Prefetch
 from toolchain.pipeline.finished_images import named_images
 from toolchain.pipeline.plan import plan
-from toolchain.pipeline.prefetch import Prefetch
 from toolchain.pipeline.reuse import Reuse, take
 from toolchain.pipeline.targets import by_arch, stages_of
 from toolchain.pipeline.workspace import BuildWorkspace

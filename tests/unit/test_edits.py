@@ -15,7 +15,7 @@ from tests.small_llvm import small_llvm
 from toolchain.cli.build_options import make_request
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, PatchError, PinError
-from toolchain.pipeline.prefetch import Prefetch
+from toolchain.pipeline.fetching import Prefetch
 from toolchain.request.model import Request
 from toolchain.sources import edits as edits_module
 from toolchain.sources.edits import apply_edits, read_edits, shipped
@@ -228,7 +228,7 @@ def test_edits_that_were_unknown_before_llvm_was_here(tmp_path: Path, monkeypatc
         prefetch.wait("llvm")
         return prefetch
 
-    monkeypatch.setattr("toolchain.pipeline.prefetch.fetch_for", lambda *_, **__: None)
+    monkeypatch.setattr("toolchain.pipeline.fetching.fetch_for", lambda *_, **__: None)
     with pytest.raises(PinError, match="planned without them"):  # while LLVM is built
         prefetched("llvm", "triton").check()
     prefetched("llvm").check()

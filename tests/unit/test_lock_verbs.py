@@ -26,9 +26,9 @@ from toolchain.core.digest import sha256_bytes
 from toolchain.core.errors import LockedError
 from toolchain.engine.progress import Progress
 from toolchain.pipeline import lockfile, locking
+from toolchain.pipeline.fetching import Prefetch
 from toolchain.pipeline.lock_differences import differences
 from toolchain.pipeline.plan import plan
-from toolchain.pipeline.prefetch import Prefetch
 from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.sources import distro

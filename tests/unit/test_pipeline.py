@@ -36,11 +36,11 @@ from toolchain.engine import resources
 from toolchain.engine.progress import Progress
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
+from toolchain.pipeline import fetching as prefetch
 from toolchain.pipeline import plan as planning
-from toolchain.pipeline import prefetch
 from toolchain.pipeline import run as pipeline
+from toolchain.pipeline.fetching import Prefetch
 from toolchain.pipeline.plan import find, plan
-from toolchain.pipeline.prefetch import Prefetch
 from toolchain.pipeline.records import write_record
 from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.request.model import Request

@@ -17,10 +17,9 @@ from toolchain.core import console
 from toolchain.core.errors import PolicyError, SourceError, UnreachableError
 from toolchain.core.pages import page
 from toolchain.engine.resources import MEMORY, cores
-from toolchain.pipeline.plan import PlanRow, online_in, settled, undecided_in
+from toolchain.pipeline.plan import PlanRow, online_in, settled, tried_in, undecided_in, untried_in
 from toolchain.pipeline.plan import plan as plan_stages
 from toolchain.pipeline.records import tell_unread
-from toolchain.pipeline.untried import tried_in, untried_in
 from toolchain.request.model import Request
 from toolchain.sources.distro import known_packages
 from toolchain.sources.tree import Source

@@ -15,8 +15,8 @@ from toolchain.engine.progress import Progress
 from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.cluster import requirements
 from toolchain.kernels.cluster_worker import Compiler, serve
+from toolchain.pipeline.fetching import Prefetch
 from toolchain.pipeline.plan import plan
-from toolchain.pipeline.prefetch import Prefetch
 from toolchain.pipeline.run import build
 from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.request.model import Request

@@ -1,24 +1,37 @@
-"""Finished images by name: what the cache has, which image a name means, and where images were published."""
+"""Finished images by name: what the cache has, which image a name means, where it was published, and its checks."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from toolchain.catalog.stages import STAGES
-from toolchain.core import strict_json
+from toolchain.core import console, strict_json
 from toolchain.core.cache import Cache
-from toolchain.core.check_result import describe
+from toolchain.core.check_result import describe, enough
 from toolchain.core.digest import canonical, write_atomically
 from toolchain.core.errors import ConfigError, SourceError
 from toolchain.core.record import Record
+from toolchain.core.stored_file import StoredFile
 from toolchain.oci.image import timestamp
+from toolchain.oci.layer_files import open_members
 from toolchain.oci.layout import Layout
-from toolchain.pipeline.records import image_tag, published_mark, records, stages_below, used_mark
+from toolchain.pipeline.records import (
+    image_tag,
+    published_mark,
+    read_record,
+    records,
+    stages_below,
+    used_mark,
+    write_record,
+)
+from toolchain.request.model import Request
+from toolchain.stages.kernel_check import check_files
+from toolchain.stages.stage import Built
 from toolchain.trust.contents import Contents, of_records
 
 _DIGITS = re.compile(r"(sha256:)?[0-9a-f]{4,64}")
@@ -194,3 +207,33 @@ def image_row(cache: Cache, record: Record) -> Mapping[str, Any]:
         "taken_from": record.taken_from.ref if record.taken_from is not None else "",
         "published": [publication.as_json() for publication in publications(cache, record)],
     }
+
+
+_SUFFIXES = (".hsaco", ".json", ".zip", ".aks2", "__launch__")
+
+
+class _Files:
+    """The files of a layer that belong to kernels."""
+
+    def __init__(self, path: Path, media_type: str) -> None:
+        self._path, self._media_type = path, media_type
+
+    def __iter__(self) -> Iterator[StoredFile]:
+        for name, size, start in open_members(self._path, self._media_type):
+            if name.endswith(_SUFFIXES):
+                yield StoredFile(name, size, start)
+
+
+def checked(request: Request, built: Built) -> Built:
+    """Check the kernels of a finished image and record the result, unless its record already has enough checks."""
+    if request.check is None or enough(built.facts.get("numbers"), request.check):
+        return built
+    from toolchain.engine.resources import jobs_for  # noqa: PLC0415
+
+    console.note(f"{built.planned.name}: checking the numbers of {built.planned.image}")
+    record = read_record(request.cache, built.input_digest)
+    layer = record.layers[-1]
+    files = _Files(Layout(request.cache.images).blob(layer["digest"]), str(layer["mediaType"]))
+    numbers = check_files(files, request, label=built.planned.image, jobs=jobs_for("kernel", request.jobs))
+    write_record(request.cache, replace(record, facts={**record.facts, "numbers": numbers}))
+    return replace(built, facts={**built.facts, "numbers": numbers})

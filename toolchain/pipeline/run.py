@@ -16,9 +16,8 @@ from toolchain.core.errors import BuildError, PolicyError, ToolchainError, Unrea
 from toolchain.core.locks import held, in_use
 from toolchain.core.process import CommandError
 from toolchain.pipeline.compiler_cache import key_of
-from toolchain.pipeline.fetching import fetch_for, patches_as_they_are
+from toolchain.pipeline.fetching import Prefetch, fetch_for, patches_as_they_are
 from toolchain.pipeline.plan import PlanRow, find, online_in, plan, undecided_in, with_tree
-from toolchain.pipeline.prefetch import Prefetch
 from toolchain.pipeline.records import known_record, record_as_it_is, tell_unread
 from toolchain.pipeline.targets import below, by_arch, request_of, stages_of
 from toolchain.pipeline.workspace import BuildWorkspace, within_lock
@@ -129,7 +128,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
                     if own.base.image is not None and known_record(own.cache, built.input_digest) is None:
                         record_as_it_is(own, built)
         if own.check is not None and stage.name in CAMPAIGNS:
-            from toolchain.pipeline.finished_check import checked  # noqa: PLC0415 - numpy
+            from toolchain.pipeline.finished_images import checked  # noqa: PLC0415 - most builds check nothing
 
             built = checked(own, built)
         # The content of a base that was made after planning is only known now.

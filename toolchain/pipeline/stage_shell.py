@@ -15,8 +15,8 @@ from toolchain.core.errors import ConfigError, UnsupportedError
 from toolchain.core.locks import kept
 from toolchain.core.recipe import Mount, Recipe
 from toolchain.pipeline.compiler_cache import NONE
+from toolchain.pipeline.fetching import Prefetch
 from toolchain.pipeline.plan import plan
-from toolchain.pipeline.prefetch import Prefetch
 from toolchain.pipeline.run import stage_lock
 from toolchain.pipeline.targets import request_of, stages_of
 from toolchain.pipeline.workspace import BuildWorkspace

@@ -25,8 +25,7 @@ from toolchain.oci.layer import Compression, Layer, compressor_id, normalise_tar
 from toolchain.oci.layer import compress as compress_layer
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.compiler_cache import NONE, using
-from toolchain.pipeline.fetching import fetch_for
-from toolchain.pipeline.prefetch import Prefetch
+from toolchain.pipeline.fetching import Prefetch, fetch_for
 from toolchain.pipeline.records import image_tag, new_record, recorded_source, stages_below, write_record
 from toolchain.request.model import Request
 from toolchain.sources.tree import FetchedSource, Source
