@@ -273,7 +273,7 @@ def test_a_compile_process_inherits_what_is_named_and_nothing_else(
     workspace = cast("Workspace", spy)
     naming = project.naming(hostile, LAYERS, spy.request)
     setup = kernel_workers.compile_setup(
-        project, naming, "image", workspace, out=tmp_path / "objects", scratch=tmp_path / "compiling"
+        naming, "image", workspace, source=project.source, out=tmp_path / "o", scratch=tmp_path / "compiling"
     )
     files = naming.files(rule_of("pack/k.py", "pack"))
     with setup.start(files, tmp_path / "own"):

@@ -189,10 +189,10 @@ class KernelImages:
     def compile_setup(self) -> CompileSetup:
         """Return the environment in which the kernels are compiled into `build`."""
         return kernel_workers.compile_setup(
-            PROJECT,
             self.naming(),
             self.image,
             self.workspace,
+            source=SOURCE,
             out=self.build,
             scratch=self.build.with_name(SCRATCH),
         )

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from toolchain.kernels.result_name import Naming
     from toolchain.kernels.rules import RuleSet
     from toolchain.kernels.shared import SharedResults
-    from toolchain.kernels.worker_process import MakeWorker
 
 # What runs beside Triton in a worker, below the recipe root: a kernel's result depends on it.
 WORKER_FILES = ("aotriton/worker.py", "aotriton/shared_stages.py")
@@ -84,11 +83,6 @@ class KernelProject:
         last = (f"{self.source}/{folder}".rstrip("/") for folder in self.search)
         return ("python3", f"{RECIPE}/{_START}", ":".join(self.path), ":".join(last))
 
-    @property
-    def named_recipe(self) -> dict[str, str]:
-        """Digests of all files of the recipe that a compile process sees."""
-        return digests(_START, *self.recipe)
-
     def naming(self, tree: Path, triton: Sequence[str], request: Request) -> Naming:
         """Return the inputs of the results' names of a tree on this machine; `triton` as `layer_digests` returns it."""
         from toolchain.kernels.result_name import Naming  # noqa: PLC0415 - a plan compiles nothing
@@ -96,7 +90,7 @@ class KernelProject:
         return Naming(
             tree,
             triton=triton,
-            recipe=self.named_recipe,
+            recipe=digests(_START, *self.recipe),
             environment=self.variables(request),
             command=self.command,
             search=self.search,
@@ -104,59 +98,45 @@ class KernelProject:
 
 
 def compile_setup(
-    project: KernelProject,
     naming: Naming,
     image: str,
     workspace: Workspace,
     *,
+    source: str,
     out: Path,
     scratch: Path,
+    mounts: Sequence[Mount] = (),
 ) -> CompileSetup:
-    """Return the environment in which the kernels of a project are compiled.
+    """Return the environment of compile processes, which see only the files and variables in their results' names.
 
     Args:
         image: the Triton image, as the runner knows it.
+        source: the folder of the kernels' sources in the container.
         out: folder of the objects.
         scratch: folder for the files that compile processes see; emptied.
-    """
-    from toolchain.kernels.pool import CompileSetup  # noqa: PLC0415 - a plan compiles nothing
-
-    emptied(scratch)
-    start = starting(naming, image, workspace, scratch=scratch, source=project.source)
-    return CompileSetup(start=start, naming=naming, out=out, source=project.source, seen=OUT, scratch=scratch)
-
-
-def starting(
-    naming: Naming, image: str, workspace: Workspace, *, scratch: Path, source: str, mounts: Sequence[Mount] = ()
-) -> MakeWorker:
-    """Return the function that starts a compile process, which sees only the files and variables in its results' names.
-
-    Args:
-        image: the Triton image, as the runner knows it.
-        scratch: folder for the files that processes see.
-        source: the folder of the kernels' sources in the container.
         mounts: further mounts.
     """
     from toolchain.kernels.file_sets import FileSets  # noqa: PLC0415 - a plan compiles nothing
+    from toolchain.kernels.pool import CompileSetup  # noqa: PLC0415
 
-    sets = FileSets(naming, scratch / "seen")
+    sets = FileSets(naming, emptied(scratch) / "seen")
     environment = naming.shared["environment"]
     variables = [f"{name}={value}" for name, value in sorted(environment.items())]
     # Neither the image's configuration nor the engine adds a variable to these.
     command = ["env", "-i", *variables, *naming.shared["command"]]
-    # For `toolchain shell`, which runs another program in the same container: it finds Triton.
+    # `toolchain shell` runs another program in the same container, which finds Triton by this variable.
     of_shell = {"PYTHONPATH": SITE, **environment}
 
-    def start(files: str, out: Path) -> AbstractContextManager[subprocess.Popen[str]]:
+    def start(files: str, folder: Path) -> AbstractContextManager[subprocess.Popen[str]]:
         shown = [
             Mount(sets.recipe, RECIPE),
             Mount(sets.sources(files), source),
-            Mount(out, OUT, read_only=False),
+            Mount(folder, OUT, read_only=False),
             *mounts,
         ]
         return workspace.worker(image, command, mounts=shown, env=of_shell)
 
-    return start
+    return CompileSetup(start=start, naming=naming, out=out, source=source, seen=OUT, scratch=scratch)
 
 
 def layer_digests(triton: Built, cache: Cache) -> list[str]:

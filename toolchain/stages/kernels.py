@@ -131,10 +131,10 @@ def compile_setup(
     """Return the environment in which the kernels are compiled; `scratch` is in the stage's work by default."""
     naming = PROJECT.naming(source, layer_digests(triton, workspace.cache), workspace.request)
     return kernel_workers.compile_setup(
-        PROJECT,
         naming,
         workspace.image_to_run(triton),
         workspace,
+        source=PROJECT.source,
         out=out,
         scratch=scratch or workspace.work() / SCRATCH,
     )

@@ -39,17 +39,16 @@ from toolchain.kernels.rules import RuleSet, cut
 from toolchain.kernels.shards import shard_of
 from toolchain.oci import labels
 from toolchain.request.model import Request
+from toolchain.stages import kernel_workers
 from toolchain.stages.inputs import stage_inputs, triton_id
 from toolchain.stages.kernel_check import STEP, check_files
 from toolchain.stages.kernel_workers import (
-    OUT,
     SCRATCH,
     VARIABLES,
     compiling,
     layer_digests,
     limits,
     part_of_kernels,
-    starting,
     stored_kernels,
     workers_here,
 )
@@ -240,16 +239,10 @@ def compile_setup(built: Built, out: Path, workspace: Workspace) -> CompileSetup
         },
         command=("python3", f"{_SEEN}/worker.py"),
     )
-    scratch = emptied(out.with_name(SCRATCH))
     # Triton fills the cache in its final place. All that fills it has the same image, files and variables.
     cache = Mount(made, mount(), read_only=False)
-    return CompileSetup(
-        start=starting(naming, image, workspace, scratch=scratch, source=_MODULES, mounts=[cache]),
-        naming=naming,
-        out=out,
-        source=_MODULES,
-        seen=OUT,
-        scratch=scratch,
+    return kernel_workers.compile_setup(
+        naming, image, workspace, source=_MODULES, out=out, scratch=out.with_name(SCRATCH), mounts=[cache]
     )
 
 
