@@ -245,7 +245,7 @@ def _load_cache(path: Path) -> dict[str, str]:
     return {}
 
 
-def require(tree: Path, *paths: str, what: str = "source", fix: str = "") -> None:
+def require(tree: Path, *paths: str, what: str = "source") -> None:
     """Check that a tree holds the given files or folders.
 
     Args:
@@ -256,7 +256,7 @@ def require(tree: Path, *paths: str, what: str = "source", fix: str = "") -> Non
         raise SourceError(
             f"the {what} tree lacks {', '.join(missing)}",
             why=f"{tree} is not a whole {'' if what == 'source' else what + ' '}source tree",
-            fix=fix or "give the top folder of a complete checkout or archive",
+            fix="give the top folder of a complete checkout or archive",
         )
 
 
