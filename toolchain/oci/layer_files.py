@@ -126,11 +126,11 @@ def _readable(path: Path) -> Iterator[None]:
         raise UntrustedError("a layer cannot be read", why=f"{path.name} is damaged", fix="fetch it again") from error
 
 
-def read_member(path: Path, media_type: str, name: str) -> bytes | None:
-    """Return the content of a regular file in a layer; None if there is none, or if it has more than 64 MiB."""
+def read_member(path: Path, media_type: str, name: str, *, limit: int = _GLANCE_LIMIT) -> bytes | None:
+    """Return the content of a regular file in a layer; None if there is none, or if it has more than `limit` bytes."""
     for found, member, tar in _walk(path, media_type):
         if found == name:
-            return _content(tar, member).read() if member.isreg() and member.size <= _GLANCE_LIMIT else None
+            return _content(tar, member).read() if member.isreg() and member.size <= limit else None
     return None
 
 

@@ -126,7 +126,7 @@ def bring_wheels(request: Request, built: Sequence[Built], reuse: Reuse) -> None
             try:
                 _bring(request, stage.planned, missing, reuse.place)
             except ToolchainError as error:
-                console.note(f"{stage.planned.name}: no wheels beside {stage.planned.image} ({error.what})")
+                console.note(f"{stage.planned.name}: no wheels next to {stage.planned.image} ({error.what})")
 
 
 def _bring(request: Request, planned: Planned, missing: Mapping[str, str], where: Target) -> None:

@@ -254,7 +254,7 @@ def _sign(
         if signer.bundles:  # of all statements, because a reader of bundles ignores the other forms
             contents += [_bundled(kind, cosign.bundle(envelope, signer.public)) for kind, envelope in envelopes]
         done = _attach(contents, subjects, place, scratch, kinds)
-        name = str(place.ref.at()) if place.ref.remote else image  # a folder's path means nothing elsewhere
+        name = str(place.ref.at()) if place.ref.remote else image  # a path has no meaning on other machines
         tagged = [entry for subject in subjects for entry in _tagged(own, signer, name, signed, subject.digest)]
         pushed = place.attach_layers(own, tagged)
     tags = tuple(entry.tag for entry in tagged)

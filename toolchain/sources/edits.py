@@ -142,7 +142,7 @@ def _by_file(edits: Sequence[Edit]) -> Mapping[str, list[Edit]]:
 
 def _check(edit: Edit, path: Path) -> None:
     parts = edit.file.split("/")
-    # With a second name, `./FILE`, of two edits of a file the last would win.
+    # Under a second name such as `./FILE`, a second edit of the same file would overwrite the first.
     if edit.file.startswith("/") or {"..", ".", ".git", ""} & set(parts) or "\0" in edit.file:
         raise PatchError(
             f"{path.name} names no path below a tree", why=f"it names {edit.file!r}", fix="do not use this file"

@@ -42,7 +42,7 @@ class Wanted:
     def how_to_bring_it(self) -> str:
         """Return how to provide the file: by path if it is a named source, or in a bundle."""
         bundle = "on a machine that has it: toolchain bundle export, then here: toolchain bundle import REF"
-        if self.source.startswith("wheel-"):  # no option names what only comes along
+        if self.source.startswith("wheel-"):  # no option names these wheels
             return bundle
         by_path = f"bring the file itself: --source {self.source}=PATH/{self.file}; the same bytes are the same source"
         return f"{by_path}\n{bundle}"
@@ -77,7 +77,7 @@ def _gone(wanted: Wanted, failed: Sequence[tuple[str, ToolchainError]]) -> Toolc
     causes = [f"{where}: {error.what}" + (f" ({_line(error.why)})" if error.why else "") for where, error in failed]
     if not wanted.mirrors:
         causes.append("no second address of it is known")
-    # What does not answer may answer later; what answers and lacks the file will not have it then.
+    # A place that did not answer may have the file later.
     silent = any(isinstance(error, UnreachableError) for _, error in failed)
     kind = UnreachableError if silent else SourceError
     later = ["run the command again later"] if silent else []

@@ -128,7 +128,7 @@ def _git(env: Mapping[str, str], *words: str) -> str:
 
 def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part: Part) -> Path:
     """Return the commit's tree as `git archive` writes it: export-ignore and line ends apply."""
-    archive = scratch / f"commit {sha}"  # as messages name it
+    archive = scratch / f"commit {sha}"  # messages show this name
     try:
         _git(env, "init", "--quiet", "--bare", "--template=", env["GIT_DIR"])
     except CommandError as error:
@@ -145,7 +145,7 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part:
             raise DigestError(
                 f"{url} answered with another commit",
                 why=f"expected {sha}, found {head}",
-                fix="do not use this repository; ask who runs it",
+                fix="do not use this repository; report it to its operator",
             )
         top = _git(env, "ls-tree", "--name-only", sha).splitlines()
         names = [name for name in top if part.holds(name)]

@@ -60,12 +60,12 @@ def _not_a_source(path: Path) -> str:
         return "" if head == _ZIP else "it is named as a wheel and is not a ZIP archive"
     if path.name.endswith(".deb"):
         return "" if head == _AR[:4] else "it is named as a Debian package and is not one"
-    if path.name.endswith(".sqlite3"):  # an empty one has an error of its own, where it is read
+    if path.name.endswith(".sqlite3"):  # an empty one is refused where it is read
         return "" if head in {b"", _SQLITE} else "it is named as an SQLite database and is not one"
     if not TAR.search(path.name):
         return "its name is neither that of a tar archive nor of a wheel"
     if head == _ZSTD:
-        return ""  # Python cannot look into it
+        return ""  # Python cannot read zstd
     import tarfile  # noqa: PLC0415 - most sources are not local files
 
     return "" if tarfile.is_tarfile(path) else "it is named as a tar archive and is not one"

@@ -107,7 +107,7 @@ def without_query(url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
 
 
-# Prefixes of URLs, and what to ask in their place.
+# Prefixes of URLs, and their replacements.
 Mirrors = tuple[tuple[str, str], ...]
 
 
@@ -141,6 +141,6 @@ def session() -> requests.Session:
     """Return a session that retries when a server is busy or a connection fails (see `web.session`)."""
     made = web.session(_ATTEMPTS, RETRY_BACKOFF)
     made.headers["User-Agent"] = "toolchain"
-    # Transparent compression would break the count of bytes, and ranges.
+    # Compressed answers would break byte counts and ranges.
     made.headers["Accept-Encoding"] = "identity"
     return made

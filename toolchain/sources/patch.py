@@ -16,7 +16,7 @@ from toolchain.sources.edits import apply_edits, read_edits
 from toolchain.sources.tree import check_links
 
 _LIMIT = 64 << 20
-# A patch of some megabytes may unpack to gigabytes by its binary parts.
+# The binary parts of a patch of some megabytes may unpack to gigabytes.
 _MEMORY = 2 << 30  # bytes of git's address space
 
 

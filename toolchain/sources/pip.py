@@ -57,7 +57,7 @@ def pip_error(what: str, error: CommandError) -> SourceError | UnreachableError:
     """Return the error for a pip that could not fetch `what`."""
     output = "\n".join(error.tail[-6:])
     if "No module named pip" in output:
-        return SourceError("pip is missing beside this Python", why=output, fix="install it: python -m ensurepip")
+        return SourceError("this Python has no pip", why=output, fix="install it: python -m ensurepip")
     if "No matching distribution" in output and "connection" not in output.lower():
         return SourceError(
             f"the index has no {what}", why=output, fix="check `pip config list`: which index serves this machine"

@@ -23,7 +23,7 @@ from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 
 _WHEEL = re.compile(r"-(?P<python>[a-z]{2}\d+(\.[a-z]{2}\d+)*)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl$")
-# A wheel for any Python 3 may need a minimum, and pip takes a bare 3 for 3.0.
+# A wheel for any Python 3 may need a minimum, and pip reads a bare 3 as 3.0.
 _ANY_PYTHON = "3.13"
 # Tried in this order; and minor versions of glibc that wheels are built for.
 _PYTHONS = ("3.13", "3.12", "3.11", "3.10")
@@ -138,7 +138,7 @@ def download_wheel(name: str, version: str, folder: Path, *, machine: str) -> Pa
             break
         except CommandError as error:
             problem = pip_error(what, error)
-            if not isinstance(problem, SourceError) or python == _PYTHONS[-1] or "pip is missing" in problem.what:
+            if not isinstance(problem, SourceError) or python == _PYTHONS[-1] or "has no pip" in problem.what:
                 raise problem from error
     came = sorted(folder.glob("*.whl"))
     if len(came) != 1:

@@ -266,9 +266,8 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
         return _tree_of(_keep(top, digest, store, cache), digest, store, how)
 
     stored = top.resolve().is_relative_to(store.root.resolve())  # `stored:`, a tree that a bundle brought
-    if (
-        stored and store.stored_tree(digest, part=how.part.name) is None
-    ):  # it was brought for a patch, and so includes the tests
+    # A tree that was brought for a patch includes the tests.
+    if stored and store.stored_tree(digest, part=how.part.name) is None:
         how = replace(how, part=part_of(source.name, tests=True))
 
     def unpack(dest: Path) -> None:

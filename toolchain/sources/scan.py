@@ -62,10 +62,8 @@ SEALED = {
 _CONTAINERS = (b"PK\x03\x04", b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh")
 _MARK = re.compile(b"|".join(re.escape(mark) for mark in (*MAGIC, *SEALED, *_CONTAINERS)))
 _DEPTH = 3
-_ZIP_END, _ZIP_TAIL = (
-    b"PK\x05\x06",
-    (1 << 16) + 22,
-)  # the end mark, and its largest distance from the end, because of a comment
+# The end mark of a zip, and its largest distance from the end, since a comment may follow.
+_ZIP_END, _ZIP_TAIL = b"PK\x05\x06", (1 << 16) + 22
 # Bytes of a container that are read at most, so that a bomb cannot stop a build.
 _LIMIT = 4 << 30
 _IN_MEMORY = 64 << 20

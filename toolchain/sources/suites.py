@@ -73,7 +73,7 @@ class Suite:
             *("-o", "APT::Get::List-Cleanup=true"),
             *("-o", "Acquire::Languages=none"),
             *("-o", "Acquire::Retries=3"),
-            # An index that did not arrive is an error, not a warning.
+            # Without this option apt only warns about an index that it could not fetch.
             *("-o", "APT::Update::Error-Mode=any"),
             # apt's own user may have no access to the cache.
             *("-o", "APT::Sandbox::User=root"),
@@ -196,9 +196,9 @@ class Suite:
             )
         if _GONE.search(output):
             return SourceError(
-                f"the mirror has {package.file} no more"
+                f"the mirror no longer has {package.file}"
                 if package.pool
-                else f"the suite {self.name} names {package.file}, and the mirror has that file no more",
+                else f"the suite {self.name} names {package.file}, but the mirror no longer has that file",
                 why=output,
                 fix="name another version or suite (see `toolchain pins --distro`), or give URL#sha256=DIGEST",
             )

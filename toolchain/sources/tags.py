@@ -34,7 +34,7 @@ def resolved(source: Source, *, cache: Cache, offline: bool, mirrors: Mirrors = 
     """
     store = Store(cache.store)
     known = source.digest is not None
-    # What is requested by its tag is taken whole, so the store calls it by its digest alone.
+    # A source at a tag is never taken in part, so its name in the store has no part.
     if not source.tag or (known and (offline or store.stored_tree(str(source.digest)) is not None)):
         return source
     commit = commit_of_tag(source.where, source.tag, store, offline=offline, mirrors=mirrors)

@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 _RACY_NS = 2_000_000_000
 _CACHE_FORMAT = 1
 _TOLD_EVERY = 64  # files
-_MAX_LINKS = 40  # as the kernel
+_MAX_LINKS = 40  # the kernel's limit
 _REPOSITORIES = {"distro": "debian"}  # others are named by their kind
 
 
@@ -85,7 +85,7 @@ class Source:
         if self.kind == "git":
             return self.tag
         if self.kind in {"distro", "pypi"}:
-            # A version may hold what no name of an image takes: 23~++20261101, 22.1.0~+rc1.
+            # Versions such as 23~++20261101 or 22.1.0~+rc1 have characters that a name of an image cannot have.
             return re.sub(r"[^A-Za-z0-9.]+", "-", self.version or self.ref)
         return f"tree{(self.digest or '').removeprefix('sha256:')[:8]}"
 

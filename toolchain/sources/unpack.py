@@ -97,7 +97,7 @@ class _Unpacker:
             size = self.archive.stat().st_size
             with tarfile.open(fileobj=stream, mode="r|", bufsize=_WINDOW, tarinfo=self._member_class()) as tar:
                 for member in tar:
-                    # tarfile keeps every member for a look-up that a stream never makes.
+                    # tarfile keeps every member, which a stream never needs.
                     cast("Any", tar).members = []
                     count += 1
                     total += member.size if member.isreg() else 0
