@@ -86,16 +86,6 @@ def test_kernels_are_as_many_as_were_counted() -> None:
     assert "unknown" in cost.all_kernels(2, None)
 
 
-def test_packs_are_those_of_their_time() -> None:
-    def pack(release: str, gpu: str) -> str:
-        return next(name for name, gpus in generation_of(release).packs.items() if gpu in gpus)
-
-    assert [pack(name, "gfx1100") for name in ("0.8b", "0.10b", "0.11.2b", "0.12b")] == [
-        "gfx110x", "gfx11xx", "gfx11xx", "gfx110x",
-    ]  # fmt: skip
-    assert (pack("0.11.2b", "gfx1151"), pack("0.13b", "gfx1151")) == ("gfx11xx", "gfx115x")
-
-
 @pytest.mark.parametrize(("release", "gpu"), [("0.7.1b", "gfx1201"), ("0.11b", "gfx1103"), ("0.12b", "gfx1250")])
 def test_a_gpu_of_another_release_is_refused_before_all_else(release: str, gpu: str) -> None:
     with pytest.raises(UnsupportedError) as caught:

@@ -86,26 +86,6 @@ def test_a_mistake_of_the_tool_s_own_is_not_hidden(error: Exception) -> None:
     assert caught.value is error
 
 
-def test_a_lock_replaces_no_pipe_and_no_link(tmp_path: Path, llvm: Path) -> None:
-    words = ["lock", "llvm", "--source", f"llvm={llvm}", "--offline", "--cache", os.fspath(tmp_path / "cache")]
-    os.mkfifo(tmp_path / "pipe")
-    fails([*words, "-o", os.fspath(tmp_path / "pipe")], 3, "it is not a plain file")
-    assert (tmp_path / "pipe").is_fifo()
-    (tmp_path / "link").symlink_to("real")
-    done = CliRunner().invoke(app, [*words, "-o", os.fspath(tmp_path / "link")])
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "link").is_symlink()
-    assert "[[source]]" in (tmp_path / "real").read_text()
-
-
-def test_a_folder_that_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    fails(["plan", "base", "--cache", "relative"], 3, "current folder")
-
-
 def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere() -> Path:
         raise RuntimeError("Could not determine home directory.")

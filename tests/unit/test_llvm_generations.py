@@ -42,11 +42,7 @@ def plan(request: Request, llvm: str | Path, **more: object) -> Planned:
     ("llvm", "triton", "projects"),
     [
         (17, "2.1", ("mlir",)),
-        (18, "2.3", ("mlir",)),
-        (19, "3.1", ("mlir",)),
-        (20, "3.3", ("mlir",)),
         (21, "3.5", ("mlir", "lld")),
-        (22, "3.7", ("mlir", "lld")),
         (23, "3.9", ("mlir", "lld", "clang")),
     ],
 )
@@ -154,7 +150,6 @@ def test_a_checkout_on_its_own_pin_gets_the_parts_of_that_llvm(
     ("kind", "where", "version", "major"),
     [
         ("distro", "llvm-toolchain-19", "19.1.7", 19),
-        ("distro", "llvm-toolchain-99", "", 99),
         ("distro", "llvm-toolchain-snapshot", "24~++20261025103442+7e3c57157096", 24),
         ("distro", "llvm-toolchain-snapshot", "", None),
         ("git", "https://example.org/llvm", "0" * 40, None),

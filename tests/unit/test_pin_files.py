@@ -58,26 +58,12 @@ def test_contradicting_files(first: str, second: str, tmp_path: Path) -> None:
     assert read_pin(tmp_path / second).commit == OTHER
 
 
-def test_contradiction_between_top_and_cmake(tmp_path: Path) -> None:
-    (tmp_path / "cmake").mkdir()
-    (tmp_path / "llvm-hash.txt").write_text(HASH)
-    (tmp_path / "cmake" / "llvm-info.json").write_text(info(OTHER))
-    with pytest.raises(PinError, match="contradict"):
-        read_pin(tmp_path)
-
-
 @pytest.mark.parametrize("whole", [True, False])
 def test_build_info_names_the_fork(whole: bool, tmp_path: Path) -> None:
     (tmp_path / "llvm-info.json").write_text(info(NOWHERE))
     (tmp_path / "llvm-build-info.json").write_text(info(NOWHERE, repository="someone/llvm-fork"))
     pin = read_pin(tmp_path if whole else tmp_path / "llvm-info.json")
     assert (pin.commit, pin.repository, pin.warnings) == (NOWHERE, "someone/llvm-fork", ())
-
-
-def test_repository_may_be_a_url(tmp_path: Path) -> None:
-    (tmp_path / "llvm-info.json").write_text(info())
-    (tmp_path / "llvm-build-info.json").write_text(info(repository="https://github.com/someone/llvm-fork.git"))
-    assert read_pin(tmp_path).repository == "someone/llvm-fork"
 
 
 @pytest.mark.parametrize("key", ["repository", "llvm_repository"])
@@ -92,11 +78,6 @@ def test_two_repositories_in_a_pin_file(tmp_path: Path) -> None:
     (tmp_path / "llvm-info.json").write_text(info(NOWHERE, repository="a/llvm", llvm_repository="b/llvm"))
     with pytest.raises(PinError, match="two repositories"):
         read_pin(tmp_path)
-
-
-def test_an_assumed_repository_is_not_verified(tmp_path: Path) -> None:
-    (tmp_path / "llvm-info.json").write_text(info(NOWHERE))
-    assert read_pin(tmp_path).certainty == "inferred"
 
 
 def test_comments_of_a_plain_pin(tmp_path: Path) -> None:
@@ -152,15 +133,10 @@ def test_build_info_without_repository_leaves_it_to_the_data(tmp_path: Path) -> 
     assert read_pin(tmp_path).repository == TRITON_FORK
 
 
-def test_the_fork_of_a_bare_hash_comes_from_the_data(tmp_path: Path) -> None:
-    (tmp_path / "llvm-hash.txt").write_text(FORK)
-    assert read_pin(tmp_path).repository == TRITON_FORK
-
-
 def test_an_assumed_repository_is_said(tmp_path: Path) -> None:
     (tmp_path / "llvm-info.json").write_text(info(NOWHERE))
     pin = read_pin(tmp_path)
-    assert pin.repository == UPSTREAM
+    assert (pin.repository, pin.certainty) == (UPSTREAM, "inferred")
     assert "assumed" in pin.warnings[0]
 
 
@@ -171,12 +147,6 @@ def test_a_broken_build_info_is_only_a_warning(content: str, tmp_path: Path) -> 
     pin = read_pin(tmp_path)
     assert pin.commit == HASH
     assert "ignored" in pin.warnings[0]
-
-
-def test_a_build_info_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    (tmp_path / "llvm-info.json").write_text(info())
-    (tmp_path / "llvm-build-info.json").symlink_to("nowhere")
-    assert "ignored" in read_pin(tmp_path).warnings[0]
 
 
 @pytest.mark.parametrize("repository", ["--upload-pack=x/y", "a/b/c", "", 7, None, "ssh://host/x", "a/../b"])
@@ -206,12 +176,9 @@ def test_other_compilers_pins_are_never_read(name: str, tmp_path: Path) -> None:
     [
         (b"", "no commit"),
         (HASH[:39].encode(), "39 characters"),
-        (f"{HASH}0".encode(), "41 characters"),
         (f"{HASH}\n{OTHER}".encode(), "no commit"),
-        (HASH.replace("1", "g").encode(), "no commit"),
         (b'{"build_number": 1}', "names no LLVM"),
         (b'{"llvm_hash": 7}', "no commit"),
-        (b'{"llvm_hash": null}', "no commit"),
         (b'{"llvm_hash": "10dc3a8e"}', "8 characters"),
         (b'{"llvm_hash": ', "not JSON"),
         (b'["llvm_hash"]', "no JSON object"),
@@ -289,26 +256,12 @@ def test_no_message_shows_what_a_pin_holds(text: str, tmp_path: Path) -> None:
         read_pin(tmp_path)
 
 
-def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
-    file = tmp_path / "llvm-hash.txt"
-    with file.open("wb") as stream:
-        stream.truncate(1 << 40)  # sparse: reading it all would not end
-    with pytest.raises(PinError, match="cannot read"):
-        read_pin(tmp_path)
-
-
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(PinError, match="no LLVM pin"):
         read_pin(tmp_path)
     with pytest.raises(PinError, match="cannot read") as caught:
         read_pin(tmp_path / "missing.txt")
     assert "does not exist" in caught.value.why
-
-
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "llvm-hash.txt")
-    with pytest.raises(PinError, match="cannot read"):
-        read_pin(tmp_path / "llvm-hash.txt")
 
 
 @contextlib.contextmanager
@@ -449,12 +402,9 @@ def test_a_further_llvm_is_a_further_row(tmp_path: Path, monkeypatch: pytest.Mon
     ("content", "match"),
     [
         ("{", "not JSON"),
-        ("[]", "no JSON object"),
         ({"build_number": 1}, "names no LLVM"),
         ({"llvm_hash": HASH[:8], "build_number": 1}, "8 characters"),
         ({"llvm_hash": HASH}, "build_number is None"),
-        ({"llvm_hash": HASH, "build_number": "1"}, "build_number is a str"),
-        ({"llvm_hash": HASH, "build_number": True}, "build_number is True"),
         ({"llvm_hash": HASH, "build_number": -1}, "build_number is -1"),
     ],
 )

@@ -114,13 +114,6 @@ def test_doctor_fits(narrow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_other_lines_are_wrapped_by_the_terminal_itself(narrow: Path) -> None:
-    """What is one line for a script stays one."""
-    done = CliRunner().invoke(app, ["pins", "--triton", "3.7.1"])
-    assert done.exit_code == 0
-    assert all(line.strip() for line in done.stdout.splitlines())
-
-
 LISTING = Listing(
     title="Things",
     columns=("name", "size", "commit", "why"),
