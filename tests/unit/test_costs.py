@@ -76,25 +76,12 @@ def test_plan_says_no_to_what_the_data_contradict_and_what_comes_next(planned: C
     assert "libdevice" not in planned.invoke(app, [*asked, "--drop-binary", "libdevice"]).stderr
 
 
-def test_two_architectures_are_copied_by_the_same_lines(planned: CliRunner) -> None:
-    said = planned.invoke(app, ["plan", "llvm", "--triton", "3.6.0", "--arch", "amd64,arm64"]).stdout
-    assert said.count("COPY --from=REGISTRY/NAMESPACE/llvm-triton-f6ded0be") == 1
-
-
 def test_a_misspelt_or_contradictory_decision_on_a_prebuilt_is_told(planned: CliRunner) -> None:
     words = ["plan", "triton", "--triton", "3.6.0", "--allow-binary"]
     assert "'libdevise'" in planned.invoke(app, [*words, "libdevise"]).stderr
     for name in ("libdevice", "triton-wheel", "third_party/x.bc"):
         assert "on record" not in planned.invoke(app, [*words, name]).stderr
     assert planned.invoke(app, [*words, "libdevice", "--drop-binary", "libdevice"]).exit_code == 3
-
-
-def test_a_part_takes_less(planned: CliRunner) -> None:
-    for only, least in (("tablegen", 2.0), ("support", 0.8)):
-        rows = json.loads(planned.invoke(app, ["plan", "llvm", "--only", only, "--json"]).stdout)["stages"]
-        assert rows[-1]["takes"]["minutes"][0] == least
-    wheel = ["plan", "triton", "--source", "triton=pypi:3.7.1", "--allow-binary", "triton-wheel", "--json"]
-    assert json.loads(planned.invoke(app, wheel).stdout)["stages"][-1]["takes"]["minutes"] == [1.0, 1.0]
 
 
 def test_the_page_of_costs_names_the_disk_that_a_stage_refuses_to_begin_without(planned: CliRunner) -> None:

@@ -88,13 +88,6 @@ def test_an_old_buildah_is_refused(bare: Cache) -> None:
     assert found(bare)["buildah"] == Check("buildah", "ok", "1.28.2")
 
 
-def test_a_silent_docker_daemon_is_a_warning(bare: Cache) -> None:
-    install(bare, "docker", "echo 'Cannot connect to the daemon' >&2; exit 1")
-    check = found(bare)["docker"]
-    assert check.status == "warn"
-    assert "Cannot connect" in check.detail
-
-
 def test_too_little_disk_and_memory(bare: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "disk_free", lambda _: 5 * 1000**3)
     monkeypatch.setattr(resources, "memory_available", lambda: 2 * resources.GIB)

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from tests.request_fixtures import with_base
 from toolchain.cli.app import app
-from toolchain.cli.options import OF_VERBS
 from toolchain.cli.verbs import all_verbs, lazy
 from toolchain.request.declaration import PANELS
 from toolchain.request.model import Request, options
@@ -61,11 +60,6 @@ def test_every_option_of_a_request_is_used_somewhere(tmp_path: Path) -> None:
     assert FIELDS.keys() - of_making - attributes_read(PACKAGE) == set()
     (tmp_path / "module.py").write_text("def use(request):\n    return request.jobs\n")
     assert attributes_read(tmp_path) == {"jobs"}, "an option that nothing reads is found"
-
-
-def test_every_other_option_of_the_file_is_one_of_a_verb() -> None:
-    taken = {parameter.name for command in VERBS.values() for parameter in command.params}
-    assert {option.parameter for option in OF_VERBS} - taken == set()
 
 
 @pytest.mark.parametrize("verb", CALLS)

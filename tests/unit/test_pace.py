@@ -132,16 +132,6 @@ def test_a_manifest_that_trickles(answer: Callable[[int], Iterator[bytes]]) -> N
     assert server.host.partition(":")[0] in caught.value.what
 
 
-def test_a_token_that_trickles() -> None:
-    def answer(number: int) -> Iterator[bytes]:
-        if number > 1:
-            yield from in_body(number)
-        yield b'HTTP/1.1 401 No\r\nWWW-Authenticate: Bearer realm="/token"\r\nContent-Length: 0\r\n\r\n'
-
-    with slow(answer) as server, Registry(server.host, backoff=0) as registry, pytest.raises(TooSlowError):
-        registry.tags("a/b")
-
-
 @pytest.mark.parametrize("answer", [in_body, in_header])
 def test_a_blob_that_trickles_is_asked_for_a_few_times(
     answer: Callable[[int], Iterator[bytes]], tmp_path: Path
@@ -222,15 +212,6 @@ def test_a_slow_but_steady_server_is_waited_for(monkeypatch: pytest.MonkeyPatch)
 
     with slow(answer) as server, web.session(0, 0) as client, client.get(f"http://{server.host}/", timeout=5) as got:
         assert got.content == b"x" * 60
-
-
-def test_nothing_is_measured_before_the_first_byte() -> None:
-    with (
-        slow(lambda _: iter([HEAD + b"Content-Length: 1\r\n\r\nx"]), pause=0.8) as server,
-        web.session(0, 0) as client,
-        client.get(f"http://{server.host}/", timeout=5) as got,
-    ):
-        assert got.content == b"x"
 
 
 def test_no_redirect_leaves_https(monkeypatch: pytest.MonkeyPatch) -> None:

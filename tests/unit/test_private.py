@@ -70,12 +70,6 @@ def test_an_existing_cache_becomes_private(place: Path) -> None:
     assert read_by_another(SECRET.decode(), place) == []
 
 
-def test_a_plan_leaves_nothing_for_others(place: Path) -> None:
-    cache = Cache(place / "cache")
-    locate("notes", private_tree(place / "tree"), cache=cache)
-    assert mode(cache.store) == 0o700
-
-
 def test_a_folder_with_other_content_keeps_its_mode(place: Path) -> None:
     cache = Cache(place / "shared")
     write_atomically(cache.root / "of others", b"x")

@@ -159,15 +159,6 @@ def test_a_cell_of_the_head_that_does_not_fit_goes_below_whole(width: int, on_th
     assert any("2026-11-27 06:50" in line for line in lines), "the date is on one line"
 
 
-def test_in_a_pipe_nothing_is_wider_than_100_columns_or_than_columns(narrow: Path) -> None:
-    env = {name: value for name, value in os.environ.items() if name not in NO_TERMINAL}
-    for verb, columns, most in (("plan", {}, 100), ("pins", {"COLUMNS": "70"}, 70)):
-        done = subprocess.run(
-            [sys.executable, "-m", "toolchain", verb], capture_output=True, text=True, check=True, env=env | columns
-        )
-        assert max(map(len, done.stdout.splitlines())) <= most, verb
-
-
 def test_what_goes_while_it_is_listed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build that ends removes its work folder meanwhile."""
     cache = Cache(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from toolchain.cli.app import app
-from toolchain.cli.verbs import GROUPS, LazyCommand, all_verbs
+from toolchain.cli.verbs import GROUPS, all_verbs
 
 TOP = Path(__file__).resolve().parents[2]
 HEAVY = {
@@ -76,16 +76,3 @@ def test_every_verb_is_there_and_says_what_it_takes() -> None:
         assert said.exit_code == 0, said.output
         assert f"Usage: toolchain {verb.name}" in said.output.replace("root", "toolchain")
     assert {verb.name.split()[0] for verb in all_verbs() if " " in verb.name} == set(GROUPS)
-
-
-def test_a_verb_that_is_not_there_is_told_with_the_next_best() -> None:
-    said = CliRunner().invoke(app, ["pulish", "oci:x"])
-    assert said.exit_code == 2
-    assert "publish" in said.output
-
-
-def test_a_verb_is_loaded_once() -> None:
-    kind = type("Lazy", (LazyCommand,), {"function": "doctor_cmd:doctor"})
-    command = kind(name="doctor")
-    assert command.loaded is command.loaded
-    assert [one.name for one in command.loaded.params] == ["cache", "runner", "json_"]

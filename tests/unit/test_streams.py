@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).resolve().parents[2]
-WORDS = [["--version"], ["--help"], ["plan", "--help"], ["plan", "base"], ["plan", "base", "--json"], ["pins"]]
+WORDS = [["--version"], ["plan", "--help"], ["plan", "base", "--json"]]
 
 
 def shell(script: str, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

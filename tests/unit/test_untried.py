@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import pytest
 from typer.testing import CliRunner
 
-from toolchain.catalog.tried import tried, was_tried
 from toolchain.cli.app import app
 
 NEAR_22 = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
@@ -62,9 +61,3 @@ def test_plan_says_what_nobody_has_built(words: Sequence[str], untried: list[str
 def test_what_is_a_part_or_a_wheel_of_the_index_is_not_asked() -> None:
     assert planned("llvm", *LLVM, "--only", "tablegen", "--base", "debian12")[1] == {}
     assert planned("triton", "--source", "triton=pypi:3.7.1")[1] == {}
-
-
-def test_a_part_that_was_tried_is_no_whole() -> None:
-    partly = [row for row in tried() if row.what == "llvm" and row.part]
-    assert partly
-    assert not any(was_tried("llvm", row.of, row.as_, triton=row.triton) for row in partly)
