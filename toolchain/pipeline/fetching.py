@@ -74,7 +74,7 @@ def patches_as_they_are(request: Request) -> Iterator[Request]:
 
 LOG = logging.getLogger(__name__)
 _FINAL = (DigestError, LockedError, SourceError, HostileInputError, PatchError, PinError)
-# A checkout may be changed, or missing for a while, until its stage plans it again.
+# A checkout may change, or be missing for a while, until its stage is planned again.
 _FINAL_LOCAL = (HostileInputError, PatchError)
 
 

@@ -112,7 +112,7 @@ def _near(finished: Sequence[Record], text: str) -> str:
 
 def _named(finished: Sequence[Record], text: str) -> list[Record]:
     exact = [record for record in finished if text == record.image]
-    # An empty name, as of a variable that is not set, is a beginning of every name.
+    # An empty name, as that of an unset variable, is a beginning of every name.
     matching = exact or [record for record in finished if text and full_name(record).startswith(text)]
     if not matching and _DIGITS.fullmatch(text):
         digits = text.removeprefix("sha256:")
@@ -163,9 +163,6 @@ def note_use(cache: Cache, images: Iterable[Record]) -> None:
     for record in images:
         for each in (record, *stages_below(cache, record.inputs)):
             used_mark(cache.record(each.input_digest)).touch()
-
-
-# Where it was published
 
 
 def note_publication(cache: Cache, record: Record, publication: Publication) -> None:

@@ -106,11 +106,11 @@ def _source(was: LockedSource, now: LockedSource, whole: bool) -> Iterator[str]:
         yield f"{_what(now)} ({now.ref}) has no digest before it is fetched; {was.digest} is locked"
         return
     if now.kind == "local" and not whole:
-        # A checkout has no address; it must hold the locked tree. Of a source that is taken in part this is known once
-        # it is in the store, and is compared again then.
+        # A checkout has no address, so its tree must be the locked one. If only a part of it is taken, that part is
+        # compared again once it is in the store.
         expected = was.digest if was.kind == "local" else was.tree
         of_part = now.digest if was.kind == "local" else now.tree
-        # What a whole checkout is called is the digest of its tree: the store must hold no other under that name.
+        # A whole checkout is named by the digest of its tree, so the store must hold no other tree by that name.
         seen = [of_part] if now.parts else [now.digest, now.tree]
         if wrong := next((tree for tree in seen if tree and tree != expected), ""):
             yield f"{_what(now)}: the tree {expected or 'of no checkout'} is locked, {wrong} is in {now.ref}"

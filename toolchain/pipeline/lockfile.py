@@ -28,7 +28,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|git:[0-9a-f]{40}@\S+")
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
-# What a source is called, by its kind: parts of some names become names of files.
+# The form of a source's name, by its kind. It is checked because parts of some names become names of files.
 _REFS = {
     "git": re.compile(r"[0-9a-f]{40}"),
     "archive": re.compile(r"\S+#sha256=[0-9a-f]{64}"),
@@ -172,9 +172,6 @@ class Lock:
         return next((source for source in self.sources if source.name == name), None)
 
 
-# Writing
-
-
 def render(lock: Lock) -> bytes:
     """Return the file. The same lock has the same bytes, in lines that can be compared."""
     lines = [
@@ -230,7 +227,7 @@ def options(lock: Lock, **instead: Any) -> list[str]:
     """Return the request as options of the command line; `instead` replaces values by option."""
     known = {option.name: option for option in request_module.options()}
     request = {key: value for key, value in sorted({**lock.request, **instead}.items()) if key != "stage"}
-    # Writing takes what it is given; reading refuses what no option is.
+    # An unknown key is written as it is, because `read` has refused keys that are no options.
     return [word for key, value in request.items() for word in known.get(key, Option(name=key, help="")).words(value)]
 
 
@@ -247,9 +244,6 @@ def _table(title: str, values: Mapping[str, Any]) -> Iterator[str]:
             yield "]"
         else:
             yield f"{key} = {toml_text.value(value)}"
-
-
-# Reading
 
 
 def read(path: Path, *, option: str = "--lock-file") -> Lock:

@@ -182,7 +182,7 @@ def _file(source: Source, request: Request) -> str:
         if row is not None:
             return row.file
         held = lock.source(source.name) if (lock := lock_of(request)) is not None else None
-        # Only an index has the name, and none is asked before the fetch.
+        # Only an index has the file's name, and no index is asked before the fetch.
         return held.file if held is not None and held.digest == source.digest else ""
     name = ""
     if source.kind == "archive":
@@ -275,14 +275,14 @@ def _package(row: Any) -> LockedPackage:
 def _asked_source(spec: SourceSpec, source: Source | None) -> str:
     if spec.kind not in {"local", "stored"}:
         return str(spec)
-    # A file that the data knows has the name there; of a folder the plan may take the pin alone.
+    # A file on record has a name there. Of a folder the plan may use the pin alone.
     return source.ref if source is not None and source.kind != "local" else "PATH"
 
 
 def _request(request: Request, target: str, sources: Mapping[str, Source]) -> dict[str, Any]:
     """Return the request by the names of its options, without paths of this machine."""
     instead = {
-        # A base that is named makes LLVM for that base, so a portable one's is not.
+        # The base of a portable LLVM is left out, because a named base means an LLVM that is bound to it.
         "base": "" if request.glibc else "oci:DIR" if request.base.image is not None else str(request.base),
         "source": {name: _asked_source(spec, sources.get(name)) for name, spec in sorted(request.sources.items())},
         "patch": {name: [path.name for path in paths] for name, paths in sorted(request.patches.items())},

@@ -115,7 +115,7 @@ def users_of(planned: Sequence[Planned]) -> set[str]:
     """Return which of these stages are built in the base, in the words of data/needs.toml."""
     inside = {stage.name for stage in planned if stage.engine}
     users = inside & {"llvm", "triton", "aotriton"}
-    # The LLVMs for GPUs and the libraries on them take what the large one takes.
+    # The LLVMs for GPUs and the libraries on them need the same as LLVM.
     users |= {"llvm"} if inside & {name for codegen in codegens() for name in (codegen.llvm, codegen.stage)} else set()
     if inside - {"base", "llvm"} and any("triton-wheel" in stage.binaries for stage in planned):
         users.add("triton-wheel")

@@ -88,7 +88,7 @@ def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow
 
 def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
     rows: list[PlanRow] = []
-    # An unsupported architecture is reported before anything that another architecture lacks.
+    # An unsupported architecture is reported before a fault in the plan of another architecture.
     for of_arch, stages in [(of_arch, stages_of(target, of_arch)) for of_arch in by_arch(request)]:
         planned_before: dict[str, Planned] = {}
         for stage in stages:

@@ -111,7 +111,7 @@ def _asked_sources(request: Request, planned: Planned) -> dict[str, str]:
     """Return the sources named for a stage and those below it; of a folder only the name, because paths are local."""
     own = {source.name: source.ref for source in planned.sources}
     wanted = {name for row in STAGES if involves(planned.name, row.name) for name in row.sources}
-    # The Triton that an LLVM is for decides which libraries it is built with.
+    # The Triton that uses an LLVM decides which libraries it is built with.
     wanted |= {"triton"} if "llvm" in wanted else set()
     return {
         name: own.get(name) or (f"local:{spec.path.name}" if spec.path is not None else str(spec))

@@ -75,7 +75,7 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
         raise SourceError(
             f"not built yet: {', '.join(planned.image for planned in missing)}",
             why="a stage is built again on the very stages that it was built on",
-            # Each of them: a base, a sysroot and CPythons are on no other stage, so none brings the other.
+            # Each stage is named, because a base, a sysroot and CPythons do not bring each other.
             fix=" and ".join(f"toolchain build {planned.name}" for planned in missing) + ", with the same options",
         )
     digest = top.planned.input_digest

@@ -140,10 +140,10 @@ def _take(request: Request, planned: Planned, ref: Target, key: PublicKey) -> Bu
 
 def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> Built:
     request.cache.work.mkdir(parents=True, exist_ok=True)
-    # Beside the cache's own images, so that blobs move over without being copied.
+    # The folder is in the cache, so that blobs are moved and not copied.
     with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="reuse-") as folder:
         scratch = Layout(Path(folder) / "layout").ensure()
-        # The one image, not the index: what the index says of others need not be believed, nor fetched.
+        # Only the image is fetched, because the index may say anything of other architectures.
         platform = Platform("linux", request.arch[0])
         manifest = place.fetch(scratch, platform=platform)
         by_digest = str(place.ref.at(digest=manifest.digest))
@@ -193,7 +193,7 @@ def _as_proved(
             finished=_seconds(run["metadata"]["finishedOn"]),
             tool=tool,
             isolation=attest.byproduct(statement, "isolation", recorded=attest.WITH_THE_BUILD) or None,
-            # More than was planned, where a scan of the sources found them.
+            # A scan of the sources may have found more than was planned.
             binaries=tuple(sorted({*planned.binaries, *(str(name) for name in inner["binaries"])})),
             partial=str(inner["partial"]),
             compressor=str(inner["compressors"].get(layer.digest, "")),
@@ -224,5 +224,5 @@ def _bring(scratch: Layout, image: Descriptor, own: Layout, planned: Planned) ->
     for part in scratch.children(image):
         own.put_file(scratch.blob(part.digest), digest=part.digest, move=True, media_type=part.media_type)
     manifest = own.put_bytes(content, image.media_type)
-    # As after a build: the tag protects the blobs; the record, written last, makes the image finished.
+    # As after a build, the tag protects the blobs, and the record, which is written last, makes the image finished.
     own.tag(manifest, image_tag(planned.image, str(planned.input_digest)))

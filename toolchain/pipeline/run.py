@@ -56,7 +56,7 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
     sources = [source for planned in building if reuse is None for source in planned.sources]
     first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
     results: dict[str, Built] = {}
-    # Where everything is finished, nothing is written: the cache may be another user's.
+    # If everything is finished, nothing is written, because the cache may belong to another user.
     with patches_as_they_are(request) if building else nullcontext(request) as kept:
         run = _Run(first=first, prefetch=Prefetch(kept, sources), reuse=reuse, request=request, rows=rows)
         for of_arch in by_arch(kept):

@@ -29,7 +29,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
         raise UnsupportedError(f"no such stage: {target!r}{near}", fix=f"one of {', '.join(catalog.targets())}")
     (arch,) = request.arch
     foreign = arch != this_machine()
-    # The base is for this machine; of another one there is the system that LLVM is compiled against.
+    # A base is for this machine only. Another machine has the system that LLVM is compiled against.
     named = "sysroot" if target == "base" and foreign else target
     rows = [stage for stage in catalog.STAGES if (_in_all(stage, request) if target == ALL else stage.name == named)]
     for row in rows:

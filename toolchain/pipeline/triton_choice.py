@@ -25,7 +25,7 @@ from toolchain.stages.triton_tree import compare, gitlink_of, head_of, submodule
 if TYPE_CHECKING:
     from toolchain.pipeline.lockfile import Lock
 
-# Where a value comes from, the strongest first.
+# The origins of a value, the strongest first.
 COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE = range(4)
 _MARKS = ("setup.py", "python/setup.py", "CMakeLists.txt", "third_party")
 
@@ -79,7 +79,7 @@ def settle(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice:
             fix="give one of these, or the folder of a checkout",
         )
     _compare(choice, cache)
-    # A source that is at this very commit says all that the commit does.
+    # A source at this commit needs no `--triton`.
     return replace(choice, triton=None) if is_commit(str(choice.triton)) and "triton" in choice.sources else choice
 
 
@@ -93,9 +93,6 @@ def doubts(choice: Choice) -> tuple[str, ...]:
         if choice.triton and is_version(choice.triton):
             return triton_release(choice.triton).pin.warnings
     return ()
-
-
-# --- the order ---
 
 
 def _strongest(choice: Choice) -> Choice:
@@ -176,9 +173,6 @@ def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice
     )
 
 
-# --- what is in the folder ---
-
-
 def _unnamed(choice: Choice, folder: Path) -> Choice:
     """Note that a pin in the current folder is not used: a folder that nobody named must not decide what is built."""
     named = {"triton", "llvm"} if choice.target == "llvm" else {"triton"}
@@ -205,9 +199,6 @@ def _by_pin(choice: Choice, pin: LlvmPin) -> Choice:
         triton=triton_at(pin.commit),
         sources={**choice.sources, "llvm": of_github(pin.repository, pin.commit)},
     )
-
-
-# --- what --triton says ---
 
 
 def _as_version(choice: Choice, text: str) -> Choice:
@@ -267,9 +258,6 @@ def _as_folder(choice: Choice, path: Path, cache: Cache) -> Choice:
             first, second = head or "no commit", carried or "not known"
             raise _two(f"--triton {path}", f"--aotriton {choice.aotriton}", first, second, f"{_ANOTHER}{path}")
     return replace(choice, triton=None, sources={**choice.sources, "triton": of_folder(path)})
-
-
-# --- whether what names a Triton agrees ---
 
 
 def _compare(choice: Choice, cache: Cache) -> None:
@@ -335,7 +323,7 @@ def _tree(spec: SourceSpec, cache: Cache, name: str = "triton") -> Path | None:
     return path if path is not None and path.is_dir() else None
 
 
-# With what a release is built on another Triton than its own.
+# The advice for a release with a Triton other than its own.
 _ANOTHER = "; for the release with another Triton, --source triton="
 
 

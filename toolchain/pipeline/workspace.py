@@ -107,7 +107,7 @@ class BuildWorkspace:
     def fetch(self, source: Source) -> FetchedSource:
         with reporting_to(self.progress.amount):
             self.prefetch.wait(source.name)
-            # Sources are verified again before use: neither a failing disk nor a changed store entry may enter a build.
+            # Sources are verified again, because the disk may fail and an entry of the store may be changed.
             got = fetch_for(self.request, source, patched=True, verify=True)
         within_lock(self.request, [], fetched=got)
         return got
@@ -116,7 +116,7 @@ class BuildWorkspace:
         out = self.work() / "out"
         self.progress.weigh(recipe_.steps, ninja=recipe_.ninja)
         if out.exists():
-            # A killed invocation had finished the build but not the layer; the cache makes the tree again at no cost.
+            # A killed invocation had finished the build but not the layer. The cache makes the tree again quickly.
             shutil.rmtree(out)
         with contextlib.ExitStack() as stack:
             if CCACHE_MOUNT in (recipe.root() / recipe_.containerfile).read_text(encoding="utf-8"):
@@ -140,7 +140,7 @@ class BuildWorkspace:
 
     def unpack(self, built: Built) -> Path:
         folder = emptied(self.work() / f"unpacked-{built.planned.name}")
-        # Not by sources.unpack: it is a layer of our own, and a system's headers may differ in case alone.
+        # `sources.unpack` refuses names that differ in case alone, which a system's headers have.
         blob = Layout(self.cache.images).blob(built.layers[-1]["digest"])
         process.run(["tar", "--extract", "--no-same-owner", "--file", blob, "--directory", folder], log=self.log)
         return folder
@@ -203,7 +203,7 @@ class BuildWorkspace:
             plain = add_layer(layout, compress_layer(layer, self.work() / "plain", "none"), created_by=planned.name)
             base = lower if check.on is None else read_layers(layout, layout.resolve(check.on.manifest))
             parts = ImageParts(environment=image.environment)
-            # Containers of the candidate run on this machine, whatever architecture the layer is for.
+            # Containers of the candidate run on this machine, even if the layer is for another architecture.
             candidate = self._write(layout, planned, (*base, plain), parts, arch=this_machine())
             try:
                 checked = self._check(planned, candidate, check)
@@ -234,7 +234,7 @@ class BuildWorkspace:
             facts={**facts, **checked, **self._compiled, **measured.as_json()},
             binaries=tuple(planned.binaries),
         )
-        # The tag keeps the blobs from the garbage collector; the record makes the result finished, so it comes last.
+        # The tag protects the blobs from the garbage collector. The record comes last: it makes the stage finished.
         layout.tag(layout.resolve(manifest), image_tag(planned.image, digest))
         runner = self._runner.facts if self._runner is not None else None
         record = new_record(self.request, planned, built, compressor=compressor_id(how), runner=runner)
@@ -248,7 +248,7 @@ class BuildWorkspace:
         if content.tar is not None:
             return normalise_tar(content.tar, raw)
         assert content.tree is not None  # noqa: S101 - one of the two
-        # The engine made a tree with owners, and its root has a different id.
+        # The engine made a tree with owners, in which root has another id.
         first = 0 if content.normalise else self.engine.first_id
         return write_layer(content.tree, raw, normalise=content.normalise, first_id=first)
 

@@ -60,11 +60,11 @@ from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
-# Beside upstream's own signature in each pack: which kernels are in it, and where some are missing, that.
+# Files beside upstream's own signature in each pack: the list of its kernels, and what a partial pack lacks.
 LEDGER, PARTIAL = "__ledger__", "__partial__"
-# Upstream's own; 0.10b writes none.
+# AOTriton 0.10b writes no signature.
 SIGNATURE = "__signature__"
-# Raised when the file in a pack that says how its kernels are launched has other bytes.
+# An input, because the file with the launch values in a pack has other bytes in another format.
 LAUNCHES = launches.FORMAT
 _DISK = 8_000_000_000
 
@@ -132,7 +132,7 @@ class AotritonStage:
         with held(tree_of, what="the same library"):
             built = workspace.build(making)
         versions = dependencies["hip"].facts["hip"] if library.rocm else {}
-        # Checked before hours of kernels, if the library is built before them.
+        # A library that is built before the kernels is checked before hours of compiling.
         linked = {} if generation.inside else library_facts(built, library, headers=versions, glibc=request.glibc)
         with campaign_folder(workspace.cache, sha256_json(_objects(dependencies, request, library))) as folder:
             triton = dependencies["triton"]
@@ -179,7 +179,7 @@ class AotritonStage:
             )
             whole = not made.partial and not result.bad
             if whole and not lacking(gpus, generation):
-                # Otherwise the rest may be built next, and these need not be compiled again.
+                # After a part, the objects stay, because the rest may be built next.
                 shutil.rmtree(folder, ignore_errors=True)
         if whole:
             with held(tree_of, what="the same library"):
@@ -215,7 +215,7 @@ def _objects(dependencies: Mapping[str, Built], request: Request, library: Libra
     return {
         "sources": source_inputs([library.source], request.patches),
         "dropped": list(library.dropped),
-        # By content: the same Triton is the same compiler, whatever its build was called.
+        # The layer's digest, because the same content is the same compiler, from whatever inputs it was built.
         "triton": dependencies["triton"].layers[-1]["digest"],
         "base": dependencies["base"].input_digest,
         "recipe": digests(*WORKER_FILES),
@@ -273,7 +273,7 @@ def assemble(
         )  # fmt: skip
         return
     for folder in sorted((tree / prefix.lstrip("/")).glob("rocm*/lib")):
-        # The library looks for them beside itself; they are the same for every ROCm.
+        # The library looks for its images beside itself. They are the same for every ROCm.
         if not is_inside(folder, tree):
             raise HostileInputError(
                 f"{installed} holds a link where AOTriton's library is", why=str(folder), fix="look at its sources"
@@ -282,7 +282,7 @@ def assemble(
     images, result = tree / prefix.lstrip("/") / "lib" / IMAGES, made.result
     for name in made.packs:
         source = made.folder / name
-        # An earlier part may have left other archives there; these are the ones that were checked.
+        # Only archives that were checked are taken, because an earlier part may have left others.
         signature = [source / SIGNATURE] if (source / SIGNATURE).is_file() else []
         for file in (*(archive for archive in made.archives if archive.is_relative_to(source)), *signature):
             target = images / file.relative_to(made.folder)
@@ -332,7 +332,7 @@ def _check(
         workspace.step("contract")
         runner, log = workspace.runner, workspace.log
         if generation.generator == "v2python":
-            # Its API differs from the one that the program uses.
+            # The API of this library differs from the one that the contract's program uses.
             name = f"{library.prefix}/{{}}lib/libaotriton_v2.so"
             files = {rocm: name.format(f"rocm{rocm}/") for rocm in library.rocm} or {"": name.format("")}
             loaded(runner, image, files, workspace, dependencies["hip"] if library.rocm else None)

@@ -101,5 +101,5 @@ def _alike(entry: Entry, answer: Answer) -> bool:
         return answer.code == entry.exit_code
     if kind := re.match(r"[A-Za-z_][\w.]*(?=:|$)", _first(entry.reason)):
         return answer.code != 0 and answer.error.partition(":")[0] == kind[0]
-    # The campaign's own check refused the object.
+    # Without an exit code and an exception, the campaign's own check refused the object.
     return answer.code == 0

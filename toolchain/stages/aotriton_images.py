@@ -45,13 +45,13 @@ from toolchain.stages.kernel_workers import (
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.triton_wheel import SITE
 
-# Where the recipe's build keeps these; the generator writes the paths into its plan.
+# The folders of plan and source in the recipe's build; the generator writes these paths into its plan.
 PLAN, SOURCE = "/build/plan", "/build/src"
 IMAGES = "aotriton.images"
 # Settings of upstream's own kernel command lines.
 ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee"}
 PROJECT = KernelProject(source=SOURCE, path=(SITE,), environment=ENVIRONMENT, recipe=WORKER_FILES)
-# Results that are compiled a second time by upstream's own script.
+# The number of results that upstream's own script compiles a second time.
 SAMPLE = 20
 
 
@@ -106,7 +106,7 @@ class KernelImages:
             built: the output of the recipe: the generator's plan and its modules.
         """
         request = self.workspace.request
-        # Laid into the folder that also holds the objects of earlier runs.
+        # The plan is copied into the folder that also holds the objects of earlier runs.
         self.build.mkdir(parents=True, exist_ok=True)
         shutil.copytree(built / "plan", self.build, dirs_exist_ok=True, symlinks=True)
         plan = read_plan(self.build, self.source, build=PLAN, source=SOURCE, of=self.generation)
@@ -169,21 +169,21 @@ class KernelImages:
         """Compile what is missing. Without --keep-going, failed rules are a KernelError."""
         about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
         if not about.is_file():
-            # Killed before the workers' description was written: a ledger without it is useless.
+            # A campaign was killed before it wrote the workers' description, without which its ledger is useless.
             known.unlink(missing_ok=True)
 
         with Ledger(known) as ledger, compiling(self.compile_setup(), self.workspace, shared) as workers:
 
             def count(done: int, total: int, label: str) -> None:
                 if not about.is_file():
-                    # The workers of a store's results had the same image.
+                    # Workers that filled a store had the same image, so their description holds here.
                     facts = workers.executor.about() or (shared.about if shared is not None else {})
                     if facts:
                         write_atomically(about, json.dumps(dict(facts), sort_keys=True).encode())
                 self.workspace.count(done, total, label)
 
             result = workers.run(rules, ledger, count)
-        # The same whether something was left to compile or not.
+        # The description is the same whether something was left to compile or not.
         return replace(result, about=strict_json.read(about.read_bytes())) if about.is_file() else result
 
     def compile_setup(self) -> CompileSetup:
@@ -229,9 +229,9 @@ class KernelImages:
     def against_upstream(self, rules: RuleSet, result: CampaignResult, *, sample: int = SAMPLE) -> dict[str, Any]:
         """Compile a sample, and everything that failed, once more by upstream's own command line; see `compare`."""
         by_id = {rule.id: rule for rule in rules.rules}
-        # Chosen by the content of the campaign, so that the same campaign is checked the same way again.
+        # The sample depends on the campaign's content, so that the same campaign is checked the same way again.
         chosen = random.Random(rules.digest).sample(result.done, min(sample, len(result.done)))  # noqa: S311
-        # A kernel that was stopped for its memory would take as much there, without a limit.
+        # Upstream's script has no memory limit, so it does not get kernels that were stopped for their memory.
         bad = tuple(entry for entry in result.bad if not entry.over_memory)
         minutes = patience(self.workspace.request.kernel_timeout) / 60
         job = {
@@ -325,7 +325,7 @@ def check_images(
     for archive in archives:
         names = {name: member for member, name in archive.members}
         seen: set[str] = set()
-        # One after the other: an archive has thousands of code objects.
+        # Objects are read one after the other, because an archive has thousands.
         for name, kernels in read_archive(build / archive.path):
             seen.add(name)
             if name not in names:

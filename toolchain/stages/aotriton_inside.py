@@ -19,9 +19,9 @@ from toolchain.stages.hip import PLACE
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.wheels import place
 
-# Below the prefix; which kernels the library holds, and which it lacks.
+# The list of kernels that the library holds and lacks, below the prefix.
 LEDGER = "share/aotriton/__ledger__"
-# Beside the campaign's objects: as the library's build takes them.
+# The folder of the kernels for the library's build, beside the campaign's objects.
 OBJECTS = "objects"
 
 
@@ -42,7 +42,7 @@ def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path)
                 continue
             target.write_bytes(b"")
             wide = 32 if int(rule.target[3:-2]) >= 10 else 64
-            # "Complete", since the function's name is taken from the first of a kernel's objects.
+            # The status is "Complete", because upstream takes the function's name from a kernel's first object.
             metadata = {
                 "compile_status": "Complete", "name": rule.kernel, "shared": 0, "num_warps": rule.num_warps,
                 "num_stages": rule.num_stages, "warp_size": wide,

@@ -37,7 +37,7 @@ from toolchain.request.model import Request
 from toolchain.stages.inputs import common_inputs
 from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
 
-# Runs inside the new root before its package lists go: name, version, architecture, SHA-256 of all that is installed.
+# Prints name, version, architecture and SHA-256 of all installed packages, before the new root's lists are deleted.
 _LIST_PACKAGES = (
     "dpkg-query -W -f '${Package}:${Architecture}=${Version}\\n' | sed 's/:all=/=/'"
     " | xargs apt-cache show --no-all-versions 2>/dev/null"
@@ -45,7 +45,7 @@ _LIST_PACKAGES = (
 )
 
 
-# Bytes: the root file system, and twice its tar, measured on debian13 (1.5 GB).
+# Bytes of the root file system and twice its tar, measured on debian13 (1.5 GB).
 _DISK = 5_000_000_000
 
 
@@ -101,7 +101,7 @@ class BaseStage:
         _mmdebstrap(recipe, tar, packages, workspace)
         lock = {"recipe": recipe_digest(recipe), "packages": parse_packages(packages.read_text())}
         workspace.step("layer")
-        # From here on the base has a digest, and the stages above it too.
+        # The base has a digest once its packages are known, and so do the stages above it.
         resolved = replace(planned, inputs=package_inputs("base", recipe.name, lock, workspace.request))
         built = workspace.finish(
             resolved,
@@ -157,7 +157,7 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Worksp
     for link, target in recipe.links.items():
         where = f'"$1"{shlex.quote(link)}'
         hooks.append(f'mkdir -p "$(dirname {where})" && ln -sfn {shlex.quote(target)} {where}')
-    # Nothing of this machine stays in the image: neither its mirror nor its name.
+    # The image must hold nothing of this machine, such as its mirror or its name.
     of_here = ("sources.list", "sources.list.d/*", "hostname", "resolv.conf")
     hooks.append(
         "rm -f " + " ".join(f'"$1"/etc/{"apt/" if name.startswith("sources") else ""}{name}' for name in of_here)
@@ -199,13 +199,13 @@ def run_mmdebstrap(
         )
     signed = f"[signed-by={main.keyring}] " if main.keyring else ""
     process.which("mmdebstrap")
-    # Its apt cannot handle a root whose path has quotes; the tar goes where we say all the same.
+    # apt cannot handle a root whose path has quotes. The tar may have any path.
     plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(workspace.cache.work)) is not None
     place = workspace.work() / "mmdebstrap" if plain else Path(tempfile.mkdtemp(prefix="toolchain-"))
-    # A killed run leaves a whole root file system behind; the stage's lock shows that it is unused, and the folder is
-    # this stage's own: another base may be made at the same time.
+    # A killed run leaves a root file system behind. The stage's lock shows that no other process uses it, and another
+    # base that is made at the same time has another folder.
     emptied(place)
-    # In a file: a mirror may want a password, and commands go into the log.
+    # The mirror is in a file, because it may contain a password, and commands go into the log.
     mirror = place / "sources.list"
     mirror.touch(mode=0o600)
     mirror.write_text(f"deb {signed}{main.site} {suite} main\n", encoding="utf-8")
@@ -310,7 +310,7 @@ def _take_local(planned: Planned, image: LocalImage, workspace: Workspace) -> Bu
     """Copy a user's image into the local layout; its blobs keep their digests."""
     layout, own = Layout(image.root), Layout(workspace.cache.images).ensure()
     for part in (image.manifest["config"], *image.manifest["layers"]):
-        # Every build comes here, also one with nothing to do, so what was copied before is not read again.
+        # Every build comes here, even one with nothing to do, so a blob that was copied before is not read again.
         if not own.has(part["digest"]) or own.blob(part["digest"]).stat().st_size != part["size"]:
             own.put_file(layout.blob(part["digest"]), digest=part["digest"])
     content = layout.blob(image.digest).read_bytes()

@@ -26,7 +26,7 @@ from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerConten
 from toolchain.stages.triton_origin import triton_source
 
 RECIPE = "containerfiles/triton-codegen"
-# Shared with Triton's wheels, whose build it is a part of.
+# Files that the recipe of Triton's wheels uses too.
 _TOOLCHAIN = (
     COMPILER_CACHE,
     "containerfiles/triton-portable/toolchain.cmake",
@@ -61,7 +61,7 @@ class CodegenLibraryStage:
         patches = [sha256_file(path) for path in request.patches.get("triton", ())]
         files = None
         if tree is not None:
-            # What a patch adds or changes is covered by the patch's own digest.
+            # The digest of a patch covers the files that it adds or changes.
             files = {name: sha256_file(tree / name) for name in read_files(tree, rule, patched=bool(patches))}
         more = {
             **({"patches": patches} if patches else {}),
@@ -133,7 +133,7 @@ class CodegenLibraryStage:
             LayerContent(tree=tree),
             ImageParts(revision=source.ref),
             facts={"codegen": facts},
-            # A library for another machine is checked when its wheel is.
+            # A library for another machine is checked with its wheel.
             check=ContractCheck(run=check, on=dependencies["base"])
             if request.contract and arch == this_machine()
             else None,

@@ -29,11 +29,11 @@ from toolchain.stages.triton_origin import local_triton, triton_source
 from toolchain.stages.triton_tree import Bindings, bindings_of
 
 RECIPE = "containerfiles/llvm-codegen"
-# Tree, ccache and installed copy together: estimated from 22.1.8, whose steps it has nearly half of.
+# Bytes of tree, ccache and installed copy, estimated from 22.1.8 because it has nearly half of the steps.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 40.0, "compile": 2200.0, "install": 30.0}
 _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 400.0}
-# Programs that building it for another machine runs.
+# Programs that run during a build for another machine.
 _GENERATORS = ("llvm-min-tblgen", "llvm-tblgen")
 
 
@@ -233,7 +233,7 @@ def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
     spec, name = request.sources.get(rule.llvm), rule.llvm
     if spec is not None:
         source = request.locate(name, spec)
-        # A commit where there is one, else a version or a tree's digest: what no commit looks like.
+        # Without a commit the revision has a version or a tree's digest, which cannot be confused with a commit.
         commit = source.version if source.kind == "git" else source.commit
         return source, f"{commit or source.short_id}-0"
     pin = pin_of(rule, request)

@@ -22,7 +22,7 @@ _LINE = re.compile(r"@contract (?P<name>\S+) (?P<verdict>ok|fail)(?: (?P<detail>
 _INSIDE = "/contract"
 _TIMEOUT = 3600.0
 _TARGETS = "give the targets file of this architecture its NVPTX and AMDGPU back and build again"
-# What to do about a check that failed, by its name.
+# The advice for a failed check, by its name.
 _FIXES = {
     "libraries": "build the layer with the components llvm-libraries, mlir-libraries and, for lld, lld-libraries; "
     "if this LLVM has no such library any more, correct llvm-config/components.toml",
@@ -60,7 +60,7 @@ class Check:
     seconds: float
 
 
-# What a part of LLVM must pass, in order.
+# The checks of a part of LLVM, in order.
 _OF_PART = {
     "tablegen": ("llvm-tblgen", "mlir-tblgen", "paths", "symbols"),
     "mlir-tblgen": ("mlir-tblgen", "paths", "symbols"),
@@ -198,7 +198,7 @@ def _check(
 
 
 def _failed(prefix: str, failed: Sequence[Check], log: Path) -> ContractError:
-    # What could not run because of another failure is named, but needs no advice of its own.
+    # A check that could not run because of another failure is named without advice of its own.
     causes = [check for check in failed if not check.detail.startswith("not run")]
     names = ", ".join(check.name for check in failed)
     advice = [f"{check.name}: {_FIXES.get(check.name, 'read the log')}" for check in causes]

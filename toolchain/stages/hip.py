@@ -29,11 +29,11 @@ LOG = logging.getLogger(__name__)
 RECIPE = "containerfiles/hip"
 PLACE = "/usr/lib/toolchain/hip"
 _OF_TRITON = "third_party/amd/backend/include"
-# Where a HIP's headers are: of ROCm and of HIP's own build, of a distribution's package, and in a tree of Triton.
+# The folders of HIP's headers in a ROCm, in HIP's own build, in a distribution's package and in a tree of Triton.
 _WHERE = ("hip", "include/hip", "usr/include/hip", f"{_OF_TRITON}/hip")
 _API = "hip_runtime_api.h"
 _NEEDS = ("hip_runtime.h", _API, "hip_version.h", "amd_detail")
-# hipErrorNoDevice: what a stub returns to a program that runs with it.
+# hipErrorNoDevice, which a stub returns to a program that runs with it.
 _NO_DEVICE = 100
 
 
@@ -87,7 +87,7 @@ class HipStage:
                 versions[row.name] = version_in(headers)
                 (place / row.name / "include").mkdir(parents=True)
                 copy_tree(headers, place / row.name / "include" / "hip")
-                # For compilers of NVIDIA's.
+                # These headers are for NVIDIA's compiler.
                 shutil.rmtree(place / row.name / "include" / "hip" / "nvidia_detail", ignore_errors=True)
             else:
                 _take_lzma(content, place / row.name)
@@ -245,7 +245,7 @@ def _content(path: Path, into: Path, workspace: Workspace) -> Path:
         )
     emptied(into)
     process.which("dpkg-deb")
-    # Neither its libraries nor its links to those of other packages.
+    # Libraries of the package, and its links to those of other packages, are not unpacked.
     taken = 'dpkg-deb --fsys-tarfile "$1" | tar --extract --directory "$2" ./usr/include ./usr/share/doc'
     process.run(["sh", "-c", taken, "sh", path, into], log=workspace.log)
     check_links(into)

@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from toolchain.kernels.rules import RuleSet
     from toolchain.kernels.shared import SharedResults
 
-# What runs beside Triton in a worker, below the recipe root: a kernel's result depends on it.
+# Files below the recipe root that run beside Triton in a worker, so that a kernel's result depends on them.
 WORKER_FILES = ("aotriton/worker.py", "aotriton/shared_stages.py")
-# Starts them. It decides no byte of an object, and so is part of the results' names and no input of an image.
+# The program that starts a worker is in the results' names. It decides no byte, so it is not an input of images.
 _START = "aotriton/start.py"
-# Where compile processes see the files of ours that are part of the results' names, and the folder that they write to.
+# The folders in a container with the files of the recipe, and for the objects.
 RECIPE, OUT = "/recipe", "/out"
-# The folder for what compile processes see, in a stage's unfinished work.
+# The folder for the files that compile processes see, in a stage's unfinished work.
 SCRATCH = "compiling"
-# All variables of a compile process besides those of its project. The image's own are not passed on.
+# All variables of a compile process besides those of its project. The image's variables are not passed on.
 VARIABLES = {
     "HOME": "/tmp",  # noqa: S108 - in the container
     "LANG": "C.UTF-8",
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "PYTHONDONTWRITEBYTECODE": "1",
-    # Triton 3.0 iterates over sets, whose order differs in each process of Python: without a seed its objects differ
-    # from one run to the next, by upstream's own script too. It is why the process does not run with `python3 -I`.
+    # Triton 3.0 iterates over sets, whose order differs in each process of Python, so without a seed its objects differ
+    # from one run to the next. `python3 -I` would ignore the seed, so it is not used.
     "PYTHONHASHSEED": "0",
     "PYTHONNOUSERSITE": "1",
 }
@@ -122,7 +122,7 @@ def compile_setup(
     sets = FileSets(naming, emptied(scratch) / "seen")
     environment = naming.shared["environment"]
     variables = [f"{name}={value}" for name, value in sorted(environment.items())]
-    # Neither the image's configuration nor the engine adds a variable to these.
+    # `env -i` removes variables that the image's configuration or the engine adds.
     command = ["env", "-i", *variables, *naming.shared["command"]]
     # `toolchain shell` runs another program in the same container, which finds Triton by this variable.
     of_shell = {"PYTHONPATH": SITE, **environment}

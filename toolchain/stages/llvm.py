@@ -40,7 +40,7 @@ from toolchain.stages.triton_origin import DEFAULT_TRITON, local_triton, named_t
 
 # LLVM's headers give some types other members without NDEBUG, and Triton's own default build type has none.
 NDEBUG_ADVICE = "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
-# What shapes the layer. The contract check does not: it may grow without a rebuild.
+# Files that decide the layer's content. The contract check is not among them, so that it can grow without a rebuild.
 _RECIPE = (
     COMPILER_CACHE,
     "containerfiles/llvm",
@@ -145,7 +145,7 @@ class LlvmStage:
             "projects": list(part.projects),
             "components": list(part.components) if part.target == "distribution" else [],
             "libraries": {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop} if part.whole else {},
-            # The tree then decides, once it is here, whose needs are used.
+            # Once the tree is here, its version chooses among the rows of this file.
             **({} if details.serves else {"by_version": digests(COMPONENTS)}),
             "goal": part.target,
             **({"headers": list(part.headers)} if part.headers else {}),

@@ -8,7 +8,7 @@ from pathlib import Path
 from toolchain.core.errors import SourceError
 from toolchain.sources.tree import Source
 
-# The second holds the version before LLVM 19.
+# Before LLVM 19 the second file holds the version.
 _FILES = ("cmake/Modules/LLVMVersion.cmake", "llvm/CMakeLists.txt")
 _NUMBER = re.compile(r"^\s*set\(LLVM_VERSION_(MAJOR|MINOR|PATCH)\s+([0-9]{1,6})\)", re.MULTILINE)
 _PACKAGE = re.compile(r"llvm-toolchain-([0-9]{1,3}|snapshot)")

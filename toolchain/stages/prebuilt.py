@@ -15,7 +15,7 @@ from toolchain.data import load
 from toolchain.request.model import Request
 from toolchain.sources.scan import Finding, scan
 
-# Allowed by name, and not files of a source's tree.
+# Names of `--allow-binary` that are not files of a source's tree.
 APART = frozenset({"triton-wheel"})
 _LISTED = 30
 _ODD = ";=*?[]\\\n"
@@ -159,7 +159,7 @@ def take_in(
             replaced[finding.file] = row.replacement(finding.file)
         else:
             unknown.append(finding)
-    # The recipes get lists with `;` between names; a name that breaks it would silently stay in the build.
+    # The recipes get lists with `;` between names, and a name that breaks the list would silently stay in the build.
     odd = sorted(name for name in (*dropped, *replaced) if set(name) & set(_ODD))
     if odd:
         raise PolicyError(

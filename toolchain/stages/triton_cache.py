@@ -56,7 +56,7 @@ from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerConten
 from toolchain.stages.wheel import environment
 
 RECIPE = "containerfiles/triton-cache"
-# Where compile processes see the files of ours, and the module that makes the calls.
+# Folders in a container: the recipe, the module that makes the calls, and the calls of the contract check.
 _SEEN, _MODULES, _CHECKED = f"/recipe/{RECIPE}", "/src/calls", "/calls"
 _NAMED = (f"{RECIPE}/calls.py", f"{RECIPE}/worker.py")
 MADE = "made"  # what Triton writes, below what the campaign makes
@@ -122,11 +122,11 @@ class TritonCacheStage:
             _require_compiled(outcomes, keep_going=request.keep_going)
             shard.finish(shared, result.entries)
             _require_any(outcomes)
-            # What others made is beside what was made here, where it is found.
+            # Results of others are unpacked beside those of this machine.
             _unpack(outcomes, out)
             ordered: list[Outcome] = []
             if request.shard is None:
-                # No shard has the calls of all. What is missing of their orders is compiled here, by a merge too.
+                # The orders of calls need all calls, which no shard has, so they are compiled without shards or by a merge.
                 orders = in_orders(outcomes)
                 here = workers_here(at, workspace, None if shared is None or shared.only else shared)
                 orders_of = RuleSet(tuple(rule_of(call, table.module) for call in orders), len(orders))

@@ -34,9 +34,9 @@ from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.unpacked import own_python, versions_of
 from toolchain.stages.wheels import TRITON, keep_wheel, wheel_folder, wheel_sources
 
-# Of each family of AMD's one; a Triton that compiles for these compiles for their siblings.
+# One GPU of each of AMD's families. A Triton that compiles for these compiles for the others of the family.
 CONTRACT_GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151")
-# The copy of the source, its build tree and the wheel unpacked, measured.
+# Bytes of the source's copy, its build tree and the unpacked wheel, measured.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 30.0, "compile": 1800.0, "lit": 200.0}
 
@@ -101,7 +101,7 @@ def plan_from_source(
     check_tree_form(source, "Triton")
     if source.path is not None and source.path.is_dir():
         require_tree(source.path, source.ref)
-    # A tree that is here already is checked now, before hours of LLVM.
+    # A tree that is here already is checked now, because building LLVM takes hours.
     if tree is not None and dependencies["llvm"].sources:
         require_tree(tree, source.ref)
         check_setup(tree)

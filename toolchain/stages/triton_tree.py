@@ -24,11 +24,11 @@ from toolchain.sources.tree import Source, require
 from toolchain.stages.llvm_version import major_of
 
 _INIT = "python/triton/__init__.py"
-# At the top since 2025-04-23.
+# setup.py is at the top since 2025-04-23.
 _SETUPS = ("setup.py", "python/setup.py")
 _HELPERS = "python/build_helpers.py"
 _BACKENDS = ("third_party/amd", "third_party/nvidia")
-# Packages that setup.py downloads unless such a variable names a folder; the recipes set these.
+# The variables that the recipes set, so that setup.py does not download these packages.
 _SERVED = frozenset({"JSON_SYSPATH", "LLVM_SYSPATH", "PYBIND11_SYSPATH"})
 _SAYS = re.compile(r"""^__version__\s*=\s*["'](\d+\.\d+(?:\.\d+)?)""", re.MULTILINE)
 
@@ -265,7 +265,7 @@ def _check_generation(tree: Path, llvm: Source) -> None:
         own = needs_for(version).llvm
     except UnsupportedError:
         return  # nothing is on record of it
-    # Main has the version of the last release for months, and may need a newer LLVM by then.
+    # The main branch keeps the version of the last release for months, and may need a newer LLVM.
     if not own - 1 <= there <= own + 1:
         how = "old" if there < own else "new"
         raise UnsupportedError(

@@ -17,7 +17,7 @@ from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Wor
 from toolchain.stages.unpacked import own_python
 
 BINARY = "triton-wheel"
-# Apart from the distribution's own site-packages; in-image programs get it by PYTHONPATH.
+# A folder apart from the distribution's own site-packages, which programs in the image get by PYTHONPATH.
 SITE = "/usr/lib/toolchain/triton"
 
 

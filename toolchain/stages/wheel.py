@@ -34,7 +34,7 @@ LISTING = "usr/share/toolchain/wheels.json"
 _ALWAYS = ("packaging", "setuptools", "wheel")
 _DISK = 3_000_000_000
 _WEIGHTS = {"configure": 20.0, "compile": 20.0}
-# By the kind of failure that build.py reports: the error, and what helps.
+# The error and the remedy, by the kind of failure that build.py reports.
 _FAILURES: Mapping[str, tuple[type[ToolchainError], str]] = {
     "triton": (ContractError, "build Triton again: its wheel brings the dist-info"),
     "torch": (ContractError, "see that the packages of torch in data/wheels.toml fit the base"),

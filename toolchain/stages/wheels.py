@@ -16,9 +16,9 @@ from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Workspace
 
-# Triton's build, and what names and tests its result.
+# Projects for Triton's build, and for the names and tests of its wheels.
 TRITON = ("auditwheel", "lit", "packaging", "pybind11", "pyelftools", "setuptools", "wheel")
-# What AOTriton's requirements.txt names, with what those need.
+# The projects of AOTriton's requirements.txt, with their dependencies.
 AOTRITON = (
     "filelock", "iniconfig", "numpy", "packaging", "pandas", "pluggy", "pybind11", "python-dateutil", "pyyaml",
     "setuptools", "tzdata", "wheel",
