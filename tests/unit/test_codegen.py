@@ -222,7 +222,7 @@ def test_a_link_among_the_librarys_files_is_refused(tree: Path) -> None:
 )
 def test_a_tree_with_other_llvms_than_planned_is_refused(tree: Path, planned_for: Mapping[str, str], says: str) -> None:
     compare_pins(tree, {"AMDGPU": f"{AMD}-1"})
-    with pytest.raises(PinError, match="with other LLVMs") as caught:
+    with pytest.raises(PinError) as caught:
         compare_pins(tree, planned_for)
     assert says in caught.value.why
 

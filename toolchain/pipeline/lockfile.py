@@ -274,7 +274,11 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
     value.pop("complete", None)
     systems = [(stage, row) for stage in of_packages() for row in _rows(value.pop(stage, []))]
     if any(isinstance(row, dict) and "stage" in row for _, row in systems):
-        raise ConfigError(f"{name}: unknown key 'stage' of a base", why="its table says it", fix="make it again")
+        raise ConfigError(
+            f"{name}: unknown key 'stage' of a base",
+            why="the name of its table is its stage",
+            fix="make it again: toolchain lock",
+        )
     value["bases"] = [row | {"stage": stage} if isinstance(row, dict) else row for stage, row in systems]
     value["sources"] = [*_rows(value.pop("source", [])), *_rows(value.pop("wheel", []))]
     try:

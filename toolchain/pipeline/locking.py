@@ -78,7 +78,7 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):  # before any fetch
         raise ConfigError(
             f"cannot write {path}",
-            why="it is a folder, or in one that does not exist or may not be written to",
+            why="it is a folder, or its folder does not exist or is not writable",
             fix="name another file: -o FILE",
         )
     fetch_all(request, planned)
@@ -86,9 +86,9 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
     loose = [source.ref for source in lock.sources if not source.digest]
     if loose:
         raise SourceError(
-            f"cannot be locked: {', '.join(loose)}",
-            why="no digest is known before a fetch",
-            fix="run the command again, without --offline: what was fetched has a digest now",
+            f"the sources {', '.join(loose)} cannot be locked",
+            why="their digests are unknown before a fetch",
+            fix="run the command again without --offline; sources that were fetched have digests",
         )
     write(lock, path)
     return lock
@@ -267,7 +267,7 @@ def _package(row: Any) -> LockedPackage:
         raise SourceError(
             f"the base's list of packages cannot be read: {str(row)[:80]!r}",
             why="a row names a package, its architecture and its version",
-            fix="make the base again",
+            fix="build the base again: toolchain build base",
         )
     return LockedPackage(name=match[1], arch=match[2], version=match[3].removeprefix("0:"), header=match[4])
 

@@ -87,7 +87,7 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
         if not layers or len(layers) != len(diff_ids):
             raise UnsupportedError(
                 f"{ref} holds no image of this tool",
-                why=f"{len(layers)} layers, {len(diff_ids)} named",
+                why=f"it has {len(layers)} layers, and its config names {len(diff_ids)}",
                 fix="name an image that `toolchain publish` or `toolchain build` made",
             )
         label = labels_of(content).get(INPUT_DIGEST, "")
@@ -111,7 +111,7 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
     record = known_record(cache, label)
     if record is None:
         raise ConfigError(
-            f"it is not known how {ref} was made",
+            f"no trusted record says how {ref} was made",
             why="without --public-key no provenance is trusted, and no image here was built from the same inputs",
             fix="give the publisher's key: --public-key FILE",
         )
@@ -159,7 +159,8 @@ def given_options(original: Original, cache: Cache) -> dict[str, Any]:
         for digest in digests:
             if (path := store.file(digest)) is None:
                 raise ConfigError(
-                    f"a patch of {name} is not in the store: {digest}", fix=f"give it: --patch {name}=FILE, all of them"
+                    f"a patch of {name} is not in the store: {digest}",
+                    fix=f"name all patches of that source: --patch {name}=FILE",
                 )
             paths.setdefault(name, []).append(str(path))
     values["patches"] = paths

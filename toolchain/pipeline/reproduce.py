@@ -74,16 +74,16 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
     if missing:
         raise SourceError(
             f"not built yet: {', '.join(planned.image for planned in missing)}",
-            why="a stage is built again on the very stages that it was built on",
+            why="a stage is reproduced on the stages that it was built on",
             # Each stage is named, because a base, a sysroot and CPythons do not bring each other.
             fix=" and ".join(f"toolchain build {planned.name}" for planned in missing) + ", with the same options",
         )
     digest = top.planned.input_digest
     if digest != expected["input_digest"]:
         raise UnsupportedError(
-            f"these options make {top.planned.image} from other inputs than the image was made from",
+            f"these options build {top.planned.image} from other inputs than those of the image",
             why=f"input digest {digest}, the image says {expected['input_digest']}",
-            fix="give the options, sources and version of the tool that it was built with",
+            fix="use the options, the sources and the version of the tool that built it",
         )
     with clean_cache(request.cache, rows[:-1], str(digest)) as cache:
         again = build(replace(request, cache=cache), target)[-1]

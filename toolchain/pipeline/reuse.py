@@ -95,8 +95,8 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     if planned.input_digest is None:
         if reuse.only:
             raise SourceError(
-                f"{planned.image} cannot be looked up at a publisher",
-                why="something that it is made from is not locked, so its input digest is unknown",
+                f"no publisher can be asked for {planned.image}",
+                why="one of its inputs is not locked, so its input digest is unknown",
                 fix="build it once, or bring the lock of its base",
             )
         return None
@@ -164,7 +164,7 @@ def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> B
         demands = Policy(source_only=True, allow=let_in_names(request), input_digest=planned.input_digest)
         verdict = verify(place, scratch, manifest, key=key, demands=demands, accept=proved)
         if verdict.problems or verdict.provenance is None:
-            raise UntrustedError(verdict.problems[0] if verdict.problems else "nothing says who made it")
+            raise UntrustedError(verdict.problems[0] if verdict.problems else "no provenance names its builder")
         made, record = proved(verdict.provenance)
         _bring(scratch, manifest, Layout(request.cache.images).ensure(), planned)
     write_record(request.cache, record)
@@ -210,7 +210,7 @@ def _as_proved(
     if not proved.facts:
         raise UntrustedError("provenance: it holds no build report", fix="publish it again with this version")
     if planned.has_contract_check and request.contract and proved.request.get("contract") is False:
-        raise UntrustedError("provenance: it was built without the contract check", fix="--no-contract takes it")
+        raise UntrustedError("provenance: it was built without the contract check", fix="to accept it: --no-contract")
     return proved
 
 

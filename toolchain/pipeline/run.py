@@ -48,7 +48,7 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
     if reuse is None and (names := undecided_in(rows, request)):
         raise PolicyError(
             f"no option allows or drops the prebuilt {', '.join(names)} in Triton's source",
-            why="prebuilt files are refused by default, and hours of LLVM would be built first",
+            why="prebuilt files are refused by default, and the build would end so after hours of LLVM",
             fix=f"leave it out: --drop-binary {names[0]}; or let it in: --allow-binary {names[0]}",
         )
     # A stage that may come finished from elsewhere needs no sources.

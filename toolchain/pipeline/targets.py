@@ -46,7 +46,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
         _add(row, request, made)
     if not made:
         raise UnsupportedError(
-            f"{target}: what is built for {arch} on base {request.base} is compiled against that base itself",
+            f"{target} is not needed for {arch}: builds are compiled against that base itself, {request.base}",
             fix="leave --base out for a portable LLVM, which is compiled against an old system",
         )
     return tuple(made.values())

@@ -128,7 +128,7 @@ def _as_locked(choice: Choice, lock: Lock) -> Choice:
     if version is not None and not (is_version(str(version)) or is_commit(str(version))):
         raise ConfigError(
             f"the lock was made for --triton {version!r}",
-            why="that is neither a version nor a commit",
+            why="the value is neither a version nor a commit",
             fix="make the lock again: toolchain lock",
         )
     return replace(choice, triton=version, aotriton=release, sources={**specs, **choice.sources})
@@ -160,7 +160,7 @@ def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice
     if tree is None or not commit:
         why = f"{AOTRITON_SUBMODULE} is empty, and git does not tell its commit" if tree else "its tree is not here yet"
         raise PinError(
-            f"which Triton --source aotriton={spec} needs is not known",
+            f"the Triton of --source aotriton={spec} is unknown",
             why=f"it is at no release on record, and {why}",
             fix=f"name it: --source triton=URL@COMMIT, as `git ls-tree HEAD {AOTRITON_SUBMODULE}` in AOTriton shows it",
         )

@@ -191,9 +191,9 @@ def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[st
         if pins.get(target) != planned.get(target)
     )
     raise PinError(
-        "this Triton makes code for GPUs with other LLVMs than those that were planned",
+        "the LLVMs for GPUs in this Triton's tree are not the planned ones",
         why=differing,
-        fix="run the command again, now that its tree is here; it is planned by that",
+        fix="run the command again: the plan then reads the tree, which is here now",
     )
 
 
@@ -204,7 +204,7 @@ def rules_of(request: Request) -> tuple[Codegen, ...]:
         rule = codegen_of(pin.target)
         if rule is None:
             raise UnsupportedError(
-                f"this Triton has a separate LLVM for {pin.target}, for which there is no rule here",
+                f"this Triton has a separate LLVM for {pin.target}, and the tool has no rule for it",
                 why=pin.source,
                 fix="take an older Triton, or add its table to toolchain/data/codegen.toml",
             )

@@ -211,7 +211,7 @@ def _failed(prefix: str, failed: Sequence[Check], log: Path) -> ContractError:
 
 def _unfinished(prefix: str, returncode: int, tail: Sequence[str], log: Path) -> ContractError:
     return ContractError(
-        f"the contract check of {prefix} did not come to its end (exit code {returncode})",
+        f"the contract check of {prefix} did not finish (exit code {returncode})",
         why="\n".join(tail[-10:]),
         fix=f"see that the image has a shell, CMake and a compiler; full log: {log}",
     )

@@ -341,7 +341,7 @@ def llvm_pin(request: Request) -> LlvmPin:
         with contextlib.suppress(PinError, UnsupportedError):
             return triton_release(spec.version).pin
     raise PinError(
-        f"which LLVM the Triton of --source triton={spec} pins is not known without fetching it",
+        f"the LLVM that the Triton of --source triton={spec} pins is unknown before it is fetched",
         why="only the pins of releases and of a few commits are on record",
         fix="give a checkout: --source triton=PATH; or name its LLVM: --source llvm=URL@COMMIT",
     )

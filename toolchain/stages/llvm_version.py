@@ -25,7 +25,7 @@ def version_of_tree(tree: Path) -> str:
         if len(numbers) == 3:
             return f"{numbers['MAJOR']}.{numbers['MINOR']}.{numbers['PATCH']}"
     raise SourceError(
-        "this LLVM source does not say which version it is",
+        "this LLVM source does not name its version",
         why=f"neither {' nor '.join(_FILES)} sets LLVM_VERSION_MAJOR, _MINOR and _PATCH",
         fix="give the top folder of a whole llvm-project, cmake/ included",
     )

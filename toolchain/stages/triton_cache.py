@@ -126,7 +126,7 @@ class TritonCacheStage:
             _unpack(outcomes, out)
             ordered: list[Outcome] = []
             if request.shard is None:
-                # The orders of calls need all calls, which no shard has, so they are compiled without shards or by a merge.
+                # No shard has all calls, so their orders are compiled by a build without shards or by a merge.
                 orders = in_orders(outcomes)
                 here = workers_here(at, workspace, None if shared is None or shared.only else shared)
                 orders_of = RuleSet(tuple(rule_of(call, table.module) for call in orders), len(orders))

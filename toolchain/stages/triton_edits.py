@@ -44,7 +44,7 @@ def check_edits(request: Request) -> None:
     if missed:
         raise PinError(
             f"this Triton takes edits on {request.sources['llvm']}, and was planned without them",
-            why=f"which release that is was unknown before it was here; now it is planned with {missed[0].name}",
+            why=f"its release was unknown before the fetch; the next plan applies {missed[0].name}",
             fix="run the command again",
         )
 

@@ -144,7 +144,7 @@ def _own_among(request: Request, versions: Sequence[str]) -> str:
         raise UnsupportedError(
             f"--python {','.join(versions)} leaves out Python {own}",
             why=f"the image of base {request.base} and the wheel runs that one",
-            fix=f"--python {','.join([*versions, own])}; what does not include Python's headers is compiled once",
+            fix=f"--python {','.join([*versions, own])}; most objects are compiled once for all versions",
         )
     return own
 

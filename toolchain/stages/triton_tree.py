@@ -177,7 +177,7 @@ def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
             raise SourceError(
                 f"building this Triton would download {rule.library}",
                 why=f"its {rule.pin_file} names one, and none of {', '.join(files)} knows {' and '.join(lacking)}",
-                fix="take a Triton whose build does; how a library is handed to it, toolchain/data/codegen.toml says",
+                fix="take another Triton, or correct its row in toolchain/data/codegen.toml",
             )
 
 
@@ -291,6 +291,6 @@ def check_tree(tree: Path, request: Request, llvm: Source) -> None:
         file = Path(pin.origin).relative_to(tree)
         raise PinError(
             "this Triton does not pin the LLVM that is on record for it",
-            why=f"its {file} says {pin.commit}; on record, and planned, is {llvm.version}",
+            why=f"its {file} says {pin.commit}, and the plan has {llvm.version}",
             fix=f"build it on its own pin: --source llvm={of_github(pin.repository, pin.commit)}",
         )

@@ -66,7 +66,7 @@ def wheel_source(request: Request) -> Source:
     if source.kind != "pypi":
         raise UnsupportedError(
             f"--source triton={spec} is not a wheel of the Python index",
-            why="its digest is none of data/pypi.toml" if spec.wheel else "",
+            why="no row of toolchain/data/pypi.toml has its digest" if spec.wheel else "",
             fix="name one: --source triton=pypi:VERSION",
         )
     return source

@@ -272,7 +272,7 @@ def own_python(request: Request) -> str:
     """Return the Python that the base has: `3.13`."""
     if request.base.image is not None:
         raise PinError(
-            f"which Python {request.base} has is not known before it runs", fix="name the versions: --python 3.13"
+            f"the Python of {request.base} is unknown before it runs", fix="name the versions: --python 3.13"
         )
     return ".".join(base_recipe(request.base.recipe).tools["python"].split(".")[:2])
 

@@ -261,7 +261,7 @@ def require_needs(row: WheelRow, tree: Path, ref: str) -> None:
     if missing := [name for name in row.needs if not (tree / name).exists()]:
         raise SourceError(
             f"the source of {row.name} has no {missing[0]}",
-            why=f"{ref} is not what its recipe is for",
+            why=f"the recipe is for a source with that file, and {ref} is another one",
             fix=f"give a whole checkout: --source {row.name}=PATH or URL@COMMIT",
         )
 
