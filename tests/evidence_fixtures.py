@@ -29,11 +29,11 @@ from toolchain.oci.referrers import write_artifact
 from toolchain.pipeline.fetching import Prefetch
 from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.publish.attestations import sboms
-from toolchain.request.model import DEFAULT_GLIBC, Request
+from toolchain.request.model import Request
 from toolchain.stages.base import BaseStage, recipe_digest, write_packages
 from toolchain.stages.llvm import LlvmStage
 from toolchain.stages.stage import Built, LayerContent, Stage
-from toolchain.stages.unpacked import UnpackedStage, pythons_of, sysroot_of, torch_of
+from toolchain.stages.unpacked import UnpackedStage, sysroot_of, torch_of
 from toolchain.trust import attest, dsse
 from toolchain.trust.image_facts import ImageFacts, Package
 from toolchain.trust.keys import Signer
@@ -232,18 +232,6 @@ def finished_sysroot(cache: Cache, work: Path, arch: str, version: str = "2.41",
     rows = [{"name": "libc6-dev", "version": version, "architecture": arch, "sha256": "6" * 64}]
     write_packages(cache.package_list("sysroot", system.name, arch), {"recipe": system.digest, "packages": rows})
     return _finished(UnpackedStage("sysroot"), request, work)
-
-
-def finished_python(cache: Cache, work: Path) -> Built:
-    """The CPython that the base has, likewise."""
-    request = Request(cache=cache, glibc=DEFAULT_GLIBC)
-    asked = pythons_of(request)
-    rows = [
-        {"name": name, "version": "3", "architecture": "amd64", "sha256": "7" * 64}
-        for name in ("libpython3.13-dev", "python3.13-minimal")
-    ]
-    write_packages(cache.package_list("python", asked.name, "amd64"), {"recipe": asked.digest, "packages": rows})
-    return _finished(UnpackedStage("python"), request, work)
 
 
 def finished_torch(cache: Cache, work: Path) -> Built:

@@ -34,7 +34,6 @@ from typing import Any, cast
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from tests.debian_systems import TOP, build
 from toolchain.core.cache import Cache, default_cache
 from toolchain.core.process import Result
 from toolchain.core.recipe import Mount, root
@@ -43,7 +42,7 @@ from toolchain.engine.buildah import Buildah
 from toolchain.kernels.aks2 import read_archive
 from toolchain.kernels.aotriton_plan import read_plan
 from toolchain.oci.layout import Layout
-from toolchain.pipeline.records import find_image, records
+from toolchain.pipeline.records import records
 from toolchain.request.model import Request
 from toolchain.sources.resolve import fetch_source
 from toolchain.sources.scan import scan
@@ -380,28 +379,3 @@ def test_random_kernels_of_the_aotriton_image_have_the_bytes_that_upstreams_scri
     print(f"\n{len(answers)} of {len(done)} compiled by upstream's script: {dict(sorted(kernels.items()))}")
     assert len(answers) == min(wanted, len(done))
     assert [row for row in answers if row["sha256"] != done[row["id"]] or row["sha256"] not in packed] == []
-
-
-def test_a_program_finds_the_library_and_lists_what_its_images_hold(tmp_path: Path) -> None:
-    """`examples/aotriton/`, by plain buildah with COPY --from."""
-    record = newest("aotriton", has="packs")
-    cache = Cache(default_cache())
-    engine, base = Buildah(cache), find_image(cache, "toolchain-base-debian13")[0]
-    images = {
-        "BASE": engine.ensure_image("toolchain-base-debian13", cache.images, base.manifest),
-        "AOTRITON": engine.ensure_image(record.image, cache.images, record.manifest),
-    }
-    tag = "localhost/aotriton-consumer"
-    dockerfile = TOP / "examples/aotriton/Dockerfile"
-    build(engine, TOP / "examples", dockerfile, tag, PREFIX=str(record.facts["prefix"]), **images)
-    try:
-        said = engine.run(tag, ["/build/list_images"], capture=True).stdout.strip().splitlines()
-        names = engine.run(tag, ["/build/list_images", "--names"], capture=True).stdout.strip().splitlines()
-    finally:
-        engine.forget_image(tag)
-    print("\n" + "\n".join(said))
-    kernels = record.facts["kernels"]
-    bad = sum(kernels.values()) - kernels["done"]
-    assert f" {kernels['done']} code objects, {bad} known bad, " in said[-1]
-    assert f"{record.facts['prefix']}/lib/libaotriton_v2.so" in said[0]
-    assert len(names) == sum(kernels.values()) + 2

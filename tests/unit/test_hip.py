@@ -13,8 +13,6 @@ from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, SourceError, UnsupportedError
 from toolchain.request.model import Request
 from toolchain.sources.distro import known_packages
-from toolchain.sources.mirrors import Mirror
-from toolchain.sources.suites import Suite
 from toolchain.stages.hip import check_headers, hip_stage, source_of, version_in, write_stubs
 
 HIP5, HIP6 = catalog.headers()
@@ -41,14 +39,6 @@ def test_the_rows_fit_each_other_and_the_packages_that_are_known() -> None:
     assert [row.soname for row in catalog.rocms()] == [f"libamdhip64.so.{row.major}" for row in catalog.rocms()]
     assert {row.headers for row in catalog.rocms()} == {row.name for row in catalog.headers()}
     assert {int(row.major) for row in catalog.rocms()} == {major for row in catalog.headers() for major in row.hip}
-
-
-def test_a_package_of_the_pool_is_asked_for_without_an_index(tmp_path: Path) -> None:
-    package = next(row for row in known_packages() if row.pool)
-    mirror = Mirror(site="https://mirror.test/debian/", suite="bookworm", components=("main",), keyring="")
-    where = Suite(tmp_path, mirror).uri(package)
-    assert where == f"https://mirror.test/debian/{package.pool}/{package.file}"
-    assert not list(tmp_path.iterdir()), "nobody was asked"
 
 
 def test_a_library_to_link_with_is_written_from_its_row(tmp_path: Path) -> None:

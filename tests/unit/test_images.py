@@ -19,11 +19,9 @@ from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, SourceError
 from toolchain.core.record import Record
 from toolchain.oci import labels
-from toolchain.oci.image import labels_of
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.finished_images import (
     Publication,
-    contents_of,
     finished_images,
     full_name,
     named_images,
@@ -112,15 +110,6 @@ def test_what_is_not_whole_is_not_finished(home: Home) -> None:
     layout = Layout(home.cache.images)
     layout.blob(home.record.layer_digests[-1]).unlink()
     assert [record.stage for record in finished_images(home.cache)] == ["base"]
-
-
-def test_what_is_inside(home: Home) -> None:
-    inside = contents_of(home.cache, home.record)
-    assert str(inside.llvm) == "22.1.8"
-    assert inside.triton is None
-    layout = Layout(home.cache.images)
-    config = layout.children(layout.resolve(home.llvm.manifest))[0]
-    assert labels_of(layout.read_json(config))[labels.LLVM] == "22.1.8"
 
 
 def test_the_list(home: Home) -> None:

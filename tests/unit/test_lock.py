@@ -106,10 +106,7 @@ def test_bytes_that_are_no_text() -> None:
 CHANGES: list[tuple[dict[str, Any], str | None]] = [
     ({"sources": (source(digest=B), wheel())}, "the source llvm: digest"),
     ({"sources": (source(tree=A), wheel())}, "its tree is"),
-    ({"sources": (source(repository="https://evil.test/x"), wheel())}, "repository"),
     ({"sources": (source(kind="git"), wheel())}, "kind"),
-    ({"sources": (source(parts=("llvm",)), wheel())}, "parts"),
-    ({"sources": (source(patches=()), wheel())}, "patches"),
     ({"sources": (source(patches=(LockedPatch(name=ODD, digest=B),)), wheel())}, "patches"),
     ({"sources": (source(patches=source().patches[::-1]), wheel())}, "patches"),
     ({"sources": (source(), wheel(digest=A))}, "the wheel triton: digest"),
@@ -117,7 +114,6 @@ CHANGES: list[tuple[dict[str, Any], str | None]] = [
     ({"sources": (source(digest=""), wheel())}, "no digest before it is fetched"),
     ({"sources": (source(kind="local", tree=A), wheel())}, "the tree"),
     ({"bases": (base(name="ubi9"),)}, "base ubi9 (amd64) is not in the lock"),
-    ({"bases": (base(arch="arm64"),)}, "base debian13 (arm64) is not in the lock"),
     ({"bases": (base(recipe=B),)}, "its recipe differs"),
     ({"bases": (base(image=A),)}, "another image"),
     ({"bases": (base(state="image"),)}, None),
@@ -126,11 +122,8 @@ CHANGES: list[tuple[dict[str, Any], str | None]] = [
             name="libc6", version="2.42", arch="amd64", sha256="3" * 64))),)},
         "libc6 1:2.41-12+deb13u1~x 222222222222 is locked, 2.42 333333333333 is here",
     ),
-    ({"bases": (base(packages_digest=B, packages=base().packages[:1]),)}, "libc6"),
     ({"bases": (base(packages_digest=B),)}, "its list of packages differs"),
     ({"toolchain": "0.2.0"}, "toolchain: 0.1.0 is locked, 0.2.0 is here"),
-    ({"epoch": 2}, "epoch"),
-    ({"format": 2}, "format"),
 ]  # fmt: skip
 
 

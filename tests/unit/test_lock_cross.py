@@ -18,7 +18,6 @@ from tests.bundle_fixtures import Place
 from tests.evidence_fixtures import finished_base, finished_sysroot
 from tests.lock_fixtures import base, lock
 from tests.request_fixtures import specs
-from toolchain.bundle import export as bundle
 from toolchain.bundle.export import export
 from toolchain.cli.app import app
 from toolchain.core.cache import Cache
@@ -29,7 +28,7 @@ from toolchain.oci.reference import LayoutRef
 from toolchain.pipeline import lockfile, locking
 from toolchain.pipeline import run as pipeline
 from toolchain.pipeline.lock_differences import differences
-from toolchain.pipeline.lockfile import Lock, LockedBase
+from toolchain.pipeline.lockfile import Lock
 from toolchain.pipeline.plan import plan
 from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages.base import BaseStage
@@ -288,20 +287,6 @@ def test_a_sysroot_in_the_place_of_the_base(place: Place) -> None:
     with pytest.raises(UnsupportedError, match=r"holds the sysroot debian13 \(amd64\)"):
         place.import_bundle()
     assert not (place.root / "other" / "records").exists()
-
-
-def test_a_system_made_anew_while_it_is_packed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = bundle._Packer.base
-
-    def base_(self: Any, one: LockedBase, row: Any) -> None:
-        packed(self, one, row)
-        if one.arch == "s390x":
-            finished_sysroot(place.request.cache, place.root / "anew", "s390x", "2.42")
-
-    monkeypatch.setattr(bundle._Packer, "base", base_)
-    with pytest.raises(SourceError, match="made again"):
-        place.export()
-    assert not place.out.path.exists()
 
 
 @pytest.mark.parametrize("partial", ["", "tablegen"])

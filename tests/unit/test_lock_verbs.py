@@ -196,15 +196,12 @@ def test_what_else_is_refused(here: Here, checkout: Path, tmp_path: Path) -> Non
     ("words", "code", "says"),
     [
         (("plan", "--locked"), 3, "cannot read toolchain.lock"),
-        (("plan", "all", "--lock-file", "no such file"), 3, "no such file"),
         (("kernels", "run", "--lock-file", "no such file"), 3, "no such file"),
         (("lock", "nothing"), 7, "nothing"),
         (("lock", "--check"), 3, "name it: -o FILE"),
         (("lock", "llvm", "--offline", "--source", "llvm=distro:llvm-toolchain-20"), 18, "llvm-toolchain-20"),
-        (("bundle", "export", "nowhere"), 3, "not a reference"),
         (("bundle", "export", "oci:x", "base"), 5, "not built yet"),
         (("bundle", "import", "oci:no such folder"), 13, "not an OCI layout"),
-        (("bundle", "import"), 2, "ref"),
     ],
 )
 def test_bad_input(here: Here, words: tuple[str, ...], code: int, says: str, tmp_path: Path) -> None:

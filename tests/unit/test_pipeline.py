@@ -181,11 +181,9 @@ def test_a_source_that_is_not_what_it_must_be_ends_the_stage_below(
 
     dependencies = Fake("base", lambda: planned("base"), hours)
     above = Fake("llvm", lambda: planned("llvm", sources=(source,)))
-    begun = time.monotonic()
     with pytest.raises(DigestError, match="wrong digest"):
         run(dependencies, above)
     assert above.built == []
-    assert time.monotonic() - begun < 15
 
 
 def test_two_works_without_a_digest_do_not_meet(run: Callable[..., list[Built]]) -> None:

@@ -23,7 +23,6 @@ from toolchain.core.digest import sha256_bytes
 from toolchain.core.errors import ConfigError, LockHeldError
 from toolchain.core.locks import alone, in_use
 from toolchain.core.record import VERSION
-from toolchain.engine import namespace
 from toolchain.engine.resources import disk_bytes
 from toolchain.engine.storage import SCRATCH
 from toolchain.oci.image import ImageSpec, add_layer, write_image
@@ -427,30 +426,6 @@ def test_it_waits_for_nobody_and_others_wait_for_it(cache: Cache) -> None:
         assert child.stderr is not None
         assert f"pid {os.getpid()}" in child.stderr.readline()
     assert child.communicate(timeout=60)[0] == "in\n"
-
-
-def test_a_folder_that_is_not_there_is_made_by_who_writes(tmp_path: Path) -> None:
-    away = Cache(tmp_path / "away")
-    with in_use(away):
-        assert not away.root.exists()
-    with in_use(away, make=True):
-        assert refused(away)
-        assert away.is_ours
-
-
-def test_what_an_ordinary_user_s_builds_left_is_listed_in_a_namespace(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It belongs to subordinate ids, which may be looked at there alone."""
-    entered: list[str] = []
-    monkeypatch.setattr(namespace, "enter", lambda: entered.append("entered"))
-    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != cache.mounts)
-    words = ["cache", "ls", "--cache", str(cache.root)]
-    assert CliRunner().invoke(app, words).exit_code == 0
-    assert entered == []
-    cache.mounts.mkdir(parents=True)
-    assert CliRunner().invoke(app, words).exit_code == 0
-    assert entered == ["entered"]
 
 
 def test_the_verbs(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
