@@ -278,7 +278,7 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
             raise SourceError(
                 f"the tuning database of {f'AOTriton {release}' if release else 'this AOTriton'} is not in its source",
                 why=f"without {row.path} the generator silently plans every possible kernel",
-                fix=f"{'lay it there' if taken else f'--source {DATABASE}=PATH of it'}, or take the source by git; "
+                fix=f"{'put it there' if taken else f'--source {DATABASE}=PATH of it'}, or take the source by git; "
                 f"that of {release or row.releases[-1]} has git's id {row.id}",
             )
     return taken

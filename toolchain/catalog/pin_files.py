@@ -77,7 +77,7 @@ def read_pin(path: Path) -> LlvmPin:
                 )
             raise PinError(
                 f"no LLVM pin in {path}",
-                why="neither llvm-hash.txt nor llvm-info.json is there or in its cmake/ folder",
+                why="it has neither llvm-hash.txt nor llvm-info.json, also not in its cmake/ folder",
                 fix="name the pin file itself, or a Triton checkout",
             )
     else:
@@ -191,7 +191,7 @@ def pin_files(folder: Path) -> list[Path]:
     cmake = folder / "cmake"
     if cmake.is_symlink() and not cmake.exists():
         why = f"it is a link to nothing: {cmake.readlink()}"
-        raise PinError(f"cannot read {cmake}", why=why, fix="mend the link, or remove it")
+        raise PinError(f"cannot read {cmake}", why=why, fix="correct or remove the link")
     return [place / name for place in (folder, cmake) for name in _NAMES if _lies_there(place / name)]
 
 

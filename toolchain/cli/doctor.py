@@ -18,7 +18,6 @@ from toolchain.core.errors import EngineError, ResourceError, ToolchainError
 from toolchain.engine import attack, namespace, resources, view
 from toolchain.engine.probe import probe
 from toolchain.engine.storage import Storage
-from toolchain.pipeline.compiler_cache import LIMIT, compiler_caches
 from toolchain.stages.llvm_subset import FULL_DISK
 
 Status = Literal["ok", "warn", "fail"]
@@ -66,7 +65,6 @@ def examine(cache: Cache, *, runner: str = "buildah", runner_why: str = "the def
         ("keyring", _keyring),
         ("disk", _disk),
         ("memory", _memory),
-        ("ccache", _ccache),
         ("runner", lambda cache: _runner(cache, runner, runner_why)),
         ("docker", _docker),
         ("emulators", _emulators),
@@ -188,12 +186,6 @@ def _memory(_: Cache) -> Check:
     if free < resources.MEMORY["link"]:
         return Check("memory", "warn", detail, "linking all of LLVM and MLIR may need more", ResourceError.code)
     return Check("memory", "ok", detail)
-
-
-def _ccache(cache: Cache) -> Check:
-    known = [cached for cached in compiler_caches(cache) if cached.places]
-    size = sum(resources.disk_bytes(place) for cached in known for place in cached.places)
-    return Check("ccache", "ok", f"{len(known)} compiler caches, {console.size(size)} of {console.size(LIMIT)}")
 
 
 def _runner(cache: Cache, name: str, why: str) -> Check:

@@ -64,8 +64,8 @@ def _full_disk(failure: Exception) -> ResourceError | None:
 
 def _bad_path(error: Exception) -> ConfigError | None:
     """Return the error about a path that no other part of the tool reports; None for another failure."""
-    if isinstance(error, RuntimeError):  # pathlib's error for a loop of links
-        return ConfigError(str(error), fix="name another path") if str(error).startswith("Symlink loop from") else None
+    if isinstance(error, RuntimeError):
+        return _link_loop(str(error))
     if not isinstance(error, OSError):
         return None
     if isinstance(error, FileNotFoundError) and error.filename is None and _nowhere():
@@ -82,6 +82,14 @@ def _bad_path(error: Exception) -> ConfigError | None:
         why=error.strerror or str(error),
         fix="use another path, or change its permissions",
     )
+
+
+def _link_loop(text: str) -> ConfigError | None:
+    """Return the error of pathlib's RuntimeError about a loop of links; None for another one."""
+    if not text.startswith("Symlink loop from "):
+        return None
+    what = f"{text.removeprefix('Symlink loop from ')} cannot be used"
+    return ConfigError(what, why="its symbolic links form a loop", fix="name another path")
 
 
 def _nowhere() -> bool:

@@ -152,13 +152,15 @@ class Adapter(HTTPAdapter):
         super().init_poolmanager(*args, **more)
         _time(self.poolmanager)
 
-    def cert_verify(self, *args: Any, **more: Any) -> None:
+    def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
         """Check certificates as requests does, with a ConfigError for its plain OSError."""
         try:
-            super().cert_verify(*args, **more)  # type: ignore[no-untyped-call]
-        except OSError as error:
+            super().cert_verify(conn, url, verify, cert)  # type: ignore[no-untyped-call]
+        except OSError:
             fix = "correct REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE, or unset it"
-            raise ConfigError("the certificate authorities cannot be read", why=str(error), fix=fix) from None
+            raise ConfigError(
+                "the certificate authorities cannot be read", why=f"{verify} is no such file", fix=fix
+            ) from None
 
     def proxy_manager_for(self, proxy: str, **more: Any) -> ProxyManager:
         manager: ProxyManager = super().proxy_manager_for(proxy, **more)

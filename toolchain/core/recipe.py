@@ -111,7 +111,11 @@ def root() -> Path:
     for candidate in (package.parent, package / "_recipes"):
         if (candidate / "containerfiles").is_dir() and (candidate / "llvm-config").is_dir():
             return candidate
-    raise ConfigError("the recipe files are missing", why=f"no containerfiles/ beside {package}", fix="reinstall")
+    raise ConfigError(
+        "the recipe files are missing",
+        why=f"there is no containerfiles/ next to {package}",
+        fix="install toolchain again",
+    )
 
 
 def digests(*below: str) -> dict[str, str]:

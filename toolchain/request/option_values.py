@@ -28,7 +28,7 @@ _LARGEST_LIST = 16 << 20  # bytes of a list of calls
 
 
 def is_triton_path(text: str) -> bool:
-    """Return whether `--triton` names a file or folder, that is neither a version nor a commit."""
+    """Return whether `--triton` names a file or folder: anything but a version or a commit."""
     return re.fullmatch(r"[vV]?[0-9][\w.+]*|[0-9a-fA-F]{40}", text.strip()) is None
 
 
