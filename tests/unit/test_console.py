@@ -39,6 +39,13 @@ def test_names_of_strangers_do_not_steer_the_terminal(capsys: pytest.CaptureFixt
     assert json.loads(capsys.readouterr().out) == {"a": f"{evil}\x7f"}
 
 
+def test_a_log_record_is_one_line_with_its_level(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup(0)
+    logging.getLogger("some").warning("%s is slow", "a host")
+    logging.getLogger("some").info("not shown")
+    assert capsys.readouterr().err == "WARNING: a host is slow\n"
+
+
 def test_a_result_and_then_a_failure_are_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as stopped:
         differs(json=True)
