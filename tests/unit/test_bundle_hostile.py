@@ -18,37 +18,31 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return full_place(tmp_path, monkeypatch)
 
 
+Edit = Callable[[dict[str, Any], Layout], None]
+TITLE, OWNER = "org.opencontainers.image.title", "toolchain.bundle.name"
+
+
 def first_file(value: dict[str, Any]) -> dict[str, Any]:
     return entry(value, "file")
 
 
-def _dots(value: dict[str, Any], _: Layout) -> None:
-    first_file(value)["annotations"]["org.opencontainers.image.title"] = "../../../evil"
+def noted(kind: str, key: str, text: str) -> Edit:
+    """Give the first entry of a kind another annotation."""
+    return lambda value, _: entry(value, kind)["annotations"].update({key: text})
 
 
-def _absolute(value: dict[str, Any], _: Layout) -> None:
-    entry(value, "base")["annotations"]["org.opencontainers.image.title"] = "/etc/evil"
-
-
-def _owner(value: dict[str, Any], _: Layout) -> None:
-    first_file(value)["annotations"]["toolchain.bundle.name"] = ".."
-
-
-def _kind(value: dict[str, Any], _: Layout) -> None:
-    first_file(value)["annotations"]["toolchain.bundle.kind"] = "program"
+def without(kind: str) -> Edit:
+    """Remove the first entry of a kind."""
+    return lambda value, _: value["layers"].remove(entry(value, kind))
 
 
 def _no_notes(value: dict[str, Any], _: Layout) -> None:
     del first_file(value)["annotations"]
 
 
-def _media(value: dict[str, Any], _: Layout) -> None:
-    entry(value, "blob")["annotations"]["toolchain.bundle.media-type"] = "x\n/y"
-
-
 def _extra(value: dict[str, Any], layout: Layout) -> None:
     blob = layout.put_bytes(b"extra", "x")
-    notes = {**first_file(value)["annotations"], "toolchain.bundle.name": "stranger"}
+    notes = {**first_file(value)["annotations"], OWNER: "stranger"}
     value["layers"].append({**blob.as_json(), "annotations": notes})
 
 
@@ -63,59 +57,33 @@ def _stowaway(value: dict[str, Any], layout: Layout) -> None:
     value["layers"].append({**entry(value, "blob"), "digest": blob.digest, "size": blob.size})
 
 
-def _missing_file(value: dict[str, Any], _: Layout) -> None:
-    value["layers"].remove(first_file(value))
-
-
 def _missing_blob(value: dict[str, Any], _: Layout) -> None:
     rows = [row for row in value["layers"] if row["annotations"]["toolchain.bundle.kind"] == "blob"]
     value["layers"].remove(next(r for r in rows if "layer" in r["annotations"]["toolchain.bundle.media-type"]))
 
 
-def _missing_record(value: dict[str, Any], _: Layout) -> None:
-    value["layers"].remove(entry(value, "record"))
-
-
-def _no_lock(value: dict[str, Any], _: Layout) -> None:
-    value["layers"].remove(entry(value, "lock"))
-
-
-def _two_locks(value: dict[str, Any], _: Layout) -> None:
-    value["layers"].append(entry(value, "lock"))
-
-
-def _huge_lock(value: dict[str, Any], _: Layout) -> None:
-    entry(value, "lock")["size"] = 1 << 40
-
-
-def _other_type(value: dict[str, Any], _: Layout) -> None:
-    value["artifactType"] = "application/x-picture"
-
-
 @pytest.mark.parametrize(
     ("edit", "error", "says"),
     [
-        (_dots, HostileInputError, "../../../evil"),
-        (_absolute, HostileInputError, "/etc/evil"),
-        (_owner, HostileInputError, "'..'"),
-        (_kind, HostileInputError, "program"),
+        (noted("file", TITLE, "../../../evil"), HostileInputError, "../../../evil"),
+        (noted("base", TITLE, "/etc/evil"), HostileInputError, "/etc/evil"),
+        (noted("file", OWNER, ".."), HostileInputError, "'..'"),
+        (noted("file", "toolchain.bundle.kind", "program"), HostileInputError, "program"),
         (_no_notes, HostileInputError, "kind"),
-        (_media, HostileInputError, "media type"),
+        (noted("blob", "toolchain.bundle.media-type", "x\n/y"), HostileInputError, "media type"),
         (_extra, HostileInputError, "does not name: stranger"),
         (_extra_version, HostileInputError, "does not name"),
         (_stowaway, HostileInputError, "no image in its lock names"),
-        (_missing_file, HostileInputError, "lacks the file"),
+        (without("file"), HostileInputError, "lacks the file"),
         (_missing_blob, HostileInputError, "lacks a part of the image of base debian13"),
-        (_missing_record, HostileInputError, "lacks the record"),
-        (_no_lock, HostileInputError, "0 locks"),
-        (_two_locks, HostileInputError, "2 locks"),
-        (_huge_lock, HostileInputError, "too large"),
-        (_other_type, RegistryError, "is not a bundle"),
+        (without("record"), HostileInputError, "lacks the record"),
+        (without("lock"), HostileInputError, "0 locks"),
+        (lambda value, _: value["layers"].append(entry(value, "lock")), HostileInputError, "2 locks"),
+        (lambda value, _: entry(value, "lock").update(size=1 << 40), HostileInputError, "too large"),
+        (lambda value, _: value.update(artifactType="application/x-picture"), RegistryError, "is not a bundle"),
     ],
 )
-def test_what_does_not_belong_is_refused(
-    place: Place, edit: Callable[[dict[str, Any], Layout], None], error: type[ToolchainError], says: str
-) -> None:
+def test_what_does_not_belong_is_refused(place: Place, edit: Edit, error: type[ToolchainError], says: str) -> None:
     place.export()
     place.change(edit)
     with pytest.raises(error) as caught:

@@ -208,20 +208,6 @@ def test_the_private_key_of_publish_does_not_decide_whose_signature_is_accepted(
     assert "cannot read the key mine" in done.stderr
 
 
-def test_the_file_knows_what_the_command_line_knows(clean: dict[str, str], tmp_path: Path) -> None:
-    lines = [
-        'drop-binary = ["libdevice"]',
-        'glibc = "2.31"',
-        'python = "3.13"',
-        'only = "tablegen"',
-        'source-repo = ["llvm/llvm-project"]',
-    ]
-    (tmp_path / "t.toml").write_text("\n".join(lines))
-    done = call(clean, "--config", "t.toml", "plan", "llvm", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["stages"][-1]["image"].startswith("llvm-triton-tablegen-")
-
-
 def test_paths_with_spaces_come_from_the_environment_too(clean: dict[str, str], tmp_path: Path) -> None:
     trees = [tmp_path / f"{name} of 'mine'" for name in ("llvm", "triton")]
     given = f"llvm={trees[0]}  triton={trees[1]}"
@@ -269,25 +255,6 @@ def test_plan_names_patches(clean: dict[str, str], tmp_path: Path) -> None:
     assert source == bare
     shown = call({**clean, "COLUMNS": "200"}, *words, cwd=tmp_path).stdout
     assert re.search(r"llvm distro:llvm-toolchain-22=\S+.*\n.*\+ one\.patch.*\n.*\+ two fix\.patch", shown), shown
-
-
-@pytest.mark.parametrize(
-    ("words", "image", "repository"),
-    [
-        (("--triton", "3.2"), "llvm-triton-86b69c31", "https://github.com/llvm/llvm-project"),
-        (
-            ("--triton", "3.7.1", "--base", "debian13"),
-            "llvm-triton-1f126a6d-debian13",
-            "https://github.com/triton-lang/llvm-project",
-        ),
-    ],
-)
-def test_names_carry_the_pin(
-    clean: dict[str, str], words: tuple[str, ...], image: str, repository: str, tmp_path: Path
-) -> None:
-    llvm = json.loads(call(clean, "plan", "llvm", "--json", *words, cwd=tmp_path).stdout)["stages"][-1]
-    assert llvm["image"] == image
-    assert llvm["sources"][0]["repository"] == repository
 
 
 REASON = "at line 3\nout of resource: shared memory"
