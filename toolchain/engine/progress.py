@@ -142,7 +142,7 @@ class Progress:
             self._maybe_say(now)
 
     def amount(self, what: str, done: int, total: int) -> None:
-        """So many bytes of the current step's work are done, of `total` where that is not 0."""
+        """Note how many bytes of the current step are done, of `total` if that is not 0."""
         with self._lock:
             step = self._current(self._clock())
             step.amount, step.label = people.share(done, total), what

@@ -41,8 +41,6 @@ RECYCLE = 500
 _LONGEST = 1e9  # seconds; no float can hold each integer
 # Keys of a worker's answer that are used, in addition to the rule's id.
 _ANSWER = {"status": str, "reason": str, "seconds": int | float, "sha256": str, "bitcode": list, "refused": bool}
-SLOW_SECONDS = 600.0
-"""After this time a kernel is reported, because an endless loop in the compiler looks like a slow kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,9 +271,6 @@ class WorkerPool:
     def _try(self, worker: Worker, job: Job, attempt: int, *, last: bool) -> tuple[Outcome | None, bool]:
         """Make one attempt; return its outcome, or None for another attempt, and whether the worker is alive."""
         started, task = time.monotonic(), job.task
-        slow = threading.Timer(SLOW_SECONDS, _tell_slow, [task, self._timeout])
-        slow.daemon = True
-        slow.start()
         try:
             answer = worker.ask(job, self._timeout)
         except TimedOutError:
@@ -285,8 +280,6 @@ class WorkerPool:
                 raise worker.over from None
             outcome = _ended(task, "failed", str(error), started, attempt, exit_code=error.code) if last else None
             return outcome, False
-        finally:
-            slow.cancel()
         if not is_answer(answer, task["id"], (DONE, FAILED)):
             why = f"the worker's answer is invalid: {json.dumps(answer)[:500]}"
             return _ended(task, "failed", why, started, attempt), False
@@ -316,12 +309,3 @@ def _ended(task: Task, status: str, reason: str, started: float, attempt: int, *
     """Return the outcome of a rule without an answer; `more` as in `ledger.Entry`."""
     seconds = round(time.monotonic() - started, 3)
     return {"id": task["id"], "status": status, "reason": reason, "seconds": seconds, "attempt": attempt, **more}
-
-
-def _tell_slow(task: Task, timeout: float | None) -> None:
-    LOG.warning(
-        "%s is being compiled for %.0f minutes now%s; --kernel-timeout SECONDS ends such a kernel and names it",
-        task.get("out", task["id"]),
-        SLOW_SECONDS / 60,
-        f", and is ended after {timeout / 60:.0f}" if timeout else "",
-    )
