@@ -41,7 +41,7 @@ def main(out: Path) -> None:
     print(text, file=sys.stderr)
     said: list[str] = []
     words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never"]
-    words += [*arguments("build", engine.isolation), "--tag", "localhost/quickstart-consumer"]
+    words += [*arguments("build"), "--tag", "localhost/quickstart-consumer"]
     words += ["--file", "/context/Containerfile", "/context"]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)

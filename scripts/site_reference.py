@@ -103,7 +103,6 @@ def configuration() -> str:
         " options separated by spaces ([Options](../options.md)). Further variables:\n"),
         table(["variable", "what"], [
             ["`TOOLCHAIN_KEY_PASSPHRASE`", "passphrase of the private key, for `keygen` and `publish`"],
-            ["`TOOLCHAIN_ISOLATION`", "`oci`: containers by runc or crun; see [isolation](../isolation.md)"],
             ["`TOOLCHAIN_LIMITS`", "limits of a container, `NAME=VALUE,…`; see [isolation](../isolation.md#limits-of-a-container)"],
             ["`TOOLCHAIN_LOCK_TIMEOUT`", "seconds to wait for another invocation: 86400; 0 does not wait"],
             ["`TOOLCHAIN_CONFIG`", "as `--config`"],

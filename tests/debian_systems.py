@@ -46,7 +46,7 @@ def build(engine: Buildah, folder: Path, containerfile: Path, tag: str, **args: 
     folder.chmod(0o755)
     said: list[str] = []
     words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never"]
-    words += arguments("build", engine.isolation)
+    words += arguments("build")
     words += [word for name, value in args.items() for word in ("--build-arg", f"{name}={value}")]
     words += ["--file", "/call/Containerfile", "--tag", tag, "/context"]
     show = [Mount(folder, "/context"), Mount(containerfile, "/call/Containerfile")]

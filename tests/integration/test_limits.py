@@ -95,7 +95,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
         pytest.skip("buildah is not installed: apt-get install buildah")
     top = tmp_path_factory.mktemp("limits")
     engine = Buildah(Cache(top / "cache"))
-    engine._mode = "chroot"
+    engine._proved = True
     (top / "recipes").mkdir()
     (top / "recipes" / "Tiny").write_text(CONTAINERFILE)
     yield Here(top, engine, engine.ensure_image("tiny", *tiny_image.make(top / "image")))

@@ -46,12 +46,10 @@ _SHOWN, _ENDING = 12, 6  # lines of the first error, and of the end
 _BARE = re.compile(r"^(FROM \$\{\w+\} AS \w+\n)(?=(?:[ \t]*(?:#.*)?\n)*FROM )", re.MULTILINE)
 
 
-def render(recipe: Recipe, text: str, *, relayed: bool = False) -> str:
-    """Return the Containerfile that is built: with keyed cache mounts, and with our steps before a stage's first RUN.
+def render(recipe: Recipe, text: str) -> str:
+    """Return the Containerfile that is built: `text` with keyed cache mounts, and our steps before a stage's first RUN.
 
-    Args:
-        text: the recipe's Containerfile.
-        relayed: whether RUN writes to pipes (see `engine.relay`), unless the Containerfile has its own SHELL.
+    RUN writes to pipes (see `engine.relay`), unless the Containerfile has its own SHELL.
     """
     if recipe.cache_key:
         tree = re.escape(f"toolchain-{recipe.name}-tree")
@@ -61,7 +59,7 @@ def render(recipe: Recipe, text: str, *, relayed: bool = False) -> str:
     else:
         text = re.sub(rf"--mount=type=cache,id={CCACHE_MOUNT}[,\s]\S*", "", text)
     text = _BARE.sub(r"\1LABEL toolchain.stage=copied\n", text)
-    shell = [relay.SHELL] if relayed and not re.search(r"(?im)^\s*SHELL\s", text) else []
+    shell = [relay.SHELL] if not re.search(r"(?im)^\s*SHELL\s", text) else []
     proof = [] if recipe.network else [isolating.PROOF]
     return isolating.before_first_run(text, [*shell, *proof])
 
@@ -71,18 +69,18 @@ class Buildah(Storage):
 
     def __init__(self, cache: Cache) -> None:
         super().__init__(cache)
-        self._mode: str | None = None
+        self._proved = False
         self._probing = threading.Lock()
         self._references: dict[str, str] = {}
 
-    @property
-    def isolation(self) -> str:
-        """The proved isolation of builds: `chroot`, or `oci` if the user requested it."""
+    def prove_isolation(self) -> str:
+        """Prove the isolation of containers once, and return its name."""
         # Workers start from several threads; one of them makes the proof.
         with self._probing:
-            if self._mode is None:
-                self._mode = probe(self)
-            return self._mode
+            if not self._proved:
+                probe(self)
+                self._proved = True
+        return isolating.MODE
 
     def ensure_image(self, key: str, layout: Path, digest: str) -> str:
         """Make an image of an OCI layout available to builds, and return its reference in the storage.
@@ -133,9 +131,9 @@ class Buildah(Storage):
             LimitError: the build reached a limit of `data/limits.toml`.
         """
         source = root / recipe.containerfile
-        mode = self.isolation
+        self.prove_isolation()
         try:
-            text = render(recipe, source.read_text(encoding="utf-8"), relayed=mode == "chroot")
+            text = render(recipe, source.read_text(encoding="utf-8"))
         except OSError as error:
             raise EngineError(f"cannot read {source}", why=str(error.strerror), fix="reinstall toolchain") from error
         witness = isolating.NetworkProbe(on_line)
@@ -146,16 +144,14 @@ class Buildah(Storage):
             (folder / "partial").write_text(os.fspath(partial.absolute()), encoding="utf-8")
             tag = build_tag(folder)
             words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never"]
-            words += [*isolating.arguments("build", mode, network=recipe.network), *ulimits(container_limits.ulimits())]
+            words += [*isolating.arguments("build", network=recipe.network), *ulimits(container_limits.ulimits())]
             words += ["--file", _CONTAINERFILE, "--tag", tag, "--output", f"type=local,dest={_OUT}"]
-            pipes = relay.make(folder) if mode == "chroot" else None
-            if pipes is not None:
-                words += ["--format", "docker", *relay.options()]
+            words += ["--format", "docker", *relay.options()]
             inputs, show = self.inputs(recipe, root, folder)
             argv = self.command(
                 *words, *inputs, _CONTEXT,
                 show=[*show, Mount(folder / "Containerfile", _CONTAINERFILE), Mount(partial, _OUT, read_only=False)],
-                network=recipe.network, pipes=pipes, oci=mode != "chroot",
+                network=recipe.network, pipes=relay.make(folder),
                 limits=container_limits.limits_for(folder, self.places(partial), log=log),
             )  # fmt: skip
             try:
@@ -291,8 +287,8 @@ class Buildah(Storage):
         options: list[str] = []
         for name, value in sorted((env or {}).items()):
             options += ["--env", f"{name}={value}"]
-        mode = self.isolation
-        granted = isolating.arguments("from", mode, network=network, plain=plain_files(mounts))
+        self.prove_isolation()
+        granted = isolating.arguments("from", network=network, plain=plain_files(mounts))
         with self.container(image, *granted) as container, self.invocation("run") as folder:
             show = []
             for number, mount in enumerate(mounts):
@@ -307,7 +303,7 @@ class Buildah(Storage):
             limits = container_limits.limits_for(folder, self.places(*written), log=log, timed=timed)
             yield (
                 isolating.run_command(
-                    self, folder, mode, container, argv, options=options, show=show, network=network, limits=limits
+                    self, folder, container, argv, options=options, show=show, network=network, limits=limits
                 ),
                 folder,
             )

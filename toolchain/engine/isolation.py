@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from toolchain.core import process
-from toolchain.core.errors import ConfigError, EngineError
+from toolchain.core.errors import EngineError
 from toolchain.core.recipe import Mount
 from toolchain.engine import relay, view
 from toolchain.engine.limit_watch import Limits
 from toolchain.engine.storage import Storage
 
+MODE = "chroot"  # buildah's name of the isolation, inside the namespaces of the launcher
 Verb = Literal["build", "from", "run"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
 _WORD = "@interfaces"
@@ -46,27 +47,19 @@ def answer(line: str) -> int | None:
     return -1 if match.group(1) == "unknown" else int(match.group(1))
 
 
-def mode_of_user() -> str:
-    """Return the requested isolation: `chroot`, or `oci` if `TOOLCHAIN_ISOLATION` names it."""
-    mode = os.environ.get("TOOLCHAIN_ISOLATION", "chroot")
-    if mode not in {"chroot", "oci"}:
-        raise ConfigError(f"TOOLCHAIN_ISOLATION={mode} names no isolation", fix="unset it, or set it to oci")
-    return mode
-
-
-def arguments(verb: Verb, mode: str, *, network: bool = False, plain: bool = False) -> list[str]:
+def arguments(verb: Verb, *, network: bool = False, plain: bool = False) -> list[str]:
     """Return the options of a buildah verb that restrict its containers.
 
-    Containers share the network and the host name of the launcher's namespaces (see `engine.view`). So no mode needs a
-    bridge, and the host name is always the same. Chroot isolation always shares the network and refuses the option.
+    Containers share the network and the host name of the launcher's namespaces (see `engine.view`), so they need no
+    bridge, and the host name is always the same.
 
     Args:
         network: whether the container installs packages by the network, whose files may have capabilities.
         plain: whether the container only makes files and folders (see `view.seccomp`).
     """
-    words = ["--isolation", mode]
+    words = ["--isolation", MODE]
     if verb != "from":
-        words += ["--uts", "host", *([] if mode == "chroot" else ["--network", "host"])]
+        words += ["--uts", "host"]
     for name in [name for name in DROPPED if not (network and name in _INSTALLING)]:
         words += ["--cap-drop", name]
     if verb != "run":  # `run` uses the profile that `from` gave the container
@@ -120,7 +113,6 @@ def _libraries(program: Path) -> list[Path]:
 def run_command(
     storage: Storage,
     folder: Path,
-    mode: str,
     container: str,
     argv: Sequence[str],
     *,
@@ -130,9 +122,7 @@ def run_command(
     limits: Limits | None = None,
 ) -> list[str]:
     """Return the command line that runs `argv` in a working container; `folder` is that of the invocation."""
-    words = ["run", *arguments("run", mode, network=network), *options]
-    if mode != "chroot":
-        return storage.command(*words, "--", container, *argv, show=show, network=network, oci=True, limits=limits)
+    words = ["run", *arguments("run", network=network), *options]
     pipes = relay.make(folder)
     words += [*relay.options(), "--", container, *relay.inside(argv)]
     return storage.command(*words, show=show, network=network, pipes=pipes, limits=limits)

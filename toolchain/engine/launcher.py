@@ -62,8 +62,6 @@ class Spec(TypedDict):
         binds: folders and files to show: source, path inside, and whether they are writable inside.
         environment: all variables.
         network: whether PROGRAM keeps the caller's network.
-        oci: whether PROGRAM starts an OCI runtime. A runtime needs the machine's /sys. It also mounts the shown folders
-            again without `nosuid` and `nodev`, which the kernel would refuse if they had these flags here.
         privileges: whether a program may gain rights when it is started, such as by a set-user-id bit.
         limits: limits of use, or None.
         refused_calls: numbers of system calls that fail with ENOSYS.
@@ -74,7 +72,6 @@ class Spec(TypedDict):
     binds: list[tuple[str, str, bool]]
     environment: dict[str, str]
     network: bool
-    oci: bool
     privileges: bool
     limits: Limits | None
     refused_calls: list[int]
@@ -204,11 +201,11 @@ def _build_root(spec: Spec) -> None:
         if link:
             os.symlink(link, f"/{name}")
         else:
-            _bind(f"/{name}", f"/{name}", writable=False, plain=spec["oci"])
+            _bind(f"/{name}", f"/{name}", writable=False)
     if os.path.isdir(_SETTINGS):
         _mount("tmpfs", _SETTINGS, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_RDONLY, "size=4k,mode=755")
     for source, target, writable in binds:
-        _bind(source, target, writable=writable, plain=spec["oci"])
+        _bind(source, target, writable=writable)
     for path in (*_SCRATCH, "/dev/pts", "/proc", "/sys"):
         os.makedirs(path, exist_ok=True)
     for name in _DEVICES:
@@ -219,15 +216,15 @@ def _build_root(spec: Spec) -> None:
         os.symlink(link, f"/dev/{name}")
     # Mounted while the machine's /proc is visible, because the kernel requires that of a user namespace.
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
-    for path in ["/sys"] if spec["oci"] else ["/sys/devices/system/cpu"]:
-        if os.path.isdir(_OLD + path):
-            _bind(path, path, writable=False, plain=spec["oci"])
+    processors = "/sys/devices/system/cpu"
+    if os.path.isdir(_OLD + processors):
+        _bind(processors, processors, writable=False)
     _check(_LIBC.umount2(os.fsencode(_OLD), _MNT_DETACH), "the machine's root stays")
     os.rmdir(_OLD)
     _mount(None, "/", None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _kept("/"))
 
 
-def _bind(source: str, target: str, *, writable: bool, plain: bool) -> None:
+def _bind(source: str, target: str, *, writable: bool) -> None:
     """Mount a folder or file of the old root at `target`, with all mounts below it."""
     old = _OLD + source
     if os.path.isdir(old):
@@ -237,7 +234,7 @@ def _bind(source: str, target: str, *, writable: bool, plain: bool) -> None:
         _touch(target)
     _mount(old, target, None, _MS_BIND | _MS_REC)
     # Writable folders get no flags: buildah drops flags when it mounts them again, which the kernel would refuse.
-    more = 0 if writable else _MS_RDONLY | (0 if plain else _MS_NOSUID | _MS_NODEV)
+    more = 0 if writable else _MS_RDONLY | _MS_NOSUID | _MS_NODEV
     for place in _mounted_below(target):
         _mount(None, place, None, _MS_REMOUNT | _MS_BIND | more | _kept(place))
 

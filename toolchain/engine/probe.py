@@ -25,7 +25,7 @@ _SECONDS = 120.0
 
 
 def probe(storage: Storage, *, again: bool = False) -> str:
-    """Return the proved isolation of builds: `chroot`, or `oci` (a runtime such as crun) if the user requested it.
+    """Prove that builds are isolated, and return the name of their isolation.
 
     The proof is made once for each buildah, kernel and set of measures, and remembered in the cache.
 
@@ -35,41 +35,40 @@ def probe(storage: Storage, *, again: bool = False) -> str:
     Raises:
         EngineError: a container does not start, sees a network, or the program got out.
     """
-    mode = isolation.mode_of_user()
     remembered = storage.cache.engine / "isolation.json"
     proved = canonical(
         {
-            "mode": mode,
+            "mode": isolation.MODE,
             "interfaces": 0,
             "buildah": storage.version(),
             "kernel": platform.release(),
-            "measures": measures(mode),
+            "measures": measures(),
             "held": list(attack.ATTEMPTS),
         }
     )
     if not again and remembered.is_file() and remembered.read_bytes() == proved:
-        return mode
+        return isolation.MODE
     remembered.unlink(missing_ok=True)
     with storage.invocation("build") as folder:
         tag = build_tag(folder)
         try:
-            judge(_try(storage, mode, folder, tag))
+            judge(_try(storage, folder, tag))
         finally:
             storage.call("rmi", "--force", tag, check=False)
     write_atomically(remembered, proved)
-    return mode
+    return isolation.MODE
 
 
-def measures(mode: str) -> str:
+def measures() -> str:
     """Return a digest of everything that isolates: options of buildah, profiles of system calls, and programs."""
-    options = [isolation.arguments(verb, mode) for verb in isolation.VERBS]
+    options = [isolation.arguments(verb) for verb in isolation.VERBS]
     modules = (attack, launcher, limit_watch, relay, view)
     programs = [sha256_file(Path(str(module.__file__))) for module in modules]
     profiles = [view.seccomp(), view.seccomp(plain=True)]
     return sha256_json({"options": options, "profiles": profiles, "programs": programs})
 
 
-def _try(storage: Storage, mode: str, folder: Path, tag: str) -> process.Result:
+def _try(storage: Storage, folder: Path, tag: str) -> process.Result:
     """Run the attack as the only step of a build whose image has the machine's programs and nothing else.
 
     Args:
@@ -88,18 +87,16 @@ def _try(storage: Storage, mode: str, folder: Path, tag: str) -> process.Result:
             volumes.append(Mount(place, os.fspath(place)))
     for name in ("dev", "proc", "run", "sys", "tmp", "var"):
         (tree / name).mkdir()
-    pipes = relay.make(folder) if mode == "chroot" else None
+    pipes = relay.make(folder)
     program = [os.fspath(Path(sys.executable).resolve()), "-I", "-S", "-B", f"{_PROBE}/attack.py"]
     secrets = [f"{_PROBE}/secret", os.fspath(folder.absolute() / "secret")]
-    shell = [relay.SHELL] if pipes is not None else []
-    steps = ["FROM scratch", "COPY tree /", *shell, isolation.PROOF, f"RUN {shlex.join([*program, *secrets])}"]
+    steps = ["FROM scratch", "COPY tree /", relay.SHELL, isolation.PROOF, f"RUN {shlex.join([*program, *secrets])}"]
     write_atomically(context / "Containerfile", "\n".join(steps).encode())
-    words = ["build", "--no-cache", "--layers=false", "--force-rm", *isolation.arguments("build", mode)]
+    words = ["build", "--no-cache", "--layers=false", "--force-rm", *isolation.arguments("build")]
     words += [*ulimits(container_limits.ulimits()), "--tag", tag, "--format", "docker"]
     for mount in volumes:  # inside, buildah sees each file where the container is to see it
         words += Mount(Path(mount.target), mount.target).arguments()
-    words += relay.options() if pipes is not None else []
-    argv = storage.command(*words, "/context", show=show, pipes=pipes, oci=mode != "chroot")
+    argv = storage.command(*words, *relay.options(), "/context", show=show, pipes=pipes)
     return storage.attempt(argv, check=False, capture=True, timeout=_SECONDS)
 
 

@@ -110,8 +110,8 @@ class Shell:
     def of_step(self, engine: Buildah, recipe: Recipe, *, root: Path) -> int:
         """Run in place of a recipe's step, and return the exit code; `root` is the recipe root."""
         text = (root / recipe.containerfile).read_text(encoding="utf-8")
-        mode = engine.isolation
-        step = step_of(render(recipe, text, relayed=mode == "chroot"))
+        engine.prove_isolation()
+        step = step_of(render(recipe, text))
         with engine.invocation("build") as folder, _terminal(self.argv) as terminal:
             overlays = []
             for identity, target in step.caches.items():
@@ -128,16 +128,14 @@ class Shell:
             script = base64.b64encode(self._script().encode()).decode()
             containerfile = f'{step.before}RUN {step.options}eval "$(echo {script} | base64 -d)"\n'
             write_atomically(folder / "Containerfile", containerfile.encode())
-            pipes = relay.make(folder) if mode == "chroot" else None
             words = ["build", "--no-cache", "--layers=false", "--force-rm", "--pull=never", "--format", "docker"]
-            words += [*isolating.arguments("build", mode), *ulimits(container_limits.ulimits()), *overlays]
-            words += relay.options() if pipes is not None else []
+            words += [*isolating.arguments("build"), *ulimits(container_limits.ulimits()), *overlays]
+            words += relay.options()
             inputs, show = engine.inputs(recipe, root, folder)
             argv = engine.command(
                 *words, *terminal.options, "--file", "/call/Containerfile", *inputs, "/context",
                 show=[*show, *terminal.mounts, Mount(folder / "Containerfile", "/call/Containerfile")],
-                pipes=pipes, oci=mode != "chroot",
-                limits=container_limits.limits_for(folder, engine.places(), timed=False),
+                pipes=relay.make(folder), limits=container_limits.limits_for(folder, engine.places(), timed=False),
             )  # fmt: skip
             code = self._talk(
                 lambda: engine.attempt(argv, check=False, on_line=self._line, on_stderr=self._last.append), terminal

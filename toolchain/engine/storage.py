@@ -122,7 +122,6 @@ class Storage:
         driver: str | None = None,
         pipes: Path | None = None,
         show: Sequence[Mount] = (),
-        oci: bool = False,
         limits: Limits | None = None,
     ) -> list[str]:
         """Return a command line that runs buildah in its own namespaces.
@@ -133,7 +132,6 @@ class Storage:
             driver: the storage driver; by default one that works here.
             pipes: the pipes of its container (see `engine.relay`).
             show: folders and files of this machine that it sees in addition to its storage.
-            oci: whether it starts an OCI runtime.
             limits: see `engine.container_limits`.
         """
         process.which("buildah", fix=INSTALL)
@@ -150,7 +148,7 @@ class Storage:
             *show,
         ]
         whole = argv if pipes is None else relay.outside(argv)
-        return view.command(whole, self.cache.engine / "settings", show=mounts, network=network, oci=oci, limits=limits)
+        return view.command(whole, self.cache.engine / "settings", show=mounts, network=network, limits=limits)
 
     @staticmethod
     def attempt(argv: Sequence[str], **how: Unpack[RunOptions]) -> process.Result:

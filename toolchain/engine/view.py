@@ -77,7 +77,6 @@ def command(
     *,
     show: Iterable[Mount] = (),
     network: bool = False,
-    oci: bool = False,
     limits: Limits | None = None,
 ) -> list[str]:
     """Return the command line that runs `argv` in its own namespaces.
@@ -87,7 +86,6 @@ def command(
         settings: folder for buildah's settings, which are written if they are missing.
         show: folders and files of this machine with their paths inside.
         network: whether the program keeps this machine's network.
-        oci: whether it starts an OCI runtime.
         limits: see `engine.container_limits`.
     """
     files = {**_FILES, **({} if network else _OFFLINE), **_profiles()}
@@ -103,7 +101,6 @@ def command(
         "binds": [(os.fspath(mount.source.absolute()), mount.target, not mount.read_only) for mount in shown],
         "environment": _ENVIRONMENT,
         "network": network,
-        "oci": oci,
         "privileges": False,
         "limits": limits,
         "refused_calls": load("syscalls")["by-number"]["numbers"],
