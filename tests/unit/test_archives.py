@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.evidence_fixtures import record
-from toolchain.catalog.gpus import known_gpus
+from toolchain.catalog.gpus import known_gpus, short_list
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_file
 from toolchain.core.errors import ConfigError, SourceError
@@ -28,6 +28,7 @@ from toolchain.sources.tree import tree_digest
 
 SHA1 = "30ae96716b3e7a1bf0d7892ce3b8288244f8ebec"
 GOOD = {"done": 9, "failed": 0, "timed_out": 0}
+ALL = short_list(known_gpus())
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def test_what_is_there_is_not_packed_again(
 def test_aotriton_is_its_library_and_one_archive_a_pack(request_: Request, tmp_path: Path) -> None:
     paths = write_archives(request_.cache, [aotriton(request_)], tmp_path)
     assert [path.name for path in paths] == [
-        "aotriton-30ae96716b3e-debian13_x86_64-hip5.7-shared.tar.gz",
+        f"aotriton-30ae96716b3e-debian13_x86_64-hip5.7-{ALL}-shared.tar.gz",
         "aotriton-30ae96716b3e-images-amd-gfx110x.tar.gz",
         "aotriton-30ae96716b3e-images-amd-gfx942.tar.gz",
     ]
@@ -156,8 +157,8 @@ def test_a_library_for_several_rocms_is_an_archive_for_each(request_: Request, t
     one = replace(made, inputs={**made.inputs, "glibc": "2.31"}, sources=aotriton(request_).sources)
     paths = write_archives(request_.cache, [one], tmp_path)
     assert [path.name for path in paths] == [
-        "aotriton-30ae96716b3e-glibc_2_31_x86_64-rocm6-shared.tar.gz",
-        "aotriton-30ae96716b3e-glibc_2_31_x86_64-rocm7-shared.tar.gz",
+        f"aotriton-30ae96716b3e-glibc_2_31_x86_64-rocm6-{ALL}-shared.tar.gz",
+        f"aotriton-30ae96716b3e-glibc_2_31_x86_64-rocm7-{ALL}-shared.tar.gz",
         "aotriton-30ae96716b3e-images-amd-gfx110x.tar.gz",
         "aotriton-30ae96716b3e-images-amd-gfx942.tar.gz",
     ]
@@ -191,7 +192,7 @@ def test_a_part_shows_in_the_name_of_a_library_that_holds_its_kernels(request_: 
     """As in old releases; such a library has no packs."""
     one = aotriton(request_, {"done": 7, "failed": 1, "timed_out": 1}, limit=7)
     (path,) = write_archives(request_.cache, [replace(one, facts={**one.facts, "packs": []})], tmp_path)
-    assert path.name == "aotriton-30ae96716b3e-debian13_x86_64-hip5.7-partial-knownbad2-shared.tar.gz"
+    assert path.name == f"aotriton-30ae96716b3e-debian13_x86_64-hip5.7-{ALL}-partial-knownbad2-shared.tar.gz"
 
 
 def test_a_pack_that_lacks_gpus_of_its_family_shows_it_in_its_name(request_: Request, tmp_path: Path) -> None:
