@@ -162,10 +162,10 @@ def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
 
 @_packed_once
 def aotriton(cache: Cache, record: Record, folder: Path) -> list[Path]:
-    """Write `aotriton-<git12>-<base>_<machine>-hip<minor>[-<gpus>]-shared.tar.gz`, and an archive for each pack.
+    """Write `aotriton-<git12>-<base>_<machine>-hip<minor>-<gpus>-shared.tar.gz`, and an archive for each pack.
 
     A library for several ROCms becomes an archive for each ROCm:
-    `aotriton-<git12>-glibc_2_31_<machine>-rocm6[-<gpus>]-shared.tar.gz`. The platform is the base of the build, or the
+    `aotriton-<git12>-glibc_2_31_<machine>-rocm6-<gpus>-shared.tar.gz`. The platform is the base of the build, or the
     glibc floor; nothing is called manylinux, because that is not checked. The names mark partial builds, packs that
     lack GPUs of their family, and images with kernels that are known to be bad. A build from a checkout has
     `tree<12>`, a digest of its content, because it has no commit.
