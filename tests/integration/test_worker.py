@@ -272,24 +272,6 @@ def test_a_rule_that_does_not_fit_the_function_is_refused(python: str, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_lists_the_jit_functions(python: str, tmp_path: Path) -> None:
-    source = Source(tmp_path, python)
-    listed = subprocess.run(
-        [python, str(WORKER), "--list", str(tmp_path / "src"), str(tmp_path / "src" / "pack" / "kernels.py")],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=source.clean(),
-    )
-    rows = [json.loads(line) for line in listed.stdout.splitlines() if line.startswith("{")]
-
-    assert {row["kernel"]: row["arguments"] for row in rows} == {
-        "broken": ["X", "BLOCK"],
-        "error_function": ["X", "n", "BLOCK", "BIAS"],
-        "vector_add": ["X", "Y", "Z", "n", "BLOCK"],
-    }
-
-
 def launches(folder: Path) -> list[dict[str, Any]]:
     """Tasks that differ in warps, stages and waves alone, for two GPUs."""
     (folder / "launches.py").write_text(LAUNCHES, encoding="utf-8")

@@ -93,13 +93,6 @@ def test_each_rule_has_its_own_values_and_what_comes_before_them_is_done_once(tm
     assert done == ["first gfx942", "warps 4", "warps 8", "warps 4"]
 
 
-def test_another_group_shares_nothing(tmp_path: Path) -> None:
-    answers, done = run(tmp_path, [rule("a", 4, 1), {**rule("b", 4, 1), "group": "two"}])
-
-    assert [answer["id"] for answer in answers] == ["a", "b"]
-    assert done == ["first gfx942", "warps 4"] * 2
-
-
 @pytest.mark.parametrize("later", [False, True])
 def test_a_compiler_that_dies_is_told_and_the_next_rule_starts_anew(tmp_path: Path, later: bool) -> None:
     before = [rule("a", 4, 1)] if later else []
