@@ -142,8 +142,8 @@ def test_every_difference_is_named(change: dict[str, Any], says: str | None, who
 def test_nothing_differs() -> None:
     assert differences(lock(), lock(), whole=True) == []
     assert differences(lock(), lock(sources=(wheel(),)), whole=False) == []
-    assert "is not asked for" in differences(lock(), lock(sources=(wheel(),)), whole=True)[0]
-    assert "is not asked for" in differences(lock(), lock(bases=()), whole=True)[0]
+    assert "not in the request" in differences(lock(), lock(sources=(wheel(),)), whole=True)[0]
+    assert "not in the request" in differences(lock(), lock(bases=()), whole=True)[0]
     renamed = source(patches=tuple(dataclasses.replace(one, name="x") for one in source().patches))
     assert differences(lock(), lock(sources=(renamed, wheel())), whole=True) == []
     # What is not in the store yet has no tree to compare.
@@ -160,7 +160,7 @@ def test_bases_that_are_not_resolved() -> None:
     for now in (resolved, unresolved):
         assert told(left_open, now, True) == []
     assert told(unresolved, resolved, False) == []
-    assert "now it is" in told(unresolved, resolved, True)[0]
+    assert "resolved here" in told(unresolved, resolved, True)[0]
     assert told(resolved, unresolved, False) == []
     assert "not resolved here" in told(resolved, unresolved, True)[0]
     assert "recipe" in told(left_open, dataclasses.replace(resolved, recipe=B), False)[0]

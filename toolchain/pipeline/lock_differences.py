@@ -32,7 +32,7 @@ def _request(locked: Lock, now: Lock) -> Iterator[str]:
     for key in sorted(locked.request.keys() | now.request.keys()):
         was, is_now = (json.dumps(lock.request.get(key), sort_keys=True) for lock in (locked, now))
         if was != is_now:
-            yield f"--{key}: {was} was asked for when it was locked, {is_now} is now"
+            yield f"--{key}: the lock has {was}, the request has {is_now}"
 
 
 def _bases(locked: Lock, now: Lock, whole: bool) -> Iterator[str]:
@@ -44,7 +44,7 @@ def _bases(locked: Lock, now: Lock, whole: bool) -> Iterator[str]:
         else:
             yield from _base(was, base, whole)
     if whole:
-        yield from (f"{base} is in the lock and is not asked for" for base in there.values())
+        yield from (f"{base} is in the lock and not in the request" for base in there.values())
 
 
 def _base(was: LockedBase, now: LockedBase, whole: bool) -> Iterator[str]:
@@ -57,7 +57,7 @@ def _base(was: LockedBase, now: LockedBase, whole: bool) -> Iterator[str]:
         return
     elif was.state == "unresolved":
         if whole and now.state != "unresolved" and now.image:
-            yield f"{now} was not resolved when it was locked; now it is"
+            yield f"{now} is unresolved in the lock, and resolved here"
     elif now.state != "resolved":
         if whole:
             yield f"{now} is not resolved here"
@@ -76,7 +76,7 @@ def _packages(was: LockedBase, now: LockedBase) -> Iterator[str]:
             rows.append(f"{now}: {key[0]} {_told(old.get(key))} is locked, {_told(new.get(key))} is here")
     yield from rows[:_LISTED] or [f"{now}: its list of packages differs"]
     if len(rows) > _LISTED:
-        yield f"{now}: … and {len(rows) - _LISTED} packages more"
+        yield f"{now}: … and {len(rows) - _LISTED} more packages"
 
 
 def _told(package: LockedPackage | None) -> str:
@@ -93,7 +93,7 @@ def _sources(locked: Lock, now: Lock, whole: bool) -> Iterator[str]:
         else:
             yield from _source(was, source, whole)
     if whole:
-        yield from (f"{_what(source)} is in the lock and is not asked for" for source in locked.sources
+        yield from (f"{_what(source)} is in the lock and not in the request" for source in locked.sources
                     if now.source(source.name) is None)  # fmt: skip
 
 
