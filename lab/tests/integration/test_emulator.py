@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from lab.tests.emulated_objects import compile_all, rule
+from lab.tests.emulated_objects import KERNELS, compile_all, rule
 from toolchain.cli.app import app
 from toolchain_lab.bridge import disassembler, load, read_metadata
 from toolchain_lab.emulator.bits import round_bf16, widen_bf16
 from toolchain_lab.emulator.launch import Launch, Launched, run
 from toolchain_lab.emulator.metadata import check_metadata
 from toolchain_lab.emulator.program import Program
+from toolchain_lab.numbers import campaign
+from toolchain_lab.numbers.check import Checked
 
 # One of each generation and of each matrix instruction's layout.
 GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
@@ -181,3 +183,42 @@ def test_an_object_that_is_none_or_for_another_machine_is_named(objects: Mapping
     done = call(str(path), "--json")
     assert done.exit_code == 23
     assert "0xfe" in json.loads(done.stdout)["why"]
+
+
+def test_a_kernel_whose_source_imports_pytorch_is_compiled_again(objects: Mapping[str, Path], tmp_path: Path) -> None:
+    source = KERNELS.read_text(encoding="utf-8").replace("import triton\n", "import torch\nimport triton\n", 1)
+    assert "import torch" in source
+    (tmp_path / KERNELS.name).write_text(source)
+    words = ["kernels", "try", str(objects["gfx942/add-fp16"]), "--source", str(tmp_path), "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+
+
+def test_a_check_continues_from_its_results(objects: Mapping[str, Path], tmp_path: Path) -> None:
+    for name in ("add-fp16", "row_sum-fp16"):
+        for suffix in (".hsaco", ".json"):
+            shutil.copy(objects[f"gfx942/{name}"].with_suffix(suffix), tmp_path)
+    results = tmp_path.with_suffix(".jsonl")
+    words = ["kernels", "check", str(tmp_path), "--jobs", "1", "--results", str(results), "--json"]
+    assert CliRunner().invoke(app, words).exit_code == 28
+    one, other = results.read_text().splitlines()
+    # Killed within its second result: the first is taken as it stands, the second is checked.
+    results.write_text(one.replace("there is no case", "kept") + "\n" + other[:40])
+    done = CliRunner().invoke(app, [*words, "--allow-skipped"])
+    assert done.exit_code == 0, done.output
+    reasons = [row["reason"] for row in json.loads(done.stdout)["kernels"]]
+    assert [reason.startswith("kept") for reason in reasons] == [True, False]
+    assert len(results.read_text().splitlines()) == 2
+    results.write_text("no results\n")
+    assert CliRunner().invoke(app, words).exit_code in {3, 22}
+
+
+def test_a_stopped_check_shows_what_it_has(objects: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> Iterator[Checked]:
+        yield Checked("one", "gfx942", "add", "right")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(campaign, "results", stopped)
+    done = CliRunner().invoke(app, ["kernels", "check", str(objects["gfx942/add-fp16"].parent), "--json"])
+    assert done.exit_code != 0
+    assert json.loads(done.stdout.partition("\n}\n")[0] + "\n}")["right"] == 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ from toolchain.catalog.gpus import parse_gpus
 from toolchain.cli import options as o
 from toolchain.core import console
 from toolchain.core.cache import cache_of
-from toolchain.core.errors import ConfigError, EmulationError
+from toolchain.core.errors import ConfigError, EmulationError, NotCheckedError
 from toolchain.request.option_values import check as number_of_kernels
 from toolchain_lab.cli.diff_cmd import PLACE_HELP, GpuOpt
 from toolchain_lab.cli.emulate_cmd import ObjdumpOpt, decoder
@@ -40,6 +41,13 @@ PlanOpt = Annotated[
     ),
 ]
 SourceOpt = Annotated[Path | None, typer.Option("--source", metavar="DIR", help="Source tree of AOTriton, for --plan.")]
+SkippedOpt = Annotated[bool, typer.Option("--allow-skipped", help="Accept kernels that no case fits.")]
+ResultsOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--results", metavar="FILE", help="Write each result to this file at once; a later check continues from it."
+    ),
+]
 
 
 def kernels_check(
@@ -50,20 +58,23 @@ def kernels_check(
     seed: SeedOpt = 0,
     plan: PlanOpt = None,
     source: SourceOpt = None,
+    allow_skipped: SkippedOpt = False,
+    results: ResultsOpt = None,
     objdump: ObjdumpOpt = None,
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
     """Run compiled attention kernels on the CPU and compare their results with float64.
 
-    Exits with 24 if a result is wrong, with 23 if a kernel uses something that the emulator does not support.
+    Exits with 24 if a result is wrong, with 23 if a kernel uses something that the emulator does not support, and with
+    28 if no case fits a kernel. A check that is stopped shows the results so far.
     """
     count = number_of_kernels(sample, "--sample") or None
     if (plan is None) != (source is None):
         raise ConfigError("--plan and --source need each other", fix="give both, or neither")
     disassembler = decoder(objdump)
     from toolchain_lab.examine.places import opened  # noqa: PLC0415 - for a verb that runs
-    from toolchain_lab.numbers import campaign  # noqa: PLC0415 - numpy
+    from toolchain_lab.numbers import campaign, journal  # noqa: PLC0415 - numpy
     from toolchain_lab.numbers.collect import collect  # noqa: PLC0415
 
     planned = None
@@ -79,19 +90,33 @@ def kernels_check(
             console.note(f"{where}: {note}")
         for path in collected.unknown:
             console.note(f"skipped {path}: it does not record how its kernels are launched (--plan)")
-        report = campaign.run(
-            collected.objects,
-            disassembler,
-            jobs=jobs or os.cpu_count() or 1,
-            available=collected.available,
-            on_row=None if json_ else _tell,
-        )
-    if json_:
-        console.data(report.as_json())
-    else:
-        for line in screen(report):
-            console.text(line)
-    _raise(report)
+        report = campaign.Report((), collected.available, disassembler.label)
+
+        def take(row: Checked, done: int, total: int) -> None:
+            nonlocal report
+            report = replace(report, rows=(*report.rows, row))
+            if results is not None and row.name not in known:
+                journal.append(results, row, disassembler.label)
+            if not json_:
+                _tell(row, done, total)
+
+        known = {} if results is None else journal.read(results, disassembler.label)
+        try:
+            report = campaign.run(
+                collected.objects,
+                disassembler,
+                jobs=jobs or os.cpu_count() or 1,
+                available=collected.available,
+                known=known,
+                on_row=take,
+            )
+        finally:
+            if json_:
+                console.data(report.as_json())
+            else:
+                for line in screen(report):
+                    console.text(line)
+    _raise(report, [] if allow_skipped else collected.unknown, allow_skipped=allow_skipped)
 
 
 def _tell(row: Checked, done: int, total: int) -> None:
@@ -117,9 +142,9 @@ def screen(report: Report) -> Iterator[str]:
     yield "largest error: percent of the tolerance; `none`: NaN, infinity or no result"
 
 
-def _raise(report: Report) -> None:
-    """Raise for kernels with wrong results, or that the emulator does not support."""
-    from toolchain.core.check_result import REFUSED, listed  # noqa: PLC0415 - for a verb that runs
+def _raise(report: Report, unknown: Sequence[str], *, allow_skipped: bool) -> None:
+    """Raise for kernels with wrong results, that the emulator does not support, or that no case fits."""
+    from toolchain.core.check_result import REFUSED, SKIPPED, listed  # noqa: PLC0415 - for a verb that runs
 
     report.require_right()
     if rows := report.of(REFUSED):
@@ -127,4 +152,11 @@ def _raise(report: Report) -> None:
             f"{len(rows)} of {len(report.rows)} kernels cannot be emulated",
             why=listed([(row.name, row.reason) for row in rows]),
             fix="report them with the code objects",
+        )
+    skipped = [] if allow_skipped else [(row.name, row.reason) for row in report.of(SKIPPED)]
+    if skipped := [*skipped, *((path, "it does not record how its kernels are launched") for path in unknown)]:
+        raise NotCheckedError(
+            f"{len(skipped)} kernels or packs were not checked",
+            why=listed(skipped),
+            fix="--allow-skipped to accept them, or `toolchain emulate --expect` with results of your own",
         )

@@ -186,7 +186,8 @@ def compile_rules(
         roots = {root: f"/source/{number}" for number, root in enumerate(sorted({str(rule["root"]) for rule in rules}))}
         show += [Mount(view.visible(Path(root), copies), inside) for root, inside in roots.items()]
         tasks = [_task(rule, roots, number) for number, rule in enumerate(rules)]
-        environment = ["HOME=/tmp", "TMPDIR=/tmp", f"PYTHONPATH={_MODULES}"]
+        # Kernels of projects that need PyTorch import it; a campaign has the same stand-in.
+        environment = ["HOME=/tmp", "TMPDIR=/tmp", f"PYTHONPATH={_MODULES}:{_RECIPES}/standin"]
         # Triton's default for dots of float32, which a campaign sets by this variable.
         environment += [f"TRITON_F32_DEFAULT={name}" for name in precisions if len(precisions) == 1]
         words = ["env", *environment, str(python.file), f"{_RECIPES}/worker.py"]

@@ -19,7 +19,8 @@ class Uneven:
 
     Args:
         missing: kernels and functions that one campaign made for another GPU, which is a fault.
-        differing: those that differ by GPU on purpose or for an unknown reason, such as hand-written kernels.
+        differing: those that differ by GPU on purpose or for an unknown reason, such as hand-written kernels, and
+            functions that no required GPU lacks.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -49,8 +50,7 @@ def uneven(kernels: Iterable[Kernel], required: Collection[str]) -> Uneven:
             others = [functions[family] for other, functions in by_gpu.items() if other != gpu and family in functions]
             if family not in own:
                 made = any(kernel.launch or kernel.packed for other in others for kernel in other.values())
-                if required:
-                    (result.missing if made else result.differing).append(f"{gpu} lacks {family}")
+                (result.missing if made and required else result.differing).append(f"{gpu} lacks {family}")
                 continue
             for variant, made in _lacking(own[family], others):
                 (result.missing if made else result.differing).append(f"{gpu} lacks {family}: {variant}")

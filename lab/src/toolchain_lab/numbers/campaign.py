@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import signal
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from toolchain.core import process
 from toolchain.core.check_result import STATUSES, Object, require_right
 from toolchain.core.environment import python_children
 from toolchain_lab.emulator.disassembly import Disassembler
-from toolchain_lab.numbers.check import Checked, check_object, finite
+from toolchain_lab.numbers.check import Checked, check_object, digest_of, finite
 
 # The rule that results are compared by; published with them.
 RULE = (
@@ -102,6 +103,7 @@ def run(
     *,
     jobs: int,
     available: int | None = None,
+    known: Mapping[str, Checked] | None = None,
     on_row: Callable[[Checked, int, int], None] | None = None,
 ) -> Report:
     """Check kernels.
@@ -109,10 +111,17 @@ def run(
     Args:
         jobs: processes.
         available: kernels that these were drawn from; so many as these by default.
+        known: results by name of an earlier check; those of objects with the same bytes are taken.
         on_row: called with each result as it comes, the number of results so far, and that of all.
     """
+    kept = {
+        each.name: known[each.name]
+        for each in objects
+        if known and each.name in known and known[each.name].sha256 == digest_of(each.path)
+    }
     checked: dict[str, Checked] = {}
-    for row in results(objects, disassembler, jobs):
+    rest = [each for each in objects if each.name not in kept]
+    for row in itertools.chain(kept.values(), results(rest, disassembler, jobs)):
         checked[row.name] = row
         if on_row is not None:
             on_row(row, len(checked), len(objects))

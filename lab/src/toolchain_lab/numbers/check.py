@@ -78,6 +78,11 @@ def _number(value: float | None) -> float:
     return math.inf if value is None else float(value)
 
 
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a code object, hex."""
+    return sha256_file(path).removeprefix("sha256:")
+
+
 def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int = SEED) -> Checked:
     """Check a code object with its JSON beside it.
 
@@ -86,7 +91,7 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
     """
     gpu = kernel = ""
     began = time.process_time()
-    digest = sha256_file(path).removeprefix("sha256:")
+    digest = digest_of(path)
     try:
         metadata = read_metadata(path)
         gpu, kernel = metadata.gpu, metadata.kernel

@@ -1,0 +1,51 @@
+"""The file of `kernels check --results`: a line of JSON for each checked kernel, so that a stopped check continues."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from toolchain.core import strict_json
+from toolchain.core.errors import ConfigError
+from toolchain.core.filesystem import read_regular
+from toolchain_lab.numbers.check import Checked
+
+_MOST = 1 << 30  # bytes
+
+
+def append(path: Path, row: Checked, decoder: str) -> None:
+    """Write a result at the end of the file."""
+    try:
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"decoder": decoder, "row": row.as_json()}) + "\n")
+    except OSError as error:
+        raise ConfigError(
+            f"--results {path} cannot be written", why=error.strerror or "", fix="name another file"
+        ) from error
+
+
+def read(path: Path, decoder: str) -> dict[str, Checked]:
+    """Return the results in the file by name: those of the same disassembler, and none if there is no file.
+
+    A last line that was cut when the check was killed is left out and removed.
+
+    Raises:
+        ConfigError: the file holds something else.
+    """
+    try:
+        content = read_regular(path, _MOST)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"--results {path} cannot be read", why=error.strerror or "", fix="name another") from error
+    lines, cut = content.split(b"\n")[:-1], content.rpartition(b"\n")[2]
+    try:
+        rows = [strict_json.read(line.decode("utf-8"), path.name) for line in lines]
+        known = [(str(row["decoder"]), Checked.from_json(row["row"])) for row in rows]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} does not hold results of a check", why="a line has another form", fix="name another file"
+        ) from error
+    if cut:
+        path.write_bytes(content[: len(content) - len(cut)])
+    return {row.name: row for label, row in known if label == decoder}
