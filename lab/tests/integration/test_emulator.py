@@ -130,8 +130,18 @@ def test_the_verb_runs_a_kernel_and_writes_its_buffers(objects: Mapping[str, Pat
     told = json.loads(done.stdout)
     assert told["changed"] == {"x": 0, "y": 0, "out": 300}
     assert told["executed"]["v_add_f32"] > 0
+    assert told["approximate"] == []
     x, y, out = (np.load(tmp_path / f"{name}.npy") for name in ("x", "y", "out"))
     assert np.array_equal(out, x + y)
+
+
+def test_what_hardware_may_round_otherwise_is_listed(objects: Mapping[str, Path]) -> None:
+    buffers = [f"--arg={name}=normal:1024" for name in "ab"]
+    done = call(str(objects["gfx942/matmul-fp16"]), "--grid", "1", *buffers, "--arg=c=zeros:1024", "--json")
+    assert done.exit_code == 0, done.output
+    names = json.loads(done.stdout)["approximate"]
+    assert len(names) == 1
+    assert names[0].startswith("v_mfma_f32_")
 
 
 def test_the_verb_lists_instructions_of_many_objects(objects: Mapping[str, Path]) -> None:

@@ -141,6 +141,7 @@ def emulate(
             "decoder": tool.label,
             "instructions": done.instructions,
             "executed": dict(sorted(program.executed().items())),
+            "approximate": program.approximate(),
             "changed": {name: done.changed(name, values[name]) for name in done.buffers},
             "expected": {name: one.as_json() for name, one in compared.items()},
         }
@@ -159,6 +160,8 @@ def emulate(
 def _show(document: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
     count, decoder_ = document["instructions"], document["decoder"]
     console.text(f"{document['kernel']} for {document['gpu']}: {count} wave instructions, decoded by {decoder_}")
+    if names := document["approximate"]:
+        console.text(f"  approximate, because the last bits of these may differ on hardware: {', '.join(names)}")
     for name, changed in document["changed"].items():
         console.text(f"  {name}: {changed} of {sizes[name]} elements changed")
     for name, one in document["expected"].items():

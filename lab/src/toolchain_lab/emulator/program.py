@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,13 @@ from toolchain_lab.emulator.operands import Run
 from toolchain_lab.emulator.scoreboard import Scoreboard
 from toolchain_lab.emulator.syntax import parse
 from toolchain_lab.emulator.wave import Target
+
+# Instructions whose bits the emulator does not promise: sums of products that hardware rounds in an order of its own,
+# functions that AMD specifies by an error in units of the last place, and steps that round twice here.
+_APPROXIMATE = re.compile(
+    r"v_(mfma|smfmac|wmma|swmmac|dot\d)|v_(s_)?(exp|log|rcp|rcp_iflag|rsq|sqrt|sin|cos|tanh)_|v_div_fmas|v_(pk_)?fma\w*_f16"
+    r"|v_fma_mix(lo|hi)|v_fma_f64"
+)
 
 
 @dataclass(slots=True)
@@ -136,6 +144,10 @@ class Program:
                 for name in operation.names:
                     counts[name] += block.executions
         return +counts
+
+    def approximate(self) -> list[str]:
+        """Return the executed instructions whose results may differ from hardware in their last bits."""
+        return sorted(name for name in self.executed() if _APPROXIMATE.match(name))
 
     def blocks(self) -> list[Block]:
         """The blocks that ran."""
