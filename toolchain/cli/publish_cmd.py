@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from toolchain.core import console
 from toolchain.core.cache import Cache, cache_of
 from toolchain.core.errors import ConfigError
 from toolchain.core.locks import in_use
+from toolchain.core.record import LOCAL_BUILDER, Record
 from toolchain.oci.reference import Target, parse, parse_place
 
 if TYPE_CHECKING:
@@ -45,6 +47,10 @@ def publish(
     sigstore: o.SigstoreOpt = None,
     bundles: BundlesOpt = False,
     files: FilesOpt = False,
+    builder_id: Annotated[
+        str | None,
+        typer.Option("--builder-id", metavar="URI", help="URI of the builder, for the provenance of own builds."),
+    ] = None,
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
@@ -68,6 +74,12 @@ def publish(
             "--bundles needs --key", why="--keyless always attaches Sigstore bundles", fix="add --key FILE"
         )
     signer = replace(load_signer(key), bundles=bundles) if key is not None else Keyless(sigstore) if keyless else None
+    if builder_id is not None and (signer is None or not re.fullmatch(r"[a-z][a-z0-9+.-]*:[!-~]+", builder_id)):
+        raise ConfigError(
+            "--builder-id needs a URI, and --key or --keyless",
+            why="it is written into the provenance, which is only attached if it is signed",
+            fix="e.g. --builder-id https://ci.example.org/builder --key FILE",
+        )
     home = cache_of(cache)
     if refs := [name for name in names if not is_image_name(name)]:
         if len(refs) < len(names) or signer is not None or files or compression != "gzip":
@@ -79,13 +91,21 @@ def publish(
         _copy(home, refs, target, json_=json_)
         return
     with in_use(home), amounts_told():
-        done = deliver(home, named_images(home, names), target, compression=how, signer=signer, files=files)
+        records = [_built_by(record, builder_id) for record in named_images(home, names)]
+        done = deliver(home, records, target, compression=how, signer=signer, files=files)
     if signer is None:
         console.note("not signed: the SBOM is attached, provenance is not (--key FILE or --keyless)")
     if json_:
         console.data({"published": [delivered.as_json() for delivered in done]})
         return
     _tell(done)
+
+
+def _built_by(record: Record, builder_id: str | None) -> Record:
+    """Return the record with the builder's URI, unless the record already names the builder that made the image."""
+    if builder_id is None or record.tool.get("builder", LOCAL_BUILDER) != LOCAL_BUILDER:
+        return record
+    return replace(record, tool={**record.tool, "builder": builder_id})
 
 
 def _copy(cache: Cache, refs: Sequence[str], dest: Target, *, json_: bool) -> None:
