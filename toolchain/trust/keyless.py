@@ -92,11 +92,7 @@ class Keyless:
     """Signs as the identity that this process has. The token is never shown."""
 
     def __init__(self, config: Path | None = None) -> None:
-        """Take the identity, so that what is missing shows before anything is sent.
-
-        Raises:
-            ConfigError: the extra is not installed, there is no identity, or its token or `config` cannot be used.
-        """
+        """Take the identity, so that what is missing shows before anything is sent."""
         require()
         self._config = config
         self._token = _identity()
@@ -106,12 +102,7 @@ class Keyless:
         return f"Keyless({self.identity.id})"
 
     def sign(self, statement: Mapping[str, Any]) -> bytes:
-        """A bundle with the statement, its signature, the certificate and the log's entry.
-
-        Raises:
-            UnreachableError: Sigstore does not answer.
-            ConfigError: it refuses the identity, or the identity has expired and no new one is available.
-        """
+        """A bundle with the statement, its signature, the certificate and the log's entry."""
         from sigstore.dsse import Statement  # noqa: PLC0415
         from sigstore.sign import SigningContext  # noqa: PLC0415
 
@@ -142,11 +133,7 @@ def require() -> None:
 
 
 def trust_config(path: Path | None) -> ClientTrustConfig:
-    """The addresses and keys of Sigstore.
-
-    Raises:
-        ConfigError: `path` is not such a file.
-    """
+    """The addresses and keys of Sigstore."""
     from sigstore.models import ClientTrustConfig  # noqa: PLC0415
 
     if path is None:

@@ -90,9 +90,6 @@ def new_key(path: Path) -> PublicKey:
     """Make an Ed25519 key: the private half at `path` (mode 0600), the public one beside it as `<path>.pub`.
 
     With the variable TOOLCHAIN_KEY_PASSPHRASE the private half is encrypted with it.
-
-    Raises:
-        ConfigError: one of the two files is there already, or cannot be written. No folder is made; neither is left.
     """
     if not path.name:
         raise ConfigError(f"{path} is not a name of a file", fix="e.g. toolchain keygen release-key")
@@ -159,11 +156,7 @@ def _p256(key: object) -> bool:
 
 
 def load_signer(path: Path) -> Signer:
-    """A private key in PEM (PKCS#8 or SEC1), also from a pipe; encrypted ones need TOOLCHAIN_KEY_PASSPHRASE.
-
-    Raises:
-        ConfigError: unreadable, not a private key, of another kind, or the passphrase is missing or wrong.
-    """
+    """A private key in PEM (PKCS#8 or SEC1), also from a pipe; encrypted ones need TOOLCHAIN_KEY_PASSPHRASE."""
     return _signer(_content(path), path)
 
 
@@ -210,11 +203,7 @@ def _signer(content: bytes, path: Path) -> Signer:
 
 
 def load_public(path: Path) -> PublicKey:
-    """A public key in PEM, also from a pipe; of a private one its public half.
-
-    Raises:
-        ConfigError: unreadable, not a key, or of another kind.
-    """
+    """A public key in PEM, also from a pipe; of a private one its public half."""
     content = _content(path)
     if b"PRIVATE KEY" in content:
         return _signer(content, path).public

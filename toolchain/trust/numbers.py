@@ -21,15 +21,12 @@ def statement(about: Sequence[attest.Resource], numbers: Mapping[str, Any]) -> a
 
 
 def result(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
-    """The result of the signed statements about an image, in a sentence; empty if none is about it.
+    """Return the result of the signed statements about an image, in a sentence; empty if none is about it.
 
     Of several the one about the most kernels is used.
 
     Args:
         needed: the digests that a statement must name.
-
-    Raises:
-        UntrustedError: one says that a kernel computes wrong numbers, or is malformed.
     """
     texts = [
         statement
@@ -43,4 +40,6 @@ def result(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
         best = max(rows, key=lambda row: int(row["checked"]), default=None)
         return "" if best is None else describe(best)
     except (KeyError, TypeError, ValueError) as error:
-        raise UntrustedError("numbers: the statement is malformed", why=repr(error)) from error
+        raise UntrustedError(
+            "numbers: the statement is malformed", why="a field is missing, or has another form"
+        ) from error

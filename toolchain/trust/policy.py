@@ -1,4 +1,4 @@
-"""Demands on an image beyond authenticity."""
+"""What `verify` requires of an image beyond a valid signature."""
 
 from __future__ import annotations
 
@@ -82,11 +82,7 @@ def make_policy(
 
 
 def normal_repository(text: str) -> str:
-    """A repository as it is compared: `OWNER/NAME` is GitHub's, URLs lose `.git` and a slash at the end.
-
-    Raises:
-        ConfigError: neither, nor a single word such as `debian` or `pypi`.
-    """
+    """Normalize a repository for comparison: `OWNER/NAME` is on GitHub, and URLs lose `.git` and a final slash."""
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*", text):
         text = f"https://github.com/{text}"
     parts = urlsplit(text)
@@ -112,11 +108,13 @@ def _same(repository: str, wanted: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def _reading(check: str) -> Iterator[None]:
-    """Turn what a malformed statement raises into the error of a check."""
+    """Raise the error of a check for a malformed statement."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UntrustedError(f"{check}: the statement is malformed", why=repr(error)) from error
+        raise UntrustedError(
+            f"{check}: the statement is malformed", why="a field is missing, or has another form"
+        ) from error
 
 
 def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: datetime, *, label: str | None) -> None:
@@ -124,9 +122,6 @@ def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: dateti
 
     Args:
         label: the image's `toolchain.input-digest`; None if the image has none.
-
-    Raises:
-        UntrustedError: the first thing that is wrong.
     """
     _check_provenance(statement, demands, label)
     _check_sources(statement, demands)
@@ -135,7 +130,7 @@ def check_build_facts(statement: Mapping[str, Any], demands: Policy, now: dateti
 
 @_reading("provenance")
 def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str | None) -> None:
-    """Whether a provenance is this tool's and agrees with itself and with the image."""
+    """Check that this tool made the provenance, and that it agrees with itself and with the image."""
     definition = statement["predicate"]["buildDefinition"]
     if definition["buildType"] != attest.BUILD_TYPE:
         raise UntrustedError(f"provenance: it is of another kind of build: {definition['buildType']}")
@@ -161,7 +156,7 @@ def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str 
 
 @_reading("source-repo")
 def _check_sources(statement: Mapping[str, Any], demands: Policy) -> None:
-    """Whether each source of the image itself comes from one of the repositories that are demanded."""
+    """Check that each source of the image itself comes from one of the required repositories."""
     if not demands.source_repos:
         return
     definition = statement["predicate"]["buildDefinition"]
@@ -182,7 +177,7 @@ def _check_sources(statement: Mapping[str, Any], demands: Policy) -> None:
 
 @_reading("age")
 def _check_age(statement: Mapping[str, Any], demands: Policy, now: datetime) -> None:
-    """Whether the build is not too old, nor from the future."""
+    """Check that the build is neither too old nor in the future."""
     text = str(statement["predicate"]["runDetails"]["metadata"]["finishedOn"])
     finished = datetime.strptime(text, _TIME).replace(tzinfo=UTC)
     if finished > now + _SLACK:
@@ -203,11 +198,7 @@ def check_binaries(statement: Mapping[str, Any], listed: Sequence[str]) -> None:
 
 @_reading("policy")
 def require_policy(statement: Mapping[str, Any], demands: Policy) -> None:
-    """Check an image against a policy.
-
-    Raises:
-        UntrustedError: it is not met; where an option would lift the refusal, `fix` names it.
-    """
+    """Check an image against a policy."""
     inner = statement["predicate"]["buildDefinition"]["internalParameters"]
     names = [name for name in _binaries(statement) if name not in demands.allow] if demands.source_only else []
     if names:
@@ -231,7 +222,7 @@ def _binaries(statement: Mapping[str, Any]) -> list[str]:
 
 
 def facts_that_held(demands: Policy) -> dict[str, str]:
-    """The demands on sources and age that were met, by the name of the check, for display."""
+    """Return the requirements on sources and age that were met, by the name of the check, for display."""
     checks = {}
     if demands.source_repos:
         checks["source-repo"] = f"every source comes from {' or '.join(demands.source_repos)}"
@@ -241,7 +232,7 @@ def facts_that_held(demands: Policy) -> dict[str, str]:
 
 
 def policy_that_held(demands: Policy) -> dict[str, str]:
-    """The policy that was met, likewise; empty if none was demanded."""
+    """Return the policy that was met, for display; empty if none was required."""
     held = (
         (demands.source_only, "nothing prebuilt but what was allowed"),
         (demands.isolated, "built in a proved isolation"),

@@ -46,11 +46,7 @@ def statement(image: str, digests: Sequence[str], result: Mapping[str, Any]) -> 
 
 @dataclass(frozen=True)
 class Rebuilders:
-    """The number of keys, and the keys, that must have rebuilt an image to the same bytes.
-
-    Raises:
-        ConfigError: more are needed than there are different keys.
-    """
+    """The number of keys, and the keys, that must have rebuilt an image to the same bytes."""
 
     needed: int
     keys: tuple[PublicKey, ...]

@@ -43,7 +43,7 @@ class Evidence:
 
 
 def gather(place: Place, subjects: Sequence[str], scratch: Layout) -> list[Evidence]:
-    """Gather the known attachments of the given digests, by `scratch`. Broken ones are left out and logged."""
+    """Return the known attachments of the given digests. Broken ones are left out and logged."""
     evidence: dict[tuple[str, bytes], Evidence] = {}  # the same is attached to an image and to its index
     left, room = _MOST_ARTIFACTS, _MOST_BYTES
     for subject in subjects:
@@ -85,7 +85,7 @@ def _contents(place: Place, artifact: Descriptor, subject: str, scratch: Layout,
 def signed_by(
     key: PublicKey | Identity, evidence: Sequence[Evidence], digest: str, checks: dict[str, str]
 ) -> list[dict[str, Any]]:
-    """The statements among what is attached that a key or an identity has signed.
+    """Return the attached statements that a key or an identity has signed.
 
     Args:
         digest: of what they are attached to, for display.
@@ -132,11 +132,7 @@ def signed_by(
 
 
 def about(statements: Sequence[dict[str, Any]], needed: Set[str], kind: str, name: str) -> list[dict[str, Any]]:
-    """The statements of a kind whose subjects have all required digests.
-
-    Raises:
-        UntrustedError: there is none; `name` stands before the words.
-    """
+    """Return the statements of a kind whose subjects have all required digests."""
     of_kind = [statement for statement in statements if statement["predicateType"] == kind]
     if not of_kind:
         raise UntrustedError(f"{name}: none is signed by this key")
@@ -148,10 +144,9 @@ def about(statements: Sequence[dict[str, Any]], needed: Set[str], kind: str, nam
 
 
 def passing(candidates: Sequence[T], check: Callable[[T], None]) -> list[T]:
-    """Those that pass. Anyone who may push can attach more, so one valid candidate is enough.
+    """Return the candidates that pass, or raise the first one's problem if none does.
 
-    Raises:
-        UntrustedError: none passes; the first one's problem.
+    Anyone who may push can attach more, so one valid candidate is enough.
     """
     passed: list[T] = []
     problem: UntrustedError | None = None
@@ -168,18 +163,20 @@ def passing(candidates: Sequence[T], check: Callable[[T], None]) -> list[T]:
 
 
 def opened(envelope: dsse.Envelope) -> dict[str, Any]:
-    """The statement in an envelope."""
+    """Return the statement in an envelope."""
     try:
         value = strict_json.read(envelope.payload, "the statement", keys=attest.KEYS)
         if value["_type"] != attest.STATEMENT or not isinstance(value["predicate"], dict):
             raise ValueError(value["_type"])
         return {**value, "predicateType": str(value["predicateType"]), "subject": list(value["subject"])}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UntrustedError("signature: an envelope holds no in-toto statement", why=repr(error)) from error
+        raise UntrustedError(
+            "signature: an envelope holds no in-toto statement", why="a field is missing, or has another form"
+        ) from error
 
 
 def named_subjects(statement: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """Name and digest of each thing that a statement is about."""
+    """Return name and digest of each subject of a statement."""
     named = set()
     for subject in statement["subject"]:
         digest = subject.get("digest") if isinstance(subject, dict) else None
@@ -189,5 +186,5 @@ def named_subjects(statement: Mapping[str, Any]) -> set[tuple[str, str]]:
 
 
 def subjects_of(statement: Mapping[str, Any]) -> set[str]:
-    """The digests that a statement is about."""
+    """Return the digests of a statement's subjects."""
     return {digest for _, digest in named_subjects(statement)}

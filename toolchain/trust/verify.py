@@ -182,11 +182,7 @@ def _images(layout: Layout, top: Descriptor) -> list[Descriptor]:
 
 
 def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
-    """The oldest system that links every image of an index, as their labels tell it; empty if none tells one.
-
-    Raises:
-        UntrustedError: they differ, and a reader of one would take it for all.
-    """
+    """The oldest system that links every image of an index, as their labels tell it; empty if none tells one."""
     floors: dict[str, str] = {}
     for image in images:
         config = layout.read_json(layout.children(image)[0])
