@@ -32,7 +32,19 @@ def _places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tupl
 
 
 def _load(wave: Wave, address: Array, offset: int, size: int, pc: int) -> Array:
-    (place, bits), lds = _places(wave, address, offset, size, pc), wave.group.lds
+    lds = wave.group.lds
+    if size <= 4:
+        place = active(wave, address).astype(np.int64)
+        if offset:
+            place += offset
+        try:
+            numbers = lds.numbers[size][place]
+        except IndexError:
+            _places(wave, address, offset, size, pc)  # says which
+            raise
+        lds.note(place, size, pc)
+        return spread(wave, numbers.astype(np.uint32, copy=False)[None])
+    place, bits = _places(wave, address, offset, size, pc)
     lds.note(place, size, pc)
     return spread(wave, lds.load(place, size, bits))
 

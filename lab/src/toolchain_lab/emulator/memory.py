@@ -70,11 +70,18 @@ class Lds(Views):
 
     Args:
         watch: whether to note it.
+        limit: bytes that a kernel may read; all by default.
     """
 
-    def __init__(self, data: Array, *, watch: bool) -> None:
+    def __init__(self, data: Array, *, watch: bool, limit: int | None = None) -> None:
         super().__init__(data)
         self.watch = watch
+        # A number at each byte, aligned or not; an index beyond the end raises IndexError.
+        size = len(data) if limit is None else limit
+        self.numbers = {
+            width: np.ndarray((max(size - width + 1, 0),), kind, data.data, strides=(1,))
+            for width, kind in ((1, np.uint8), (2, np.uint16), (4, np.uint32))
+        }
         self.wave = np.uint64(1)
         self._written, self._read = (np.zeros(len(data) // 2, np.uint64) for _ in range(2))
         # Loads are noted when something is stored: where nothing is, none of them matters.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -78,36 +79,11 @@ class Operands:
 
     def register(self, text: str) -> Register | None:
         """The register that an operand names; None for a constant."""
-        if match := _SINGLE.match(text):
-            kind, index, count, half = match[1], int(match[2]), 1, match[3]
-        elif match := _RANGE.match(text):
-            kind, index, half = match[1], int(match[2]), None
-            count = int(match[3]) - index + 1
-        elif text in _SPECIAL:
-            return Register(vector=False, index=_SPECIAL[text], count=2 if text in _PAIRS else 1)
-        elif text == "m0":
-            return Register(vector=False, index=self.target.m0, count=1)
-        elif text == "null" and self.target.generation > 9:
-            return Register(vector=False, index=NULL, count=1)
-        else:
-            return None
-        if kind == "ttmp":
-            index += TTMP
-        if kind == "a":
-            index += 256
-        return Register(kind in "va", index, count, None if half is None else int(half == ".h"))
+        return _register(text, self.target.m0, null=self.target.generation > 9)
 
     def signs(self, text: str) -> Signed:
         """Take the signs off an operand."""
-        negate = absolute = False
-        if text.startswith("-") and not _NEGATED_NUMBER.match(text):
-            negate, text = True, text[1:]
-        if text.startswith("|") and text.endswith("|"):
-            absolute, text = True, text[1:-1]
-        for name in ("neg", "abs"):
-            if text.startswith(f"{name}(") and text.endswith(")"):
-                negate, absolute, text = negate or name == "neg", absolute or name == "abs", text[4:-1]
-        return Signed(text, negate, absolute)
+        return _signs(text)
 
     def plain(self, text: str) -> str:
         """The operand, which may have no sign.
@@ -426,3 +402,38 @@ def _with_signs(get: Get, operand: Signed) -> Get:
     if operand.negate:
         return lambda wave: -get(wave)
     return get
+
+
+@lru_cache(maxsize=4096)
+def _register(text: str, m0: int, *, null: bool) -> Register | None:
+    if match := _SINGLE.match(text):
+        kind, index, count, half = match[1], int(match[2]), 1, match[3]
+    elif match := _RANGE.match(text):
+        kind, index, half = match[1], int(match[2]), None
+        count = int(match[3]) - index + 1
+    elif text in _SPECIAL:
+        return Register(vector=False, index=_SPECIAL[text], count=2 if text in _PAIRS else 1)
+    elif text == "m0":
+        return Register(vector=False, index=m0, count=1)
+    elif text == "null" and null:
+        return Register(vector=False, index=NULL, count=1)
+    else:
+        return None
+    if kind == "ttmp":
+        index += TTMP
+    if kind == "a":
+        index += 256
+    return Register(kind in "va", index, count, None if half is None else int(half == ".h"))
+
+
+@lru_cache(maxsize=4096)
+def _signs(text: str) -> Signed:
+    negate = absolute = False
+    if text.startswith("-") and not _NEGATED_NUMBER.match(text):
+        negate, text = True, text[1:]
+    if text.startswith("|") and text.endswith("|"):
+        absolute, text = True, text[1:-1]
+    for name in ("neg", "abs"):
+        if text.startswith(f"{name}(") and text.endswith(")"):
+            negate, absolute, text = negate or name == "neg", absolute or name == "abs", text[4:-1]
+    return Signed(text, negate, absolute)

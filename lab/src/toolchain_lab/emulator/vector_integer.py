@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from toolchain_lab.emulator.bits import Array
 from toolchain_lab.emulator.lanewise import Handler, LaneOp
 from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.wave import Wave
+
+_U16, _LOW, _HIGH = np.uint32(16), np.uint32(0xFFFF), np.uint32(0xFFFF0000)
 
 _U31, _U24, _ONE, _ALL = np.uint32(31), np.uint32(0xFFFFFF), np.uint32(1), np.uint32(0xFFFFFFFF)
 _U32, _U63 = np.uint64(32), np.uint64(63)
@@ -90,17 +94,22 @@ def permute_bytes(high: Array, low: Array, selector: Array) -> Array:
     return result
 
 
+@lru_cache(maxsize=256)
+def _choices(selector: int) -> tuple[list[int], bool]:
+    """Return the four bytes that a selector names, and whether these are two halves of registers."""
+    choices = [(selector >> 8 * byte) & 7 for byte in range(4)]
+    return choices, all(choices[k] % 2 == 0 and choices[k + 1] == choices[k] + 1 for k in (0, 2))
+
+
 def _pick_bytes(high: Array, low: Array, selector: int) -> Array:
     """Bytes of two registers in an order that all lanes share."""
+    choices, are_halves = _choices(selector)
+    if are_halves:  # as most often
+        below, above = (high if choices[k] > 3 else low for k in (0, 2))
+        below = below >> _U16 if choices[0] & 2 else below & _LOW
+        packed: Array = below | (above & _HIGH if choices[2] & 2 else above << _U16)
+        return packed
     result: Array = np.empty(len(low), np.uint32)
-    choices = [(selector >> 8 * byte) & 7 for byte in range(4)]
-    # Most often they are two halves.
-    if all(choices[k] % 2 == 0 and choices[k + 1] == choices[k] + 1 for k in (0, 2)):
-        halves = result.view(np.uint16)
-        for part in (0, 1):
-            choice = choices[2 * part]
-            halves[part::2] = (high if choice > 3 else low).view(np.uint16)[choice // 2 % 2 :: 2]
-        return result
     parts = result.view(np.uint8)
     for byte, choice in enumerate(choices):
         parts[byte::4] = (high if choice > 3 else low).view(np.uint8)[choice % 4 :: 4]

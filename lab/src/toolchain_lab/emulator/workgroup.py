@@ -69,7 +69,7 @@ class Workgroup:
         self.code: CodeObject = program.code
         self.memory = memory
         self.lds_size = lds
-        self.lds = Lds(random.integers(0, 256, (lds + 15) // 16 * 16, dtype=np.uint8), watch=watch)
+        self.lds = Lds(random.integers(0, 256, (lds + 15) // 16 * 16, dtype=np.uint8), watch=watch, limit=lds)
         refuse(self.code)
         words = self.code.descriptor.scratch // 4 + 4
         self.waves = []
