@@ -14,8 +14,8 @@ from toolchain.catalog.components import LlvmRequirements, check_generation, nee
 from toolchain.catalog.costs import costs
 from toolchain.catalog.floors import load_floors
 from toolchain.catalog.pythons import load_pythons
-from toolchain.catalog.release_data import aotriton_releases, is_commit, numbers, triton_releases
-from toolchain.catalog.releases import aotriton_release, triton_release
+from toolchain.catalog.release_data import aotriton_releases, is_commit, numbers, require, triton_releases
+from toolchain.catalog.releases import triton_release
 from toolchain.catalog.rocm import rocms
 from toolchain.catalog.stages import STAGES
 from toolchain.catalog.tried import Tried, tried
@@ -288,16 +288,17 @@ def _aotritons() -> str:
             rows.append([one.name, *pins, *same, f"[refused: 7](exit-codes.md): {generation.refused}"])
             continue
         try:
-            known = aotriton_release(one.name)
+            require(one, "commit", "triton")
         except ToolchainError as error:
             rows.append(
                 [one.name, f"`{one.triton[:8]}`" if one.triton else "unknown", "unknown", *same, refused(error)]
             )
             continue
         built = _tested("aotriton", one.commit, "glibc 2.31") or _UNTRIED
-        rows.append([one.name, f"`{known.triton[:8]}`", f"`{known.llvm[:8]}` {known.certainty}", *same, built])
+        llvm = f"`{one.llvm[:8]}` {one.certainty}" if one.llvm else "unknown"
+        rows.append([one.name, f"`{one.triton[:8]}`", llvm, *same, built])
     text = "An *inferred* LLVM is used with a warning, and the build stops after the fetch if the tree pins another one. An"
-    text += " *unknown* one must be named: `--source llvm=URL@COMMIT`, from `cmake/llvm-hash.txt` of the release's Triton. If"
+    text += " *unknown* one is read from `cmake/llvm-hash.txt` of the release's Triton, which `build` fetches first. If"
     text += " Triton's or AOTriton's commit is unknown too, name `--source triton=` and `--source aotriton=`."
     text += (
         " Since 0.14 some kernels are made by a compiler other than Triton and must be left out: `--without flydsl`,"

@@ -121,6 +121,7 @@ def main(folder: Path) -> None:
     call("doctor", "a machine without an engine", code=8)
     call("plan", "a patch", "report", *ASKED, "--patch", f"notes={patch}")
     call("plan", "all", "all", "--triton", "3.6.0", "--arch", "amd64")
+    call("plan", "a commit whose LLVM is unknown", "llvm", "--triton", "0" * 40)
     call("plan", "two architectures", "llvm", "--arch", "amd64,arm64")
     call("fetch", "a checkout", "report", *ASKED)
     call("lock", "whole", "report", *ASKED)

@@ -176,6 +176,26 @@ def test_a_database_that_the_user_gives_takes_the_place_of_the_trees(tmp_path: P
         check_databases(tree, "", given)
 
 
+def test_a_tree_between_releases_may_pack_its_database_and_lack_a_later_one(tmp_path: Path) -> None:
+    tree = tree_of(tmp_path / "t", "v3python/generate.py", "v3python/rules/tuning_database.sqlite3")
+    cmake = tree / "CMakeLists.txt"
+    cmake.write_text(
+        "".join(
+            f"set(AOTRITON_VERSION_{part}_INT {n})\n"
+            for part, n in zip(("MAJOR", "MINOR", "PATCH"), (0, 11, 0), strict=True)
+        )
+    )
+    (tree / "v3python/rules/tuning_database.sqlite3").write_text("rows")
+    assert check_databases(tree, "") is None
+    cmake.write_text(f"{cmake.read_text()}unpack(op_database)\n")
+    with pytest.raises(SourceError, match="not in its source"):
+        check_databases(tree, "")
+    (tree / "v3python/rules/tuning_database.sqlite3").unlink()
+    cmake.write_text(cmake.read_text().replace("op_database", ""))
+    with pytest.raises(SourceError, match="not in its source"):
+        check_databases(tree, "")
+
+
 def test_a_database_of_another_release_is_refused_before_the_tree_is_fetched(tmp_path: Path) -> None:
     given = tmp_path / "given.sqlite3"
     given.write_bytes(b"SQLite format 3\0")

@@ -57,7 +57,7 @@ def call(env: dict[str, str], *words: str, cwd: Path | None = None) -> subproces
         (("build", "sysroot", "--base", "debian13"), 7, "compiled against that base itself"),
         (("build", "llvm", "--aotriton", "0.99b"), 7, "0.99b"),
         (("build", "llvm", "--triton", "3.99.0"), 7, "second LLVM"),
-        (("build", "llvm", "--aotriton", "0.11.1b"), 4, "--source"),
+        (("build", "llvm", "--aotriton", "0.14b"), 4, "--source"),
         (("build", "nothing"), 7, "nothing"),
         (("build", "llvm", "--arch", "vax"), 7, "vax"),
         (("build", "triton", "--arch", "arm64", "--base", "debian13"), 7, "triton is not built for arm64"),

@@ -19,7 +19,8 @@ from toolchain.core.cache import Cache
 from toolchain.core.errors import SourceError, UnsupportedError
 from toolchain.request.model import Request
 from toolchain.sources.tree import Source
-from toolchain.stages.llvm import LlvmStage, llvm_needs, refined
+from toolchain.stages.llvm import LlvmStage, refined
+from toolchain.stages.llvm_choice import llvm_needs
 from toolchain.stages.llvm_version import major_of, version_of_tree
 from toolchain.stages.stage import Planned
 

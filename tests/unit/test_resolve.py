@@ -28,7 +28,7 @@ from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.store import Store
 from toolchain.sources.suites import Package
 from toolchain.sources.tree import tree_digest
-from toolchain.stages.llvm import llvm_pin
+from toolchain.stages.llvm_choice import llvm_pin
 from toolchain.stages.triton_origin import from_source
 from toolchain.stages.triton_wheel import wheel_source
 

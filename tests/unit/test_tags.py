@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,28 @@ def test_a_tag_is_resolved_when_it_is_fetched_and_told(place: Place) -> None:
     code, after, _ = place.call("plan", *words)
     assert (triton_of(after)["ref"], len(place.asked)) == (place.commit, asked)
     assert after["stages"][-1]["image"] == f"triton-{place.commit[:8]}-debian13"
+
+
+def test_the_llvm_of_an_unknown_commit_is_read_from_its_tree_once_that_is_here(place: Place) -> None:
+    words = ("llvm", "--triton", place.commit, "--json")
+    place = replace(place, options=())
+
+    def llvm(plan: Any) -> dict[str, Any]:
+        sources: list[dict[str, Any]] = [source for row in plan["stages"] for source in row["sources"]]
+        return next(source for source in sources if source["name"] == "llvm")
+
+    code, before, _ = place.call("plan", *words)
+    assert (code, llvm(before)["ref"], llvm(before)["digest"]) == (0, "", None)
+    assert place.commit in llvm(before)["pending"]
+    assert "prefix" not in before["stages"][-1]
+    code, _, said = place.call("fetch", *words, "--offline")
+    assert (code, place.asked) == (18, []), said
+    # `fetch` brings the tree first; LLVM itself, which it names, is not served here.
+    absent = f"https://github.com/llvm/={place.mirror.partition('=')[2]}absent/"
+    code, _, said = place.call("fetch", *words, "--mirror", place.mirror, "--mirror", absent)
+    assert code in {5, 18}, said
+    code, after, _ = place.call("plan", *words)
+    assert (code, llvm(after)["ref"], "pending" in llvm(after)) == (0, LLVM, False)
 
 
 @pytest.mark.usefixtures("no_wheels")

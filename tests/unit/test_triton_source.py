@@ -16,9 +16,10 @@ from toolchain.cli.build_options import make_request
 from toolchain.core.cache import Cache
 from toolchain.core.errors import BuildError, PinError, SourceError, UnsupportedError
 from toolchain.pipeline.plan import plan
+from toolchain.pipeline.run import build
 from toolchain.request.model import Request
 from toolchain.stages.aotriton_library import aotriton_source, commit_of
-from toolchain.stages.llvm import llvm_needs, llvm_pin, llvm_source
+from toolchain.stages.llvm_choice import llvm_needs, llvm_pin, llvm_source
 from toolchain.stages.triton_origin import from_source, triton_source
 from toolchain.stages.triton_report import lit, lit_totals
 from toolchain.stages.triton_tree import python_requires
@@ -79,8 +80,6 @@ def test_a_commit_by_url_brings_its_own_needs(request_: Request) -> None:
     url = f"https://github.com/ROCm/triton@{commit}"
     assert llvm_needs(replace(request_, sources=specs({"triton": url}))).clang
     assert not llvm_needs(replace(request_, sources=specs({"triton": url}), triton="3.7.1")).clang
-    with pytest.raises(UnsupportedError, match="not on record"):
-        llvm_needs(replace(request_, sources=specs({"triton": f"https://example.org/triton@{'0' * 40}"})))
 
 
 def test_a_commit_that_nobody_knows_is_planned_on_the_llvm_that_is_named(request_: Request) -> None:
@@ -90,16 +89,14 @@ def test_a_commit_that_nobody_knows_is_planned_on_the_llvm_that_is_named(request
     assert llvm_needs(replace(request_, sources=specs({**by_url, "llvm": llvm}))) == newest
     assert llvm_needs(replace(request_, triton="0" * 40, sources=specs({"llvm": llvm}))) == newest
     for request in (replace(request_, sources=specs(by_url)), replace(request_, triton="0" * 40)):
-        with pytest.raises(UnsupportedError, match="not on record"):
-            llvm_needs(request)
+        source = llvm_source(request)
+        assert (source.ref, source.digest) == ("", None)
+        assert "0" * 40 in source.pending
 
 
 def test_an_aotriton_whose_llvm_nobody_knows_is_planned_on_the_one_that_is_named(request_: Request) -> None:
-    """As the refusal without it says."""
     request = replace(request_, aotriton="0.11.1b")
-    with pytest.raises(PinError, match="its LLVM is unknown") as caught:
-        llvm_source(request)
-    assert "--source llvm=" in caught.value.fix
+    assert "f75e44a96a54495d52fe82b1e684ec4e712c69d3" in llvm_source(request).pending
     named = replace(request, sources=specs({"llvm": f"https://github.com/llvm/llvm-project@{'1' * 40}"}))
     assert llvm_needs(named).lld
     assert aotriton_source(named).ref == "98371989e8a23267e284c94e95156a139e4b33c4"
@@ -257,6 +254,34 @@ def test_a_commit_of_aotriton_that_is_no_release_needs_a_named_triton(tmp_path: 
     with pytest.raises(PinError):
         make_request(target="aotriton", source=where, cache=tmp_path / "cache")
     make_request(target="aotriton", source=where, triton="3.7.1", cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("setup", "names"),
+    [
+        ('name = "llvm-17.0.0-c5dede880d17-ubuntu"', "LLVM 17.0.0, commit c5dede880d17"),
+        ('rev = "b1115f8c"', "LLVM commit b1115f8c"),
+    ],
+)
+def test_an_llvm_that_is_named_in_part_is_planned_and_not_built(
+    tmp_path: Path, request_: Request, setup: str, names: str
+) -> None:
+    (tmp_path / "t/python").mkdir(parents=True)
+    (tmp_path / "t/python/setup.py").write_text(setup)
+    request = replace(request_, sources=specs({"triton": str(tmp_path / "t")}))
+    (row,) = [row for row in plan(request, "llvm") if row.planned.name == "llvm"]
+    assert (row.planned.input_digest, row.planned.prefix) == (None, "")
+    assert names in row.planned.sources[0].pending
+    with pytest.raises(PinError) as caught:
+        build(request, "llvm")
+    assert names in caught.value.why
+
+
+def test_an_llvm_that_is_older_than_all_is_refused_by_a_plan(tmp_path: Path, request_: Request) -> None:
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python/setup.py").write_text('name = "llvm-14.0.0-f28c006a5895"')
+    with pytest.raises(UnsupportedError, match="LLVM 14"):
+        plan(replace(request_, sources=specs({"triton": str(tmp_path)})), "llvm")
 
 
 def test_a_package_that_would_be_downloaded_is_refused_by_its_name(tmp_path: Path, request_: Request) -> None:

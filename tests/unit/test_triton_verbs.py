@@ -117,7 +117,7 @@ KINDS: list[tuple[str, Callable[[Source], bool] | int, str]] = [
     ("4.0", 7, "the nearest on record: 3.9.0"),
     ("3.99.0", 7, "second LLVM"),
     ("2.2.0", 4, "its LLVM is unknown"),
-    (NOWHERE, 7, "not on record"),
+    (NOWHERE, at(NOWHERE), ""),
     (COMMIT[:12], 4, "no commit of 40 digits"),
     ("junk", 4, "junk"),
     ("", 4, "names no Triton"),

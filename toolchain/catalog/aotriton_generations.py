@@ -269,7 +269,10 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
     taken = _taken(rows, release, given) if given is not None else None
     # No row says where the databases of a tree after the last release are.
     for row in rows if release or generator_in(tree) != "aotriton" else ():
-        own = tree / row.path
+        own = tree / (row.path if release else _path_in(tree, row.path))
+        others = any((tree / _path_in(tree, other.path)).exists() for other in rows if other is not row)
+        if not release and row is not taken and not own.exists() and others and _is_unread(tree, row):
+            continue
         if row is taken and given is not None:
             _check_database(row, given, release, str(given))
         elif own.exists():
@@ -282,6 +285,20 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
                 f"that of {release or row.releases[-1]} has git's id {row.id}",
             )
     return taken
+
+
+def _path_in(tree: Path, path: str) -> str:
+    """Return the path of a database in a tree between releases, which may pack it or not; `path` if it is not there."""
+    packed = ".tar.xz"
+    other = path.removesuffix(packed) if path.endswith(packed) else path + packed
+    return other if (tree / other).exists() and not (tree / path).exists() else path
+
+
+def _is_unread(tree: Path, row: Database) -> bool:
+    """Return whether the generator of a tree names no such database, because it came later."""
+    stem, folder = Path(row.path).name.partition(".")[0], tree / Path(row.path).parts[0]
+    files = [tree / "CMakeLists.txt", *folder.rglob("CMakeLists.txt"), *folder.rglob("*.py")]
+    return not any(stem in path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file())
 
 
 def _check_database(row: Database, path: Path, release: str, shown: str) -> None:

@@ -69,7 +69,7 @@ def read_pin(path: Path) -> LlvmPin:
                     why="its Triton is the submodule third_party/triton, and that pins the LLVM",
                     fix=f"check the submodule out and name it: {path / AOTRITON_SUBMODULE}",
                 )
-            if (named := _named_in_setup(path)) is not None:
+            if (named := named_in_setup(path)) is not None:
                 raise PinError(
                     f"this Triton is older than pin files: its setup.py names {named}",
                     why="that is not a full commit, and the archive that it stands for is not LLVM's source",
@@ -110,19 +110,37 @@ def is_aotriton(folder: Path) -> bool:
     return (folder / "include" / "aotriton").is_dir()
 
 
-def _named_in_setup(checkout: Path) -> str | None:
-    """Return the LLVM in the setup.py of a Triton before November 2023; None if it names none."""
+@dataclass(frozen=True)
+class NamedInSetup:
+    """The LLVM that the setup.py of a Triton before November 2023 names, without all digits of its commit.
+
+    Args:
+        version: `17.0.0`; empty if only a commit is named.
+        commit: its first digits; empty if only a version is named.
+    """
+
+    version: str
+    commit: str
+
+    def __str__(self) -> str:
+        """Return the name for people: `LLVM 17.0.0, commit c5dede880d17`."""
+        parts = (f"LLVM {self.version}".strip(), f"commit {self.commit}" if self.commit else "")
+        return (", " if self.version else " ").join(filter(None, parts))
+
+
+def named_in_setup(checkout: Path) -> NamedInSetup | None:
+    """Return the LLVM that the setup.py of a Triton before November 2023 names; None if it names none."""
     file = checkout / "python" / "setup.py"
     try:
         text = read_regular(file, MAX_SETUP_BYTES, within=checkout).decode("utf-8", errors="replace")
     except OSError:
         return None
     if match := re.search(r"\bllvm-(\d+\.\d+\.\d+)-([0-9a-f]{8,40})\b", text):
-        return f"LLVM {match[1]}, commit {match[2]}"
+        return NamedInSetup(match[1], match[2])
     if match := re.search(r"""\brev = ["']([0-9a-f]{8,40})["']""", text):
-        return f"LLVM commit {match[1]}"
+        return NamedInSetup("", match[1])
     match = re.search(r"\bllvm(?:\+mlir)?-(\d+\.\d+\.\d+)\b", text)
-    return f"LLVM {match[1]}" if match else None
+    return NamedInSetup(match[1], "") if match else None
 
 
 def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:

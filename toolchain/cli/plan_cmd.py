@@ -149,6 +149,9 @@ def _copies(rows: Sequence[PlanRow], target: str) -> Iterator[str]:
 
 def _how_sure(source: Source) -> str:
     """Return a note on a source: its tag, and whether its digest is locked."""
+    if source.pending:
+        known = "unknown until fetched" if "://" in source.pending else "not known in full"
+        return f"{known}: {source.pending}"
     if source.tag and source.digest is None:
         return " (tag, resolved when fetched)"
     tag = f" (tag {source.tag})" if source.tag else ""

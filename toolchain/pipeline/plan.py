@@ -12,6 +12,7 @@ from typing import Any
 from toolchain.catalog.architectures import this_machine
 from toolchain.catalog.components import line_of
 from toolchain.catalog.tried import was_tried
+from toolchain.core import console
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ToolchainError
 from toolchain.oci.layout import Layout
@@ -26,6 +27,7 @@ from toolchain.sources.tree import Source
 from toolchain.stages.codegen_llvm import triton_here
 from toolchain.stages.prebuilt import undecided
 from toolchain.stages.stage import Built, Planned
+from toolchain.stages.triton_origin import local_triton, triton_source
 from toolchain.stages.triton_tree import head_of
 
 LOG = logging.getLogger(__name__)
@@ -110,6 +112,7 @@ def settled(request: Request, target: str, *, ask: bool = False) -> list[PlanRow
         ask: also query tags that are known, because a tag may have moved, and fetch Triton's tree.
     """
     rows = plan(request, target)
+    rows = read_pins(request, target, rows)
     if request.offline:
         return plan(request, target) if ask_tags(request, rows) else rows
     rows = with_tree(request, target, rows, ask=ask, fetch=ask)
@@ -194,6 +197,33 @@ def tritons(rows: Sequence[PlanRow], *, checkouts: bool = False) -> list[tuple[P
     ]
 
 
+def awaited_in(rows: Sequence[PlanRow], request: Request) -> list[Source]:
+    """Return the source of Triton if its tree is not here and names the LLVM of the plan."""
+    pending = any(source.pending for row in rows for source in row.planned.sources)
+    return [triton_source(request)] if pending and local_triton(request) is None else []
+
+
+def require_commits(rows: Sequence[PlanRow]) -> None:
+    """Refuse a source whose commit no tree that is here names in full."""
+    for source in (source for row in rows if row.to_build for source in row.planned.sources):
+        source.require_commit()
+
+
+def read_pins(request: Request, target: str, rows: list[PlanRow], *, proved: bool = False) -> list[PlanRow]:
+    """Plan once the pin of a Triton whose LLVM is not on record is read, for which its tree is fetched.
+
+    Args:
+        rows: the plan so far.
+        proved: see `find`.
+    """
+    for source in awaited_in(rows, request):
+        console.note(f"{source.name}: fetching {source.ref}, which names its LLVM")
+        fetch_for(request, source)
+        rows = plan(request, target, proved=proved)
+    require_commits(rows)
+    return rows
+
+
 def undecided_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
     """Return the prebuilt files of Triton's source that a build would refuse because no option decides on them."""
     if not any(planned.name.startswith("triton") for planned, _ in tritons(rows, checkouts=True)):
@@ -247,7 +277,7 @@ def _where(row: PlanRow, request: Request) -> str:
 def _version(source: Source) -> str:
     if source.kind == "local":
         return (head_of(source.path) if source.path is not None and source.path.is_dir() else "") or source.where
-    return source.commit or source.version or source.tag
+    return source.commit or source.version or source.tag or "of its pin"
 
 
 def _short(version: str) -> str:

@@ -17,7 +17,17 @@ from toolchain.core.locks import held, in_use
 from toolchain.core.process import CommandError
 from toolchain.pipeline.compiler_cache import key_of
 from toolchain.pipeline.fetching import Prefetch, fetch_for, patches_as_they_are
-from toolchain.pipeline.plan import PlanRow, find, online_in, plan, undecided_in, with_tree
+from toolchain.pipeline.plan import (
+    PlanRow,
+    awaited_in,
+    find,
+    online_in,
+    plan,
+    read_pins,
+    require_commits,
+    undecided_in,
+    with_tree,
+)
 from toolchain.pipeline.records import known_record, record_as_it_is, tell_unread
 from toolchain.pipeline.targets import below, by_arch, request_of, stages_of
 from toolchain.pipeline.workspace import BuildWorkspace, within_lock
@@ -41,8 +51,11 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
         tell_unread(request.cache)
     for row in rows:
         _allowed(request, row.planned, row.built)
+    if not awaited_in(rows, request):
+        require_commits(rows)
     if reuse is None:
         _ready(request, rows)
+    rows = read_pins(request, target, rows, proved=request.contract)
     # The tree's LLVM pin is compared with the plan before any LLVM is built.
     rows = with_tree(request, target, rows, fetch=reuse is None, proved=request.contract)
     if reuse is None and (names := undecided_in(rows, request)):

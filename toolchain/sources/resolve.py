@@ -168,6 +168,7 @@ def fetch_source(
         mirrors: where git and archives are fetched from instead of their own URLs.
         tests: see `part_of` and `Request.takes_tests`.
     """
+    source.require_commit()
     part = part_of(source.name, tests=tests or bool(patches))
     how = _How(part, verify, mirrors, packed=source.name == _PACKED)
     with in_use(cache, make=True):

@@ -18,7 +18,7 @@ from pathlib import Path
 from toolchain.core import digest, strict_json
 from toolchain.core.amounts import tell
 from toolchain.core.digest import CHUNK, write_atomically
-from toolchain.core.errors import HostileInputError, SourceError
+from toolchain.core.errors import HostileInputError, PinError, SourceError
 from toolchain.sources.spec import Kind, ref_of
 
 LOG = logging.getLogger(__name__)
@@ -47,6 +47,8 @@ class Source:
         tag: the tag of the repository by which it was requested.
         commit: of an archive, the commit that the data knows it as.
         among: the repositories one of which holds the commit, while it is unknown which; `where` is the first.
+        pending: what names the commit, while the commit itself is unknown: a tree that is not fetched yet, or a file
+            that holds a part of its digits.
         suite: of a package, the suite to look in; see `SourceSpec`.
     """
 
@@ -61,6 +63,7 @@ class Source:
     tag: str = ""
     commit: str = ""
     among: tuple[str, ...] = ()
+    pending: str = ""
     suite: str = field(default="", compare=False)
 
     @property
@@ -83,7 +86,7 @@ class Source:
         if commit := self.version if self.kind == "git" else self.commit:
             return commit[:8]
         if self.kind == "git":
-            return self.tag
+            return self.tag or "pending"
         if self.kind in {"distro", "pypi"}:
             # Versions such as 23~++20261101 or 22.1.0~+rc1 have characters that a name of an image cannot have.
             return re.sub(r"[^A-Za-z0-9.]+", "-", self.version or self.ref)
@@ -92,10 +95,21 @@ class Source:
     def as_plan(self) -> dict[str, str | None]:
         """Return the source as `plan --json` prints it."""
         row = {"name": self.name, "ref": self.ref, "repository": self.repository, "digest": self.digest}
-        return {**row, "tag": self.tag} if self.tag else row
+        more = {"tag": self.tag, "pending": self.pending}
+        return row | {key: value for key, value in more.items() if value}
+
+    def require_commit(self) -> None:
+        """Refuse a source whose commit is named by something that is not here, or in part only."""
+        if self.pending:
+            raise PinError(
+                f"the commit of the source {self.name} is not known",
+                why=f"all that names it is {self.pending}",
+                fix=f"name it: --source {self.name}=URL@COMMIT with all 40 digits, or a package of the distribution",
+            )
 
     def fetched(self, path: Path) -> FetchedSource:
         """Return the source with its place in the store; its digest must be known."""
+        self.require_commit()
         if self.digest is None:
             raise SourceError(
                 f"the source {self.name} has no digest",

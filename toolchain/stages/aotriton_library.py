@@ -297,8 +297,18 @@ _NEEDED = {
 }
 
 
+# The folders of the generator of kernels, the oldest first.
+_GENERATORS = ("v2python", "v3python", "modules")
+
+
 def require_aotriton(tree: Path, release: str = "") -> Generation:
     """Check that a source is a tree of AOTriton whose kernels can be planned; return its generation."""
+    if (tree / "third_party").is_dir() and not any((tree / name).exists() for name in _GENERATORS):
+        raise UnsupportedError(
+            "this AOTriton cannot be built",
+            why=f"it has none of {', '.join(_GENERATORS)}: it is older than the first release's generator",
+            fix=f"take a release: {page('docs/compatibility.md')} lists those that can be built",
+        )
     require(tree, "CMakeLists.txt", what="AOTriton")
     require(tree, *_NEEDED[generator_in(tree) or "aotriton"], what="AOTriton")
     generation = generation_in(tree, release)

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from toolchain.catalog.architectures import emulator, this_machine
-from toolchain.catalog.components import (
-    LlvmRequirements,
-    check_generation,
-    features_of,
-    needs_for,
-    newest_triton_on,
-)
+from toolchain.catalog.components import LlvmRequirements, check_generation
 from toolchain.catalog.costs import ninja_of
 from toolchain.catalog.floors import floor_of
-from toolchain.catalog.pin_files import read_pin
-from toolchain.catalog.release_data import LlvmPin, is_commit
-from toolchain.catalog.releases import aotriton_release, newest_on_one_llvm, triton_release
 from toolchain.core import console
 from toolchain.core.digest import sha256_json
-from toolchain.core.errors import PinError, UnsupportedError
 from toolchain.core.recipe import COMPILER_CACHE, Recipe, digests
 from toolchain.oci import labels
 from toolchain.request.model import Request
 from toolchain.sources.local import check_tree_form
 from toolchain.sources.resolve import part_of
-from toolchain.sources.spec import of_github
 from toolchain.sources.tree import FetchedSource, Source, require
 from toolchain.stages.inputs import source_inputs, stage_inputs
+from toolchain.stages.llvm_choice import llvm_needs, llvm_source, triton_of
 from toolchain.stages.llvm_subset import MLIR_TBLGEN, SUPPORT, TABLEGEN, LlvmSubset, subset_of
 from toolchain.stages.llvm_version import major, major_of, version_of_tree
 from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
-from toolchain.stages.triton_origin import DEFAULT_TRITON, local_triton, named_triton
 
 # LLVM's headers give some types other members without NDEBUG, and Triton's own default build type has none.
 NDEBUG_ADVICE = "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
@@ -131,7 +119,7 @@ class LlvmStage:
             cross=cross,
             folder=next(iter(part.recipe), f"containerfiles/{'llvm-portable' if request.glibc else 'llvm'}"),
         )
-        prefix = f"/usr/lib64/llvm-triton-{source.short_id}"
+        prefix = "" if source.pending else f"/usr/lib64/llvm-triton-{source.short_id}"
         details.check(source)
         if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
             _require(source.path, needs)
@@ -308,65 +296,3 @@ def _proves(part: LlvmSubset, cross: bool) -> bool:
 
 def _require(tree: Path, needs: LlvmRequirements) -> None:
     require(tree, "llvm/CMakeLists.txt", *(f"{project}/CMakeLists.txt" for project in needs.projects))
-
-
-def triton_of(request: Request) -> str | None:
-    """Return the Triton whose needs are used; None if the LLVM's own version decides.
-
-    It is the requested version, the commit of `--source` or of an AOTriton release, or the Triton on record with the
-    pin of a checkout. The LLVM's version decides if it is named and its Triton is not, or not by a commit on record.
-    """
-    triton = named_triton(request)
-    if triton is not None and is_commit(triton.lower()) and "llvm" in request.sources:
-        try:
-            needs_for(triton, request.arch[0])
-        except UnsupportedError:
-            return None
-    return triton
-
-
-def llvm_pin(request: Request) -> LlvmPin:
-    """Return the commit to build when no source is named: the pin of a Triton checkout, else the one on record."""
-    checkout = local_triton(request)
-    if checkout is not None:
-        return read_pin(checkout)
-    if request.aotriton:
-        return aotriton_release(request.aotriton).pin
-    spec = request.sources.get("triton")
-    if request.triton or spec is None:
-        return triton_release(request.triton or DEFAULT_TRITON).pin
-    if spec.wheel and (wheel := request.locate("triton", spec)).kind == "pypi":
-        return triton_release(wheel.version).pin
-    if spec.kind == "git":
-        with contextlib.suppress(PinError, UnsupportedError):
-            return triton_release(spec.version).pin
-    raise PinError(
-        f"the LLVM that the Triton of --source triton={spec} pins is unknown before it is fetched",
-        why="only the pins of releases and of a few commits are on record",
-        fix="give a checkout: --source triton=PATH; or name its LLVM: --source llvm=URL@COMMIT",
-    )
-
-
-def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
-    """Return projects and components: of the Triton that is named, else of the newest that this LLVM serves.
-
-    A checkout of Triton adds what its own build files need.
-
-    Args:
-        llvm: the LLVM's major version; None if it is not known yet.
-    """
-    checkout = local_triton(request)
-    features = features_of(checkout) if checkout is not None else ()
-    triton = triton_of(request)
-    if triton is None:
-        triton = newest_on_one_llvm() if llvm is None else newest_triton_on(llvm)
-    return needs_for(triton, request.arch[0], features=features)
-
-
-def llvm_source(request: Request) -> Source:
-    """Return the source of LLVM, without any network."""
-    spec = request.sources.get("llvm")
-    if spec is None:
-        pin = llvm_pin(request)
-        spec = of_github(pin.repository, pin.commit)
-    return request.locate("llvm", spec)

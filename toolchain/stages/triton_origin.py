@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toolchain.catalog.pin_files import read_pin
+from toolchain.catalog.pin_files import pin_files, read_pin
 from toolchain.catalog.release_data import is_commit, require, triton_releases
-from toolchain.catalog.releases import aotriton_release, newest_patch, triton_at
-from toolchain.core.errors import PinError
+from toolchain.catalog.releases import aotriton_release, newest_patch, triton_at, triton_release
+from toolchain.core.errors import PinError, UnsupportedError
 from toolchain.request.model import Request
 from toolchain.sources.spec import SourceSpec
+from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.triton_tree import older_than_backends
 
@@ -61,7 +62,7 @@ def named_triton(request: Request) -> str | None:
         return _by_version(request.triton)
     spec = request.sources.get("triton")
     if spec is None and request.aotriton:
-        release = aotriton_release(request.aotriton, allow_unknown="llvm" in request.sources)
+        release = aotriton_release(request.aotriton, allow_unknown=True)
         require(release, "triton")
         return release.triton or None
     if spec is not None and spec.kind == "git":
@@ -70,21 +71,44 @@ def named_triton(request: Request) -> str | None:
         return spec.version or DEFAULT_TRITON
     if "llvm" in request.sources:
         return None
-    return DEFAULT_TRITON if (checkout := local_triton(request)) is None else triton_at(read_pin(checkout).commit)
+    return DEFAULT_TRITON if (tree := local_triton(request)) is None else with_its_pin(tree)
 
 
 def _by_version(triton: str) -> str:
-    """Return the version of the release with the commit `triton`; else `triton` itself."""
+    """Return the version of the release with the commit `triton`, else `triton` itself."""
     return next((row.version for row in triton_releases() if row.version and row.commit == triton), triton)
 
 
+def with_its_pin(tree: Path | None) -> str | None:
+    """Return the Triton on record that pins the LLVM of a tree."""
+    return triton_at(read_pin(tree).commit) if tree is not None and pin_files(tree) else None
+
+
 def local_triton(request: Request) -> Path | None:
-    """Return the Triton checkout that was named as a folder, or that a bundle brought."""
+    """Return the tree of Triton that decides the plan: a folder that was named, a tree that a bundle brought, or the
+    fetched tree of a commit whose LLVM is not on record.
+    """
     spec = request.sources.get("triton")
     if spec is not None and spec.kind == "stored":
         return request.locate("triton", spec).path
+    if (commit := unknown_commit(request)) is not None:
+        return Store(request.cache.store).stored_tree(str(request.locate("triton", commit).digest))
     folder = spec.path if spec is not None else None
     return folder if folder is not None and folder.is_dir() else None
+
+
+def unknown_commit(request: Request) -> SourceSpec | None:
+    """Return the source of a Triton at a commit whose LLVM is not on record; None for any other Triton."""
+    if not (is_commit(request.triton or "") or "triton" in request.sources or request.aotriton):
+        return None
+    spec = triton_spec(request)
+    if spec.kind != "git":
+        return None
+    try:
+        triton_release(spec.version)
+    except (PinError, UnsupportedError):
+        return spec
+    return None
 
 
 def _locked_commit(request: Request, tag: str) -> str:
