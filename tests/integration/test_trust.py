@@ -69,7 +69,7 @@ def test_published_and_verified(registry_host: str, namespace: str, home: Home) 
     done = home.publish(f"{registry_host}/{namespace}", "--key", home.key)
     assert done.code == 0, done.err
     (row,) = done.json["published"]
-    assert row["evidence"]["kinds"] == ["sbom", "provenance"]
+    assert row["evidence"]["kinds"] == ["sbom", "cyclonedx", "provenance"]
     assert row["evidence"]["how"] == "tag", "docker-registry has no referrers API"
     ref = f"{registry_host}/{namespace}/{IMAGE}"
     good = home.verify(ref, "--public-key", f"{home.key}.pub", "--policy", "source-only", "--json")
@@ -96,7 +96,7 @@ def test_published_and_verified(registry_host: str, namespace: str, home: Home) 
 def test_unsigned_is_not_trusted(registry_host: str, namespace: str, home: Home) -> None:
     done = home.publish(f"{registry_host}/{namespace}")
     assert done.json["published"][0]["evidence"] | {"pushed_bytes": 0} == {
-        "kinds": ["sbom"], "signed_by": "", "how": "tag", "pushed_bytes": 0,
+        "kinds": ["sbom", "cyclonedx"], "signed_by": "", "how": "tag", "pushed_bytes": 0,
     }  # fmt: skip
     assert "not signed" in done.err
     ref = f"{registry_host}/{namespace}/{IMAGE}"

@@ -264,7 +264,7 @@ def test_sigstore_verify_of_npm(shelf: Shelf) -> None:
     cases, wanted = [], []
     for key in KEYS:
         wrong, one = (shelf.published[key, form] for form in FORMS)
-        assert len(one.bundles) == 3
+        assert len(one.bundles) == 4
         for bundle, what in itertools.product(one.bundles, SUBJECTS):
             statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
             for by, digest, says in (
