@@ -53,7 +53,7 @@ def _contended(element: str) -> Make:
 def _floats(element: str, error: float) -> Make:
     def make(random: np.random.Generator) -> LanguageProblem:
         n = N - 9
-        x, cells = encode(random.standard_normal(N), element), encode(random.standard_normal(N + 1), element)
+        x, cells = encode(random.standard_normal(N), element), encode(random.standard_normal(N + 2), element)
         a, before = decode(x, element), decode(cells, element)
         wanted = before.copy()
         wanted[:n] += a[:n]

@@ -287,7 +287,7 @@ def test_waits_are_read(text: str, counts: dict[str, int]) -> None:
     [
         ("v_mqsad_u32_u8 v[0:3], v[4:5], v6, v[8:11]", GFX942, "v_mqsad_u32_u8"),
         ("v_add_f32_e64 v0, v1, v2 mul:2", GFX942, "mul"),
-        ("v_add_u32_e64 v0, v1, v2 clamp", GFX942, "clamp"),
+        ("v_add3_u32 v0, v1, v2, v3 clamp", GFX942, "clamp"),
         ("v_mfma_f32_32x32x8_f16 v[0:15], v[16:17], v[18:19], v[0:15] cbsz:1", GFX942, "cbsz"),
         ("v_mfma_f32_32x32x64_f16 v[0:15], v[16:17], v[18:19], v[0:15]", GFX942, "v_mfma_f32_32x32x64_f16"),
         ("buffer_load_dword v1, v0, s[8:11], 0 idxen", GFX942, "idxen"),
@@ -295,7 +295,7 @@ def test_waits_are_read(text: str, counts: dict[str, int]) -> None:
         ("s_getreg_b32 s0, hwreg(HW_REG_MODE)", GFX942, "s_getreg_b32"),
         ("v_mov_b32_e32 v0, src_shared_base", GFX942, "src_shared_base"),
         ("v_mov_b32_e32 v0, -v1", GFX942, "v1"),
-        ("s_mov_b64 s[0:1], 0xffffffff", GFX942, "0xffffffff"),
+        ("s_and_b64 s[0:1], s[2:3], 0xffffffff", GFX942, "0xffffffff"),
         ("v_dual_mov_b32 v0, v1 :: v_dual_nonsense v1, v0", GFX1100, "v_nonsense"),
         ("s_and_saveexec_b64 s[0:1], vcc", GFX1100, "EXEC"),
         ("v_dot2_bf16_bf16 v0.l, v1, 0x40404040, 0", GFX1100, "a sum of two products"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from toolchain_lab.emulator.bits import signed
+from toolchain_lab.emulator.calls import jumps
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import Wave
 
@@ -14,7 +15,7 @@ from toolchain_lab.emulator.wave import Wave
 _WITHOUT_EFFECT = re.compile(
     r"s_(nop|clause|delay_alu|code_end|setprio|sleep|inst_prefetch|set_inst_prefetch_distance|icache_inv"
     r"|dcache_(?:inv|wb)\w*|ttracedata\w*|barrier_signal|setkill|wait_alu|waitcnt\w*|wait_\w+)$"
-    r"|buffer_(gl0_inv|gl1_inv|inv|wbl2|wbinvl1\w*)$|global_(inv|wb|wbinv)$|v_nop$"
+    r"|buffer_(gl0_inv|gl1_inv|inv|invl2|wbl2|wbinvl1\w*)$|global_(inv|wb|wbinv)$|v_nop$"
 )
 _DEALLOCATE = "sendmsg(MSG_DEALLOC_VGPRS)"
 _CONDITIONS: dict[str, Callable[[Wave], bool]] = {
@@ -59,7 +60,12 @@ def is_barrier(instruction: Instruction) -> bool:
 
 
 def ends_block(instruction: Instruction) -> bool:
-    return instruction.name in _CONDITIONS or instruction.name == "s_endpgm" or is_barrier(instruction)
+    return (
+        instruction.name in _CONDITIONS
+        or instruction.name == "s_endpgm"
+        or is_barrier(instruction)
+        or jumps(instruction)
+    )
 
 
 def branch(instruction: Instruction) -> Branch | None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from toolchain_lab.emulator import (
+    atomics,
+    calls,
     compare,
     lanes,
     lanewise,
@@ -36,8 +38,14 @@ _HANDLERS: dict[str, Handler] = {
     **lanes.HANDLERS,
     **scalar.HANDLERS,
     **loads.HANDLERS,
+    **calls.HANDLERS,
 }
-_FINDERS: tuple[Callable[[str], Handler | None], ...] = (matrix.handler_of, loads.handler_of, local.handler_of)
+_FINDERS: tuple[Callable[[str], Handler | None], ...] = (
+    matrix.handler_of,
+    atomics.handler_of,
+    loads.handler_of,
+    local.handler_of,
+)
 # Takes a sign on what it chooses from, so it reads floats then.
 _CHOICE = "v_cndmask_b32"
 _FLOAT_CHOICE = LaneOp("f", "ffb", vector_integer.choose)
@@ -69,7 +77,7 @@ def decode(line: Line, target: Target) -> Operation:
     if "::" in line.text:
         return _dual(line, target)
     instruction = parse(line)
-    if has_no_effect(instruction) or ends_block(instruction):
+    if has_no_effect(instruction) or (ends_block(instruction) and not calls.jumps(instruction)):
         return Operation(instruction, None, frozenset(), frozenset(), (instruction.name,))
     operands = Operands(target, instruction)
     try:
@@ -88,12 +96,14 @@ def _row(instruction: Instruction) -> LaneOp | None:
         text[0] in "-|" and not text[1:2].isdigit() for text in instruction.operands
     ):
         return _FLOAT_CHOICE
+    if instruction.name in vector_integer.SATURATING and instruction.modifiers.flag("clamp"):
+        return vector_integer.SATURATING[instruction.name]
     return _LANE_OPS.get(instruction.name)
 
 
 def _handler(instruction: Instruction) -> Handler:
     row = _row(instruction)
-    if row is _FLOAT_CHOICE:
+    if row is not None and row is not _LANE_OPS.get(instruction.name):
         return lanewise.handler(row)
     if instruction.name in _HANDLERS:
         return _HANDLERS[instruction.name]

@@ -63,6 +63,12 @@ def _flushed(values: Array) -> Array:
     return np.where(small, np.copysign(np.float32(0), values), values) if np.count_nonzero(small) else values
 
 
+def mad(a: Array, b: Array, c: Array) -> Array:
+    """V_MAD_F32: the product is rounded too, and denormals are flushed throughout."""
+    product = _flushed(np.asarray(_flushed(a) * _flushed(b), np.float32))
+    return _flushed(np.asarray(product + _flushed(c), np.float32))
+
+
 def exp2(values: Array) -> Array:
     """V_EXP_F32: denormals are flushed on both sides."""
     return _flushed(np.exp2(_flushed(values).astype(np.float64)).astype(np.float32))
@@ -224,3 +230,16 @@ def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
     result = np.where(invalid, np.float32(np.nan), result)
     result = np.where(np.isnan(denominator), denominator, result)
     return np.where(np.isnan(numerator), numerator, result).astype(np.float32)
+
+
+def div_fixup_half(quotient: Array, denominator: Array, numerator: Array) -> Array:
+    """V_DIV_FIXUP_F16: the special cases of a division of halves."""
+    quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
+    sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), np.float16(-1), np.float16(1))
+    result = sign * np.abs(quotient)
+    result = np.where(np.isinf(denominator) | (numerator == 0), sign * np.float16(0), result)
+    result = np.where((denominator == 0) | np.isinf(numerator), sign * np.float16(np.inf), result)
+    invalid = ((denominator == 0) & (numerator == 0)) | (np.isinf(denominator) & np.isinf(numerator))
+    result = np.where(invalid, np.float16(np.nan), result)
+    result = np.where(np.isnan(denominator), denominator, result)
+    return np.where(np.isnan(numerator), numerator, result).astype(np.float16)

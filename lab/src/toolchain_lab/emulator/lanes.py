@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from toolchain_lab.emulator.bits import Array
-from toolchain_lab.emulator.lanewise import Handler, LaneOp, parts
+from toolchain_lab.emulator.lanewise import Handler, LaneOp, parts, source
 from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import Wave
@@ -75,8 +75,8 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
     instruction, lanes = operands.instruction, operands.target.lanes
     modifiers = instruction.modifiers
     eight = "dpp8" in modifiers.names()
-    source = _control(instruction, lanes)
-    inside, source = source >= 0, np.maximum(source, 0)
+    origin = _control(instruction, lanes)
+    inside, origin = origin >= 0, np.maximum(origin, 0)
     rows, banks = modifiers.number("row_mask", 15), modifiers.number("bank_mask", 15)
     lane = np.arange(lanes)
     enabled = ((rows >> (lane >> 4 & 3)) & 1).astype(bool) & ((banks >> (lane >> 2 & 3)) & 1).astype(bool)
@@ -88,7 +88,7 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
     if instruction.name.startswith("v_cmpx") and operands.target.generation > 9:
         place = 0
     signs = operands.signs(texts[place])
-    fetch = operands.u32(signs.text)
+    fetch = source(operands, "t", signs.text)
     texts[place] = texts[place].replace(signs.text, _CHANGED[0])
     changed: list[Array] = [np.zeros(lanes, np.uint32)]
     operands.instruction = replace(instruction, operands=tuple(texts))
@@ -96,8 +96,8 @@ def dpp(operands: Operands, build: Callable[[Operands], Run]) -> Run:
     run_plain = build(operands)
 
     def run(wave: Wave) -> None:
-        valid = inside if fetch_inactive else inside & wave.mask[source]
-        values = np.broadcast_to(fetch(wave), (lanes,))[source]
+        valid = inside if fetch_inactive else inside & wave.mask[origin]
+        values = np.broadcast_to(fetch(wave), (lanes,))[origin]
         changed[0] = np.where(valid, values, np.uint32(0))
         kept = wave.mask, wave.all_lanes
         mask = kept[0] & enabled if zero else kept[0] & enabled & valid

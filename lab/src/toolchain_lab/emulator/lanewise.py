@@ -9,6 +9,7 @@ import numpy as np
 
 from toolchain_lab.emulator.bits import Array
 from toolchain_lab.emulator.operands import Get, Operands, Put, Run
+from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import Wave
 
 Compute = Callable[..., Array]
@@ -25,8 +26,9 @@ class LaneOp:
         compute: takes an array for each source and gives the result.
         keeps_high: a 16-bit result leaves the upper half of its register as it is on gfx9 too.
 
-    Letters of 32 bits: `u` uint32, `i` int32, `f` float32, `d` the destination's old value as float32. Of 16 bits: `h`
-    float16, `s` int16, `w` uint16. Of 64 bits: `q` uint64, `l` int64. And `b`: a lane mask, VCC where it is left out.
+    Letters of 32 bits: `u` uint32, `t` uint32 of which the text may name a half, `i` int32, `f` float32, `d` the
+    destination's old value as float32. Of 16 bits: `h` float16, `s` int16, `w` uint16. Of 64 bits: `q` uint64, `l`
+    int64. And `b`: a lane mask, VCC where it is left out.
     """
 
     result: str
@@ -59,7 +61,7 @@ def _in_place(operands: Operands, row: LaneOp, gets: list[Get], put: Put) -> Run
     def run(wave: Wave) -> None:
         if wave.all_lanes:
             rows = wave.u if letter == "u" else wave.f if letter == "f" else wave.i
-            function(left(wave), right(wave), rows[index])
+            function(left(wave), right(wave), out=rows[index])
         else:
             put(wave, function(left(wave), right(wave)))
 
@@ -109,6 +111,12 @@ def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
         return simple[letter](text)
     if letter == "h":
         return operands.half(text, high)
+    if letter == "t":
+        register = operands.register(text)
+        if register is None or register.half is None:
+            return operands.u32(text)
+        part = operands.half_bits(text)
+        return lambda wave: part(wave).astype(np.uint32)
     if letter == "l":
         quad = operands.u64(text)
         return lambda wave: quad(wave).view(np.int64)
@@ -132,11 +140,23 @@ def destination(operands: Operands, row: LaneOp, text: str, high: int | None = N
         def put(wave: Wave, value: Array) -> None:
             if clamp:
                 value = np.clip(np.nan_to_num(value, nan=0.0), np.float16(0), np.float16(1))
+            if letter == "h" and wave.clamps_overflow:
+                refuse_overflow(wave, operands.instruction, value)
             bits(wave, np.asarray(value).view(np.uint16))
 
         return put
     quad = operands.put_u64(text)
     return lambda wave, value: quad(wave, np.asarray(value).view(np.uint64))
+
+
+def refuse_overflow(wave: Wave, instruction: Instruction, value: Array) -> None:
+    """Refuse an infinite half where the mode FP16_OVFL gives the largest number instead, unless a source is infinite.
+
+    Raises:
+        NotEmulatedError: an active lane has one.
+    """
+    if wave.clamps_overflow and np.count_nonzero(np.isinf(value) & wave.mask):
+        raise instruction.unknown("an infinite result in the mode FP16_OVFL")
 
 
 def _joined(compute: Compute, gets: list[Get]) -> Get:

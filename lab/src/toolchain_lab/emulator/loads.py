@@ -162,28 +162,6 @@ def _global(access: Access, *, flat: bool) -> Handler:
     return build
 
 
-def atomic_add(operands: Operands) -> Run:
-    """GLOBAL_ATOMIC_ADD: lanes one after the other; the old value comes back where there is a destination."""
-    texts, pc = list(operands.instruction.operands), operands.instruction.address
-    result = texts.pop(0) if len(texts) == 4 else None
-    address, data = global_address(operands, texts[0], texts[2]), operands.u32(texts[1])
-    put = None if result is None else operands.put_u32(result)
-
-    def run(wave: Wave) -> None:
-        memory = wave.group.memory
-        place = memory.places(active(wave, address(wave)), 4, "an atomic access", pc, write=True)
-        if (place & 3).any():
-            raise operands.instruction.unknown("an address that is not a multiple of 4")
-        words, old = memory.views.words, np.zeros(len(place), np.uint32)
-        for lane, (word, value) in enumerate(zip(place >> 2, active(wave, data(wave)), strict=True)):
-            old[lane] = words[word]
-            words[word] += value
-        if put is not None:
-            put(wave, spread(wave, old[None])[0])
-
-    return run
-
-
 # -------------------------------------------------------------------- scratch
 
 
@@ -377,12 +355,12 @@ def _in_buffer(operands: Operands, access: Access) -> Run:
 # -------------------------------------------------------------------- scalar loads
 
 
-def _scalar_load(size: int) -> Handler:
+def _scalar_load(size: int, *, sign: bool) -> Handler:
     def build(operands: Operands) -> Run:
         result, base, offset = operands.instruction.operands
         pc = operands.instruction.address
         register = operands.register(result)
-        if register is None or register.vector or register.count != size // 4:
+        if register is None or register.vector or register.count != max(size // 4, 1):
             raise operands.instruction.unknown(f"the destination {result}")
         first = operands.write(register).index
         address, more = operands.quad(base), operands.instruction.modifiers.number("offset")
@@ -391,8 +369,16 @@ def _scalar_load(size: int) -> Handler:
 
         def run(wave: Wave) -> None:
             place = address(wave) + fixed + (0 if index is None else index(wave))
-            data = wave.group.memory.read(place & 0xFFFFFFFFFFFF, size, pc)
-            wave.s[first : first + size // 4] = np.frombuffer(data, np.uint32)
+            image = wave.group.code.image
+            # Tables of constants lie beside the code, whose addresses begin at 0.
+            if 0 < place <= len(image) - size:
+                data = image[place : place + size]
+            else:
+                data = wave.group.memory.read(place & 0xFFFFFFFFFFFF, size, pc)
+            if size < 4:
+                wave.s[first] = int.from_bytes(data, "little", signed=sign) & 0xFFFFFFFF
+            else:
+                wave.s[first : first + size // 4] = np.frombuffer(data, np.uint32)
 
         return run
 
@@ -400,13 +386,10 @@ def _scalar_load(size: int) -> Handler:
 
 
 def _scalar_handlers() -> dict[str, Handler]:
-    return {f"s_load_{name}": _scalar_load(size) for name, (size, _) in SIZES.items() if size >= 4}
+    return {f"s_load_{name}": _scalar_load(size, sign=sign) for name, (size, sign) in SIZES.items()}
 
 
-HANDLERS: dict[str, Handler] = {
-    **_scalar_handlers(),
-    **dict.fromkeys(("global_atomic_add", "global_atomic_add_u32"), atomic_add),
-}
+HANDLERS: dict[str, Handler] = _scalar_handlers()
 
 
 def handler_of(name: str) -> Handler | None:

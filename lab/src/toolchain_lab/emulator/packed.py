@@ -8,7 +8,7 @@ import numpy as np
 
 from toolchain_lab.emulator import float_math
 from toolchain_lab.emulator.bits import Array
-from toolchain_lab.emulator.lanewise import Compute, Handler
+from toolchain_lab.emulator.lanewise import Compute, Handler, refuse_overflow
 from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
@@ -92,6 +92,9 @@ def _packed_half(compute: Compute, count: int, kind: type[np.generic]) -> Handle
         def run(wave: Wave) -> None:
             below = np.asarray(compute(*(get(wave) for get in first)))
             above = np.asarray(compute(*(get(wave) for get in second)))
+            if is_float and wave.clamps_overflow:
+                refuse_overflow(wave, operands.instruction, below)
+                refuse_overflow(wave, operands.instruction, above)
             put_first(wave, below.view(np.uint16))
             put_second(wave, above.view(np.uint16))
 
@@ -152,6 +155,26 @@ def _shift_right(a: Array, b: Array) -> Array:
     return shifted
 
 
+def _bounded(subtract: bool, kind: type[np.generic]) -> Handler:
+    """A sum or difference of 16-bit integers, which `clamp` keeps within their type."""
+    limits = np.iinfo(kind)  # type: ignore[type-var]
+
+    def bounded(a: Array, b: Array) -> Array:
+        total = a.astype(np.int32) - b if subtract else a.astype(np.int32) + b
+        kept: Array = np.clip(total, limits.min, limits.max).astype(kind)
+        return kept
+
+    def wrapping(a: Array, b: Array) -> Array:
+        total: Array = a - b if subtract else a + b
+        return total
+
+    def build(operands: Operands) -> Run:
+        clamp = operands.instruction.modifiers.flag("clamp")
+        return _packed_half(bounded if clamp else wrapping, 2, kind)(operands)
+
+    return build
+
+
 HANDLERS: dict[str, Handler] = {
     "v_pk_add_f32": _packed_f32(np.add, 2),
     "v_pk_mul_f32": _packed_f32(np.multiply, 2),
@@ -161,13 +184,18 @@ HANDLERS: dict[str, Handler] = {
     "v_pk_fma_f16": _packed_half(float_math.fma_half, 3, np.float16),
     **dict.fromkeys(("v_pk_max_f16", "v_pk_max_num_f16"), _packed_half(float_math.maximum, 2, np.float16)),
     **dict.fromkeys(("v_pk_min_f16", "v_pk_min_num_f16"), _packed_half(float_math.minimum, 2, np.float16)),
-    "v_pk_add_u16": _packed_half(lambda a, b: a + b, 2, np.uint16),
-    "v_pk_sub_u16": _packed_half(lambda a, b: a - b, 2, np.uint16),
+    "v_pk_add_u16": _bounded(subtract=False, kind=np.uint16),
+    "v_pk_sub_u16": _bounded(subtract=True, kind=np.uint16),
     "v_pk_mul_lo_u16": _packed_half(lambda a, b: a * b, 2, np.uint16),
     "v_pk_max_u16": _packed_half(np.maximum, 2, np.uint16),
     "v_pk_min_u16": _packed_half(np.minimum, 2, np.uint16),
-    "v_pk_add_i16": _packed_half(lambda a, b: a + b, 2, np.int16),
-    "v_pk_sub_i16": _packed_half(lambda a, b: a - b, 2, np.int16),
+    "v_pk_add_i16": _bounded(subtract=False, kind=np.int16),
+    "v_pk_sub_i16": _bounded(subtract=True, kind=np.int16),
+    "v_pk_mad_u16": _packed_half(lambda a, b, c: a * b + c, 3, np.uint16),
+    "v_pk_mad_i16": _packed_half(lambda a, b, c: a * b + c, 3, np.int16),
+    "v_pk_ashrrev_i16": _packed_half(lambda a, b: b >> (a & np.int16(15)), 2, np.int16),
+    "v_pk_maximum3_f16": _packed_half(lambda a, b, c: np.maximum(np.maximum(a, b), c), 3, np.float16),
+    "v_pk_minimum3_f16": _packed_half(lambda a, b, c: np.minimum(np.minimum(a, b), c), 3, np.float16),
     "v_pk_max_i16": _packed_half(np.maximum, 2, np.int16),
     "v_pk_min_i16": _packed_half(np.minimum, 2, np.int16),
     "v_pk_lshlrev_b16": _packed_half(_shift_left, 2, np.uint16),

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from toolchain_lab.emulator.calls import jumps
 from toolchain_lab.emulator.codeobject import CodeObject
 from toolchain_lab.emulator.control import Branch, branch, ends_block, is_barrier
 from toolchain_lab.emulator.decode import Operation, decode
@@ -32,7 +33,7 @@ class Block:
     Args:
         steps: what changes something, in order.
         operations: all instructions, the last one included.
-        branch: how it continues; None at a barrier and at the end.
+        branch: how it continues; None at a barrier, at the end, and where the last instruction jumps by itself.
         following: the address behind it.
         executions: how often a wave ran it.
     """
@@ -42,6 +43,7 @@ class Block:
     operations: tuple[Operation, ...]
     branch: Branch | None
     barrier: bool
+    jumps: bool
     following: int
     executions: int = field(default=0)
 
@@ -115,6 +117,7 @@ class Program:
             operations=tuple(operations),
             branch=branch(last),
             barrier=is_barrier(last),
+            jumps=jumps(last),
             following=last.address + 4 * len(last.line.words),
         )
 

@@ -65,6 +65,15 @@ def _flagged(value: int, width: int = 32) -> Pair:
     return value, int(value != 0)
 
 
+def _move_quad(operands: Operands) -> Run:
+    """S_MOV_B64; a literal of 32 bits has zeros above it."""
+    result, text = operands.instruction.operands
+    literal = text.startswith("0x")
+    value = operands.constant(text) if literal else 0
+    get, put = (lambda _: value) if literal else operands.quad(text), operands.put_number(result, 2)
+    return lambda wave: put(wave, get(wave))
+
+
 def _logic(compute: Callable[[int, int], int], width: int) -> Handler:
     return _binary(lambda a, b: _flagged(compute(a, b), width), width)
 
@@ -357,7 +366,7 @@ def _of_width(width: int) -> dict[str, Handler]:
         f"s_bfe_u{width}": _bit_field(width, sign=False),
         f"s_bfe_i{width}": _bit_field(width, sign=True),
         f"s_cselect_b{width}": _select(width),
-        f"s_mov_b{width}": _unary(lambda a: a, words, width),
+        f"s_mov_b{width}": _unary(lambda a: a, words, width) if width == 32 else _move_quad,
         f"s_not_b{width}": _unary(lambda a: _flagged(~a, width), words, width),
         f"s_bcnt1_i32_b{width}": _unary(lambda a: _flagged(a.bit_count()), 1, width),
         **dict.fromkeys((f"s_ff1_i32_b{width}", f"s_ctz_i32_b{width}"), _unary(_lowest_bit, 1, width)),
@@ -430,6 +439,11 @@ HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(("s_min_f32", "s_min_num_f32"), _float(float_math.minimum, 2)),
     "s_fmac_f32": _float(float_math.fma, 2, accumulate=True),
     **dict.fromkeys(("s_fmamk_f32", "s_fmaak_f32"), _float(float_math.fma, 3)),
+    "v_s_exp_f32": _float(float_math.exp2, 1),
+    "v_s_log_f32": _float(float_math.log2, 1),
+    "v_s_rcp_f32": _float(float_math.reciprocal, 1),
+    "v_s_rsq_f32": _float(float_math.reciprocal_sqrt, 1),
+    "v_s_sqrt_f32": _float(float_math.sqrt, 1),
     "s_floor_f32": _float(np.floor, 1),
     "s_ceil_f32": _float(np.ceil, 1),
     "s_trunc_f32": _float(np.trunc, 1),

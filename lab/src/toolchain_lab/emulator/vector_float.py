@@ -6,7 +6,7 @@ import numpy as np
 
 from toolchain_lab.emulator import float_math
 from toolchain_lab.emulator.bits import Array, round_bf16, widen_bf16
-from toolchain_lab.emulator.lanewise import Compute, Handler, LaneOp
+from toolchain_lab.emulator.lanewise import Compute, Handler, LaneOp, refuse_overflow
 from toolchain_lab.emulator.operands import Get, Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
@@ -67,6 +67,8 @@ LANE_OPS: dict[str, LaneOp] = {
     **dict.fromkeys(("v_min_f32", "v_min_num_f32"), LaneOp("f", "ff", float_math.minimum)),
     "v_maximum_f32": LaneOp("f", "ff", np.maximum),
     "v_minimum_f32": LaneOp("f", "ff", np.minimum),
+    **dict.fromkeys(("v_mad_f32", "v_madmk_f32", "v_madak_f32"), LaneOp("f", "fff", float_math.mad)),
+    "v_mac_f32": LaneOp("f", "ffd", float_math.mad),
     "v_fma_f32": LaneOp("f", "fff", float_math.fma),
     "v_fmac_f32": LaneOp("f", "ffd", float_math.fma),
     **dict.fromkeys(("v_fmamk_f32", "v_fmaak_f32"), LaneOp("f", "fff", float_math.fma)),
@@ -122,13 +124,6 @@ LANE_OPS: dict[str, LaneOp] = {
             lambda a, b: float_math.half_towards_zero(a) | float_math.half_towards_zero(b) << np.uint32(16),
         ),
     ),
-    "v_cvt_pk_f16_f32": LaneOp(
-        "u",
-        "ff",
-        lambda a, b: _packed(
-            np.asarray(a).astype(np.float16).view(np.uint16), np.asarray(b).astype(np.float16).view(np.uint16)
-        ),
-    ),
     "v_cvt_pk_bf16_f32": LaneOp("u", "ff", lambda a, b: _packed(round_bf16(a), round_bf16(b))),
     **dict.fromkeys(("v_dot2acc_f32_f16", "v_dot2c_f32_f16"), LaneOp("f", "uud", _dot2)),
     **dict.fromkeys(("v_dot2acc_f32_bf16", "v_dot2c_f32_bf16"), LaneOp("f", "uud", _dot2_bf16)),
@@ -139,6 +134,13 @@ LANE_OPS: dict[str, LaneOp] = {
     **dict.fromkeys(("v_max_f16", "v_max_num_f16"), LaneOp("h", "hh", float_math.maximum)),
     **dict.fromkeys(("v_min_f16", "v_min_num_f16"), LaneOp("h", "hh", float_math.minimum)),
     "v_fma_f16": LaneOp("h", "hhh", float_math.fma_half, keeps_high=True),
+    **dict.fromkeys(("v_fmamk_f16", "v_fmaak_f16"), LaneOp("h", "hhh", float_math.fma_half)),
+    **dict.fromkeys(("v_med3_f16", "v_med3_num_f16"), LaneOp("h", "hhh", float_math.median)),
+    "v_div_fixup_f16": LaneOp("h", "hhh", float_math.div_fixup_half),
+    "v_cvt_f16_i16": LaneOp("h", "s", lambda a: np.asarray(a).astype(np.float16)),
+    "v_cvt_f16_u16": LaneOp("h", "w", lambda a: np.asarray(a).astype(np.float16)),
+    "v_cvt_i16_f16": LaneOp("s", "h", lambda a: float_math.to_integer(a, -32768.0, 32767.0).astype(np.int16)),
+    "v_cvt_u16_f16": LaneOp("w", "h", lambda a: float_math.to_integer(a, 0.0, 65535.0).astype(np.uint16)),
     "v_rcp_f16": LaneOp("h", "h", lambda a: np.reciprocal(np.asarray(a, np.float64)).astype(np.float16)),
     "v_sqrt_f16": LaneOp("h", "h", lambda a: np.sqrt(np.asarray(a, np.float64)).astype(np.float16)),
 }
@@ -191,6 +193,8 @@ def _fma_mix_half(high: int) -> Handler:
 
         def run(wave: Wave) -> None:
             value = float_math.fma(first(wave), second(wave), third(wave)).astype(np.float16)
+            if wave.clamps_overflow:
+                refuse_overflow(wave, operands.instruction, value)
             put(wave, value.view(np.uint16))
 
         return run
@@ -230,7 +234,23 @@ def dot2_bf16(operands: Operands) -> Run:
     return run
 
 
+def pack_as_halves(operands: Operands) -> Run:
+    """V_CVT_PK_F16_F32."""
+    result, first, second = operands.instruction.operands
+    low, high, put = operands.f32(first), operands.f32(second), operands.put_u32(result)
+
+    def run(wave: Wave) -> None:
+        below, above = np.asarray(low(wave)).astype(np.float16), np.asarray(high(wave)).astype(np.float16)
+        if wave.clamps_overflow:
+            refuse_overflow(wave, operands.instruction, below)
+            refuse_overflow(wave, operands.instruction, above)
+        put(wave, _packed(below.view(np.uint16), above.view(np.uint16)))
+
+    return run
+
+
 HANDLERS: dict[str, Handler] = {
+    "v_cvt_pk_f16_f32": pack_as_halves,
     "v_div_scale_f32": div_scale,
     "v_dot2_bf16_bf16": dot2_bf16,
     "v_dot2_f32_f16": _dot2_of(_dot2),

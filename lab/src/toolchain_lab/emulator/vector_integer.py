@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from toolchain_lab.emulator.bits import Array
-from toolchain_lab.emulator.lanewise import Handler, LaneOp
+from toolchain_lab.emulator.lanewise import Compute, Handler, LaneOp
 from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
@@ -202,6 +202,25 @@ def bit_operation(operands: Operands) -> Run:
     return run
 
 
+def bit_operation_of_halves(operands: Operands) -> Run:
+    """V_BITOP3_B16; the other half of the result stays."""
+    result, *sources = operands.instruction.operands
+    modifiers = operands.instruction.modifiers
+    table, selected = modifiers.number("bitop3"), modifiers.vector("op_sel", [0, 0, 0, 0])
+    gets = [operands.half_bits(text, selected[number]) for number, text in enumerate(sources)]
+    put = operands.put_half_bits(result, selected[3])
+
+    def run(wave: Wave) -> None:
+        a, b, c = (np.asarray(get(wave)) for get in gets)
+        value: Array = np.zeros(wave.lanes, np.uint16)
+        for row in range(8):
+            if table >> row & 1:
+                value |= (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
+        put(wave, value)
+
+    return run
+
+
 def _carry(operands: Operands, *, subtract: bool, reverse: bool, chained: bool) -> Run:
     """Sums and differences with a carry in each lane."""
     texts = list(operands.instruction.operands)
@@ -279,6 +298,44 @@ def multiply_add_signed_64(operands: Operands) -> Run:
     return run
 
 
+def leading_signs(value: Array) -> Array:
+    """V_FFBH_I32, V_CLS_I32: the place of the highest bit that differs from the sign, from above; all ones if none."""
+    signless = np.where(value < 0, ~np.asarray(value), value).view(np.uint32)
+    return leading_zeros(signless)
+
+
+def _bounded(kind: type[np.generic], *, subtract: bool, reverse: bool = False) -> Compute:
+    """A sum or difference that stays at the limit of its type where it would leave it."""
+    limits = np.iinfo(kind)  # type: ignore[type-var]
+
+    def compute(a: Array, b: Array) -> Array:
+        left, right = (np.asarray(each).astype(np.int64) for each in ((b, a) if reverse else (a, b)))
+        total = left - right if subtract else left + right
+        bounded: Array = np.clip(total, limits.min, limits.max).astype(kind)
+        return bounded
+
+    return compute
+
+
+def _saturating() -> dict[str, LaneOp]:
+    rows: dict[str, LaneOp] = {}
+    for letter, kind, end in (
+        ("u", np.uint32, "u32"),
+        ("i", np.int32, "i32"),
+        ("w", np.uint16, "u16"),
+        ("s", np.int16, "i16"),
+    ):
+        for name in (f"v_add_{end}", f"v_add_nc_{end}"):
+            rows[name] = LaneOp(letter, letter * 2, _bounded(kind, subtract=False))
+        for name in (f"v_sub_{end}", f"v_sub_nc_{end}"):
+            rows[name] = LaneOp(letter, letter * 2, _bounded(kind, subtract=True))
+        for name in (f"v_subrev_{end}", f"v_subrev_nc_{end}"):
+            rows[name] = LaneOp(letter, letter * 2, _bounded(kind, subtract=True, reverse=True))
+    return rows
+
+
+# By name, where the instruction has `clamp`.
+SATURATING = _saturating()
 LANE_OPS: dict[str, LaneOp] = {
     **dict.fromkeys(
         ("v_mov_b32", "v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_accvgpr_mov_b32"), LaneOp("u", "u", lambda a: a)
@@ -350,8 +407,11 @@ LANE_OPS: dict[str, LaneOp] = {
     "v_min3_i32": LaneOp("i", "iii", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     "v_med3_i32": LaneOp("i", "iii", lambda a, b, c: np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))),
     "v_med3_u32": LaneOp("u", "uuu", lambda a, b, c: np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))),
-    "v_alignbit_b32": LaneOp("u", "uuu", align_bit),
-    "v_alignbyte_b32": LaneOp("u", "uuu", align_byte),
+    "v_alignbit_b32": LaneOp("u", "uut", align_bit),
+    "v_alignbyte_b32": LaneOp("u", "uut", align_byte),
+    **dict.fromkeys(("v_ffbh_i32", "v_cls_i32"), LaneOp("u", "i", leading_signs)),
+    **dict.fromkeys(("v_mad_u16", "v_mad_legacy_u16"), LaneOp("w", "www", lambda a, b, c: a * b + c)),
+    **dict.fromkeys(("v_mad_i16", "v_mad_legacy_i16"), LaneOp("s", "sss", lambda a, b, c: a * b + c)),
     "v_lshl_add_u64": LaneOp("q", "quq", lambda a, b, c: (a << (np.asarray(b).astype(np.uint64) & np.uint64(7))) + c),
     "v_add_nc_u64": LaneOp("q", "qq", np.add),
 }
@@ -359,6 +419,7 @@ LANE_OPS: dict[str, LaneOp] = {
 HANDLERS: dict[str, Handler] = {
     "v_perm_b32": perm,
     "v_bitop3_b32": bit_operation,
+    "v_bitop3_b16": bit_operation_of_halves,
     **dict.fromkeys(("v_mad_u64_u32", "v_mad_co_u64_u32"), multiply_add_64),
     **dict.fromkeys(("v_mad_i64_i32", "v_mad_co_i64_i32"), multiply_add_signed_64),
     **_carry_handlers(),

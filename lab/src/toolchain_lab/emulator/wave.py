@@ -73,6 +73,8 @@ class Wave:
         # Where it is, as a kernel of gfx90a sees it; 0 for GPUs that keep that to themselves.
         self.scratch_address = 0
         self.scc = 0
+        # FP16_OVFL of the mode.
+        self.clamps_overflow = False
         self.pc = 0
         self.state: State
         self.done = False

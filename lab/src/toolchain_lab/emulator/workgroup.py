@@ -116,10 +116,11 @@ class Workgroup:
             wave.count += len(block.operations)
             for step in block.steps:
                 step(wave)
-            if block.branch is None:
+            if block.branch is not None:
+                wave.pc = block.branch.target if block.branch.condition(wave) else block.branch.following
+            elif not block.jumps:
                 wave.pc, wave.done = block.following, not block.barrier
                 return
-            wave.pc = block.branch.target if block.branch.condition(wave) else block.branch.following
             if wave.count > limits.instructions:
                 raise FaultyKernelError(
                     f"{self.code.kernel} does not end",

@@ -1,0 +1,197 @@
+"""Atomic instructions of memory and LDS; lanes act one after the other, the lowest one first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from toolchain_lab.emulator import float_math
+from toolchain_lab.emulator.bits import Array, round_bf16, split_quads, widen_bf16
+from toolchain_lab.emulator.errors import FaultyKernelError
+from toolchain_lab.emulator.lanewise import Handler
+from toolchain_lab.emulator.loads import BufferAddress, active, global_address, spread
+from toolchain_lab.emulator.operands import Operands, Run
+from toolchain_lab.emulator.wave import Wave
+
+# From the old value and the lane's operand the new one; numpy scalars of the operation's type.
+Change = Callable[[Any, Any], Any]
+_NAME = re.compile(r"(global|flat|buffer)_atomic_(\w+)$")
+_LDS = re.compile(r"ds_(add|sub|min|max|and|or|xor)(_rtn)?_([iub]\d+|f32)$")
+_INTEGERS: dict[str, Change] = {
+    "add": lambda old, new: old + new, "sub": lambda old, new: old - new, "min": min, "max": max,
+    "and": lambda old, new: old & new, "or": lambda old, new: old | new, "xor": lambda old, new: old ^ new,
+    "swap": lambda _, new: new,
+}  # fmt: skip
+_FLOATS: dict[str, Change] = {
+    "add": lambda old, new: old + new,
+    "min": lambda old, new: float_math.minimum(old, new)[()],
+    "max": lambda old, new: float_math.maximum(old, new)[()],
+}
+_TYPES: dict[str, type[np.generic]] = {
+    "u32": np.uint32, "i32": np.int32, "b32": np.uint32, "u64": np.uint64, "i64": np.int64, "b64": np.uint64,
+    "f32": np.float32, "f64": np.float64,
+}  # fmt: skip
+
+
+def _pair_of_halves(old: np.generic, new: np.generic) -> np.generic:
+    total = np.array(old, np.uint32).reshape(1).view(np.float16) + np.array(new, np.uint32).reshape(1).view(np.float16)
+    return np.uint32(total.view(np.uint32)[0])
+
+
+def _pair_of_bf16(old: np.generic, new: np.generic) -> np.generic:
+    left, right = (widen_bf16(np.array(each, np.uint32).reshape(1).view(np.uint16)) for each in (old, new))
+    return np.uint32(round_bf16(left + right).view(np.uint32)[0])
+
+
+def _change(name: str) -> tuple[Change, type[np.generic]] | None:
+    """The operation and its type by the end of a mnemonic; None if it is unknown."""
+    if name in {"pk_add_f16", "pk_add_bf16"}:
+        return (_pair_of_halves if name.endswith("f16") and "bf16" not in name else _pair_of_bf16), np.uint32
+    name = name.replace("_num_", "_")
+    operation, _, kind = name.rpartition("_")
+    if kind not in _TYPES:
+        # gfx9 says the sign in front, and 64 bits as two registers.
+        wide = name.endswith("_x2")
+        operation = name.removesuffix("_x2")
+        sign = operation in {"smin", "smax"}
+        if operation in {"smin", "smax", "umin", "umax"}:
+            operation = operation[1:]
+        kind = ("i" if sign else "u") + ("64" if wide else "32")
+    table = _FLOATS if kind[0] == "f" else _INTEGERS
+    return (table[operation], _TYPES[kind]) if operation in table else None
+
+
+def _returns(operands: Operands) -> bool:
+    """Whether the old value comes back: `glc` of gfx90a and gfx11, `sc0` of gfx942, `th` of gfx12."""
+    modifiers = operands.instruction.modifiers
+    if operands.target.generation == 12:
+        return "RETURN" in modifiers.text("th")
+    return modifiers.flag("sc0" if operands.target.gpu in {"gfx942", "gfx950"} else "glc")
+
+
+def _numbers(wave: Wave, first: int, kind: np.dtype[np.generic], lanes: Array | None) -> Array:
+    """Registers of some lanes, by default the active ones, as numbers of a type."""
+    rows = [row if lanes is None else row[lanes] for row in wave.u[first : first + kind.itemsize // 4]]
+    if lanes is None:
+        rows = [active(wave, row) for row in rows]
+    return np.ascontiguousarray(np.stack(rows, axis=1)).view(kind).reshape(-1)
+
+
+def _apply(data: Array, place: Array, change: Change, values: Array) -> Array:
+    """Change numbers in memory, `uint8`, lane by lane; the old ones."""
+    size = values.dtype.itemsize
+    memory, old = data[: len(data) // size * size].view(values.dtype), np.zeros_like(values)
+    for lane, number in enumerate(place // size):
+        old[lane] = memory[number]
+        memory[number] = change(old[lane], values[lane])
+    return old
+
+
+def _compare_and_swap(data: Array, place: Array, values: Array, wanted: Array) -> Array:
+    size = values.dtype.itemsize
+    memory, old = data[: len(data) // size * size].view(values.dtype), np.zeros_like(values)
+    for lane, number in enumerate(place // size):
+        old[lane] = memory[number]
+        if old[lane] == wanted[lane]:
+            memory[number] = values[lane]
+    return old
+
+
+def _nowhere(_: Wave) -> Array:
+    return np.zeros(0, np.uint64)
+
+
+def _words(values: Array) -> Array:
+    """Numbers as registers, `uint32[words, lanes]`."""
+    if values.dtype.itemsize == 4:
+        return values.view(np.uint32)[None]
+    return np.stack(split_quads(values.view(np.uint64)))
+
+
+def _memory(form: str, change: Change | None, kind: type[np.generic]) -> Handler:
+    """An atomic of memory; without a change a compare-and-swap, whose data is the new value and the wanted one."""
+
+    def build(operands: Operands) -> Run:
+        texts, pc = list(operands.instruction.operands), operands.instruction.address
+        dtype = np.dtype(kind)
+        size, words = dtype.itemsize, dtype.itemsize // 4
+        returns = _returns(operands)
+        buffer = BufferAddress(operands, texts[1], texts[2], texts[3], size) if form == "buffer" else None
+        result = texts[0] if returns else None
+        if form != "buffer" and returns:
+            texts.pop(0)
+        if len(texts) != {"buffer": 4, "global": 3, "flat": 2}[form]:
+            raise operands.instruction.unknown(f"{len(texts)} operands")
+        scalar = texts[2] if form == "global" else None
+        address = _nowhere if buffer is not None else global_address(operands, texts[0], scalar)
+        data = operands.read(operands.vector(texts[0 if buffer is not None else 1]), words * (2 - (change is not None)))
+        puts = [] if result is None else [operands.put_u32(result, word) for word in range(words)]
+
+        def run(wave: Wave) -> None:
+            memory, lanes = wave.group.memory, None
+            if buffer is not None:
+                addresses, lanes = buffer.of(wave)
+                addresses = addresses[lanes]
+            else:
+                addresses = active(wave, address(wave))
+            place = memory.places(addresses, size, "an atomic access", pc, write=True)
+            if (place % size).any():
+                raise FaultyKernelError(f"an atomic access at {pc:#x} is not aligned to its {size} bytes")
+            values = _numbers(wave, data.index, dtype, lanes)
+            if change is None:
+                wanted = _numbers(wave, data.index + words, dtype, lanes)
+                old = _compare_and_swap(memory.views.bytes, place, values, wanted)
+            else:
+                old = _apply(memory.views.bytes, place, change, values)
+            for put, row in zip(puts, spread(wave, _words(old), lanes), strict=bool(puts)):
+                put(wave, row)
+
+        return run
+
+    return build
+
+
+def _lds(change: Change, kind: type[np.generic], *, returns: bool) -> Handler:
+    def build(operands: Operands) -> Run:
+        texts, pc = list(operands.instruction.operands), operands.instruction.address
+        offset, dtype = operands.instruction.modifiers.number("offset"), np.dtype(kind)
+        result = texts.pop(0) if returns else None
+        address, data = operands.u32(texts[0]), operands.read(operands.vector(texts[1]), dtype.itemsize // 4)
+        words = dtype.itemsize // 4
+        puts = [] if result is None else [operands.put_u32(result, word) for word in range(words)]
+
+        def run(wave: Wave) -> None:
+            place = active(wave, address(wave)).astype(np.int64) + offset
+            if len(place) and int(place.max()) + dtype.itemsize > wave.group.lds_size:
+                raise FaultyKernelError(
+                    f"an LDS access at {pc:#x} is outside of the workgroup's LDS",
+                    why=f"offset {int(place.max()):#x}, {dtype.itemsize} bytes, of {wave.group.lds_size}",
+                )
+            if (place % dtype.itemsize).any():
+                raise FaultyKernelError(f"an atomic access at {pc:#x} is not aligned to its {dtype.itemsize} bytes")
+            old = _apply(wave.group.lds.bytes, place, change, _numbers(wave, data.index, dtype, None))
+            for put, row in zip(puts, spread(wave, _words(old)), strict=bool(puts)):
+                put(wave, row)
+
+        return run
+
+    return build
+
+
+def handler_of(name: str) -> Handler | None:
+    """The decoder of an atomic instruction; None if the name is unknown."""
+    if match := _LDS.match(name):
+        found = _change(f"{match[1]}_{match[3]}")
+        return None if found is None else _lds(*found, returns=match[2] is not None)
+    if (match := _NAME.match(name)) is None:
+        return None
+    form, rest = match[1], match[2]
+    if rest.startswith("cmpswap"):
+        wide = rest in {"cmpswap_x2", "cmpswap_b64"}
+        known = wide or rest in {"cmpswap", "cmpswap_b32"}
+        return _memory(form, None, np.uint64 if wide else np.uint32) if known else None
+    found = _change(rest)
+    return None if found is None else _memory(form, *found)
