@@ -15,9 +15,8 @@ from toolchain.stages.stage import Planned
 def common_inputs(name: str, request: Request) -> dict[str, Any]:
     """Return the inputs that every stage has: its name, the format and time stamp of layers, the architecture.
 
-    An input digest names an uncompressed tree, so only what decides its bytes is an input. The compressor and the
-    versions of this machine's programs are not. The compilers are in the base, whose digest is an input of the stages
-    above.
+    The compressor and the versions of this machine's programs are not among them. The compilers are in the base, whose
+    digest is an input of the stages above.
     """
     return {
         "stage": name,

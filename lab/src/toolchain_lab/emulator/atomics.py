@@ -13,11 +13,12 @@ from toolchain_lab.emulator.bits import Array, round_bf16, split_quads, widen_bf
 from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.loads import BufferAddress, active, global_address, spread
+from toolchain_lab.emulator.local import places
 from toolchain_lab.emulator.operands import Operands, Run
 from toolchain_lab.emulator.wave import Wave
 
-# From the old value and the lane's operand the new one; numpy scalars of the operation's type.
-Change = Callable[[Any, Any], Any]
+# From the old value and the lane's operands the new one; numpy scalars of the operation's type.
+Change = Callable[..., Any]
 _NAME = re.compile(r"(global|flat|buffer)_atomic_(\w+)$")
 _LDS = re.compile(r"ds_(add|sub|min|max|and|or|xor)(_rtn)?_([iub]\d+|f32)$")
 _INTEGERS: dict[str, Change] = {
@@ -80,23 +81,22 @@ def _numbers(wave: Wave, first: int, kind: np.dtype[np.generic], lanes: Array | 
     return np.ascontiguousarray(np.stack(rows, axis=1)).view(kind).reshape(-1)
 
 
-def _apply(data: Array, place: Array, change: Change, values: Array) -> Array:
-    """Change numbers in memory, `uint8`, lane by lane; the old ones."""
-    size = values.dtype.itemsize
-    memory, old = data[: len(data) // size * size].view(values.dtype), np.zeros_like(values)
-    for lane, number in enumerate(place // size):
-        old[lane] = memory[number]
-        memory[number] = change(old[lane], values[lane])
-    return old
+def _compare_and_swap(old: Any, new: Any, wanted: Any) -> Any:
+    return new if old == wanted else old
 
 
-def _compare_and_swap(data: Array, place: Array, values: Array, wanted: Array) -> Array:
-    size = values.dtype.itemsize
-    memory, old = data[: len(data) // size * size].view(values.dtype), np.zeros_like(values)
-    for lane, number in enumerate(place // size):
+def _apply(data: Array, place: Array, change: Change, *values: Array) -> Array:
+    """Change numbers in memory lane by lane, and return the old ones.
+
+    Args:
+        data: the memory, `uint8`.
+        values: the operands of each lane, of one type.
+    """
+    kind = values[0].dtype
+    memory, old = data[: len(data) // kind.itemsize * kind.itemsize].view(kind), np.zeros_like(values[0])
+    for lane, number in enumerate(place // kind.itemsize):
         old[lane] = memory[number]
-        if old[lane] == wanted[lane]:
-            memory[number] = values[lane]
+        memory[number] = change(old[lane], *(each[lane] for each in values))
     return old
 
 
@@ -111,8 +111,8 @@ def _words(values: Array) -> Array:
     return np.stack(split_quads(values.view(np.uint64)))
 
 
-def _memory(form: str, change: Change | None, kind: type[np.generic]) -> Handler:
-    """An atomic of memory; without a change a compare-and-swap, whose data is the new value and the wanted one."""
+def _memory(form: str, change: Change, kind: type[np.generic], *, operands_of_lane: int = 1) -> Handler:
+    """Return the decoder of an atomic of memory, whose data are so many operands for each lane."""
 
     def build(operands: Operands) -> Run:
         texts, pc = list(operands.instruction.operands), operands.instruction.address
@@ -127,7 +127,7 @@ def _memory(form: str, change: Change | None, kind: type[np.generic]) -> Handler
             raise operands.instruction.unknown(f"{len(texts)} operands")
         scalar = texts[2] if form == "global" else None
         address = _nowhere if buffer is not None else global_address(operands, texts[0], scalar)
-        data = operands.read(operands.vector(texts[0 if buffer is not None else 1]), words * (2 - (change is not None)))
+        data = operands.read(operands.vector(texts[0 if buffer is not None else 1]), words * operands_of_lane)
         puts = [] if result is None else [operands.put_u32(result, word) for word in range(words)]
 
         def run(wave: Wave) -> None:
@@ -140,12 +140,8 @@ def _memory(form: str, change: Change | None, kind: type[np.generic]) -> Handler
             place = memory.places(addresses, size, "an atomic access", pc, write=True)
             if (place % size).any():
                 raise FaultyKernelError(f"an atomic access at {pc:#x} is not aligned to its {size} bytes")
-            values = _numbers(wave, data.index, dtype, lanes)
-            if change is None:
-                wanted = _numbers(wave, data.index + words, dtype, lanes)
-                old = _compare_and_swap(memory.views.bytes, place, values, wanted)
-            else:
-                old = _apply(memory.views.bytes, place, change, values)
+            values = [_numbers(wave, data.index + words * one, dtype, lanes) for one in range(operands_of_lane)]
+            old = _apply(memory.views.bytes, place, change, *values)
             for put, row in zip(puts, spread(wave, _words(old), lanes), strict=bool(puts)):
                 put(wave, row)
 
@@ -164,12 +160,7 @@ def _lds(change: Change, kind: type[np.generic], *, returns: bool) -> Handler:
         puts = [] if result is None else [operands.put_u32(result, word) for word in range(words)]
 
         def run(wave: Wave) -> None:
-            place = active(wave, address(wave)).astype(np.int64) + offset
-            if len(place) and int(place.max()) + dtype.itemsize > wave.group.lds_size:
-                raise FaultyKernelError(
-                    f"an LDS access at {pc:#x} is outside of the workgroup's LDS",
-                    why=f"offset {int(place.max()):#x}, {dtype.itemsize} bytes, of {wave.group.lds_size}",
-                )
+            place, _ = places(wave, address(wave), offset, dtype.itemsize, pc)
             if (place % dtype.itemsize).any():
                 raise FaultyKernelError(f"an atomic access at {pc:#x} is not aligned to its {dtype.itemsize} bytes")
             old = _apply(wave.group.lds.bytes, place, change, _numbers(wave, data.index, dtype, None))
@@ -192,6 +183,7 @@ def handler_of(name: str) -> Handler | None:
     if rest.startswith("cmpswap"):
         wide = rest in {"cmpswap_x2", "cmpswap_b64"}
         known = wide or rest in {"cmpswap", "cmpswap_b32"}
-        return _memory(form, None, np.uint64 if wide else np.uint32) if known else None
+        kind = np.uint64 if wide else np.uint32
+        return _memory(form, _compare_and_swap, kind, operands_of_lane=2) if known else None
     found = _change(rest)
     return None if found is None else _memory(form, *found)

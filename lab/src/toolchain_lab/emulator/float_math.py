@@ -217,6 +217,17 @@ def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
     return np.where(scaled, exact.astype(np.float32), plain)
 
 
+def _special_quotients(result: Array, sign: Array, denominator: Array, numerator: Array) -> Array:
+    """Put the results of divisions by or of zero, infinity and NaN in place; all arrays have one type of float."""
+    kind = sign.dtype.type
+    result = np.where(np.isinf(denominator) | (numerator == 0), sign * kind(0), result)
+    result = np.where((denominator == 0) | np.isinf(numerator), sign * kind(np.inf), result)
+    invalid = ((denominator == 0) & (numerator == 0)) | (np.isinf(denominator) & np.isinf(numerator))
+    result = np.where(invalid, kind(np.nan), result)
+    result = np.where(np.isnan(denominator), denominator, result)
+    return np.where(np.isnan(numerator), numerator, result).astype(kind)
+
+
 def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
     """V_DIV_FIXUP_F32: the special cases of a division."""
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
@@ -224,22 +235,11 @@ def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
     result = sign * np.abs(quotient)
     result = np.where(np.isnan(quotient), sign * np.float32(np.inf), result)
     result = np.where(exponent(numerator) - exponent(denominator) < -150, sign * np.float32(0), result)
-    result = np.where(np.isinf(denominator) | (numerator == 0), sign * np.float32(0), result)
-    result = np.where((denominator == 0) | np.isinf(numerator), sign * np.float32(np.inf), result)
-    invalid = ((denominator == 0) & (numerator == 0)) | (np.isinf(denominator) & np.isinf(numerator))
-    result = np.where(invalid, np.float32(np.nan), result)
-    result = np.where(np.isnan(denominator), denominator, result)
-    return np.where(np.isnan(numerator), numerator, result).astype(np.float32)
+    return _special_quotients(result, sign, denominator, numerator)
 
 
 def div_fixup_half(quotient: Array, denominator: Array, numerator: Array) -> Array:
     """V_DIV_FIXUP_F16: the special cases of a division of halves."""
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
     sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), np.float16(-1), np.float16(1))
-    result = sign * np.abs(quotient)
-    result = np.where(np.isinf(denominator) | (numerator == 0), sign * np.float16(0), result)
-    result = np.where((denominator == 0) | np.isinf(numerator), sign * np.float16(np.inf), result)
-    invalid = ((denominator == 0) & (numerator == 0)) | (np.isinf(denominator) & np.isinf(numerator))
-    result = np.where(invalid, np.float16(np.nan), result)
-    result = np.where(np.isnan(denominator), denominator, result)
-    return np.where(np.isnan(numerator), numerator, result).astype(np.float16)
+    return _special_quotients(sign * np.abs(quotient), sign, denominator, numerator)

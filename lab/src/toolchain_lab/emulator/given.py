@@ -91,20 +91,22 @@ def _encoded(element: str, values: Array) -> Array:
     return round_bf16(values.astype(np.float32)) if element == "bf16" else values.astype(ELEMENTS[element])
 
 
-def _load(text: str) -> Any:
-    with Path(text).open("rb") as stream:  # numpy leaves it open after an error
-        return np.load(stream, allow_pickle=False)
-
-
-def _file(parameter: Parameter, text: str) -> tuple[Parameter, Array]:
+def _load(parameter: Parameter, text: str) -> Array:
+    """Return the array in a file that `numpy.save` wrote."""
     try:
-        loaded = _load(text)
+        with Path(text).open("rb") as stream:  # numpy leaves it open after an error
+            loaded: Any = np.load(stream, allow_pickle=False)
     except OSError as error:
         raise _wrong(parameter, text, f"the file cannot be read: {error.strerror or 'it is cut'}") from error
     except (ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise _wrong(parameter, text, "the file is not an array that numpy.save wrote") from error
     if not isinstance(loaded, np.ndarray):
         raise _wrong(parameter, text, "the file holds several arrays")
+    return loaded
+
+
+def _file(parameter: Parameter, text: str) -> tuple[Parameter, Array]:
+    loaded = _load(parameter, text)
     element = parameter.element or next(
         (name for name, kind in ELEMENTS.items() if loaded.dtype == kind and name not in _AS_BITS and name != "i1"), ""
     )
@@ -159,13 +161,9 @@ def compare_with(parameter: Parameter, path: str, buffer: Array, *, atol: float,
     Raises:
         LaunchError: the file is not an array of as many numbers.
     """
-    try:
-        expected = _load(path)
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
-        raise _wrong(parameter, path, "the file is not an array that numpy.save wrote") from error
-    if not isinstance(expected, np.ndarray) or expected.size != buffer.size or expected.dtype.kind not in "biufV":
-        held = getattr(expected, "size", "several arrays")
-        raise _wrong(parameter, path, f"it has {buffer.size} numbers, the file {held}")
+    expected = _load(parameter, path)
+    if expected.size != buffer.size or expected.dtype.kind not in "biufV":
+        raise _wrong(parameter, path, f"it has {buffer.size} numbers, the file {expected.size}")
     if expected.dtype.kind == "V":
         expected = decoded(parameter.element, expected.view(buffer.dtype))
     result, expected = np.ravel(decoded(parameter.element, buffer)), np.ravel(expected)

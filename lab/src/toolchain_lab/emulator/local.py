@@ -16,8 +16,8 @@ from toolchain_lab.emulator.wave import Wave
 _PAIR = re.compile(r"ds_(?:(read|write)2(st64)?|(load|store)_2addr(_stride64)?)_b(32|64)$")
 
 
-def _places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple[Array, int]:
-    """Offsets in LDS, and all their bits."""
+def places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple[Array, int]:
+    """Return the offsets of the active lanes in LDS, and the union of their bits; refuse an access outside of it."""
     place = active(wave, address).astype(np.int64)
     if offset:
         place += offset
@@ -40,17 +40,17 @@ def _load(wave: Wave, address: Array, offset: int, size: int, pc: int) -> Array:
         try:
             numbers = lds.numbers[size][place]
         except IndexError:
-            _places(wave, address, offset, size, pc)  # says which
+            places(wave, address, offset, size, pc)  # says which
             raise
         lds.note(place, size, pc)
         return spread(wave, numbers.astype(np.uint32, copy=False)[None])
-    place, bits = _places(wave, address, offset, size, pc)
+    place, bits = places(wave, address, offset, size, pc)
     lds.note(place, size, pc)
     return spread(wave, lds.load(place, size, bits))
 
 
 def _store(wave: Wave, address: Array, offset: int, size: int, pc: int, *, values: Array) -> None:
-    (place, _), lds = _places(wave, address, offset, size, pc), wave.group.lds
+    (place, _), lds = places(wave, address, offset, size, pc), wave.group.lds
     stored = values if wave.all_lanes else values[:, wave.mask]
     lds.note(place, size, pc, stored)
     lds.store(place, size, stored)

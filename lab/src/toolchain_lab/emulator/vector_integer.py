@@ -185,6 +185,14 @@ def _high_product_signed(left: Array, right: Array) -> Array:
     return ((np.asarray(left).astype(np.int64) * right) >> 32).astype(np.int32)
 
 
+def _by_table(table: int, bits: Array, a: Array, b: Array, c: Array) -> Array:
+    """Set those of the zero `bits` that a table of truth has for the bits of three numbers."""
+    for row in range(8):
+        if table >> row & 1:
+            bits |= (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
+    return bits
+
+
 def bit_operation(operands: Operands) -> Run:
     """V_BITOP3_B32: any function of three bits, by its table of truth."""
     result, *sources = operands.instruction.operands
@@ -193,11 +201,7 @@ def bit_operation(operands: Operands) -> Run:
 
     def run(wave: Wave) -> None:
         a, b, c = (np.asarray(get(wave)) for get in gets)
-        value: Array = np.zeros(wave.lanes, np.uint32)
-        for row in range(8):
-            if table >> row & 1:
-                value |= (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
-        put(wave, value)
+        put(wave, _by_table(table, np.zeros(wave.lanes, np.uint32), a, b, c))
 
     return run
 
@@ -212,11 +216,7 @@ def bit_operation_of_halves(operands: Operands) -> Run:
 
     def run(wave: Wave) -> None:
         a, b, c = (np.asarray(get(wave)) for get in gets)
-        value: Array = np.zeros(wave.lanes, np.uint16)
-        for row in range(8):
-            if table >> row & 1:
-                value |= (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
-        put(wave, value)
+        put(wave, _by_table(table, np.zeros(wave.lanes, np.uint16), a, b, c))
 
     return run
 
