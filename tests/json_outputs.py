@@ -161,7 +161,7 @@ def main(folder: Path) -> None:
     call("inspect", "use", "oci:plain", "--use")
     call("inspect", "a wheel", str(_wheel(folder / "wheels", "3.7.1")))
     call("inspect", "a wheel of another LLVM", str(_wheel(folder / "wheels", "3.9.0")), code=4)
-    call("reproduce", "the same", "report")
+    call("reproduce", "the same", "report", "--vary", "--seed", "7")
     call("reproduce", "a published image", "oci:out", "--public-key", "key.pub", code=7)
     tags = [
         row.get("annotations", {}).get(REF_NAME, "")

@@ -24,7 +24,8 @@ from toolchain.core.cache import Cache
 from toolchain.core.errors import BuildError, EngineError, HostileInputError
 from toolchain.core.process import CommandError
 from toolchain.core.recipe import Mount, Recipe
-from toolchain.engine.buildah import Buildah, require_inside
+from toolchain.engine.buildah import Buildah
+from toolchain.engine.judge import require_inside
 from toolchain.engine.storage import cache_mounts
 from toolchain.pipeline.cache_usage import DAY, prune
 from toolchain.pipeline.records import write_record
@@ -240,7 +241,8 @@ def test_kill_leaves_no_process_and_the_next_call_cleans_up(here: Here, tmp_path
             import signal
             import sys
             from pathlib import Path
-            from toolchain.engine.buildah import Buildah, require_inside
+            from toolchain.engine.buildah import Buildah
+            from toolchain.engine.judge import require_inside
             from toolchain.core.recipe import Recipe
             from toolchain.core.cache import Cache
             signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and `&` have it ignored

@@ -7,8 +7,9 @@ import pytest
 from toolchain.core.errors import EngineError
 from toolchain.core.recipe import Recipe
 from toolchain.engine import isolation, relay
-from toolchain.engine.buildah import first_error, render
+from toolchain.engine.buildah import render
 from toolchain.engine.isolation import PROOF
+from toolchain.engine.judge import first_error
 
 CONTAINERFILE = """\
 ARG BASE

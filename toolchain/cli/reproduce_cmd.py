@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import secrets
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +23,9 @@ from toolchain.pipeline.reproduce import Reproduced, reproduce
 from toolchain.request.model import Request
 from toolchain.trust.invocation import request_command
 
+if TYPE_CHECKING:
+    from toolchain.engine.variation import Variation
+
 ImageArg = Annotated[
     str, typer.Argument(metavar="IMAGE|REF", help=f"{IMAGE_HELP} Or oci:DIR:TAG, REGISTRY/NS/NAME[:TAG|@DIGEST].")
 ]
@@ -31,6 +35,13 @@ PublicKeyOpt = Annotated[
 AttestOpt = Annotated[
     Path | None,
     typer.Option("--attest", metavar="KEY", help="Sign the result with this key and attach it to REF."),
+]
+VaryOpt = Annotated[
+    bool,
+    typer.Option("--vary", help="Change the conditions of the second build: heap, clock, order of files, and others."),
+]
+SeedOpt = Annotated[
+    int | None, typer.Option("--seed", min=0, help="Repeat the conditions of an earlier --vary.", show_default=False)
 ]
 _LISTED = 20
 
@@ -73,7 +84,13 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
 
 @with_request("check", "offline", "contract", recorded=_asked)
 def reproduce_image(
-    image: ImageArg, public_key: PublicKeyOpt = None, attest: AttestOpt = None, *, request: Request
+    image: ImageArg,
+    public_key: PublicKeyOpt = None,
+    attest: AttestOpt = None,
+    vary: VaryOpt = False,
+    seed: SeedOpt = None,
+    *,
+    request: Request,
 ) -> None:
     """Rebuild an image from a clean tree with its recorded options, and compare the bytes.
 
@@ -85,7 +102,7 @@ def reproduce_image(
     if command:
         console.note(f"{original.name} was built by: {command}")
     # The bytes are compared, so no contract check is needed; the stages below may have been built without one too.
-    asked = replace(request, offline=True, contract=False)
+    asked = replace(request, offline=True, contract=False, variation=_variation(vary=vary, seed=seed))
     result = reproduce(asked, original.stage, original.expected)
     document = result.as_json()
     if attest is not None:
@@ -105,6 +122,16 @@ def reproduce_image(
         )
 
 
+def _variation(*, vary: bool, seed: int | None) -> Variation | None:
+    if not vary:
+        if seed is not None:
+            raise ConfigError("--seed repeats the conditions of --vary, which is not given", fix="add --vary")
+        return None
+    from toolchain.engine.variation import Variation  # noqa: PLC0415 - only this option needs it
+
+    return Variation(secrets.randbelow(10**6) if seed is None else seed)
+
+
 def _attested(original: Any, document: Mapping[str, Any], key: Path) -> dict[str, Any]:
     """Sign the result, and attach it to the image."""
     from toolchain.oci.places import open_place  # noqa: PLC0415 - the registry client
@@ -122,6 +149,12 @@ def _attested(original: Any, document: Mapping[str, Any], key: Path) -> dict[str
 
 
 def _tell(result: Reproduced) -> None:
+    told = result.varied
+    if told is not None:
+        console.note(f"changed (--seed {told['seed']}): " + "; ".join(f"{k}: {v}" for k, v in told["changed"].items()))
+        console.note("not changed: " + "; ".join(f"{k}: {v}" for k, v in told["unchanged"].items()))
+        if told["static"]:
+            console.note("static programs, with an unchanged heap and clock: " + ", ".join(told["static"]))
     if result.equal:
         same = "the same blob" if result.blobs[0] == result.blobs[1] else "compressed differently"
         console.text(result.image, "equal", result.diff_ids[0], same)

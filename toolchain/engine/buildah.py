@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import re
-import stat
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,18 +14,20 @@ from typing import Unpack
 
 from toolchain.core import process
 from toolchain.core.cache import LARGEST_NINJA_LOG, Cache
-from toolchain.core.digest import write_atomically
-from toolchain.core.errors import BuildError, EngineError, HostileInputError
+from toolchain.core.digest import sha256_bytes, write_atomically
+from toolchain.core.errors import EngineError
 from toolchain.core.filesystem import read_regular
 from toolchain.core.process import Result, RunOptions
 from toolchain.core.recipe import CCACHE_MOUNT, PARTS, Mount, Recipe, plain_files
 from toolchain.engine import container_limits, relay, view
 from toolchain.engine import isolation as isolating
 from toolchain.engine.attended import attended
+from toolchain.engine.judge import build_error, require_inside
 from toolchain.engine.probe import probe
 from toolchain.engine.resources import ulimits
 from toolchain.engine.single import single_layout
 from toolchain.engine.storage import KILLED, Storage, build_tag, cache_mounts, ccache_mount, discard, remove_tree
+from toolchain.engine.variation import Variation
 
 LOG = logging.getLogger(__name__)
 
@@ -35,21 +36,18 @@ __all__ = ["Buildah", "Mount", "render"]
 _CONTEXT = "/context"
 _CONTAINERFILE = "/call/Containerfile"
 _OUT = "/out"
-_PROGRESS = ("@ninja ", "@count ", "@step ")
-# Lines that buildah adds after the output of a failed command.
-_NOISE = re.compile(r"^(subprocess exited with status \d+|Error: building at STEP .*|time=\".*)$")
-_ERROR = re.compile(r"(^|[\s:])(fatal )?error: |^CMake Error|undefined (reference|symbol)")
-_EXCEPTION = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception)\b")  # at the end of Python's traceback
-_SHOWN, _ENDING = 12, 6  # lines of the first error, and of the end
 # A stage without instructions: buildah treats its image as an intermediate one, and removes it at the end, or fails if
 # another build uses it. An instruction gives the stage an image of its own.
 _BARE = re.compile(r"^(FROM \$\{\w+\} AS \w+\n)(?=(?:[ \t]*(?:#.*)?\n)*FROM )", re.MULTILINE)
 
 
-def render(recipe: Recipe, text: str) -> str:
+def render(recipe: Recipe, text: str, variation: Variation | None = None) -> str:
     """Return the Containerfile that is built: `text` with keyed cache mounts, and our steps before a stage's first RUN.
 
     RUN writes to pipes (see `engine.relay`), unless the Containerfile has its own SHELL.
+
+    Args:
+        variation: changed conditions of RUN.
     """
     if recipe.cache_key:
         tree = re.escape(f"toolchain-{recipe.name}-tree")
@@ -60,15 +58,22 @@ def render(recipe: Recipe, text: str) -> str:
         text = re.sub(rf"--mount=type=cache,id={CCACHE_MOUNT}[,\s]\S*", "", text)
     text = _BARE.sub(r"\1LABEL toolchain.stage=copied\n", text)
     shell = [relay.SHELL] if not re.search(r"(?im)^\s*SHELL\s", text) else []
+    if variation is not None:
+        shell = variation.instructions(relayed=bool(shell))
     proof = [] if recipe.network else [isolating.PROOF]
     return isolating.before_first_run(text, [*shell, *proof])
 
 
 class Buildah(Storage):
-    """Builds and runs containers."""
+    """Builds and runs containers.
 
-    def __init__(self, cache: Cache) -> None:
+    Args:
+        variation: changed conditions for every build and container.
+    """
+
+    def __init__(self, cache: Cache, *, variation: Variation | None = None) -> None:
         super().__init__(cache)
+        self._variation = variation
         self._proved = False
         self._probing = threading.Lock()
         self._references: dict[str, str] = {}
@@ -133,9 +138,10 @@ class Buildah(Storage):
         source = root / recipe.containerfile
         self.prove_isolation()
         try:
-            text = render(recipe, source.read_text(encoding="utf-8"))
+            text = render(recipe, source.read_text(encoding="utf-8"), self._variation)
         except OSError as error:
             raise EngineError(f"cannot read {source}", why=str(error.strerror), fix="reinstall toolchain") from error
+        preloaded = self._preloaded(recipe.base)
         witness = isolating.NetworkProbe(on_line)
         out.parent.mkdir(parents=True, exist_ok=True)
         with self.invocation("build") as folder:
@@ -148,12 +154,17 @@ class Buildah(Storage):
             words += ["--file", _CONTAINERFILE, "--tag", tag, "--output", f"type=local,dest={_OUT}"]
             words += ["--format", "docker", *relay.options()]
             inputs, show = self.inputs(recipe, root, folder)
+            trees: list[tuple[Path, Path]] = []
+            if self._variation is not None:
+                show, options, trees = self._variation.shown(show, preloaded, folder)
+                inputs += options
             argv = self.command(
                 *words, *inputs, _CONTEXT,
                 show=[*show, Mount(folder / "Containerfile", _CONTAINERFILE), Mount(partial, _OUT, read_only=False)],
                 network=recipe.network, pipes=relay.make(folder),
                 limits=container_limits.limits_for(folder, self.places(partial), log=log),
             )  # fmt: skip
+            argv = argv if self._variation is None else self._variation.wrap(argv, trees)
             try:
                 view.own(partial)
                 self.attempt(argv, log=log, on_line=witness.line)
@@ -171,11 +182,25 @@ class Buildah(Storage):
                 if error.returncode < 0:
                     (folder / KILLED).touch()
                 witness.check(finished=False)
-                raise _build_error(recipe, error) from error
+                raise build_error(recipe.name, error) from error
             finally:
                 remove_tree(partial)
                 # buildah also commits an image, which would double the space of the exported tree.
                 self.call("rmi", "--force", tag, check=False)
+
+    def _preloaded(self, image: str) -> list[Mount]:
+        """Return the mounts of a varied container of `image`; their files are built when they are first needed."""
+        if self._variation is None:
+            return []
+        reference = self._references.get(image, image)
+        known = self._variation.known(reference)
+        if known is None:
+            place = self.cache.work / f"vary-{sha256_bytes(reference.encode())[7:19]}"
+            remove_tree(place)
+            argv, mount = self._variation.prepare(place)
+            printed = Buildah(self.cache).run(reference, argv, mounts=[mount], capture=True).stdout
+            known = self._variation.take(reference, place, printed)
+        return known
 
     def _free_disk(self, recipe: Recipe, limit: container_limits.Reached) -> None:
         """Remove the containers of a build that reached a limit, and its caches if it filled the disk."""
@@ -288,6 +313,10 @@ class Buildah(Storage):
         for name, value in sorted((env or {}).items()):
             options += ["--env", f"{name}={value}"]
         self.prove_isolation()
+        if self._variation is not None:
+            mounts = [*mounts, *self._preloaded(image)]
+            options += [word for pair in self._variation.variables.items() for word in ("--env", "=".join(pair))]
+            argv = self._variation.inside(argv)
         granted = isolating.arguments("from", network=network, plain=plain_files(mounts))
         with self.container(image, *granted) as container, self.invocation("run") as folder:
             show = []
@@ -301,12 +330,10 @@ class Buildah(Storage):
                     show.append(Mount(mount.source, inside, read_only=False))
             written = [mount.source for mount in mounts if not mount.read_only]
             limits = container_limits.limits_for(folder, self.places(*written), log=log, timed=timed)
-            yield (
-                isolating.run_command(
-                    self, folder, container, argv, options=options, show=show, network=network, limits=limits
-                ),
-                folder,
+            command = isolating.run_command(
+                self, folder, container, argv, options=options, show=show, network=network, limits=limits
             )
+            yield (command if self._variation is None else self._variation.wrap(command)), folder
 
     def drop_cache(self, name: str, key: str) -> None:
         """Delete the tree cache of a recipe with a cache key, so that its next build starts clean."""
@@ -324,56 +351,3 @@ class Buildah(Storage):
 
     def _trees(self, name: str, key: str) -> list[Path]:
         return cache_mounts(self.cache, f"toolchain-{name}-tree-{key}" if key else f"toolchain-{name}-tree")
-
-
-def require_inside(tree: Path, name: str) -> None:
-    """Refuse a build's tree if a link leads out of it, or if it holds a device, pipe or socket.
-
-    Args:
-        name: the recipe, for the message.
-    """
-    top = os.path.realpath(tree)
-    for folder, names, files in os.walk(tree):
-        for entry in (*names, *files):
-            path = os.path.join(folder, entry)  # noqa: PTH118 - a hundred thousand files
-            mode = os.lstat(path).st_mode
-            if stat.S_ISLNK(mode):
-                if os.path.realpath(path).startswith(f"{top}/"):
-                    continue
-                why = f"/{os.path.relpath(path, tree)} leads to {os.readlink(path)}"  # noqa: PTH115
-            elif stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-                continue
-            else:
-                why = f"/{os.path.relpath(path, tree)} is neither file, link nor folder"
-            raise HostileInputError(
-                f"the build of {name} made a tree that is refused", why=why, fix="look at the source's install rules"
-            )
-
-
-def _build_error(recipe: Recipe, error: process.CommandError) -> BuildError:
-    lines = [line for line in error.tail if not line.startswith(_PROGRESS) and not _NOISE.match(line)]
-    what = f"building {recipe.name} failed"
-    # A recipe's script prints `toolchain: …` when it knows the cause.
-    messages = [line.removeprefix("toolchain: ") for line in lines if line.startswith("toolchain: ")]
-    if messages:
-        what = f"{what}: {messages[-1]}"
-    return BuildError(what, why=first_error(lines), fix="read the end of the log")
-
-
-def first_error(lines: Sequence[str]) -> str:
-    """Return the lines of the first error of a compiler, linker or CMake, and the last lines.
-
-    If CMake reports that a Python script failed, the lines begin with the exception of that script.
-    """
-    at = next((number for number, line in enumerate(lines) if _ERROR.search(line)), None)
-    if at is None:
-        return "\n".join(lines[-process.TAIL_LINES :])
-    if lines[at].startswith("CMake Error"):
-        at = next((number for number in range(1, at) if _ends_traceback(lines, number)), at)
-    shown = list(lines[at : at + _SHOWN])
-    rest = [line for line in lines[at + _SHOWN :] if not line.startswith("FAILED: ")][-_ENDING:]
-    return "\n".join([*shown, *(["…"] if rest else []), *rest])
-
-
-def _ends_traceback(lines: Sequence[str], number: int) -> bool:
-    return lines[number - 1].startswith("  ") and _EXCEPTION.match(lines[number]) is not None

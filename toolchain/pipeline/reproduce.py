@@ -36,6 +36,7 @@ class Reproduced:
         blobs: digests of the stored layer, which depend on the compressor.
         indexes: digests of the published index over the image alone; the first is empty if there was no such index.
         differing: the files that differ.
+        varied: the changed conditions of the second build, as `Variation.as_json` returns them.
     """
 
     image: str
@@ -44,6 +45,7 @@ class Reproduced:
     blobs: tuple[str, str]
     indexes: tuple[str, str]
     differing: tuple[FileDifference, ...] = ()
+    varied: Mapping[str, Any] | None = None
 
     @property
     def equal(self) -> bool:
@@ -52,7 +54,10 @@ class Reproduced:
 
     def as_json(self) -> dict[str, Any]:
         """Return the form of `reproduce --json`."""
-        return {**asdict(self), "equal": self.equal, "differing": [file.as_json() for file in self.differing]}
+        document = {**asdict(self), "equal": self.equal, "differing": [file.as_json() for file in self.differing]}
+        if self.varied is None:
+            del document["varied"]
+        return document
 
 
 def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Reproduced:
@@ -87,7 +92,8 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
         )
     with clean_cache(request.cache, rows[:-1], str(digest)) as cache:
         again = build(replace(request, cache=cache), target)[-1]
-        return _compare(expected, again, cache)
+        result = _compare(expected, again, cache)
+    return result if request.variation is None else replace(result, varied=request.variation.as_json())
 
 
 def expected_of(cache: Cache, record: Record) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class BuildWorkspace:
         if self._engine is None:
             from toolchain.engine.buildah import Buildah  # noqa: PLC0415 - a no-op build starts no engine
 
-            self._engine = Buildah(self.cache)
+            self._engine = Buildah(self.cache, variation=self.request.variation)
         return self._engine
 
     @property

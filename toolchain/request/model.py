@@ -22,6 +22,7 @@ from toolchain.request import option_values as reading
 from toolchain.request.declaration import Option, declared, option
 
 if TYPE_CHECKING:
+    from toolchain.engine.variation import Variation
     from toolchain.sources.spec import SourceSpec
     from toolchain.sources.tree import Source
 
@@ -84,6 +85,7 @@ class Request:
         check: number of kernels whose results are checked: 0 for all, None for none. Not part of the input digest.
         kernel_key: signs new results in the kernel store; only results signed by it are used.
         shards: kernel stores that all kernels must come from; nothing is compiled.
+        variation: changed conditions that the bytes must not depend on (`reproduce --vary`).
     """
 
     base: BaseRef = option(
@@ -258,6 +260,7 @@ class Request:
     )  # fmt: skip
     lock: HeldLock | None = None
     shards: tuple[Path, ...] = ()
+    variation: Variation | None = None
     looked_up: dict[tuple[str, SourceSpec], Source] | None = field(default=None, compare=False, repr=False)
 
     def locate(self, name: str, spec: SourceSpec) -> Source:

@@ -1,0 +1,44 @@
+/* An allocator in front of glibc's that places blocks in another order: programs whose output depends on addresses
+   write other bytes under it. `toolchain reproduce --vary` builds it in the base and preloads it. */
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef SEED
+#define SEED 1
+#endif
+#define LARGEST 8192 /* larger blocks stay as they are */
+#define HELD 2048    /* blocks that are kept free of data, so that neighbours are apart */
+
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void __libc_free(void *block);
+
+static void *held[HELD];
+static uint64_t state = 0x9e3779b97f4a7c15ull * (SEED + 1);
+
+/* The counter is shared by all threads; a thread that loses a race only gets another number. */
+static uint64_t next(void) {
+  uint64_t x = __atomic_add_fetch(&state, 0x9e3779b97f4a7c15ull, __ATOMIC_RELAXED);
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+static void shift(size_t size) {
+  uint64_t random = next();
+  for (unsigned left = random & 3; left != 0; left--) {
+    random >>= 12;
+    void *block = __libc_malloc(size + (random & 0x70));
+    __libc_free(__atomic_exchange_n(&held[(random >> 2) % HELD], block, __ATOMIC_ACQ_REL));
+  }
+}
+
+void *malloc(size_t size) {
+  if (size <= LARGEST) shift(size);
+  return __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size) {
+  if (count <= LARGEST && size <= LARGEST && count * size <= LARGEST) shift(count * size);
+  return __libc_calloc(count, size);
+}

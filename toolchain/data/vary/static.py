@@ -1,0 +1,34 @@
+"""Print `static PATH` for each program in `PATH` that the dynamic linker does not start: nothing is preloaded there."""
+
+import os
+import struct
+
+_INTERPRETER = 3  # PT_INTERP
+_EXECUTABLES = (2, 3)  # ET_EXEC, ET_DYN
+
+
+def is_static(path: str) -> bool:
+    """Return whether a file is an ELF program of 64 bits without an interpreter."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - a base may have any Python 3
+            head = file.read(4096)
+    except OSError:
+        return False
+    if head[:6] != b"\x7fELF\x02\x01" or head[16] not in _EXECUTABLES:
+        return False
+    start = struct.unpack_from("<Q", head, 32)[0]
+    size, count = struct.unpack_from("<HH", head, 54)
+    return all(
+        struct.unpack_from("<I", head, start + number * size)[0] != _INTERPRETER
+        for number in range(count)
+        if start + number * size + 4 <= len(head)
+    )
+
+
+found = set()
+for folder in os.environ["PATH"].split(":"):
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():  # noqa: PTH112, PTH208
+        found.add(os.path.realpath(os.path.join(folder, name)))  # noqa: PTH118
+for program in sorted(found):
+    if is_static(program):
+        print("static", program)  # noqa: T201

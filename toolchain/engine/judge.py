@@ -1,0 +1,73 @@
+"""Judge the result of a build: its tree, and the log of one that failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from toolchain.core import process
+from toolchain.core.errors import BuildError, HostileInputError
+
+_PROGRESS = ("@ninja ", "@count ", "@step ")
+# Lines that buildah adds after the output of a failed command.
+_NOISE = re.compile(r"^(subprocess exited with status \d+|Error: building at STEP .*|time=\".*)$")
+_ERROR = re.compile(r"(^|[\s:])(fatal )?error: |^CMake Error|undefined (reference|symbol)")
+_EXCEPTION = re.compile(r"([A-Za-z_]\w*\.)*[A-Z]\w*(Error|Exception)\b")  # at the end of Python's traceback
+_SHOWN, _ENDING = 12, 6  # lines of the first error, and of the end
+
+
+def require_inside(tree: Path, name: str) -> None:
+    """Refuse a build's tree if a link leads out of it, or if it holds a device, pipe or socket.
+
+    Args:
+        name: the recipe, for the message.
+    """
+    top = os.path.realpath(tree)
+    for folder, names, files in os.walk(tree):
+        for entry in (*names, *files):
+            path = os.path.join(folder, entry)  # noqa: PTH118 - a hundred thousand files
+            mode = os.lstat(path).st_mode
+            if stat.S_ISLNK(mode):
+                if os.path.realpath(path).startswith(f"{top}/"):
+                    continue
+                why = f"/{os.path.relpath(path, tree)} leads to {os.readlink(path)}"  # noqa: PTH115
+            elif stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+                continue
+            else:
+                why = f"/{os.path.relpath(path, tree)} is neither file, link nor folder"
+            raise HostileInputError(
+                f"the build of {name} made a tree that is refused", why=why, fix="look at the source's install rules"
+            )
+
+
+def build_error(name: str, error: process.CommandError) -> BuildError:
+    """Return the error of a failed build of the recipe `name`; `why` begins with the first error of its log."""
+    lines = [line for line in error.tail if not line.startswith(_PROGRESS) and not _NOISE.match(line)]
+    what = f"building {name} failed"
+    # A recipe's script prints `toolchain: …` when it knows the cause.
+    messages = [line.removeprefix("toolchain: ") for line in lines if line.startswith("toolchain: ")]
+    if messages:
+        what = f"{what}: {messages[-1]}"
+    return BuildError(what, why=first_error(lines), fix="read the end of the log")
+
+
+def first_error(lines: Sequence[str]) -> str:
+    """Return the lines of the first error of a compiler, linker or CMake, and the last lines.
+
+    If CMake reports that a Python script failed, the lines begin with the exception of that script.
+    """
+    at = next((number for number, line in enumerate(lines) if _ERROR.search(line)), None)
+    if at is None:
+        return "\n".join(lines[-process.TAIL_LINES :])
+    if lines[at].startswith("CMake Error"):
+        at = next((number for number in range(1, at) if _ends_traceback(lines, number)), at)
+    shown = list(lines[at : at + _SHOWN])
+    rest = [line for line in lines[at + _SHOWN :] if not line.startswith("FAILED: ")][-_ENDING:]
+    return "\n".join([*shown, *(["…"] if rest else []), *rest])
+
+
+def _ends_traceback(lines: Sequence[str], number: int) -> bool:
+    return lines[number - 1].startswith("  ") and _EXCEPTION.match(lines[number]) is not None

@@ -1,0 +1,240 @@
+"""Conditions that a build must not depend on, changed on purpose: those of `reproduce --vary`.
+
+The list is that of reprotest. Programs of this machine make the changes (setarch, taskset, faketime, disorderfs). The
+only one without a program is the heap, for which `data/vary/heap.c` is compiled in the base.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from toolchain.core import process
+from toolchain.core.recipe import Mount
+from toolchain.engine import relay
+
+_FILES = Path(__file__).parents[1] / "data" / "vary"
+TARGET = "/run/toolchain-vary"
+"""Where a container sees the preloaded libraries."""
+_SEEN = "/vary"
+_PRELOAD, _CLOCK = "/etc/ld.so.preload", "/etc/faketimerc"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Mounts live in a namespace of the command alone, and disorderfs ends with it. Read-only, because nothing may reach the
+# source through such a mount.
+_REORDER = """
+order=$1 left=$2; shift 2
+while [ "$left" -gt 0 ]; do
+  setpriv --pdeathsig KILL \\
+    disorderfs -f -o ro,allow_other --quiet --sort-dirents=yes "$order" "$1" "$2" </dev/null &
+  tries=100
+  until mountpoint -q "$2"; do
+    tries=$((tries - 1))
+    if [ "$tries" = 0 ]; then echo "toolchain: disorderfs does not mount $1" >&2; exit 1; fi
+    sleep 0.1
+  done
+  left=$((left - 1)); shift 2
+done
+exec "$@"
+"""
+ALWAYS_FIXED = {
+    "user": "every build runs as root of a user namespace of its own",
+    "host-name": "it is `toolchain` in every container",
+    "build-path": "it is the same in every container",
+}
+"""The conditions that a container fixes, so that no build can see a difference."""
+
+
+@dataclass
+class Variation:
+    """The changed conditions of one build.
+
+    Args:
+        seed: decides all values; the same seed gives the same conditions.
+
+    Attributes:
+        conditions: what was changed, by name.
+        fixed: what was not changed, and why.
+        static: programs of the base that the preloaded libraries do not reach.
+    """
+
+    seed: int
+    conditions: dict[str, str] = field(default_factory=dict)
+    fixed: dict[str, str] = field(default_factory=lambda: dict(ALWAYS_FIXED))
+    static: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        choose = random.Random(self.seed)  # noqa: S311 - to be repeated, not to be secret
+        self._heap = choose.randrange(1, 2**31)
+        self._days = choose.randrange(200, 900)
+        self._reverse = choose.random() < 0.5
+        self._cpu = choose.choice(sorted(os.sched_getaffinity(0)))
+        self._umask = choose.choice(("0002", "0077"))
+        hours = choose.choice((-11, 11, 13))
+        self._variables = {
+            "TZ": f"VARY{-hours:+d}:30",
+            "LANG": choose.choice(("tr_TR.UTF-8", "de_CH.UTF-8", "C")),
+            "LC_ALL": choose.choice(("C", "POSIX")),
+            "HOME": f"/nonexistent/{choose.randrange(10**6)}",
+            "PATH": f"{_PATH}:/nonexistent/{choose.randrange(10**6)}",
+            "TOOLCHAIN_VARIED": "x" * choose.randrange(1, 500),
+        }
+        names = {"TZ": "time-zone", "LANG": "locale", "HOME": "home", "PATH": "exec-path"}
+        self.conditions |= {word: self._variables[name] for name, word in names.items()}
+        self.conditions["environment"] = f"TOOLCHAIN_VARIED with {len(self._variables['TOOLCHAIN_VARIED'])} bytes"
+        self.conditions["umask"] = self._umask
+        self._prepared: dict[str, list[Mount]] = {}
+
+    def wrap(self, argv: Sequence[str], trees: Sequence[tuple[Path, Path]] = ()) -> list[str]:
+        """Return an engine's command that runs under the changed conditions, which its containers inherit.
+
+        Args:
+            trees: source trees, and the empty folders where the command sees them with their entries in another order.
+        """
+        words = [*self._outside, *argv]
+        if not trees:
+            return words
+        order = f"--reverse-dirents={'yes' if self._reverse else 'no'}"
+        pairs = [os.fspath(path.absolute()) for pair in trees for path in pair]
+        return ["unshare", "--mount", "sh", "-c", _REORDER, "sh", order, str(len(trees)), *pairs, *words]
+
+    def shown(
+        self, mounts: Sequence[Mount], preloaded: Sequence[Mount], folder: Path
+    ) -> tuple[list[Mount], list[str], list[tuple[Path, Path]]]:
+        """Return a build's mounts, its further options, and the source trees for `wrap`.
+
+        Args:
+            mounts: those of a build without changed conditions.
+            preloaded: the files that every container is shown; see `take`.
+            folder: the invocation's folder, where the reordered trees are mounted.
+        """
+        trees: list[tuple[Path, Path]] = []
+        seen = [Mount(mount.source, f"/vary/{number}") for number, mount in enumerate(preloaded)]
+        pairs = [Mount(Path(f"/vary/{number}"), mount.target).arguments() for number, mount in enumerate(preloaded)]
+        for mount in mounts:
+            if self.reorders and mount.target.startswith("/contexts/"):
+                place = folder / "reordered" / Path(mount.target).name
+                place.mkdir(parents=True)
+                trees.append((mount.source, place))
+                seen.append(replace(mount, source=place))
+            else:
+                seen.append(mount)
+        return seen, [word for pair in pairs for word in pair], trees
+
+    @cached_property
+    def reorders(self) -> bool:
+        """Whether source trees can be shown with their entries in another order."""
+        if process.find("disorderfs") is None:
+            self.fixed["file-order"] = "disorderfs is not installed (apt-get install disorderfs)"
+            return False
+        with tempfile.TemporaryDirectory(prefix="toolchain-vary-") as scratch:
+            tree, place = Path(scratch) / "tree", Path(scratch) / "place"
+            (tree / "entry").mkdir(parents=True)
+            place.mkdir()
+            words = self.wrap(["test", "-d", os.fspath(place / "entry")], [(tree, place)])
+            if process.run(words, check=False, timeout=60).returncode != 0:
+                self.fixed["file-order"] = "disorderfs cannot mount here: it needs FUSE and the rights of root"
+                return False
+        self.conditions["file-order"] = "sorted backwards" if self._reverse else "sorted"
+        return True
+
+    @cached_property
+    def _outside(self) -> list[str]:
+        words: list[str] = []
+        if process.find("setarch") is None:
+            self.fixed |= dict.fromkeys(("aslr", "kernel"), "setarch is not installed")
+        else:
+            self.conditions |= {"aslr": "off", "kernel": "2.6"}
+            words += ["setarch", platform.machine(), "--addr-no-randomize", "--uname-2.6"]
+        if process.find("taskset") is None:
+            self.fixed["cpus"] = "taskset is not installed"
+        else:
+            self.conditions["cpus"] = f"only number {self._cpu}"
+            words += ["taskset", "--cpu-list", str(self._cpu)]
+        return words
+
+    def instructions(self, *, relayed: bool) -> list[str]:
+        """Return the instructions of a Containerfile that precede the first RUN of a stage.
+
+        Args:
+            relayed: whether RUN writes to pipes; see `engine.relay`.
+        """
+        variables = " ".join(f"{name}={json.dumps(value)}" for name, value in self._variables.items())
+        into = f" >{relay.TARGET}/out 2>&1" if relayed else ""
+        shell = ["/bin/sh", "-c", f'umask {self._umask}; exec /bin/sh -c "$0"{into}']
+        return [f"ENV {variables}", "SHELL " + json.dumps(shell)]
+
+    def inside(self, argv: Sequence[str]) -> list[str]:
+        """Return `argv` as a container runs it."""
+        return ["/bin/sh", "-c", f'umask {self._umask}; exec "$@"', "sh", *argv]
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The environment of a container."""
+        return self._variables
+
+    def prepare(self, place: Path) -> tuple[list[str], Mount]:
+        """Return the command that builds the preloaded libraries in the image that is built on, and its folder.
+
+        Its output goes to `take`.
+
+        Args:
+            place: a folder that does not exist yet.
+        """
+        place.mkdir(parents=True)
+        for file in _FILES.iterdir():
+            shutil.copy(file, place)
+        clock = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
+        if clock is not None:
+            shutil.copy(clock, place / "clock.so")
+        command = f"cd {_SEEN}; SEED={self._heap} DAYS={self._days} PATH={_PATH} exec sh prepare.sh"
+        return ["/bin/sh", "-c", command], Mount(place, _SEEN, read_only=False)
+
+    def take(self, image: str, place: Path, printed: str) -> list[Mount]:
+        """Return what containers of `image` are shown, after the command of `prepare` has run in one."""
+        words = [line.split(" ", 1) for line in printed.splitlines()]
+        works = {line[0] for line in words}
+        libraries = []
+        if "heap" in works:
+            libraries.append("heap.so")
+            self.conditions["heap"] = f"blocks in an order of seed {self._heap}"
+        else:
+            self.fixed["heap"] = "no C compiler of the base makes a library that can be preloaded"
+        if "clock" in works:
+            libraries.append("clock.so")
+            self.conditions["time"] = f"{self._days} days ahead"
+            (place / "clock").write_text(f"+{self._days}d\n", encoding="ascii")
+        elif (place / "clock.so").exists():
+            self.fixed["time"] = "this machine's libfaketime does not load in the base"
+        else:
+            self.fixed["time"] = "libfaketime is not installed (apt-get install libfaketime)"
+        self.static = sorted({*self.static, *(line[1] for line in words if line[0] == "static")})
+        if "unknown" in works:
+            self.fixed["static-programs"] = "the base has no python3 to look for them"
+        (place / "preload").write_text("".join(f"{TARGET}/{name}\n" for name in libraries), encoding="ascii")
+        shown = [Mount(place, TARGET), Mount(place / "preload", _PRELOAD)]
+        if "clock" in works:
+            shown.append(Mount(place / "clock", _CLOCK))
+        self._prepared[image] = shown
+        return shown
+
+    def known(self, image: str) -> list[Mount] | None:
+        """Return what containers of `image` are shown; None before `take`."""
+        return self._prepared.get(image)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the form of `reproduce --json`."""
+        return {
+            "seed": self.seed,
+            "changed": dict(sorted(self.conditions.items())),
+            "unchanged": dict(sorted(self.fixed.items())),
+            "static": self.static,
+        }
