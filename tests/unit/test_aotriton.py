@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,22 +106,15 @@ def test_a_family_pack_without_all_of_its_gpus_is_a_part(tmp_path: Path) -> None
     assert (partial["gpus"], partial["without_gpus"]) == (["gfx1200"], ["gfx1201"])
     assert partial_text(made, part="", gpus=("gfx1200",), of=OF) == "amd-gfx120x without gfx1201"
     assert lacking(("gfx1200", "gfx1201", "gfx942"), OF) == {}
-    # Packs are those of the release.
-    assert lacking(("gfx1100", "gfx1150"), generation_of("0.10b")) == {"amd-gfx11xx": ("gfx1151",)}
 
 
 def test_a_gpu_that_upstreams_generator_passes_over_is_told() -> None:
     require_gpus(("gfx942",), {"gfx942", "gfx950"})
-    with pytest.raises(UnsupportedError, match="no kernel for gfx1103") as caught:
+    with pytest.raises(UnsupportedError, match="no kernel for gfx1103"):
         require_gpus(("gfx1103", "gfx942"), {"gfx942"})
-    assert caught.value.why == "its plan is for gfx942"
-    with pytest.raises(UnsupportedError, match="no kernel for gfx942"):
-        require_gpus(("gfx942",), set())
 
 
-def test_two_campaigns_over_the_same_objects_take_turns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_campaigns_over_the_same_objects_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, order = Cache(tmp_path), []
     monkeypatch.setattr(lock, "PATIENCE", 0.1)
 
@@ -138,9 +130,6 @@ def test_two_campaigns_over_the_same_objects_take_turns(
         order.append("first")
     thread.join(10)
     assert order == ["first", folder.name]
-    assert f"waiting for pid {os.getpid()} (this process): a campaign over the same kernels" in (
-        capsys.readouterr().err
-    )
 
 
 def test_what_a_store_alone_gave_is_kept_for_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

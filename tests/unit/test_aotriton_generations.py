@@ -20,7 +20,6 @@ from toolchain.catalog.aotriton_generations import (
     refuse,
     refuse_gpus_not_in,
 )
-from toolchain.catalog.costs import costs
 from toolchain.catalog.gpus import known_gpus, parse_gpus
 from toolchain.catalog.release_data import AotritonRelease, aotriton_releases
 from toolchain.cli.build_options import make_request
@@ -62,16 +61,13 @@ def test_every_release_says_how_it_plans_and_whether_it_can_be_built(row: Aotrit
 
 
 def test_kernels_of_another_compiler_are_left_out_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="made by flydsl") as caught:
+    with pytest.raises(UnsupportedError, match="made by flydsl"):
         refuse("0.14b", ("gfx942",))
-    assert "--without flydsl" in caught.value.fix
     refuse("0.14b", ("gfx942",), without=("flydsl",))
     with pytest.raises(UnsupportedError, match="no kernels that are made by flydsl"):
         refuse("0.13b", ("gfx942",), without=("flydsl",))
-    without = option_named("without")
-    assert without.value(" flydsl,") == ("flydsl",)
     with pytest.raises(UnsupportedError, match="cutlass"):
-        without.value("cutlass")
+        option_named("without").value("cutlass")
     assert foreign_in(tmp_path) == ()
     (tmp_path / "third_party" / "FlyDSL").mkdir(parents=True)
     assert foreign_in(tmp_path) == ("flydsl",)
@@ -81,16 +77,11 @@ def test_kernels_are_as_many_as_were_counted() -> None:
     assert generation_of("0.11b").kernels(("gfx942",)) == 15647
     assert generation_of("0.13b").kernels(("gfx942", "gfx1201")) == 19001 + 23883
     assert generation_of("0.8b").kernels(("gfx942",)) is None, "its generator was not counted"
-    (cost,) = [cost_ for cost_ in costs() if cost_.stage == "aotriton"]
-    assert cost.all_kernels(2, 15647) == "15,647 kernels: 4.5 h"
-    assert "unknown" in cost.all_kernels(2, None)
 
 
-@pytest.mark.parametrize(("release", "gpu"), [("0.7.1b", "gfx1201"), ("0.11b", "gfx1103"), ("0.12b", "gfx1250")])
-def test_a_gpu_of_another_release_is_refused_before_all_else(release: str, gpu: str) -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        refuse(release, ("gfx942", gpu))
-    assert gpu in caught.value.what
+def test_a_gpu_of_another_release_is_refused_before_all_else() -> None:
+    with pytest.raises(UnsupportedError, match="gfx1201"):
+        refuse("0.7.1b", ("gfx942", "gfx1201"))
 
 
 # --- a tree and its database ---
@@ -115,22 +106,18 @@ def test_a_whole_tree_of_an_older_generator_is_not_called_incomplete(tmp_path: P
     with pytest.raises(UnsupportedError) as caught:
         require_aotriton(old)
     assert "0.5b" in caught.value.why
-    (old / "CMakeLists.txt").write_text(VERSION.format(minor=11, patch=2))
     for file in ("v3src/CMakeLists.txt", "v3python/generate.py"):
         tree_of(old, file)
         (old / "CMakeLists.txt").write_text(VERSION.format(minor=11, patch=2))
     assert require_aotriton(old) == generation_of("0.11.2b")
     (old / "CMakeLists.txt").write_text(VERSION.format(minor=12, patch=7))
     assert require_aotriton(old).fields == 10
-    for release, why in (("0.10b", "says 0.12.7"), ("0.13b", "says 0.12.7"), ("0.7.1b", "says 0.12.7")):
-        with pytest.raises(SourceError, match=f"is not AOTriton {release}") as other:
-            require_aotriton(old, release)
-        assert why in other.value.why
+    with pytest.raises(SourceError, match=r"is not AOTriton 0\.13b"):
+        require_aotriton(old, "0.13b")
     assert require_aotriton(old, "0.12.1b") == generation_of("0.12.1b")
     (old / "CMakeLists.txt").write_text("")
-    with pytest.raises(SourceError, match=r"is not AOTriton 0\.13b") as other:
+    with pytest.raises(SourceError, match=r"is not AOTriton 0\.13b"):
         require_aotriton(old, "0.13b")
-    assert "v3python" in other.value.why
     new = tree_of(
         tmp_path / "new", "v3src/CMakeLists.txt", "python/generate.py", "python/gpu_targets.py", "modules/flash/a.py"
     )
@@ -179,12 +166,7 @@ def test_a_database_that_the_user_gives_takes_the_place_of_the_trees(tmp_path: P
 def test_a_tree_between_releases_may_pack_its_database_and_lack_a_later_one(tmp_path: Path) -> None:
     tree = tree_of(tmp_path / "t", "v3python/generate.py", "v3python/rules/tuning_database.sqlite3")
     cmake = tree / "CMakeLists.txt"
-    cmake.write_text(
-        "".join(
-            f"set(AOTRITON_VERSION_{part}_INT {n})\n"
-            for part, n in zip(("MAJOR", "MINOR", "PATCH"), (0, 11, 0), strict=True)
-        )
-    )
+    cmake.write_text(VERSION.format(minor=11, patch=0))
     (tree / "v3python/rules/tuning_database.sqlite3").write_text("rows")
     assert check_databases(tree, "") is None
     cmake.write_text(f"{cmake.read_text()}unpack(op_database)\n")

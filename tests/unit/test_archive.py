@@ -132,13 +132,6 @@ def test_broken_connections_are_resumed(server: Server, store: Store) -> None:
     assert starts == sorted(set(starts))
 
 
-def test_a_killed_download_goes_on(server: Server, store: Store) -> None:
-    store.partial.mkdir(parents=True)
-    (store.partial / DIGEST.removeprefix("sha256:")).write_bytes(CONTENT[:1000])
-    assert fetch_archive(server.url(), DIGEST, store, offline=False).read_bytes() == CONTENT
-    assert server.asked[0][1] == "bytes=1000-"
-
-
 @pytest.mark.parametrize("mode", ["cut, no ranges", "wrong range", "no such range"])
 def test_servers_that_cannot_resume(server: Server, store: Store, mode: str) -> None:
     server.mode = mode
@@ -166,9 +159,8 @@ def test_wrong_digest(server: Server, store: Store) -> None:
 
 def test_a_page_in_place_of_the_file(server: Server, store: Store) -> None:
     server.mode = "page"
-    with pytest.raises(DigestError) as caught:
+    with pytest.raises(DigestError):
         fetch_archive(server.url(), DIGEST, store, offline=False)
-    assert "web page titled 'Please log in'" in caught.value.why
     assert not leftovers(store)
 
 

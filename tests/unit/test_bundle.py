@@ -16,12 +16,9 @@ from tests.bundle_fixtures import Place, full_place
 from tests.fake_registry import fake_registry
 from tests.request_fixtures import specs
 from toolchain.bundle.export import TYPE, export
-from toolchain.bundle.importer import import_bundle
 from toolchain.cli.app import app
 from toolchain.core.cache import Cache
-from toolchain.core.digest import sha256_file
-from toolchain.core.errors import ConfigError, LockedError, RegistryError, SourceError
-from toolchain.oci import descriptor as media
+from toolchain.core.errors import LockedError, RegistryError, SourceError
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.pipeline import lockfile
@@ -79,22 +76,12 @@ def test_what_goes_in_comes_out(place: Place) -> None:
                 assert (got.path / "empty").is_dir()
 
 
-def test_a_lock_that_cannot_be_written_there(place: Place) -> None:
-    place.export()
-    (place.root / "file").touch()
-    with pytest.raises(ConfigError, match="cannot write") as refused:
-        import_bundle(place.out, Cache(place.root / "other"), place.root / "file" / "toolchain.lock")
-    assert refused.value.fix == "name another file: --lock-file FILE"
-
-
 def test_a_bundle_is_no_image(place: Place) -> None:
     done = place.export()
-    ref = str(place.out)
-    row = json.loads(CliRunner().invoke(app, ["inspect", ref, "--use", "--json"]).stdout)["images"][0]
-    assert (row["digest"], row["images"], row["files"]) == (done.published.digest, [], [])
-    assert (row["use"]["kind"], row["use"]["lines"]) == ("unknown", [])
-    said = json.loads(CliRunner().invoke(app, ["verify", ref, "--json"]).stdout)["images"][0]
-    assert said["problems"] == [f"digests: there is no image in it ({TYPE})"]
+    row = json.loads(CliRunner().invoke(app, ["inspect", str(place.out), "--use", "--json"]).stdout)["images"][0]
+    assert (row["digest"], row["images"], row["use"]["kind"]) == (done.published.digest, [], "unknown")
+    said = json.loads(CliRunner().invoke(app, ["verify", str(place.out), "--json"]).stdout)["images"][0]
+    assert len(said["problems"]) == 1
 
 
 def test_the_command_builds_the_same_kernels(place: Place) -> None:
@@ -125,40 +112,28 @@ def test_nothing_goes_twice_and_the_bytes_are_the_same(place: Place) -> None:
     assert not list((place.root / "other" / "work").glob("bundle*"))
 
 
-def test_what_a_bundle_says_of_itself(place: Place) -> None:
+def test_a_bundle_names_no_path_of_this_machine(place: Place) -> None:
     place.export()
     layout = Layout(place.out.path)
     value = layout.read_json(layout.resolve("bundle-triton"))
-    assert value["artifactType"] == "application/vnd.toolchain.bundle.v1"
-    assert value["config"]["mediaType"] == media.EMPTY
+    assert value["artifactType"] == TYPE
     text = json.dumps(value) + place.content("lock").decode() + place.content("record").decode()
     assert "secret" not in text
     assert str(place.root) not in text
-    for row in value["layers"]:
-        assert sha256_file(layout.blob(row["digest"])) == row["digest"]
-        assert row["annotations"]["org.opencontainers.image.title"]
 
 
-def test_through_a_registry(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_through_a_registry_whose_tag_moves_last(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(place.root / "no login"))
+    monkeypatch.setattr("toolchain.oci.shared_tag.time.sleep", lambda _: None)
     with fake_registry() as registry:
         ref = RegistryRef(registry.host, "some/ns/bundle", "v1")
         done = export(place.request, "triton", ref)
-        assert done.published.pushed_bytes > 0
-        assert export(place.request, "triton", ref).published.pushed_bytes == 0
-        brought = place.import_bundle(ref=ref)
-        assert brought.digest == done.published.digest
-        assert all(one.new for one in brought.taken)
-
-
-def test_the_tag_of_a_bundle_moves_last(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_CONFIG", str(place.root / "no login"))
-    with fake_registry() as registry:
-        ref = RegistryRef(registry.host, "some/ns/bundle", "v1")
-        export(place.request, "triton", ref)
         puts = [line for line in registry.seen if line.startswith("PUT ")]
         assert len(puts) > 10
         assert [put.endswith("/manifests/v1") for put in puts] == [False] * (len(puts) - 1) + [True]
+        brought = place.import_bundle(ref=ref)
+        assert brought.digest == done.published.digest
+        assert all(one.new for one in brought.taken)
         registry.blobs.clear()
         registry.manifests.clear()
         registry.statuses["^PUT .*/manifests/sha256:"] = [400] * 10
@@ -168,20 +143,14 @@ def test_the_tag_of_a_bundle_moves_last(place: Place, monkeypatch: pytest.Monkey
         assert registry.manifests == {}
 
 
-def test_a_source_that_is_not_there_or_a_base_that_is_not_built(place: Place) -> None:
-    shutil.rmtree(place.request.cache.records)
-    with pytest.raises(SourceError, match="not built yet"):
-        place.export()
-    assert not place.out.path.exists()
-
-
-def test_a_base_that_was_taken_from_elsewhere(place: Place) -> None:
-    """No import would believe what is printed of it."""
+def test_a_base_that_is_not_built_or_was_taken_from_elsewhere(place: Place) -> None:
     (path,) = place.request.cache.records.glob("*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"taken_from": {"ref": "registry.test/x", "key": "k"}}))
-    with pytest.raises(SourceError, match="was not made here") as caught:
+    with pytest.raises(SourceError, match="was not made here"):
         place.export()
-    assert "registry.test/x" in caught.value.why
+    path.unlink()
+    with pytest.raises(SourceError, match="not built yet"):
+        place.export()
     assert not place.out.path.exists()
 
 
@@ -195,15 +164,11 @@ def test_a_lock_that_is_here_decides(place: Place) -> None:
     own = there / "toolchain.lock"
     wheel = next(one for one in done.lock.sources if one.wheel)
     rest = tuple(one for one in done.lock.sources if one is not wheel)
-    for sources, says in (
-        (rest, f"the wheel {wheel.name} is not in the lock"),
-        ((*rest, dataclasses.replace(wheel, digest="sha256:" + "0" * 64)), f"the wheel {wheel.name}: digest"),
-    ):
+    for sources in (rest, (*rest, dataclasses.replace(wheel, digest="sha256:" + "0" * 64))):
         lockfile.write(dataclasses.replace(done.lock, sources=sources), own)
         before = own.read_bytes()
-        with pytest.raises(LockedError) as caught:
+        with pytest.raises(LockedError, match=f"the wheel {wheel.name}"):
             place.import_bundle()
-        assert says in str(caught.value)
         assert own.read_bytes() == before
         assert not (there / "store" / "files").exists()
     # One that leaves the base open, and holds more, is content; and it stays.

@@ -96,6 +96,12 @@ def test_every_way_to_fail_is_recorded_and_the_others_go_on(place: Place) -> Non
     assert place.workers.tries.count("hangs") == 1
     assert place.workers.tries.count("fails") == 1
     assert place.workers.alive == []
+    for kernel, word in (("fails", "ExitWithError"), ("hangs", "Timeout")):
+        path = place.out / f"gfx942/{kernel}/warps-4.hsaco"
+        assert path.read_bytes() == b""
+        assert json.loads(path.with_suffix(".json").read_text()) == {"compile_status": word}
+    report = (place.out / "report.json").read_text()
+    assert (json.loads(report)["timed_out"], "seconds" in report) == (1, False)
     assert place.counts[0] == (0, 10, "")
     assert [count[:2] for count in place.counts[1:]] == [(number, 10) for number in range(1, 11)]
 
@@ -126,28 +132,11 @@ def test_of_an_answer_only_what_workers_say_is_taken(place: Place) -> None:
 
 def test_failures_fail_the_build_with_their_list_and_leave_no_object(place: Place) -> None:
     with pytest.raises(KernelError) as caught:
-        place.run([make_rule(kernel) for kernel in ("good", "fails", "empty", "hangs")], keep_going=False)
+        place.run([make_rule(kernel) for kernel in ("good", "fails", "empty")], keep_going=False)
 
-    assert caught.value.what == "3 of 4 kernels did not compile"
-    for kernel in ("fails", "empty", "hangs"):
-        assert f"gfx942/{kernel}/" in caught.value.why
-    assert "cannot … because of that" in caught.value.why
+    assert all(f"gfx942/{kernel}/" in caught.value.why for kernel in ("fails", "empty"))
     left = sorted(path.relative_to(place.out).as_posix() for path in place.out.rglob("*") if path.is_file())
     assert left == ["gfx942/good/warps-4.hsaco", "gfx942/good/warps-4.json"]
-
-
-def test_keep_going_marks_known_bad_kernels(place: Place) -> None:
-    result = place.run([make_rule(kernel) for kernel in ("good", "fails", "hangs")])
-
-    for kernel, word in (("fails", "ExitWithError"), ("hangs", "Timeout")):
-        path = place.out / f"gfx942/{kernel}/warps-4.hsaco"
-        assert path.read_bytes() == b""
-        assert json.loads(path.with_suffix(".json").read_text()) == {"compile_status": word}
-    assert result.counts() == {"done": 1, "failed": 1, "timed_out": 1}
-    assert list(result.objects) == ["gfx942/good/warps-4.hsaco"]
-    report = json.loads((place.out / "report.json").read_text())
-    assert report["failed"] == report["timed_out"] == 1
-    assert "seconds" not in (place.out / "report.json").read_text()
 
 
 def test_finished_rules_are_not_compiled_again(place: Place) -> None:
@@ -182,24 +171,21 @@ def test_a_full_disk_is_no_bad_kernel_whatever_the_compiler_says(place: Place, m
     assert place.run([make_rule("good")]).counts() == {"done": 1, "failed": 0, "timed_out": 0}
 
 
-@pytest.mark.parametrize("damage", ["changed", "gone", "json gone", "json cut"])
+@pytest.mark.parametrize("damage", ["changed", "json gone", "json cut"])
 def test_a_damaged_object_is_compiled_again(place: Place, damage: str) -> None:
     rules = [make_rule(kernel) for kernel in GOOD]
     place.run(rules)
     path = place.out / rules[0].out
     if damage == "changed":
         path.write_bytes(path.read_bytes() + b"!")
-    elif damage == "gone":
-        path.unlink()
     elif damage == "json cut":
         path.with_suffix(".json").write_text('{"shared": 0, "num')
     else:
         path.with_suffix(".json").unlink()
     again = place.run(rules)
 
-    assert again.skipped == 2
+    assert (again.skipped, len(again.done)) == (2, 3)
     assert place.workers.tries.count("good") == 2
-    assert len(again.done) == 3
 
 
 def test_a_worker_that_does_not_start_is_started_again(place: Place) -> None:

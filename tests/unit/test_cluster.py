@@ -54,15 +54,11 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         check_address(text)
 
 
-def test_tls_needs_certificates() -> None:
+def test_tls_needs_certificates_and_a_scheduler_the_same_dask() -> None:
     assert security("tcp://127.0.0.1:1", "worker") is None
     for role in ("client", "worker"):
-        with pytest.raises(ConfigError) as refusal:
+        with pytest.raises(ConfigError, match="tls"):
             security("tls://127.0.0.1:1", role)
-        assert f"DASK_DISTRIBUTED__COMM__TLS__{role.upper()}__CERT" in refusal.value.fix
-
-
-def test_a_scheduler_with_another_dask_is_refused() -> None:
     check_version("tcp://127.0.0.1:1", {"packages": {"distributed": distributed.__version__}})
     with pytest.raises(ConfigError):
         check_version("tcp://127.0.0.1:1", {"packages": {"distributed": "1.0"}})
@@ -95,7 +91,7 @@ def test_a_worker_answers_with_the_files(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     rules = rules_of("one", "fails", "dies", "absent", "hangs", warps=[1])
     machine.provide(rules)
-    with Standin(compiler_of(machine, timeout=3)) as compiler:
+    with Standin(compiler_of(machine, timeout=2)) as compiler:
         made = compiler.compile(rules)
         again = compiler.compile(rules[:1])
     answers = made["answers"]

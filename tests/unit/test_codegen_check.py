@@ -39,17 +39,8 @@ def library(folder: Path, *words: str, more: str = "", revision: str = REVISION,
     )
     (folder / "exports").write_text(script)
     out = folder / NAME
-    command: list[str] = [
-        "cc",
-        "-shared",
-        "-fPIC",
-        "-o",
-        str(out),
-        str(folder / "small.c"),
-        f"-Wl,--version-script,{folder}/exports",
-        *words,
-    ]
-    subprocess.run(command, check=True, capture_output=True)
+    command = ["cc", "-shared", "-fPIC", "-o", out, folder / "small.c", f"-Wl,--version-script,{folder}/exports"]
+    subprocess.run([*command, *words], check=True, capture_output=True)
     return out
 
 
@@ -75,13 +66,9 @@ def refusal(file: Path, *, arch: str = "amd64", glibc: str = "2.99") -> str:
 
 
 @native
-@pytest.mark.parametrize("revision", [f"{CORE}-1", f"{AMD}-10", "unknown"])
-def test_a_library_of_another_revision(revision: str, tmp_path: Path) -> None:
-    assert f"the pin is {REVISION}" in refusal(library(tmp_path, revision=revision))
-
-
-@native
-def test_a_library_of_two_revisions(tmp_path: Path) -> None:
+def test_a_library_of_another_revision_or_of_two(tmp_path: Path) -> None:
+    for revision in (f"{CORE}-1", f"{AMD}-10"):
+        assert f"the pin is {REVISION}" in refusal(library(tmp_path, revision=revision))
     both = f'__attribute__((used)) static const char *other(void) {{ return "{CORE}-1"; }}\n'
     assert CORE in refusal(library(tmp_path, more=both))
 
@@ -205,10 +192,6 @@ def test_a_build_that_reaches_out_is_stopped_and_noted(code: str, wanted: str, t
     assert done.returncode == 1
     assert "this build downloads nothing itself" in done.stderr
     assert wanted in (tmp_path / "note").read_text()
-    # A build that continues all the same is noted too.
-    quiet = python(f"try:\n    {code.replace('; ', chr(10) + '    ')}\nexcept OSError:\n    pass", tmp_path / "again")
-    assert quiet.returncode == 0
-    assert wanted in (tmp_path / "again").read_text()
 
 
 @pytest.mark.parametrize("code", LOCAL)

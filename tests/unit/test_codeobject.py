@@ -13,16 +13,14 @@ from toolchain.core.errors import KernelError, UnsupportedError
 from toolchain.kernels.codeobject import check_object
 
 
-@pytest.mark.parametrize("gpu", known_gpus())
-def test_accepts_each_gpu_and_refuses_it_for_another(tmp_path: Path, gpu: str) -> None:
+def test_accepts_each_gpu_and_refuses_it_for_another(tmp_path: Path) -> None:
     path = tmp_path / 'it\'s a "kernel".hsaco'
-    path.write_bytes(make_object(gpu, "k"))
-
-    check_object(path, gpu, "k")
-    another = "gfx942" if gpu != "gfx942" else "gfx90a"
-    with pytest.raises(KernelError, match="not a code object") as caught:
-        check_object(path, another, "k")
-    assert f"made for {gpu}" in caught.value.why
+    for gpu in known_gpus():
+        path.write_bytes(make_object(gpu, "k"))
+        check_object(path, gpu, "k")
+        with pytest.raises(KernelError, match="not a code object") as caught:
+            check_object(path, "gfx942" if gpu != "gfx942" else "gfx90a", "k")
+        assert f"made for {gpu}" in caught.value.why
 
 
 def test_machine_numbers_are_distinct() -> None:

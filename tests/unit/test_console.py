@@ -24,28 +24,6 @@ def differs(json: bool = False, say: bool = True) -> None:
     raise NotReproducedError("not the same", why="a.a: content")
 
 
-def test_names_of_strangers_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    evil = "\x1b[2K\x1b[1A\x1b[32mtrusted\r\x9b31m"
-    logs.setup(0)
-    console.note(evil)
-    console.warn(evil)
-    console.failure(NotReproducedError(evil, why=evil, fix=evil), as_json=False)
-    logging.getLogger("some").warning("%s", evil)
-    console.text("a", evil)
-    said = capsys.readouterr()
-    assert not {"\x1b", "\r", "\x9b"} & set(said.err + said.out)
-    assert said.out == "a\t\\x1b[2K\\x1b[1A\\x1b[32mtrusted\\x0d\\x9b31m\n"
-    console.data({"a": f"{evil}\x7f"})
-    assert json.loads(capsys.readouterr().out) == {"a": f"{evil}\x7f"}
-
-
-def test_a_log_record_is_one_line_with_its_level(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.setup(0)
-    logging.getLogger("some").warning("%s is slow", "a host")
-    logging.getLogger("some").info("not shown")
-    assert capsys.readouterr().err == "WARNING: a host is slow\n"
-
-
 def test_a_result_and_then_a_failure_are_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as stopped:
         differs(json=True)
@@ -61,17 +39,10 @@ def test_a_failure_alone_is_told_as_data_even_after_another_command(capsys: pyte
     assert json.loads(capsys.readouterr().out)["what"] == "not the same"
 
 
-def test_without_json_nothing_is_data(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit):
-        differs(json=False, say=False)
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "a.a: content" in said.err
-
-
 EVIL = {
     "newline": "x\n::error::forged",
-    "escape": "x\x1b[31m",
+    "escape": "x\x1b[2K\x1b[1A",
+    "carriage return": "x\rtrusted",
     "OSC": "x\x1b]0;title\x07",
     "C1": "x\x9b31m",
     "right to left": "x\u202egnp.exe",
@@ -132,6 +103,8 @@ def test_json_says_what_was_there_without_showing_it(capsys: pytest.CaptureFixtu
 
 def test_harmless_text_stays() -> None:
     assert [console.plain(text) for text in HARMLESS] == list(HARMLESS)
+    assert console.plain_lines("a\nb\n::error::c") == "a\nb\n\\x3a:error::c"
+    assert console.one_line("a\nb\u202ec") == "a?b?c"
 
 
 def test_every_character_that_is_not_seen_is_escaped() -> None:
@@ -150,8 +123,3 @@ def test_a_percent_sign_is_no_escape_of_github(
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     console.warn("50 %0A::error::forged")
     assert capsys.readouterr().err == "::warning::50 %250A::error::forged\n"
-
-
-def test_lines_of_ours_stay_lines() -> None:
-    assert console.plain_lines("a\nb\n::error::c") == "a\nb\n\\x3a:error::c"
-    assert console.one_line("a\nb\u202ec") == "a?b?c"
