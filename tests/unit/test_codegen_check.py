@@ -39,8 +39,8 @@ def library(folder: Path, *words: str, more: str = "", revision: str = REVISION,
     )
     (folder / "exports").write_text(script)
     out = folder / NAME
-    command = ["cc", "-shared", "-fPIC", "-o", out, folder / "small.c", f"-Wl,--version-script,{folder}/exports"]
-    subprocess.run([*command, *words], check=True, capture_output=True)
+    command = ["cc", "-shared", "-fPIC", f"-Wl,--version-script,{folder}/exports"]
+    subprocess.run([*command, "-o", out, folder / "small.c", *words], check=True, capture_output=True)
     return out
 
 

@@ -7,7 +7,6 @@ import json
 import platform
 import re
 import stat
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from tests.request_fixtures import specs
 from toolchain.catalog import stages as catalog
 from toolchain.catalog.architectures import MACHINES, emulator, machine_of, this_machine
 from toolchain.catalog.base_ref import parse_base
-from toolchain.catalog.bases import base_recipe, load_bases
+from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.components import needs_for
 from toolchain.core import recipe
 from toolchain.core.cache import Cache
@@ -35,7 +34,7 @@ from toolchain.pipeline.fetching import Prefetch
 from toolchain.pipeline.finished_images import named_images
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.reuse import Reuse, take
-from toolchain.pipeline.targets import by_arch, stages_of
+from toolchain.pipeline.targets import stages_of
 from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.publish.images import deliver
 from toolchain.request.model import Request
@@ -75,13 +74,6 @@ def lock_all(request: Request) -> Request:
     return request
 
 
-def inputs_of(request: Request) -> Mapping[str, Any]:
-    """What counts for the topmost stage of LLVM."""
-    inputs = plan(request, "llvm")[-1].planned.inputs
-    assert inputs is not None
-    return inputs
-
-
 # Machines
 
 
@@ -91,12 +83,6 @@ def test_this_machine_is_named_as_oci_does(monkeypatch: pytest.MonkeyPatch) -> N
         assert this_machine() == machine.arch
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert this_machine() == "riscv64"
-
-
-def test_an_unknown_machine_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        machine_of("vax")
-    assert all(arch in caught.value.fix for arch in MACHINES)
 
 
 def test_the_emulator_is_called_by_name_and_its_absence_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,46 +116,18 @@ def test_recipe_files_know_every_machine(arch: str) -> None:
 # Plans
 
 
-def test_what_is_for_this_machine_needs_no_other_system(request_: Request) -> None:
-    assert [stage.name for stage in stages_of("llvm", request_)] == ["base", "llvm"]
-    assert [stage.name for stage in stages_of("base", request_)] == ["base"]
-
-
-@pytest.mark.parametrize("arch", OTHERS)
-def test_another_machine_s_llvm_is_built_in_this_one_s_base(request_: Request, arch: str) -> None:
-    rows = plan(lock_all(replace(request_, arch=(arch,))), "llvm")
-    assert [(row.planned.name, row.arch) for row in rows] == [("base", "amd64"), ("sysroot", arch), ("llvm", arch)]
+def test_another_machine_s_llvm_is_built_in_this_one_s_base(request_: Request) -> None:
+    rows = plan(lock_all(replace(request_, arch=("ppc64le",))), "llvm")
+    assert [(row.planned.name, row.arch) for row in rows] == [
+        ("base", "amd64"),
+        ("sysroot", "ppc64le"),
+        ("llvm", "ppc64le"),
+    ]
     inputs = rows[-1].planned.inputs
     assert inputs is not None
-    assert inputs["base"] == rows[0].planned.input_digest
-    assert inputs["sysroot"] == rows[1].planned.input_digest
-    assert inputs["base"]  # its digest tells the machine that compiles
-    assert "llvm-config/cross.cmake" in inputs["recipe"]
-    assert f"llvm-config/targets/{arch}.cmake" in inputs["recipe"]
+    assert (inputs["base"], inputs["sysroot"]) == (rows[0].planned.input_digest, rows[1].planned.input_digest)
+    assert {"llvm-config/cross.cmake", "llvm-config/targets/ppc64le.cmake"} < set(inputs["recipe"])
     assert rows[1].as_json()["partial"] == unpacked.PARTIAL
-
-
-def test_a_native_build_does_not_depend_on_what_only_cross_builds_use(request_: Request) -> None:
-    inputs = inputs_of(lock_all(request_))
-    assert not {"sysroot", "native"} & set(inputs)
-    assert "llvm-config/cross.cmake" not in inputs["recipe"]
-
-
-def test_all_architectures_in_one_plan_share_the_base_and_the_name(request_: Request) -> None:
-    request = lock_all(replace(request_, arch=("arm64", "amd64")))
-    rows = plan(request, "llvm")
-    shown = [(row.planned.name, row.arch) for row in rows]
-    assert shown == [("base", "amd64"), ("llvm", "amd64"), ("sysroot", "arm64"), ("llvm", "arm64")]
-    assert rows[1].planned.image == rows[3].planned.image
-    assert rows[1].planned.input_digest != rows[3].planned.input_digest
-    assert [each.arch for each in by_arch(request)] == [("amd64",), ("arm64",)]
-
-
-def test_without_a_resolved_system_there_is_no_digest(request_: Request) -> None:
-    request = lock_all(replace(request_, arch=("arm64",)))
-    request.cache.package_list("sysroot", "debian13", "arm64").unlink()
-    rows = plan(request, "llvm")
-    assert [row.planned.input_digest is None for row in rows] == [False, True, True]
 
 
 def test_other_packages_make_another_layer(request_: Request) -> None:
@@ -180,15 +138,14 @@ def test_other_packages_make_another_layer(request_: Request) -> None:
     assert plan(request, "llvm")[-1].planned.input_digest != before
     path.write_text(path.read_text().replace('"recipe": "sha256:', '"recipe": "sha256:0'))
     assert plan(request, "llvm")[-1].planned.input_digest is None, "a list of another recipe counts"
+    path.unlink()
+    assert [row.planned.input_digest is None for row in plan(request, "llvm")] == [False, True, True]
 
 
-@pytest.mark.parametrize("target", ["triton", "kernels", "aotriton", "all"])
-@pytest.mark.parametrize("arch", OTHERS)
+@pytest.mark.parametrize(("target", "arch"), [("triton", "arm64"), ("aotriton", "ppc64le"), ("all", "s390x")])
 def test_what_is_above_llvm_is_refused_for_other_machines(request_: Request, target: str, arch: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"{target} is not built for {arch}") as caught:
+    with pytest.raises(UnsupportedError, match=f"{target} is not built for {arch}"):
         plan(replace(request_, arch=("amd64", arch)), target)
-    assert "only built for amd64" in caught.value.why
-    assert f"toolchain build llvm --arch {arch}" in caught.value.fix
 
 
 def test_on_another_machine_amd64_is_the_other_one(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,18 +155,10 @@ def test_on_another_machine_amd64_is_the_other_one(request_: Request, monkeypatc
         stages_of("triton", request_)
 
 
-@pytest.mark.parametrize("name", [name for name, one in load_bases().items() if one.kind == "containerfile"])
-def test_a_base_without_packages_to_compile_against_is_refused(request_: Request, name: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"nothing is built for arm64 on base {name}"):
-        plan(replace(request_, arch=("arm64",), base=parse_base(name)), "base")
-
-
-def test_a_local_image_as_base_is_refused(request_: Request) -> None:
-    with pytest.raises(UnsupportedError, match="on the local image"):
-        plan(replace(request_, arch=("arm64",), base=parse_base("oci:somewhere")), "base")
-
-
-# Parts
+@pytest.mark.parametrize(("base", "says"), [("ubi9", "on base ubi9"), ("oci:somewhere", "on the local image")])
+def test_a_base_without_packages_to_compile_against_is_refused(request_: Request, base: str, says: str) -> None:
+    with pytest.raises(UnsupportedError, match=says):
+        plan(replace(request_, arch=("arm64",), base=parse_base(base)), "base")
 
 
 # The contract
@@ -230,7 +179,7 @@ class Runner:
         return Result(0, "", ())
 
 
-@pytest.mark.parametrize("part", ["tablegen", "mlir-tblgen", "support"])
+@pytest.mark.parametrize("part", ["tablegen", "support"])
 def test_a_part_for_another_machine_is_run_by_its_emulator(tmp_path: Path, part: str) -> None:
     names = [name for name in contract._OF_PART[part] if name != "symbols"]
     runner = Runner(*(f"@contract {name} ok" for name in names))
@@ -300,9 +249,8 @@ def test_one_index_whatever_was_built_first(tmp_path: Path) -> None:
     assert len(indexes) == 1
 
 
-@pytest.mark.parametrize("arch", ["amd64", "arm64"])
-def test_one_index_of_several_serves_who_wants_one_of_them(tmp_path: Path, arch: str) -> None:
-    """By the digest of its own inputs, which is all that a plan for one architecture knows."""
+def test_one_index_of_several_serves_who_wants_one_of_them(tmp_path: Path) -> None:
+    """The image is found by the digest of its own inputs, because a plan for one architecture knows no more."""
     request = lock_all(
         Request(cache=Cache(tmp_path / "one"), sources=specs({"llvm": "distro:llvm-toolchain-22"}), only=SUPPORT)
     )
@@ -312,7 +260,7 @@ def test_one_index_of_several_serves_who_wants_one_of_them(tmp_path: Path, arch:
     # The contract check is left out here, and whoever takes it says that it may be.
     request = replace(request, arch=("amd64", "arm64"), contract=False)
     (done,) = deliver(request.cache, named_images(request.cache, [planned_name(request)]), out, signer=signer)
-    wanted = lock_all(replace(request, cache=Cache(tmp_path / "other"), arch=(arch,)))
+    wanted = lock_all(replace(request, cache=Cache(tmp_path / "other"), arch=("arm64",)))
     planned = plan(wanted, "llvm")[-1].planned
     short = str(planned.input_digest)[7:19]
     assert f"oci:{out.path}:{planned.image}.{short}" in done.refs
@@ -320,7 +268,7 @@ def test_one_index_of_several_serves_who_wants_one_of_them(tmp_path: Path, arch:
     assert built is not None
     layout = Layout(wanted.cache.images)
     config = layout.read_json(layout.children(layout.resolve(built.manifest))[0])
-    assert config["architecture"] == arch
+    assert config["architecture"] == "arm64"
 
 
 def test_goals_are_all_planned_for_amd64(request_: Request) -> None:

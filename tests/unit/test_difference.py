@@ -81,7 +81,7 @@ def test_each_layer_is_read_twice_however_many_files_differ(tmp_path: Path, monk
     assert sorted(read) == ["1", "1", "2", "2"]
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 64, 1000])
+@pytest.mark.parametrize("size", [1, 7, 1000])
 def test_the_first_difference_is_the_first(size: int) -> None:
     chance = random.Random(size)
     content = chance.randbytes(size)

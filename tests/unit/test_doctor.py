@@ -93,11 +93,8 @@ def test_too_little_disk_and_memory(bare: Cache, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(resources, "memory_available", lambda: 2 * resources.GIB)
     checks = found(bare)
     assert (checks["disk"].status, checks["disk"].code) == ("fail", 9)
-    assert "5.0 GB free" in checks["disk"].detail
-    assert "14.0 GB" in checks["disk"].detail, "what `build llvm` asks for"
     assert subset_of(DISTRIBUTION, needs_for("3.7.1")).disk == FULL_DISK
     assert checks["memory"].status == "warn"
-    assert "1 link" in checks["memory"].detail
 
 
 def test_emulators_are_looked_for_as_the_build_does(bare: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

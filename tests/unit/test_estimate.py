@@ -58,14 +58,6 @@ def test_an_llvm_was_told_within_half_of_what_it_took(before: int) -> None:
     assert 1 / 1.5 < min(ratios) <= max(ratios) < 1.5
 
 
-def test_every_part_of_llvm_has_the_mean_of_its_steps() -> None:
-    for part in ("distribution", "tablegen", "mlir-tblgen", "support"):
-        row = cost_of("llvm", part)
-        assert row is not None
-        assert 1 < row.step < 5
-    assert cost_of("llvm", "no such part") is None
-
-
 def test_the_first_half_minute_says_nothing() -> None:
     pace = Pace(4.5)
     assert pace.left(0.0) is None

@@ -220,8 +220,9 @@ def test_a_blob_that_is_no_file_is_not_there(
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("kind", NOT_REGULAR)
-@pytest.mark.parametrize("name", ["index.json", "oci-layout"])
+@pytest.mark.parametrize(
+    ("name", "kind"), [*(("index.json", kind) for kind in NOT_REGULAR), ("oci-layout", "link"), ("oci-layout", "pipe")]
+)
 def test_a_layout_is_read_from_regular_files_alone(
     tmp_path: Path, secret: Path, kind: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

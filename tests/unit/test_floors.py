@@ -83,15 +83,10 @@ def test_the_default_floor_can_be_unpacked_and_the_others_say_why_not() -> None:
             assert floor.suite
             continue
         assert all("@sha256:" in image for image in (floor.images or {}).values())
-        with pytest.raises(UnsupportedError, match=rf"glibc {name} \({floor.system}\)") as caught:
+        with pytest.raises(UnsupportedError, match=rf"glibc {name} \({floor.system}\)"):
             floor_of(name)
-        assert DEFAULT_GLIBC in caught.value.fix
-
-
-def test_a_floor_that_no_row_knows_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(UnsupportedError, match=r"glibc 2\.17") as caught:
+    with pytest.raises(UnsupportedError, match=r"glibc 2\.17"):
         floor_of("2.17")
-    assert DEFAULT_GLIBC in caught.value.fix
 
 
 def test_a_portable_layer_is_named_after_no_base(request_: Request) -> None:
@@ -106,25 +101,6 @@ def test_a_portable_layer_is_named_after_no_base(request_: Request) -> None:
     assert inputs["sysroot"] == rows[1].planned.input_digest
     assert {"containerfiles/llvm-portable/build.sh", "llvm-config/pch-instantiated.cmake"} <= set(inputs["recipe"])
     assert "native" not in inputs
-
-
-def test_a_layer_for_one_base_has_nothing_of_a_floor(request_: Request) -> None:
-    bound = replace(request_, glibc="")
-    rows = plan(bound, "llvm")
-    assert [row.planned.image for row in rows] == ["toolchain-base-debian13", "llvm-triton-22.1.8-debian13"]
-    inputs = inputs_of(bound)
-    assert not {"glibc", "sysroot"} & set(inputs)
-    assert not [file for file in inputs["recipe"] if "portable" in file or "instantiated" in file]
-
-
-def test_another_machine_has_the_same_floor(request_: Request) -> None:
-    request = replace(request_, arch=("arm64",))
-    rows = plan(request, "llvm")
-    assert [(row.planned.image, row.arch) for row in rows[1:]] == [
-        ("toolchain-sysroot-glibc-2.31", "arm64"),
-        ("llvm-triton-22.1.8", "arm64"),
-    ]
-    assert {"native", "glibc"} <= set(inputs_of(request))
 
 
 def test_links_stay_inside_of_the_floor(tmp_path: Path) -> None:
@@ -174,19 +150,15 @@ def an_index(folder: Path, *floors: str) -> tuple[Layout, Descriptor]:
     return layout, write_index(layout, images, {})
 
 
-@pytest.mark.parametrize("floors", [("2.31", "2.28"), ("2.31", "")])
-def test_an_index_over_layers_for_different_systems_is_not_ok(tmp_path: Path, floors: tuple[str, ...]) -> None:
-    layout, index = an_index(tmp_path, *floors)
+@pytest.mark.parametrize("other", ["2.28", "", "2.31"])
+def test_an_index_over_layers_for_different_systems_is_not_ok(tmp_path: Path, other: str) -> None:
+    layout, index = an_index(tmp_path, "2.31", other)
     found = verify(LayoutRef(tmp_path), layout, index)
-    assert found.verdict == "untrusted"
-    assert found.problems[0].startswith("floor: the index holds layers for different systems")
-    assert "amd64: glibc 2.31" in found.problems[0]
-
-
-def test_an_index_over_one_floor_tells_it(tmp_path: Path) -> None:
-    layout, index = an_index(tmp_path, "2.31", "2.31")
-    found = verify(LayoutRef(tmp_path), layout, index)
-    assert (found.verdict, found.checks["floor"]) == ("intact", "links with glibc 2.31 and later")
+    if other == "2.31":
+        assert (found.verdict, found.checks["floor"]) == ("intact", "links with glibc 2.31 and later")
+    else:
+        assert found.verdict == "untrusted"
+        assert found.problems[0].startswith("floor: the index holds layers for different systems")
 
 
 # Locks
@@ -216,12 +188,6 @@ def test_a_floor_that_lost_a_package_since_the_lock_is_refused(request_: Request
         locking.check(replace(request_, lock=lock), [row.planned for row in plan(request_, "llvm")])
     assert "sysroot glibc-2.31 (amd64)" in caught.value.why
     assert "libstdc++-10-dev" in caught.value.why
-
-
-def test_a_layer_for_a_base_is_not_within_the_lock_of_a_portable_one(request_: Request) -> None:
-    lock, bound = held(request_), replace(request_, glibc="", arch=("arm64",))
-    with pytest.raises(LockedError, match="differs from the lock"):
-        locking.check(replace(bound, lock=lock), [row.planned for row in plan(bound, "llvm")])
 
 
 # Bundles

@@ -53,9 +53,8 @@ def test_a_library_to_link_with_is_written_from_its_row(tmp_path: Path) -> None:
 
 def test_a_rocm_that_no_row_knows_is_refused() -> None:
     for text in ("8", "6,8.1", "rocm", "-"):
-        with pytest.raises(UnsupportedError, match="no library is linked for ROCm") as caught:
+        with pytest.raises(UnsupportedError, match="no library is linked for ROCm"):
             catalog.parse_rocms(text)
-        assert "5, 6, 7" in caught.value.why
     with pytest.raises(ConfigError, match="names no ROCm"):
         catalog.parse_rocms(" , ")
 

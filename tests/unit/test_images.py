@@ -120,17 +120,11 @@ def test_the_list(home: Home) -> None:
     llvm, base = home.call("images")["images"]
     assert (llvm["name"], llvm["stage"], llvm["arch"]) == (full_name(home.record), "llvm", "amd64")
     assert llvm["llvm"] == {"version": "22.1.8", "commit": None, "tree": None}
-    assert [row["ref"] for row in llvm["published"]] == ["registry.example/ns/llvm:latest"]
     assert llvm["bytes"] == sum(layer["size"] for layer in home.record.layers)
-    assert base["published"] == []
-    output = CliRunner().invoke(app, ["images", "--cache", str(home.cache.root)], env={"COLUMNS": "200"}).stdout
-    assert all(text in output for text in (LLVM, "22.1.8", "registry.example/ns/llvm:latest"))
-
-
-def test_an_empty_cache_has_none(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["images", "--cache", str(tmp_path / "none"), "--json"])
-    assert json.loads(done.stdout)["images"] == []
-    assert not (tmp_path / "none").exists()
+    assert [[one["ref"] for one in row["published"]] for row in (llvm, base)] == [
+        ["registry.example/ns/llvm:latest"],
+        [],
+    ]
 
 
 def test_inspect_takes_a_name(home: Home) -> None:
@@ -143,10 +137,9 @@ def test_inspect_takes_a_name(home: Home) -> None:
     assert used["use"]["prefix"] == "/usr/lib64/llvm-triton-22.1.8"
 
 
-def test_an_archive_is_no_name_and_the_message_says_how_to_unpack_it(tmp_path: Path) -> None:
+def test_an_archive_is_no_name(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["inspect", "oci-archive:x y.tar", "--cache", str(tmp_path)])
-    assert done.exit_code == 3
-    assert "skopeo copy 'oci-archive:x y.tar' oci:DIR" in " ".join(done.stderr.split())
+    assert (done.exit_code, "skopeo copy" in done.stderr) == (3, True)
 
 
 def test_an_image_with_two_tags_is_listed_once(tmp_path: Path) -> None:

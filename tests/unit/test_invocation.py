@@ -26,7 +26,6 @@ def asked(tmp_path: Path, **options: Any) -> dict[str, Any]:
     ("options", "words"),
     [
         ({}, ""),
-        ({"triton": "3.6.0"}, " --triton 3.6.0"),
         ({"arch": ("arm64",)}, " --arch arm64"),
         ({"glibc": "", "only": "support"}, " --base debian13 --only support"),
         ({"contract": False}, " --no-contract"),

@@ -84,11 +84,10 @@ def test_more_shards_than_clusters_are_refused() -> None:
     assert "K/5" in caught.value.fix
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["one store", "two stores"])
-def test_shards_make_what_one_machine_makes(tmp_path: Path, apart: bool) -> None:
+def test_shards_make_what_one_machine_makes(tmp_path: Path) -> None:
     alone = Machine(tmp_path / "alone")
     run(alone, [folder(tmp_path / "of-alone")])
-    stores = [folder(tmp_path / f"store-{number if apart else 0}") for number in (0, 1)]
+    stores = [folder(tmp_path / f"store-{number}") for number in (0, 1)]
     machines = [Machine(tmp_path / f"machine-{number}") for number in range(4)]
     for number, machine in enumerate(machines):
         run(machine, [stores[number % 2]], (number + 1, 4))
@@ -96,7 +95,7 @@ def test_shards_make_what_one_machine_makes(tmp_path: Path, apart: bool) -> None
     assert sorted(tries) == sorted(name for name in NAMES for _ in range(2)), "nothing twice, nothing never"
 
     joined = Machine(tmp_path / "joined")
-    result = merge(joined, stores if apart else stores[:1])
+    result = merge(joined, stores)
     assert joined.workers.tries == []
     assert result.counts() == {"done": 10, "failed": 0, "timed_out": 0}
     assert joined.files() == alone.files()

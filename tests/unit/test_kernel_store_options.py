@@ -29,7 +29,7 @@ def test_what_is_no_shard_is_refused(text: str) -> None:
         shard(text)
 
 
-@pytest.mark.parametrize(("key", "store", "warned"), [("own", "s", False), (None, "s", True), (None, None, False)])
+@pytest.mark.parametrize(("key", "store", "warned"), [("own", "s", False), (None, "s", True)])
 def test_a_store_without_a_key_is_told(
     key: str | None,
     store: str | None,
