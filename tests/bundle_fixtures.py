@@ -118,10 +118,7 @@ def full_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     request = Request(
         cache=cache,
         sources=specs(
-            {
-                "llvm": f"https://example.test/an%20archive.tar#{digest.replace(':', '=')}",
-                "triton": str(checkout),
-            }
+            {"llvm": f"https://example.test/an%20archive.tar#{digest.replace(':', '=')}", "triton": str(checkout)}
         ),
         patches={"triton": (patch,)},
         offline=True,

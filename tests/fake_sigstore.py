@@ -117,10 +117,7 @@ class FakeSigstore(ThreadingHTTPServer):
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self._root.key.public_key()), critical=False
             )
-            .add_extension(
-                x509.KeyUsage(not ca, False, False, False, False, ca, ca, False, False),
-                critical=True,
-            )
+            .add_extension(x509.KeyUsage(not ca, False, False, False, False, ca, ca, False, False), critical=True)
         )
         for extension, critical in more:
             made = made.add_extension(extension, critical=critical)

@@ -54,11 +54,7 @@ class Rooted:
         return self.place / "upper"
 
     def command(
-        self,
-        argv: Sequence[str],
-        *,
-        binds: Sequence[tuple[Path, str, bool]] = (),
-        env: Mapping[str, str] | None = None,
+        self, argv: Sequence[str], *, binds: Sequence[tuple[Path, str, bool]] = (), env: Mapping[str, str] | None = None
     ) -> list[str]:
         """The command line that runs `argv` in it, in PID and mount namespaces of its own.
 

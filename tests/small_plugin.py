@@ -54,12 +54,6 @@ def check_objects(
 
 
 def check_files(
-    files: Iterable[StoredFile],
-    cache: Cache,
-    *,
-    count: int,
-    jobs: int,
-    label: str,
-    progress: Progress | None,
+    files: Iterable[StoredFile], cache: Cache, *, count: int, jobs: int, label: str, progress: Progress | None
 ) -> dict[str, Any]:
     return dict(RESULT)

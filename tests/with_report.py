@@ -10,12 +10,7 @@ from toolchain.catalog.stages import StageRow
 
 def register(how: str) -> None:
     """Before all else: help texts are made when their modules are loaded."""
-    row = StageRow(
-        name="report",
-        on=("base",),
-        sources={"notes": "CC0-1.0"},
-        license="CC0-1.0",
-    )
+    row = StageRow(name="report", on=("base",), sources={"notes": "CC0-1.0"}, license="CC0-1.0")
     stages.STAGES = (*stages.STAGES, row)
     # Only now: what follows reads the table when it is loaded.
     from tests import report_stage  # noqa: PLC0415

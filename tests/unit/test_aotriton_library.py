@@ -14,13 +14,7 @@ from toolchain.core.errors import BuildError
 from toolchain.request.model import Request
 from toolchain.sources.tree import FetchedSource
 from toolchain.stages.aotriton import _objects
-from toolchain.stages.aotriton_library import (
-    AotritonDetails,
-    Library,
-    library_in,
-    library_of,
-    name_of,
-)
+from toolchain.stages.aotriton_library import AotritonDetails, Library, library_in, library_of, name_of
 from toolchain.stages.stage import Built, Planned
 
 SHA1 = "30ae96716b3e7a1bf0d7892ce3b8288244f8ebec"

@@ -169,15 +169,12 @@ def test_a_part_and_known_bad_kernels_show_in_the_name(request_: Request, tmp_pa
 
 def test_a_pack_that_lacks_gpus_of_its_family_shows_it_in_its_name(request_: Request, tmp_path: Path) -> None:
     one = aotriton(request_)
-    one = replace(
-        one,
-        facts={
-            **one.facts,
-            "gpus": ["gfx1100", "gfx1102", "gfx942"],
-            "lacking": {"amd-gfx110x": ["gfx1101", "gfx1103"]},
-            "gpus_by_pack": {"amd-gfx110x": ["gfx1100", "gfx1102"]},
-        },
-    )
+    more = {
+        "gpus": ["gfx1100", "gfx1102", "gfx942"],
+        "lacking": {"amd-gfx110x": ["gfx1101", "gfx1103"]},
+        "gpus_by_pack": {"amd-gfx110x": ["gfx1100", "gfx1102"]},
+    }
+    one = replace(one, facts={**one.facts, **more})
     assert [path.name for path in write_archives(request_.cache, [one], tmp_path)] == [
         "aotriton-30ae96716b3e-debian13_x86_64-hip5.7-gfx1100-gfx1102-gfx942-shared.tar.gz",
         "aotriton-30ae96716b3e-images-partial-gfx1100-gfx1102-amd-gfx110x.tar.gz",

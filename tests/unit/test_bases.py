@@ -37,12 +37,9 @@ NAMES = ["debian13", "debian12", "ubi9", "almalinux8", "manylinux_2_28"]
 BY_IMAGE = ["ubi9", "almalinux8", "manylinux_2_28"]
 
 
-@pytest.mark.parametrize("arch", ["amd64", "arm64"])
 @pytest.mark.parametrize("name", NAMES)
-def test_each_base_has_what_its_kind_needs(name: str, arch: str) -> None:
-    base = base_recipe(name, arch)
-    assert base.name == name
-    assert base.arch == arch
+def test_each_base_has_what_its_kind_needs(name: str) -> None:
+    base = base_recipe(name, "arm64")
     if base.kind == "mmdebstrap":
         assert base.suite
         assert {"clang", "lld", "cmake", "ninja-build", "git", "python3-dev"} <= set(base.packages)
@@ -149,15 +146,11 @@ def test_an_architecture_without_an_image_is_refused() -> None:
 
 
 def test_inputs_follow_what_is_installed_and_not_what_is_said() -> None:
-    base = base_recipe("debian13")
-    inputs = base.as_inputs()
-    assert dataclasses.replace(base, note="other", tested=False, tools={}).as_inputs() == inputs
-    assert dataclasses.replace(base, packages=base.packages[1:]).as_inputs() != inputs
-    assert dataclasses.replace(base, links={}).as_inputs() != inputs
-    assert dataclasses.replace(base, suite="sid").as_inputs() != inputs
-
-
-def test_inputs_of_an_image_follow_its_digest_and_its_files() -> None:
+    plain = base_recipe("debian13")
+    assert dataclasses.replace(plain, note="other", tested=False, tools={}).as_inputs() == plain.as_inputs()
+    changes: list[dict[str, Any]] = [{"packages": plain.packages[1:]}, {"links": {}}, {"suite": "sid"}]
+    for change in changes:
+        assert dataclasses.replace(plain, **change).as_inputs() != plain.as_inputs()
     base = base_recipe("ubi9")
     inputs = base.as_inputs()
     assert dataclasses.replace(base, image=base.image[:-1] + "0").as_inputs() != inputs

@@ -104,6 +104,7 @@ def test_other_content_in_the_place_of_a_blob_is_refused(
 @pytest.mark.parametrize(
     "change",
     [
+        {"layers": [1]},
         {"manifest": "sha256:" + "0" * 64},
         {"stage": "llvm"},
         {"input_digest": "sha256:" + "0" * 64},
@@ -278,12 +279,8 @@ def test_a_checkout_s_digest_with_another_tree(place: Place) -> None:
 def test_a_lock_of_one_s_own_that_names_no_tree(place: Place) -> None:
     """A commit cannot be compared with a tree: whoever did not lock the tree has nothing to hold against a bundle."""
     own = place.export().lock
-    git = {
-        "kind": "git",
-        "ref": "a" * 40,
-        "digest": f"git:{'a' * 40}@https://h.example/t",
-        "repository": "https://h.example/t",
-    }
+    url, commit = "https://h.example/t", "a" * 40
+    git = {"kind": "git", "ref": commit, "digest": f"git:{commit}@{url}", "repository": url}
     place.swap("tree", _other_tree())
     _locked(place, **git, tree=_digest_of(_other_tree(), place.root / "x"))
     sources = tuple(
@@ -309,19 +306,12 @@ def test_a_file_under_another_name(place: Place) -> None:
     nothing_counts(place)
 
 
-@pytest.mark.parametrize(
-    ("harm", "error"),
-    [
-        ({"layers": [1]}, HostileInputError),
-        ({"inputs": {"a": "\ud800"}}, DocumentError),
-        ({"Manifest": "sha256:" + "0" * 64}, DocumentError),
-    ],
-)
-def test_a_record_that_is_none(place: Place, harm: dict[str, Any], error: type[ToolchainError]) -> None:
+@pytest.mark.parametrize("harm", [{"inputs": {"a": "\ud800"}}, {"Manifest": "sha256:" + "0" * 64}])
+def test_a_record_that_readers_could_read_differently(place: Place, harm: dict[str, Any]) -> None:
     place.export()
     record = {**json.loads(place.content("record")), **harm}
     place.swap("record", json.dumps(record).encode())
-    with pytest.raises(error):
+    with pytest.raises(DocumentError):
         place.import_bundle()
     nothing_counts(place)
 
@@ -331,9 +321,8 @@ def test_a_record_of_another_format_is_refused(place: Place, step: int) -> None:
     place.export()
     record = json.loads(place.content("record"))
     place.swap("record", canonical({**record, "version": record["version"] + step}))
-    with pytest.raises(UnsupportedError) as error:
+    with pytest.raises(UnsupportedError):
         place.import_bundle()
-    assert "toolchain bundle export" in error.value.fix
     assert not list((place.root / "other").glob("records/*.json"))
 
 

@@ -34,12 +34,7 @@ class Place:
         self.counts: list[tuple[int, int, str]] = []
 
     def run(
-        self,
-        rules: Sequence[Rule] | RuleSet,
-        *,
-        workers: int = 2,
-        timeout: float | None = 3.0,
-        keep_going: bool = True,
+        self, rules: Sequence[Rule] | RuleSet, *, workers: int = 2, timeout: float | None = 3.0, keep_going: bool = True
     ) -> CampaignResult:
         self.workers.provide(list(rules.rules if isinstance(rules, RuleSet) else rules))
         self.counts.clear()

@@ -115,6 +115,10 @@ def test_only_a_file_that_it_reads_makes_another_library(request_: Request, tree
         after = digests(request_)
         return {name for name in before if before[name] != after[name]}
 
+    patch = tree.parent / "my.patch"
+    patch.write_text("--- a/x\n+++ b/x\n")
+    patched = digests(replace(request_, patches={"triton": (patch,)}))
+    assert patched["codegen-amdgpu"] != before["codegen-amdgpu"]
     (tree / "lib/Tools/Other.cpp").write_text("// another\n")
     assert changed() == {"triton"}
     (tree / PROJECT / "new.h").write_text("// changed\n")

@@ -36,12 +36,7 @@ def test_every_triton_on_record_has_its_needs() -> None:
 
 @pytest.mark.parametrize(
     ("version", "filecheck", "lld", "clang"),
-    [
-        ("3.4", True, False, False),
-        ("3.5", True, True, False),
-        ("v3.8.0", True, True, True),
-        (GSAN, True, True, True),
-    ],
+    [("3.4", True, False, False), ("3.5", True, True, False), ("v3.8.0", True, True, True), (GSAN, True, True, True)],
 )
 def test_features(version: str, filecheck: bool, lld: bool, clang: bool) -> None:
     needs = needs_for(version)
@@ -105,14 +100,6 @@ def touch(path: Path) -> None:
     path.touch()
 
 
-@pytest.mark.parametrize("version", ["3.4", GSAN])
-def test_nothing_missing(version: str, tmp_path: Path) -> None:
-    prefix = tmp_path / "it's here"
-    install(prefix, needs_for(version))
-    assert missing_in(installed(prefix), needs_for(version)) == []
-    check_files(installed(prefix), needs_for(version), where="here", consumer="Triton")
-
-
 def test_each_file_counts(tmp_path: Path) -> None:
     needs = needs_for("3.8.0")
     install(tmp_path, needs)
@@ -128,6 +115,7 @@ def test_each_file_counts(tmp_path: Path) -> None:
         )
         file.touch()
     assert missing_in(installed(tmp_path), needs) == []
+    check_files(installed(tmp_path), needs, where="here", consumer="Triton")
 
 
 def test_triton_that_needs_lld_on_a_layer_without(tmp_path: Path) -> None:

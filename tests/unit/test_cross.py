@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import platform
-import re
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +16,10 @@ from rich.console import Console
 from tests.evidence_fixtures import ed25519_signer
 from tests.places import gather, verify
 from tests.request_fixtures import specs
-from toolchain.catalog import stages as catalog
 from toolchain.catalog.architectures import MACHINES, emulator, machine_of, this_machine
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.components import needs_for
-from toolchain.core import recipe
 from toolchain.core.cache import Cache
 from toolchain.core.errors import EngineError, UnsupportedError
 from toolchain.core.process import Result
@@ -97,20 +94,6 @@ def test_the_emulator_is_called_by_name_and_its_absence_told(tmp_path: Path, mon
     program.write_text("")
     program.chmod(stat.S_IRWXU)
     assert emulator("arm64") == program
-
-
-@pytest.mark.parametrize("arch", ["amd64", *OTHERS])
-def test_recipe_files_know_every_machine(arch: str) -> None:
-    """Targets with their own host triple, never `host`; and the triple that clang, Debian and LLVM agree on."""
-    target = (recipe.root() / "llvm-config" / "targets" / f"{arch}.cmake").read_text(encoding="utf-8")
-    processor = {"ppc64le": "powerpc64le"}.get(arch, MACHINES[arch].kernel)
-    assert re.search(rf'LLVM_HOST_TRIPLE "{processor}-unknown-linux-gnu"', target)
-    targets = re.search(r'LLVM_TARGETS_TO_BUILD "([^"]+)"', target)
-    assert targets is not None
-    assert {"NVPTX", "AMDGPU"} < set(targets[1].split(";"))
-    assert "host" not in targets[1].lower()
-    cross = (recipe.root() / "llvm-config" / "cross.cmake").read_text(encoding="utf-8")
-    assert f"set(machine_{arch} {processor})" in cross
 
 
 # Plans
@@ -269,23 +252,3 @@ def test_one_index_of_several_serves_who_wants_one_of_them(tmp_path: Path) -> No
     layout = Layout(wanted.cache.images)
     config = layout.read_json(layout.children(layout.resolve(built.manifest))[0])
     assert config["architecture"] == "arm64"
-
-
-def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
-    # Those are compiled against the floor, and refused with a base.
-    codegen = {"llvm-amdgpu", "codegen-amdgpu", "hip"}
-    targets = [target for target in catalog.targets() if target not in {"sysroot", "python", *codegen}]
-    stages = {target: [stage.name for stage in stages_of(target, request_)] for target in targets}
-    wheels, below = ["flash-attn", "aiter", "vllm"], ["base", "torch", "llvm", "triton"]
-    assert stages == {
-        "base": ["base"],
-        "llvm": ["base", "llvm"],
-        "triton": ["base", "llvm", "triton"],
-        "kernels": ["base", "llvm", "triton", "kernels"],
-        "aotriton": ["base", "llvm", "triton", "aotriton"],
-        "torch": ["torch"],
-        **{name: [*below, name] for name in wheels},
-        "triton-cache": ["base", "torch", "llvm", "triton", "flash-attn", "triton-cache"],
-        "wheels": [*below, *wheels, "wheels"],
-        "all": ["base", "llvm", "triton", "kernels"],
-    }

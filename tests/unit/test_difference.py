@@ -60,8 +60,6 @@ def test_each_kind_of_difference_is_named(tmp_path: Path) -> None:
     assert (found["byte"].offset, found["byte"].first[:2], found["byte"].second[:2]) == (5, "35", "78")
     assert (found["longer"].offset, found["longer"].first, found["longer"].second) == (3, "", "64")
     assert (found["link"].first, found["link"].second) == ("here", "there")
-    assert "at byte 5" in str(found["byte"])
-    assert found["byte"].as_json()["offset"] == 5
 
 
 def test_each_layer_is_read_twice_however_many_files_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

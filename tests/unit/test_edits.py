@@ -68,10 +68,8 @@ def test_a_file_with_another_digest_is_refused_and_nothing_changes(tree: Path, t
     (tree / "other").write_text("x\n")
     path = edit_file(tmp_path / "e.toml", row(1, 1, "y\n", file="other", of="x\n"), row(1, 1, "1\n"))
     (tree / FILE).write_text(TEXT + "mine\n")
-    with pytest.raises(PatchError) as caught:
+    with pytest.raises(PatchError, match=FILE):
         apply_edits(read_edits(path), tree)
-    assert FILE in caught.value.what
-    assert caught.value.code == 16
     assert (tree / "other").read_text() == "x\n"
     (tree / FILE).unlink()
     with pytest.raises(PatchError, match=FILE):
@@ -111,9 +109,8 @@ def test_a_file_that_is_no_edit_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "e.toml"
     for text in ("", "not toml", 'source = "triton"\n', '[[edit]]\nfile = "x"\n'):
         path.write_text(text)
-        with pytest.raises(PatchError) as refused:
+        with pytest.raises(PatchError):
             check_patch(path)
-        assert "reinstall" not in refused.value.fix
     path.write_text(HEAD.format(commit="c" * 40) + row(1, 1, "x\n") + 'more = "x"\n')
     with pytest.raises(ConfigError):
         check_patch(path)
@@ -125,12 +122,13 @@ def test_lines_that_the_file_has_not_are_refused(tree: Path, tmp_path: Path) -> 
             apply_edits(read_edits(edit_file(tmp_path / "e.toml", row(*lines, "x\n"))), tree)
 
 
-def test_the_shipped_ones_are_read_and_named_after_what_they_are_for() -> None:
-    assert shipped()
+def test_the_shipped_ones_are_read_and_named_after_what_they_are_for(tmp_path: Path) -> None:
     for edits in shipped():
         assert edits.path.name == f"{edits.source}-{edits.commit[:12]}-llvm-{edits.llvm}.toml"
-        assert len(edits.commit) == 40
         assert all(len(edit.sha256) == 64 and edit.why for edit in edits.edits)
+    commit = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
+    request = make_request(cache=tmp_path, target="triton", triton=commit, source=["llvm=distro:llvm-toolchain-22"])
+    assert [path.name for path in request.patches["triton"]] == ["triton-d8da7c998c75-llvm-22.1.toml"]
 
 
 # --- which a Triton takes ---
@@ -232,13 +230,6 @@ def test_edits_that_were_unknown_before_llvm_was_here(tmp_path: Path, monkeypatc
     with pytest.raises(PinError, match="planned without them"):  # while LLVM is built
         prefetched("llvm", "triton").check()
     prefetched("llvm").check()
-
-
-def test_a_command_line_needs_no_patch_file_for_what_is_shipped(tmp_path: Path) -> None:
-    commit = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
-    request = make_request(cache=tmp_path, target="triton", triton=commit, source=["llvm=distro:llvm-toolchain-22"])
-    (path,) = request.patches["triton"]
-    assert path.name == "triton-d8da7c998c75-llvm-22.1.toml"
 
 
 # --- which LLVM that is ---

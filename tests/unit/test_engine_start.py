@@ -60,12 +60,7 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
 
 @pytest.mark.parametrize(
     ("failures", "words", "code", "calls"),
-    [
-        (0, BUSY, 0, 1),
-        (2, BUSY, 0, 3),
-        (9, BUSY, 1, 4),
-        (1, "Error: no such image", 1, 1),
-    ],
+    [(0, BUSY, 0, 1), (2, BUSY, 0, 3), (9, BUSY, 1, 4), (1, "Error: no such image", 1, 1)],
 )
 def test_starts(storage: Storage, tmp_path: Path, failures: int, words: str, code: int, calls: int) -> None:
     count = tmp_path / "count"

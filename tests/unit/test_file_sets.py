@@ -168,9 +168,6 @@ def test_a_process_serves_one_set_and_has_a_folder_of_its_own(tmp_path: Path, wo
     assert len(start.started) <= most, "a worker sees each set once"
     assert len({out for _, out in start.started}) == len(start.started)
     assert not any(out.exists() for _, out in start.started)
-    assert sorted(path.name for path in (tmp_path / "out").rglob("*.hsaco")) == sorted(
-        Path(rule.out).name for rule in rules
-    )
 
 
 @pytest.mark.parametrize("what", ["link", "folder", "pipe"])
@@ -320,13 +317,12 @@ def test_the_calls_of_a_wheel_inherit_what_is_named_and_nothing_else(
     assert json.loads(done.stdout.splitlines()[0])["ready"] is True
 
 
-@pytest.mark.parametrize("changed", ["recipe", "environment", "command", "triton"])
-def test_each_of_these_is_in_the_name(tmp_path: Path, changed: str) -> None:
-    found = tree(tmp_path, {"k.py": ""})
+def test_recipe_environment_command_and_triton_are_in_the_name(tmp_path: Path) -> None:
+    rule, found = rule_of("k.py"), tree(tmp_path, {"k.py": ""})
     same: dict[str, Any] = {"triton": LAYERS, "recipe": {"a": "1"}, "environment": {"A": "1"}, "command": ("a",)}
     other = {"triton": ["sha256:" + "b" * 64], "recipe": {"a": "2"}, "environment": {"A": "2"}, "command": ("b",)}
-    rule = rule_of("k.py")
-    assert Naming(found, **same).inputs(rule) != Naming(found, **{**same, changed: other[changed]}).inputs(rule)
+    for changed, value in other.items():
+        assert Naming(found, **same).inputs(rule) != Naming(found, **{**same, changed: value}).inputs(rule), changed
 
 
 WORKER = """

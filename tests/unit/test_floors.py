@@ -13,8 +13,6 @@ import pytest
 from tests.evidence_fixtures import finished_sysroot, image_facts, record
 from tests.places import verify
 from tests.request_fixtures import specs
-from toolchain.bundle.export import export
-from toolchain.bundle.importer import import_bundle
 from toolchain.catalog.bases import base_recipe
 from toolchain.catalog.floors import floor_of, load_floors
 from toolchain.core.cache import Cache
@@ -191,19 +189,3 @@ def test_a_floor_that_lost_a_package_since_the_lock_is_refused(request_: Request
 
 
 # Bundles
-
-
-def test_a_bundle_s_floor_with_other_packages_than_the_lock_names_is_refused(tmp_path: Path) -> None:
-    here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
-    finished_sysroot(here, tmp_path / "work", "amd64", glibc="2.31")
-    export(Request(cache=here, glibc="2.31"), "sysroot", LayoutRef(tmp_path / "bundle"))
-    finished_sysroot(there, tmp_path / "other work", "amd64", version="2.30", glibc="2.31")
-    own = locking.resolve(
-        Request(cache=there, glibc="2.31"),
-        [row.planned for row in plan(Request(cache=there, glibc="2.31"), "sysroot")],
-        "sysroot",
-    )
-    lockfile.write(own, tmp_path / "a lock")
-    with pytest.raises(LockedError) as caught:
-        import_bundle(LayoutRef(tmp_path / "bundle"), there, tmp_path / "a lock")
-    assert "sysroot glibc-2.31 (amd64): libc6-dev 2.30" in caught.value.why

@@ -36,13 +36,7 @@ def test_every_name_of_every_gpu(gpu: str) -> None:
         assert parse_gpus(f"{name.upper()} {name.lower()}") == (gpu,)
 
 
-@pytest.mark.parametrize(
-    ("text", "suggestion"),
-    [
-        ("gfx943", "gfx942"),
-        ("MI30X", "MI300X"),
-    ],
-)
+@pytest.mark.parametrize(("text", "suggestion"), [("gfx943", "gfx942"), ("MI30X", "MI300X")])
 def test_unknown_suggests(text: str, suggestion: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         parse_gpus(f"gfx942;{text}")
