@@ -16,6 +16,7 @@ from rich.console import Console
 from tests.evidence_fixtures import ed25519_signer
 from tests.places import gather, verify
 from tests.request_fixtures import specs
+from toolchain.catalog import stages as catalog
 from toolchain.catalog.architectures import MACHINES, emulator, machine_of, this_machine
 from toolchain.catalog.base_ref import parse_base
 from toolchain.catalog.bases import base_recipe
@@ -252,3 +253,23 @@ def test_one_index_of_several_serves_who_wants_one_of_them(tmp_path: Path) -> No
     layout = Layout(wanted.cache.images)
     config = layout.read_json(layout.children(layout.resolve(built.manifest))[0])
     assert config["architecture"] == "arm64"
+
+
+def test_goals_are_all_planned_for_amd64(request_: Request) -> None:
+    # Those are compiled against the floor, and refused with a base.
+    codegen = {"llvm-amdgpu", "codegen-amdgpu", "hip"}
+    targets = [target for target in catalog.targets() if target not in {"sysroot", "python", *codegen}]
+    stages = {target: [stage.name for stage in stages_of(target, request_)] for target in targets}
+    wheels, below = ["flash-attn", "aiter", "vllm"], ["base", "torch", "llvm", "triton"]
+    assert stages == {
+        "base": ["base"],
+        "llvm": ["base", "llvm"],
+        "triton": ["base", "llvm", "triton"],
+        "kernels": ["base", "llvm", "triton", "kernels"],
+        "aotriton": ["base", "llvm", "triton", "aotriton"],
+        "torch": ["torch"],
+        **{name: [*below, name] for name in wheels},
+        "triton-cache": ["base", "torch", "llvm", "triton", "flash-attn", "triton-cache"],
+        "wheels": [*below, *wheels, "wheels"],
+        "all": ["base", "llvm", "triton", "kernels"],
+    }
