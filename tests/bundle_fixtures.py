@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from toolchain.bundle.export import TYPE, Exported, export
 from toolchain.bundle.importer import Imported, import_bundle
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_bytes
+from toolchain.core.errors import ToolchainError
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
@@ -126,8 +128,16 @@ def full_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path, request)
 
 
+def refuses(place: Place, error: type[ToolchainError], says: str = "") -> None:
+    """Check that the import fails with this error, which matches a pattern, and leaves nothing."""
+    with pytest.raises(error) as caught:
+        place.import_bundle()
+    assert re.search(says, str(caught.value)), caught.value
+    nothing_counts(place)
+
+
 def nothing_counts(place: Place) -> None:
-    """Neither a record, a resolved base nor a lock: a plan there knows nothing of what was in the bundle."""
+    """Check that there is no record, resolved base or lock: a plan knows nothing of what was in the bundle."""
     there = place.root / "other"
     assert not (there / "toolchain.lock").exists()
     assert not list((there / "records").glob("*.json"))

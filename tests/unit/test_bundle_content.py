@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.bundle_fixtures import Place, entry, full_place, nothing_counts
+from tests.bundle_fixtures import Place, entry, full_place, nothing_counts, refuses
 from toolchain.bundle.importer import import_bundle
 from toolchain.core.cache import Cache
 from toolchain.core.digest import canonical, sha256_json
@@ -35,7 +35,10 @@ from toolchain.sources.tree import tree_digest
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    return full_place(tmp_path, monkeypatch)
+    """Return a place whose bundle is exported."""
+    found = full_place(tmp_path, monkeypatch)
+    found.export()
+    return found
 
 
 @pytest.mark.parametrize(
@@ -44,7 +47,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
      ("lock", "cut"), ("tree", "cut"), ("file", "gone"), ("blob", "gone")],
 )  # fmt: skip
 def test_a_blob_that_is_not_what_it_must_be(place: Place, kind: str, harm: str) -> None:
-    place.export()
     layout = Layout(place.out.path)
     path = layout.blob(entry(layout.read_json(layout.resolve("bundle-triton")), kind)["digest"])
     content = bytearray(path.read_bytes())
@@ -56,9 +58,7 @@ def test_a_blob_that_is_not_what_it_must_be(place: Place, kind: str, harm: str) 
             path.write_bytes(content[:-1])
         case _:
             path.unlink()
-    with pytest.raises(RegistryError if harm == "gone" else DigestError):
-        place.import_bundle()
-    nothing_counts(place)
+    refuses(place, RegistryError if harm == "gone" else DigestError)
 
 
 def _packed(name: str, content: bytes) -> bytes:
@@ -92,13 +92,10 @@ def _climbing_tree() -> bytes:
 def test_other_content_in_the_place_of_a_blob_is_refused(
     place: Place, kind: str, change: Callable[[bytes], bytes], error: type[ToolchainError], says: str
 ) -> None:
-    place.export()
     before = place.content(kind)
     assert change(before) != before
     place.swap(kind, change(before))
-    with pytest.raises(error, match=says):
-        place.import_bundle()
-    nothing_counts(place)
+    refuses(place, error, says)
 
 
 @pytest.mark.parametrize(
@@ -121,19 +118,15 @@ def test_other_content_in_the_place_of_a_blob_is_refused(
     ],
 )
 def test_a_record_of_something_else(place: Place, change: dict[str, Any]) -> None:
-    place.export()
     record = {**json.loads(place.content("record")), **change}
     if isinstance(change.get("inputs"), dict):
         record["input_digest"] = sha256_json(record["inputs"])
     place.swap("record", canonical(record))
-    with pytest.raises(HostileInputError):
-        place.import_bundle()
-    nothing_counts(place)
+    refuses(place, HostileInputError)
 
 
 @pytest.mark.parametrize("kind", ["record", "base", "tree"])
 def test_two_of_one(place: Place, kind: str) -> None:
-    place.export()
 
     def edit(value: dict[str, Any], layout: Layout) -> None:
         row = entry(value, kind)
@@ -142,14 +135,11 @@ def test_two_of_one(place: Place, kind: str) -> None:
         value["layers"].append({**row, "digest": blob.digest, "size": blob.size})
 
     place.change(edit)
-    with pytest.raises(HostileInputError, match="holds two of the"):
-        place.import_bundle()
-    nothing_counts(place)
+    refuses(place, HostileInputError, "holds two of the")
 
 
 def test_what_is_known_of_a_base_stays(place: Place) -> None:
     """Who made it, and how: what is signed later repeats it."""
-    place.export()
     place.import_bundle()
     (path,) = (place.root / "other" / "records").glob("*.json")
     before = path.read_bytes()
@@ -168,7 +158,6 @@ def test_what_is_known_of_a_base_stays(place: Place) -> None:
 
 @pytest.mark.parametrize("rows", [None, 5, [{"x": 1}], ["no row"], [[]]])
 def test_a_list_that_holds_no_packages(place: Place, rows: Any) -> None:
-    place.export()
     value = json.loads(place.content("base")) | {"packages": rows}
     digest, record = sha256_json(value), json.loads(place.content("record"))
     record["inputs"]["packages"] = digest
@@ -176,9 +165,7 @@ def test_a_list_that_holds_no_packages(place: Place, rows: Any) -> None:
     _relock(place, bases=(dataclasses.replace(_lock(place).bases[0], packages_digest=digest),))
     place.swap("base", canonical(value))
     place.swap("record", canonical(record))
-    with pytest.raises(HostileInputError, match="list of packages"):
-        place.import_bundle()
-    nothing_counts(place)
+    refuses(place, HostileInputError, "list of packages")
 
 
 @pytest.mark.parametrize(
@@ -188,15 +175,11 @@ def test_a_list_that_holds_no_packages(place: Place, rows: Any) -> None:
 )  # fmt: skip
 def test_a_request_that_nobody_can_make(place: Place, request_: dict[str, Any]) -> None:
     """The command that is printed after an import uses it."""
-    place.export()
     _relock(place, request=request_)
-    with pytest.raises(ConfigError, match="the request"):
-        place.import_bundle()
-    nothing_counts(place)
+    refuses(place, ConfigError, "the request")
 
 
 def test_what_the_command_tells_is_one_line_and_lets_nothing_more_in(place: Place) -> None:
-    place.export()
     _relock(place, request={"select": "x\n\x1b[2Jnow: evil", "allow-binary": ["triton-wheel"]})
     told = place.import_bundle()
     assert not any(set(word) & set("\n\x1b") for word in told.command)
@@ -210,7 +193,6 @@ def test_what_the_command_tells_is_one_line_and_lets_nothing_more_in(place: Plac
 
 
 def test_a_cache_with_another_base_is_left_alone(place: Place) -> None:
-    place.export()
     there = place.root / "other" / "locked"
     there.mkdir(parents=True)
     (there / "base-debian13-amd64.json").write_text('{"recipe": "x", "packages": []}')
@@ -252,11 +234,8 @@ def _digest_of(tree: bytes, folder: Path) -> str:
 )
 def test_a_lock_of_other_things(place: Place, changes: dict[str, Any], error: type[ToolchainError], says: str) -> None:
     """Names that would become paths; and trees where only a file could be compared with its digest."""
-    place.export()
     _locked(place, **changes)
-    with pytest.raises(error, match=says):
-        place.import_bundle()
-    nothing_counts(place)
+    refuses(place, error, says)
 
 
 def test_a_checkout_s_digest_with_another_tree(place: Place) -> None:
@@ -271,9 +250,7 @@ def test_a_checkout_s_digest_with_another_tree(place: Place) -> None:
     _locked(place, tree=_digest_of(_other_tree(), place.root / "x"))
     with pytest.raises(LockedError, match=r"source triton: the tree sha256:.* is locked"):
         import_bundle(place.out, Cache(place.root / "other"), place.root / "own.lock")
-    with pytest.raises(HostileInputError, match="one tree of triton by two digests"):
-        place.import_bundle()
-    nothing_counts(place)
+    refuses(place, HostileInputError, "one tree of triton by two digests")
 
 
 def test_a_lock_of_one_s_own_that_names_no_tree(place: Place) -> None:
@@ -295,30 +272,23 @@ def test_a_lock_of_one_s_own_that_names_no_tree(place: Place) -> None:
 
 def test_a_file_under_another_name(place: Place) -> None:
     """Whether a source is unpacked, and what an installer makes of a wheel, goes by the name of the file."""
-    place.export()
 
     def rename(value: dict[str, Any], _: Layout) -> None:
         entry(value, "file")["annotations"]["org.opencontainers.image.title"] = "readme.txt"
 
     place.change(rename)
-    with pytest.raises(HostileInputError, match=r"a file readme\.txt that its lock names"):
-        place.import_bundle()
-    nothing_counts(place)
+    refuses(place, HostileInputError, r"a file readme\.txt that its lock names")
 
 
 @pytest.mark.parametrize("harm", [{"inputs": {"a": "\ud800"}}, {"Manifest": "sha256:" + "0" * 64}])
 def test_a_record_that_readers_could_read_differently(place: Place, harm: dict[str, Any]) -> None:
-    place.export()
     record = {**json.loads(place.content("record")), **harm}
     place.swap("record", json.dumps(record).encode())
-    with pytest.raises(DocumentError):
-        place.import_bundle()
-    nothing_counts(place)
+    refuses(place, DocumentError)
 
 
 @pytest.mark.parametrize("step", [-1, 1])
 def test_a_record_of_another_format_is_refused(place: Place, step: int) -> None:
-    place.export()
     record = json.loads(place.content("record"))
     place.swap("record", canonical({**record, "version": record["version"] + step}))
     with pytest.raises(UnsupportedError):
@@ -328,7 +298,6 @@ def test_a_record_of_another_format_is_refused(place: Place, step: int) -> None:
 
 @pytest.mark.parametrize("fact", [{"weather": "fine"}, {"start": {"image": "x@sha256:1"}}])
 def test_what_nothing_here_looks_at_does_not_come_in(place: Place, fact: dict[str, Any]) -> None:
-    place.export()
     record = json.loads(place.content("record"))
     place.swap("record", canonical({**record, "facts": {**record["facts"], **fact}}))
     place.import_bundle()

@@ -128,7 +128,7 @@ def test_the_form_of_the_artifact(shop: Shop) -> None:
     assert [str(layout.refs()[ref.rpartition(":")[2]].digest) for ref in done.refs] == [done.digest] * 2
     listed = [one.artifact_type for one in shop.place.referrers(shop.stand.index.digest)]
     assert listed == [TYPE], "the files lie beside the image, and are found from there"
-    assert sorted(path.name for path in shop.request.cache.work.iterdir()) == []
+    assert list(shop.request.cache.work.iterdir()) == []
 
 
 def test_what_is_signed_is_believed(shop: Shop) -> None:
@@ -139,24 +139,16 @@ def test_what_is_signed_is_believed(shop: Shop) -> None:
     assert (good.verdict, good.problems) == ("trusted", [])
     assert good.checks["provenance"].startswith("it names every file (2)")
     assert {"digests", "signature", "provenance", "source-repo", "age", "policy"} == good.checks.keys()
-    assert good.as_json()["provenance"]["image"] == "triton-3.7.1"
+    for demands, told in (
+        ({"max_age": 9}, "age: the build ended"),
+        ({"source_repos": ("https://github.com/other/llvm",)}, "source-repo: the source llvm comes from"),
+    ):
+        judged = shop.judge(done.digest, **demands)
+        assert (judged.verdict, told in judged.problems[0]) == ("untrusted", True)
     # Who has the file alone finds it in what is signed.
     (evidence,) = gather(shop.stand.ref, [done.digest], shop.stand.layout)
     subject = json.loads(evidence.envelope().payload)["subject"]
     assert {"name": WHEEL, "digest": {"sha256": sha256_bytes(CONTENT).removeprefix("sha256:")}} in subject
-
-
-@pytest.mark.parametrize(
-    ("demands", "told"),
-    [
-        ({"max_age": 9}, "age: the build ended"),
-        ({"source_repos": ("https://github.com/other/llvm",)}, "source-repo: the source llvm comes from"),
-    ],
-)
-def test_what_is_demanded_of_files(shop: Shop, demands: dict[str, Any], told: str) -> None:
-    judged = shop.judge(shop.publish().digest, **demands)
-    assert (judged.verdict, judged.provenance) == ("untrusted", None)
-    assert told in judged.problems[0]
 
 
 def test_without_a_key_the_bytes_alone_are_looked_at(shop: Shop) -> None:

@@ -233,10 +233,8 @@ def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     names = [f"{number:064x}" for number in range(150)]
     fetched = dict(store.fetch(names))
     for number, name in enumerate(names):
-        assert (
-            fetched[name]
-            == Result(inputs={"number": number}, code=bytes(5000) + bytes([number]), metadata=b"{}").record()
-        )
+        made = Result(inputs={"number": number}, code=bytes(5000) + bytes([number]), metadata=b"{}").record()
+        assert fetched[name] == made
     assert not list((tmp_path / "store").rglob("*.partial"))
 
 
