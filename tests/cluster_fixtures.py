@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -39,11 +38,6 @@ def until(true: Callable[[], object], what: str, seconds: float = 60) -> None:
     while not true():
         assert time.monotonic() < end, f"no {what} after {seconds} s"
         time.sleep(0.05)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextlib.contextmanager

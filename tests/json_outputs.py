@@ -76,7 +76,6 @@ def main(folder: Path) -> None:
 
     os.chdir(folder)
     cache = Cache(folder / "cache")
-    cache.make()
     os.environ["TOOLCHAIN_CACHE"] = str(cache.root)
     cache.make()
     finished_base(cache, folder / "work")
@@ -97,12 +96,8 @@ def main(folder: Path) -> None:
     said: list[Any] = []
 
     def call(verb: str, about: str, *words: str, code: int = 0, data: bool = True) -> None:
-        sys.argv = [
-            "toolchain",
-            *verb.split(),
-            *words,
-            "--json",
-        ]  # what fails before a verb's options are read looks there
+        # What fails before the options of a verb are read looks for --json there.
+        sys.argv = ["toolchain", *verb.split(), *words, "--json"]
         done = CliRunner().invoke(app, [*verb.split(), *words, *(["--json"] if data else [])])
         if done.exit_code != code:
             raise SystemExit(f"{verb} {words}: {done.exit_code}\n{done.output}\n{done.exception!r}")

@@ -12,7 +12,8 @@ from typing import Any
 import dask
 import pytest
 
-from tests.cluster_fixtures import Machine, free_port, kill, rules_of, scheduler, until
+from tests.cluster_fixtures import Machine, kill, rules_of, scheduler, until
+from tests.registry_fixtures import free_port
 from toolchain.core.errors import KernelError, ResourceError, UnreachableError
 from toolchain.kernels import cluster
 from toolchain.kernels.bounds import Limits

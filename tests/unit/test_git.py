@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import http.server
 import os
-import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
+from tests.git_server import git
 from toolchain.core.errors import HostileInputError, SourceError, ToolchainError, UnreachableError
 from toolchain.sources.git import fetch_git, git_digest
 from toolchain.sources.part import Part
 from toolchain.sources.store import Store
-
-
-def git(repository: Path, *words: str, stdin: str = "") -> str:
-    env = {
-        "PATH": os.environ["PATH"],
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_NOSYSTEM": "1",
-        **{f"GIT_{who}_{what}": "t@example.test" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
-    }
-    return subprocess.run(
-        ["git", "-C", repository, *words], check=True, env=env, input=stdin, stdout=subprocess.PIPE, text=True
-    ).stdout.strip()
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str, str]]:
     git(tree, "archive", "--format=tar.gz", f"--prefix=origin-{commit}/", f"--output={archive}", commit)
     handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(archive.parent))
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     yield tree, commit, f"http://127.0.0.1:{server.server_port}/{archive.name}#sha256={sha256_file(archive)[7:]}"
     server.shutdown()

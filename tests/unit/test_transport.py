@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(server: Server) -> Iterator[Server]:
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
         yield server
