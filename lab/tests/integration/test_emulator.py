@@ -130,18 +130,24 @@ def test_the_verb_runs_a_kernel_and_writes_its_buffers(objects: Mapping[str, Pat
     told = json.loads(done.stdout)
     assert told["changed"] == {"x": 0, "y": 0, "out": 300}
     assert told["executed"]["v_add_f32"] > 0
-    assert told["approximate"] == []
+    assert (told["exactness"], told["approximate"]) == ("exact", {})
     x, y, out = (np.load(tmp_path / f"{name}.npy") for name in ("x", "y", "out"))
     assert np.array_equal(out, x + y)
 
 
-def test_what_hardware_may_round_otherwise_is_listed(objects: Mapping[str, Path]) -> None:
+@pytest.mark.parametrize(
+    ("gpu", "words", "exact"), [("gfx942", (), True), ("gfx942", ("--fast",), False), ("gfx1100", (), False)]
+)
+def test_a_result_is_labelled_exact_or_approximate_with_a_bound(
+    objects: Mapping[str, Path], gpu: str, words: tuple[str, ...], exact: bool
+) -> None:
     buffers = [f"--arg={name}=normal:1024" for name in "ab"]
-    done = call(str(objects["gfx942/matmul-fp16"]), "--grid", "1", *buffers, "--arg=c=zeros:1024", "--json")
+    done = call(str(objects[f"{gpu}/matmul-fp16"]), "--grid", "1", *buffers, "--arg=c=zeros:1024", *words, "--json")
     assert done.exit_code == 0, done.output
-    names = json.loads(done.stdout)["approximate"]
-    assert len(names) == 1
-    assert names[0].startswith("v_mfma_f32_")
+    told = json.loads(done.stdout)
+    assert told["exactness"] == ("exact" if exact else "approximate")
+    bounds = [float(text.rpartition(" ")[2]) for text in told["approximate"].values()]
+    assert bounds == [] if exact else 0 < max(bounds) < 1e-2
 
 
 def test_the_verb_lists_instructions_of_many_objects(objects: Mapping[str, Path]) -> None:
@@ -224,7 +230,7 @@ def test_a_check_continues_from_its_results(objects: Mapping[str, Path], tmp_pat
 
 
 def test_a_stopped_check_shows_what_it_has(objects: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*_: object) -> Iterator[Checked]:
+    def stopped(*_: object, **__: object) -> Iterator[Checked]:
         yield Checked("one", "gfx942", "add", "right")
         raise KeyboardInterrupt
 

@@ -18,7 +18,7 @@ from toolchain.core.cache import cache_of
 from toolchain.core.errors import ConfigError, EmulationError, NotCheckedError
 from toolchain.request.option_values import check as number_of_kernels
 from toolchain_lab.cli.diff_cmd import PLACE_HELP, GpuOpt
-from toolchain_lab.cli.emulate_cmd import ObjdumpOpt, decoder
+from toolchain_lab.cli.emulate_cmd import FastOpt, ObjdumpOpt, decoder
 
 if TYPE_CHECKING:
     from toolchain_lab.numbers.campaign import Report
@@ -60,6 +60,7 @@ def kernels_check(
     source: SourceOpt = None,
     allow_skipped: SkippedOpt = False,
     results: ResultsOpt = None,
+    fast: FastOpt = False,
     objdump: ObjdumpOpt = None,
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
@@ -108,6 +109,7 @@ def kernels_check(
                 jobs=jobs or os.cpu_count() or 1,
                 available=collected.available,
                 known=known,
+                exact=not fast,
                 on_row=take,
             )
         finally:
@@ -139,6 +141,8 @@ def screen(report: Report) -> Iterator[str]:
     instructions = sum(row.instructions for row in report.rows)
     total = f"{len(report.rows)} of {report.available} kernels checked by emulation"
     yield f"{total}: {parts}; {instructions:,} instructions"
+    labels = ", ".join(f"{count} {label}" for label, count in report.exactness().items())
+    yield f"emulated, not run on a GPU: {labels}"
     yield "largest error: percent of the tolerance; `none`: NaN, infinity or no result"
 
 

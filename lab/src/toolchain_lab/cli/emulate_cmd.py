@@ -66,6 +66,9 @@ GpuOpt = Annotated[
     str,
     typer.Option("--gpu", metavar="GPU", help="Of a bundle, the code object for this GPU.", show_default=False),
 ]
+FastOpt = Annotated[
+    bool, typer.Option("--fast", help="Round each matrix product once, instead of exactly as hardware does.")
+]
 ReverseOpt = Annotated[bool, typer.Option("--reverse", help="Run the waves of a workgroup in reverse order.")]
 
 
@@ -83,6 +86,7 @@ def emulate(
     out: OutOpt = None,
     seed: SeedOpt = 0,
     reverse: ReverseOpt = False,
+    fast: FastOpt = False,
     gpu: GpuOpt = "",
     objdump: ObjdumpOpt = None,
     json_: o.JsonOpt = False,
@@ -107,6 +111,7 @@ def emulate(
                 why=", ".join(name for name, _ in unpacked[:9]),
                 fix="give one, with --gpu GPU if it is a bundle; or leave --grid out",
             )
+        from toolchain_lab.emulator.exactness import APPROXIMATE, EXACT  # noqa: PLC0415
         from toolchain_lab.emulator.given import compare_with  # noqa: PLC0415 - numpy, for a verb that runs
         from toolchain_lab.emulator.launch import Launch, run  # noqa: PLC0415
         from toolchain_lab.emulator.program import Program  # noqa: PLC0415
@@ -119,7 +124,7 @@ def emulate(
         expected = _pairs("--expect", expect or [])
         if odd := sorted(name for name in expected if getattr(values.get(name), "size", 0) == 0):
             raise ConfigError(f"--expect names {', '.join(odd)}", why="no such buffer is given", fix="name a buffer")
-        program = Program.of(code, tool)
+        program = Program.of(code, tool, exact=not fast)
         launch = Launch(
             parameters=list(parameters.values()),
             values=values,
@@ -141,7 +146,8 @@ def emulate(
             "decoder": tool.label,
             "instructions": done.instructions,
             "executed": dict(sorted(program.executed().items())),
-            "approximate": program.approximate(),
+            "exactness": APPROXIMATE if (approximate := program.approximate()) else EXACT,
+            "approximate": approximate,
             "changed": {name: done.changed(name, values[name]) for name in done.buffers},
             "expected": {name: one.as_json() for name, one in compared.items()},
         }
@@ -160,8 +166,12 @@ def emulate(
 def _show(document: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
     count, decoder_ = document["instructions"], document["decoder"]
     console.text(f"{document['kernel']} for {document['gpu']}: {count} wave instructions, decoded by {decoder_}")
-    if names := document["approximate"]:
-        console.text(f"  approximate, because the last bits of these may differ on hardware: {', '.join(names)}")
+    if document["approximate"]:
+        console.text("  approximate: on hardware these instructions may differ by")
+        for name, text in document["approximate"].items():
+            console.text(f"    {name}: {text}")
+    else:
+        console.text("  exact: every instruction rounds as documented")
     for name, changed in document["changed"].items():
         console.text(f"  {name}: {changed} of {sizes[name]} elements changed")
     for name, one in document["expected"].items():
@@ -263,7 +273,8 @@ def _write(folder: Path, buffers: Mapping[str, Any]) -> None:
 
 
 def _list(objects: Sequence[tuple[str, Path]], tool: Disassembler, *, as_json: bool) -> None:
-    from toolchain_lab.emulator.program import Program, names  # noqa: PLC0415 - numpy
+    from toolchain_lab.emulator.exactness import APPROXIMATE, EXACT, UNSUPPORTED, bound  # noqa: PLC0415 - numpy
+    from toolchain_lab.emulator.program import Program, names  # noqa: PLC0415
 
     counts: Counter[str] = Counter()
     rows, refused = [], []
@@ -273,7 +284,11 @@ def _list(objects: Sequence[tuple[str, Path]], tool: Disassembler, *, as_json: b
         refused += unknown
         own = Counter(name for line in program.lines for name in names(line))
         counts += own
-        rows.append({"object": shown, "gpu": program.code.gpu, "instructions": own.total(), "unknown": len(unknown)})
+        exact = not any(bound(name, program.target) for name in own)
+        rows.append(
+            {"object": shown, "gpu": program.code.gpu, "instructions": own.total(), "unknown": len(unknown),
+             "exactness": UNSUPPORTED if unknown else EXACT if exact else APPROXIMATE}
+        )  # fmt: skip
     if as_json:
         console.data(
             {"decoder": tool.label, "objects": rows, "instructions": dict(counts.most_common()),

@@ -7,31 +7,48 @@ import numpy as np
 from toolchain_lab.emulator.bits import Array, exponent
 
 _TINY = np.float32(2.0**-126)
-_HALFWAY = np.uint64(1 << 28)
-_BELOW = np.uint64((1 << 29) - 1)
+_BELOW = np.uint64((1 << 28) - 1)
+_ONE, _MINUS_ONE = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:
     """a*b+c, rounded once to `float32`.
 
-    The product of two float32 is exact in float64. The sum is rounded there first; where that lands between two
-    float32, the part that was lost decides.
+    The product of two float32 is exact in float64. The sum is rounded there first; where that may be halfway between
+    two float32, normal or denormal, the part that was lost decides.
     """
     product = np.multiply(a, b, dtype=np.float64)
     addend = np.asarray(c, np.float64)
     total = np.asarray(product + addend)
-    tie = (total.view(np.uint64) & _BELOW) == _HALFWAY
-    if np.count_nonzero(tie):
-        back = total - product
-        lost = (product - (total - back)) + (addend - back)
-        away = np.where((lost > 0) == (total > 0), np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF))
-        total = np.where(tie & (lost != 0), total.view(np.uint64) + away, total.view(np.uint64)).view(np.float64)
+    near = (total.view(np.uint64) & _BELOW) == 0
+    if np.count_nonzero(near):
+        total = _away(total, near & np.isfinite(total), _lost(product, addend, total))
     return total.astype(np.float32)
 
 
+def _lost(a: Array, b: Array, total: Array) -> Array:
+    """The error of a sum of float64."""
+    back = total - a
+    return np.asarray((a - (total - back)) + (b - back))
+
+
+def _away(total: Array, where: Array, lost: Array) -> Array:
+    """Move a sum by one unit towards what it lost."""
+    step = np.where((lost > 0) == (total > 0), _ONE, _MINUS_ONE)
+    return np.where(where & (lost != 0), total.view(np.uint64) + step, total.view(np.uint64)).view(np.float64)
+
+
+def add_to_odd(a: Array, b: Array) -> Array:
+    """a+b of `float64`; a sum that is not exact gets the neighbour with odd bits, so a later rounding is right."""
+    total = np.asarray(a + b)
+    even = (total.view(np.uint64) & _ONE) == 0
+    return _away(total, even & np.isfinite(total), _lost(a, b, total))
+
+
 def fma_half(a: Array, b: Array, c: Array) -> Array:
-    """The same for `float16`, whose product and sum are exact in float64 but for sums far apart."""
-    return (np.multiply(a, b, dtype=np.float64) + np.asarray(c, np.float64)).astype(np.float16)
+    """The same for `float16`."""
+    product = np.multiply(a, b, dtype=np.float64)
+    return add_to_odd(product, np.asarray(c, np.float64)).astype(np.float16)
 
 
 def maximum(a: Array, b: Array) -> Array:

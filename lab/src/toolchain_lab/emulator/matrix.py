@@ -1,7 +1,8 @@
 """Matrix instructions: MFMA of CDNA and WMMA of RDNA.
 
-Products are summed in float64 and rounded once; real hardware rounds in an order of its own. The order of k in a lane
-does not matter as long as both factors have the same, so each lane's numbers are taken as they come.
+A product follows the rule that is published for the GPU and the type, see `accumulation`. Where there is none, or
+with `--fast`, products are summed in float64 and rounded once; the program then notes the magnitudes, which bound the
+error.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from functools import lru_cache
 
 import numpy as np
 
+from toolchain_lab.emulator.accumulation import Factor, Rule, rule_of
 from toolchain_lab.emulator.bits import Array, widen_bf16
 from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import Get, Operands, Register, Run
 from toolchain_lab.emulator.wave import Wave
 
-_MFMA = re.compile(r"v_mfma_f32_(32x32|16x16)x(\d+)_?(f16|bf16|f32|xf32)(?:_1k)?$")
+_MFMA = re.compile(r"v_mfma_f32_(32x32|16x16)x(\d+)_?(f16|bf16|f32|xf32)(_1k)?$")
 _WMMA = re.compile(r"v_wmma_f32_16x16x16_(f16|bf16)$")
 # Shapes by matrix size and type: k of one instruction.
 _DEPTHS = {
@@ -35,32 +37,49 @@ _DEPTHS = {
 _OLD_BF16 = {(32, 4), (16, 8)}
 
 
-def _numbers(rows: Array, kind: str) -> Array:
-    """Registers, `uint32[n, lanes]`, as each lane's numbers in order, `float64[lanes, k]`."""
+def _numbers(rows: Array, kind: str, *, cut: bool) -> Array:
+    """Registers, `uint32[n, lanes]`, as each lane's numbers in order, `float64[lanes, k]`.
+
+    Args:
+        cut: whether float32 is cut off to xf32, as hardware does it; else it is rounded.
+    """
     columns = np.ascontiguousarray(rows.T)
     if kind == "f16":
         return columns.view(np.float16).astype(np.float64)
     if kind == "bf16":
         return widen_bf16(columns.view(np.uint16)).astype(np.float64)
     if kind == "xf32":
-        # Rounded to 10 bits of mantissa, ties to even.
+        # 10 bits of mantissa remain.
         even = (columns >> np.uint32(13)) & np.uint32(1)
-        columns = (columns + np.uint32(0xFFF) + even) & np.uint32(0xFFFFE000)
+        columns = (columns + (np.uint32(0) if cut else np.uint32(0xFFF) + even)) & np.uint32(0xFFFFE000)
     return columns.view(np.float32).astype(np.float64)
 
 
 # A factor is most often used by several instructions.
 @lru_cache(maxsize=512)
-def _matrix_of(registers: bytes, count: int, parts: int, kind: str) -> Array:
-    """A factor as `float64[row, k]`; for the second one a row is a column.
+def _factor_of(
+    registers: bytes, count: int, parts: int, kind: str, *, rule: Rule | None = None, order: bytes = b""
+) -> Factor:
+    """A factor, whose rows are columns for the second one.
 
     Args:
         registers: `uint32[count, lanes]`; the lanes hold `parts` parts of k, one behind the other.
+        rule: how it will be used; None for float64, where `largest` is the largest finite value.
+        order: the order that its rows get, `int64`.
     """
-    numbers = _numbers(np.frombuffer(registers, np.uint32).reshape(count, -1), kind)
+    numbers = _numbers(np.frombuffer(registers, np.uint32).reshape(count, -1), kind, cut=rule is not None)
     rows = len(numbers) // parts
     matrix: Array = numbers.reshape(parts, rows, -1).transpose(1, 0, 2).reshape(rows, -1)
-    return matrix
+    if order:
+        matrix = matrix[np.frombuffer(order, np.int64)]
+    if rule is not None:
+        return rule.factor(matrix, kind)
+    return Factor(matrix, largest=_largest(matrix))
+
+
+def _largest(values: Array) -> float:
+    """The largest finite magnitude."""
+    return float(np.max(np.abs(values), initial=0, where=np.isfinite(values)))
 
 
 @lru_cache(maxsize=512)
@@ -70,50 +89,62 @@ def _repeats(registers: bytes) -> bool:
     return np.array_equal(halves[:, 0], halves[:, 1])
 
 
-def _mfma_registers(product: Array, size: int) -> Array:
-    """A product as registers: register r of lane l holds column l % size.
+def _rows(size: int) -> bytes:
+    """The rows of a product in the order of its registers, `int64`: register r of lane l has column l % size.
 
     Its row is 8*(r // 4) + 4*(l // 32) + r % 4 for 32 rows, 4*(l // 16) + r for 16.
     """
-    if size == 32:
-        return product.reshape(4, 2, 4, 32).transpose(0, 2, 1, 3).reshape(16, 64)
-    return product.reshape(4, 4, 16).transpose(1, 0, 2).reshape(4, 64)
+    parts = 64 // size
+    registers = np.arange(size // parts)
+    first = 8 * (registers // 4) + registers % 4 if size == 32 else registers
+    return (first[:, None] + 4 * np.arange(parts)).astype(np.int64).tobytes()
+
+
+_ROWS = {size: _rows(size) for size in (16, 32)}
 
 
 def _wmma_registers(product: Array, generation: int) -> Array:
-    """The same on 32 lanes: row 2*r + l // 16 on gfx11, r + 8*(l // 16) on gfx12, column l % 16."""
+    """A product as registers of 32 lanes: row 2*r + l // 16 on gfx11, r + 8*(l // 16) on gfx12, column l % 16."""
     if generation == 11:
         return product.reshape(8, 32)
     return product.reshape(2, 8, 16).transpose(1, 0, 2).reshape(8, 32)
 
 
-def mfma(a: Array, b: Array, c: Array, size: int, kind: str) -> Array:
-    """a*b+c for matrices of size x size, as registers.
+def mfma(a: Array, b: Array, c: Array, size: int, kind: str, *, rule: Rule | None) -> tuple[Array, float]:
+    """a*b+c for matrices of size x size, as registers, and the magnitude that bounds the error.
 
     Args:
         a, b: `uint32[n, 64]`; lane l holds row (column) l % size, and the part l // size of k.
         c: `float32[r, 64]` or a number.
+        rule: how it rounds; None for once.
 
     Returns:
-        `float32[r, 64]`.
+        `float32[r, 64]`, and 0 if there is a rule.
     """
     parts = 64 // size
-    left, right = (_matrix_of(factor.tobytes(), len(factor), parts, kind) for factor in (a, b))
-    result: Array = (_mfma_registers(left @ right.T, size) + c).astype(np.float32)
-    return result
+    left = _factor_of(a.tobytes(), len(a), parts, kind, rule=rule, order=_ROWS[size])
+    right = _factor_of(b.tobytes(), len(b), parts, kind, rule=rule)
+    if rule is not None:
+        return rule.add(left, right, c.reshape(-1, size) if c.ndim else c).reshape(-1, 64), 0.0
+    result: Array = ((left.values @ right.values.T).reshape(-1, 64) + c).astype(np.float32)
+    return result, _magnitude(left, right, c)
 
 
-def wmma(a: Array, b: Array, c: Array, generation: int, kind: str) -> Array:
-    """a*b+c for 16x16 matrices on 32 lanes.
+def _magnitude(left: Factor, right: Factor, c: Array) -> float:
+    """At least the sum of the magnitudes of everything that one result adds."""
+    return int(left.values.shape[1]) * left.largest * right.largest + _largest(c)
+
+
+def wmma(a: Array, b: Array, c: Array, generation: int, kind: str) -> tuple[Array, float]:
+    """a*b+c for 16x16 matrices on 32 lanes, and the magnitude that bounds the error.
 
     On gfx11 lanes 16 to 31 repeat lanes 0 to 15; on gfx12 they hold the second half of k.
     """
     if generation == 11:
         a, b = a[:, :16], b[:, :16]
-    left, right = (_matrix_of(factor.tobytes(), len(factor), generation - 10, kind) for factor in (a, b))
-    product = left @ right.T
-    result: Array = (_wmma_registers(product, generation) + c).astype(np.float32)
-    return result
+    left, right = (_factor_of(factor.tobytes(), len(factor), generation - 10, kind) for factor in (a, b))
+    result: Array = (_wmma_registers(left.values @ right.values.T, generation) + c).astype(np.float32)
+    return result, _magnitude(left, right, c)
 
 
 def handler_of(name: str) -> Handler | None:
@@ -121,7 +152,7 @@ def handler_of(name: str) -> Handler | None:
     if match := _MFMA.match(name):
         size, depth, kind = int(match[1][:2]), int(match[2]), match[3]
         if depth in _DEPTHS[size, kind] or (kind == "bf16" and (size, depth) in _OLD_BF16):
-            return _matrix(lambda a, b, c: mfma(a, b, c, size, kind))
+            return _mfma(size, kind, match[4] or "")
     if match := _WMMA.match(name):
         return _wmma(match[1])
     return None
@@ -141,18 +172,29 @@ def _sources(operands: Operands) -> tuple[Register, Register, Register, Get]:
     return destination, left, right, lambda wave: wave.vectors[start:end].view(np.float32)
 
 
-def _matrix(compute: Callable[[Array, Array, Array], Array]) -> Handler:
+def _matrix(compute: Callable[[Array, Array, Array], tuple[Array, float]]) -> Handler:
     def build(operands: Operands) -> Run:
         destination, left, right, add = _sources(operands)
+        name = operands.instruction.name
 
         def run(wave: Wave) -> None:
             # EXEC does not matter to these.
             a = wave.vectors[left.index : left.index + left.count]
             b = wave.vectors[right.index : right.index + right.count]
-            result = compute(a, b, add(wave))
+            result, magnitude = compute(a, b, add(wave))
             wave.vectors[destination.index : destination.index + destination.count] = result.view(np.uint32)
+            if magnitude:
+                wave.group.program.note(name, magnitude)
 
         return run
+
+    return build
+
+
+def _mfma(size: int, kind: str, suffix: str) -> Handler:
+    def build(operands: Operands) -> Run:
+        rule = rule_of(operands.target, kind + suffix)
+        return _matrix(lambda a, b, c: mfma(a, b, c, size, kind, rule=rule))(operands)
 
     return build
 
@@ -164,7 +206,7 @@ def _wmma(kind: str) -> Handler:
             raise operands.instruction.unknown(f"{operands.target.lanes} lanes on {operands.target.gpu}")
         address = operands.instruction.address
 
-        def compute(a: Array, b: Array, c: Array) -> Array:
+        def compute(a: Array, b: Array, c: Array) -> tuple[Array, float]:
             if generation == 11 and not (_repeats(a.tobytes()) and _repeats(b.tobytes())):
                 raise FaultyKernelError(
                     f"a matrix instruction at {address:#x} has different halves",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,17 +12,11 @@ from toolchain_lab.emulator.control import Branch, branch, ends_block, is_barrie
 from toolchain_lab.emulator.decode import Operation, decode
 from toolchain_lab.emulator.disassembly import Disassembler, Line, disassemble
 from toolchain_lab.emulator.errors import FaultyKernelError, NotEmulatedError
+from toolchain_lab.emulator.exactness import bound
 from toolchain_lab.emulator.operands import Run
 from toolchain_lab.emulator.scoreboard import Scoreboard
 from toolchain_lab.emulator.syntax import parse
 from toolchain_lab.emulator.wave import Target
-
-# Instructions whose bits the emulator does not promise: sums of products that hardware rounds in an order of its own,
-# functions that AMD specifies by an error in units of the last place, and steps that round twice here.
-_APPROXIMATE = re.compile(
-    r"v_(mfma|smfmac|wmma|swmmac|dot\d)|v_(s_)?(exp|log|rcp|rcp_iflag|rsq|sqrt|sin|cos|tanh)_|v_div_fmas|v_(pk_)?fma\w*_f16"
-    r"|v_fma_mix(lo|hi)|v_fma_f64"
-)
 
 
 @dataclass(slots=True)
@@ -59,9 +52,9 @@ def names(line: Line) -> tuple[str, ...]:
 class Program:
     """A kernel, decoded as far as it runs."""
 
-    def __init__(self, code: CodeObject, lines: Sequence[Line]) -> None:
+    def __init__(self, code: CodeObject, lines: Sequence[Line], *, exact: bool = True) -> None:
         self.code = code
-        self.target = Target(code.gpu, 32 if code.descriptor.wave32 else 64)
+        self.target = Target(code.gpu, 32 if code.descriptor.wave32 else 64, exact)
         if self.target.generation not in {9, 11, 12}:
             raise NotEmulatedError(
                 f"{code.gpu} is not emulated", why="the emulator knows gfx9, gfx11 and gfx12", fix="take another GPU"
@@ -71,15 +64,19 @@ class Program:
         self._operations: dict[int, Operation] = {}
         self._blocks: dict[int, Block] = {}
         self.scoreboard = Scoreboard(self.target)
+        self.magnitudes: dict[str, float] = {}
 
     @classmethod
-    def of(cls, code: CodeObject, disassembler: Disassembler) -> Program:
+    def of(cls, code: CodeObject, disassembler: Disassembler, *, exact: bool = True) -> Program:
         """Decode a code object.
+
+        Args:
+            exact: whether matrix instructions round as hardware does where that is published, which takes longer.
 
         Raises:
             NotEmulatedError: its GPU is not emulated, or the disassembler cannot decode it.
         """
-        return cls(code, disassemble(code.path, code.gpu, disassembler))
+        return cls(code, disassemble(code.path, code.gpu, disassembler), exact=exact)
 
     def operation(self, place: int) -> Operation:
         """The instruction at a place in the list of lines."""
@@ -148,9 +145,17 @@ class Program:
                     counts[name] += block.executions
         return +counts
 
-    def approximate(self) -> list[str]:
-        """Return the executed instructions whose results may differ from hardware in their last bits."""
-        return sorted(name for name in self.executed() if _APPROXIMATE.match(name))
+    def note(self, name: str, magnitude: float) -> None:
+        """Keep the largest magnitude of what an approximate instruction adds."""
+        self.magnitudes[name] = max(magnitude, self.magnitudes.get(name, 0.0))
+
+    def approximate(self) -> dict[str, str]:
+        """Return the executed instructions whose results may differ from hardware, with the bound of each error."""
+        return {
+            name: text
+            for name in sorted(self.executed())
+            if (text := bound(name, self.target, self.magnitudes.get(name)))
+        }
 
     def blocks(self) -> list[Block]:
         """The blocks that ran."""

@@ -27,10 +27,12 @@ class Target:
     Args:
         gpu: LLVM's name.
         lanes: 32 or 64.
+        exact: whether matrix instructions round as hardware does where that is published.
     """
 
     gpu: str
     lanes: int
+    exact: bool = True
 
     @property
     def generation(self) -> int:

@@ -15,6 +15,7 @@ from toolchain.core import process
 from toolchain.core.check_result import STATUSES, Object, require_right
 from toolchain.core.environment import python_children
 from toolchain_lab.emulator.disassembly import Disassembler
+from toolchain_lab.emulator.exactness import LABELS
 from toolchain_lab.numbers.check import Checked, check_object, digest_of, finite
 
 # The rule that results are compared by; published with them.
@@ -42,6 +43,11 @@ class Report:
         """Kernels by status."""
         counts = Counter(row.status for row in self.rows)
         return {status: counts[status] for status in STATUSES}
+
+    def exactness(self) -> dict[str, int]:
+        """Kernels that ran, or were refused, by how exact they are."""
+        counts = Counter(row.exactness for row in self.rows if row.exactness)
+        return {label: counts[label] for label in LABELS}
 
     def of(self, status: str) -> list[Checked]:
         """The rows of a status."""
@@ -76,7 +82,7 @@ class Report:
         """The part for a record and a statement: reproducible for the same kernels."""
         kernels = [
             {"name": row.name, "sha256": row.sha256, "gpu": row.gpu, "kernel": row.kernel, "status": row.status,
-             "share": finite(round(row.share, 4)), "reason": row.reason}
+             "exactness": row.exactness, "share": finite(round(row.share, 4)), "reason": row.reason}
             for row in self.rows
         ]  # fmt: skip
         groups = [{key: value for key, value in row.items() if key != "seconds"} for row in self.groups()]
@@ -94,6 +100,7 @@ class Report:
             "available": self.available,
             "checked": len(self.rows),
             **self.counts(),
+            "exactness": self.exactness(),
         }
 
 
@@ -104,6 +111,7 @@ def run(
     jobs: int,
     available: int | None = None,
     known: Mapping[str, Checked] | None = None,
+    exact: bool = True,
     on_row: Callable[[Checked, int, int], None] | None = None,
 ) -> Report:
     """Check kernels.
@@ -112,6 +120,7 @@ def run(
         jobs: processes.
         available: kernels that these were drawn from; so many as these by default.
         known: results by name of an earlier check; those of objects with the same bytes are taken.
+        exact: see `check_object`.
         on_row: called with each result as it comes, the number of results so far, and that of all.
     """
     kept = {
@@ -121,7 +130,7 @@ def run(
     }
     checked: dict[str, Checked] = {}
     rest = [each for each in objects if each.name not in kept]
-    for row in itertools.chain(kept.values(), results(rest, disassembler, jobs)):
+    for row in itertools.chain(kept.values(), results(rest, disassembler, jobs, exact=exact)):
         checked[row.name] = row
         if on_row is not None:
             on_row(row, len(checked), len(objects))
@@ -134,11 +143,13 @@ def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches workers too; the parent ends them
 
 
-def results(objects: Sequence[Object], disassembler: Disassembler, jobs: int) -> Generator[Checked, None, None]:
+def results(
+    objects: Sequence[Object], disassembler: Disassembler, jobs: int, *, exact: bool = True
+) -> Generator[Checked, None, None]:
     """Check kernels, in parallel processes; the rows as they come."""
     if jobs < 2 or len(objects) < 2:
         for each in objects:
-            yield check_object(each.path, each.name, disassembler)
+            yield check_object(each.path, each.name, disassembler, exact=exact)
         return
     # A fork would copy the threads' locks of numpy's library.
     context = multiprocessing.get_context("spawn")
@@ -147,7 +158,7 @@ def results(objects: Sequence[Object], disassembler: Disassembler, jobs: int) ->
         python_children(threads),
         ProcessPoolExecutor(min(jobs, len(objects)), mp_context=context, initializer=_begin_worker) as pool,
     ):
-        waiting = [pool.submit(check_object, each.path, each.name, disassembler) for each in objects]
+        waiting = [pool.submit(check_object, each.path, each.name, disassembler, exact=exact) for each in objects]
         try:
             for future in as_completed(waiting):
                 yield future.result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from toolchain.core.digest import sha256_file
 from toolchain_lab.bridge import load, read_metadata
 from toolchain_lab.emulator.disassembly import Disassembler
 from toolchain_lab.emulator.errors import CodeObjectError, EmulatorError, FaultyKernelError, NotEmulatedError
+from toolchain_lab.emulator.exactness import APPROXIMATE, EXACT, UNSUPPORTED
 from toolchain_lab.emulator.launch import Launch, Launched, run
 from toolchain_lab.emulator.metadata import Metadata, check_metadata
 from toolchain_lab.emulator.program import Program
@@ -39,6 +40,8 @@ class Checked:
         errors: by result the largest error and the bound.
         cases: labels of the launches.
         unknown: instructions beyond those that ran that the emulator does not know.
+        exactness: `exact`, `approximate` or `unsupported`, see `emulator.exactness`; empty if nothing ran.
+        approximate: executed instructions that are not exact, with the bound of each one's error.
         sha256: hex, of the code object.
     """
 
@@ -55,6 +58,8 @@ class Checked:
     unknown: tuple[str, ...] = ()
     seconds: float = 0.0
     sha256: str = ""
+    exactness: str = ""
+    approximate: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The same, JSON-ready: an error without an end is null."""
@@ -83,11 +88,12 @@ def digest_of(path: Path) -> str:
     return sha256_file(path).removeprefix("sha256:")
 
 
-def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int = SEED) -> Checked:
+def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int = SEED, exact: bool = True) -> Checked:
     """Check a code object with its JSON beside it.
 
     Args:
         name: what the result calls it.
+        exact: whether matrix instructions round as hardware does where that is published.
     """
     gpu = kernel = ""
     began = time.process_time()
@@ -97,7 +103,7 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
         gpu, kernel = metadata.gpu, metadata.kernel
         code = load(path, kernel)
         check_metadata(code, metadata)
-        done = check_program(Program.of(code, disassembler), metadata, name, seed=seed, began=began)
+        done = check_program(Program.of(code, disassembler, exact=exact), metadata, name, seed=seed, began=began)
         return replace(done, sha256=digest)
     except NotCheckedError as error:
         return Checked(name, gpu, kernel, SKIPPED, str(error), seconds=_since(began), sha256=digest)
@@ -106,7 +112,7 @@ def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int
         reason = _reason(error).replace(str(path.with_suffix("")), name.removesuffix(SUFFIX)).replace(path.name, name)
         if isinstance(error, FaultyKernelError):
             return Checked(name, gpu, kernel, WRONG, reason, math.inf, seconds=_since(began), sha256=digest)
-        return Checked(name, gpu, kernel, REFUSED, reason, seconds=_since(began), sha256=digest)
+        return Checked(name, gpu, kernel, REFUSED, reason, seconds=_since(began), sha256=digest, exactness=UNSUPPORTED)
 
 
 def check_program(
@@ -148,6 +154,7 @@ def check_program(
             cause = "the order of the waves" if _differing(done, same) else "registers or LDS that were never written"
             differences.append(f"{', '.join(differing)} depends on {cause}")
         faults += [f"{case.label}: {fault}" for fault in differences]
+    approximate = program.approximate()
     share = max((error / bound if bound else float(error > 0) for error, bound in errors.values()), default=0.0)
     return Checked(
         name,
@@ -162,6 +169,8 @@ def check_program(
         instructions,
         tuple(sorted({error.what for error in program.unknown()})),
         _since(began),
+        exactness=APPROXIMATE if approximate else EXACT,
+        approximate=approximate,
     )
 
 

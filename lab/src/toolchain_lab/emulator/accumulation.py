@@ -1,0 +1,256 @@
+"""The published rules by which CDNA's matrix instructions round their sums, bit by bit.
+
+The rules are those of Xie, Wang, Yang and Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix
+Cores" (arXiv:2511.10909), which found them by tests on the hardware. The flushed denormals of CDNA2 are also in Li et
+al., "FTTN: Feature-Targeted Testing for Numerical Properties of NVIDIA & AMD Matrix Accelerators" (arXiv:2403.00232).
+The papers leave the payload of a NaN open, so only its being NaN is exact.
+
+Each rule splits k into groups, adds the products of a group to the sum so far, and rounds the sum to float32:
+
+- `chain`, float32 of all CDNA: a fused multiply-add for each product.
+- `exact`, CDNA1: the products of a group and the sum so far are added exactly and rounded once.
+- `flushed`, CDNA2: every product and every pairwise sum is rounded to float32; denormals become 0 everywhere.
+- `aligned`, CDNA3: products are cut off 24 bits below the largest exponent of the group, and added. That and the sum
+  so far are rounded down at 32 and 24 bits below the larger exponent of both, and the total is rounded down to 32
+  significant bits before it becomes a float32. `interleaved` does so for fp8, where even and odd products are cut
+  off separately.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from toolchain_lab.emulator.bits import Array
+from toolchain_lab.emulator.float_math import add_to_odd, fma
+from toolchain_lab.emulator.wave import Target
+
+_EXPONENT = np.uint64(0x7FF << 52)
+_EXPONENT_32 = np.uint32(0xFF << 23)
+_TINY = np.float32(2.0**-126)
+# The smallest normal number of each type, as the exponent of a denormal.
+_SMALLEST = {"f16": 2.0**-14, "bf16": 2.0**-126, "xf32": 2.0**-126, "f32": 2.0**-126, "fp8": 2.0**-7, "bf8": 2.0**-15}
+# Stands for the exponent of 0: smaller than that of any product.
+_ZERO = -450
+# The product of two factors whose exponents spread no more than this is a normal float32.
+_SPREAD = 48
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor of a matrix product.
+
+    Args:
+        values: `float64[k, row]`, finite or not.
+        exponents: of these, `int16`; `_ZERO` for 0, and 0 for infinity and NaN.
+        top: the largest of them.
+        scaled: the values over 2^top as `float32`; None if one is not finite, or too small for that.
+        largest: the largest finite magnitude, for a factor that no rule is for.
+    """
+
+    values: Array
+    exponents: Array | None = None
+    top: int = 0
+    scaled: Array | None = None
+    largest: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How an instruction rounds.
+
+    Args:
+        name: one of the names above.
+        group: products that are added at once.
+    """
+
+    name: str
+    group: int
+
+    def factor(self, matrix: Array, kind: str) -> Factor:
+        """Prepare a factor, `float64[row, k]`, of elements of `kind`."""
+        values = np.ascontiguousarray(matrix.T)
+        smallest = _SMALLEST[kind]
+        if self.name == "flushed":
+            return Factor(np.where(np.abs(values) < smallest, 0.0, values))
+        if self.name not in {"aligned", "interleaved"}:
+            return Factor(values)
+        exponents = ((values.view(np.uint64) >> np.uint64(52)) & np.uint64(0x7FF)).astype(np.int16) - np.int16(1023)
+        infinite = exponents == 1024
+        zero = exponents == -1023
+        np.maximum(exponents, np.int16(math.log2(smallest)), out=exponents)
+        exponents[zero], exponents[infinite] = _ZERO, 0
+        top = int(exponents.max())
+        if top == _ZERO or infinite.any() or int(exponents.min(where=~zero, initial=top)) < top - _SPREAD:
+            return Factor(values, exponents, top)
+        return Factor(values, exponents, top, np.ldexp(values, -top).astype(np.float32))
+
+    def add(self, left: Factor, right: Factor, addend: Array) -> Array:
+        """Return left * right + addend.
+
+        Args:
+            addend: `float32[rows of left, rows of right]`, or a number for all of them.
+
+        Returns:
+            `float32` of that shape.
+        """
+        depth, rows = left.values.shape
+        total = np.broadcast_to(np.asarray(addend, np.float32), (rows, right.values.shape[1]))
+        if self.name == "flushed":
+            total = np.where(np.abs(total) < _TINY, np.float32(0), total)
+        step = _STEPS[self.name]
+        for start in range(0, depth, self.group):
+            total = step(left, right, slice(start, start + self.group), total)
+        return total
+
+
+def _outer(left: Array, right: Array, group: slice) -> Array:
+    """The products of a group, `[k, row, column]`."""
+    return np.multiply(left[group, :, None], right[group, None, :])
+
+
+def _chain(left: Factor, right: Factor, group: slice, total: Array) -> Array:
+    for k in range(group.start, min(group.stop, len(left.values))):
+        total = fma(left.values[k, :, None], right.values[k, None, :], total)
+    return total
+
+
+def _exact(left: Factor, right: Factor, group: slice, total: Array) -> Array:
+    products = _outer(left.values, right.values, group)
+    plain = products.sum(0) + total
+    if len(products) > 2:
+        # float16: multiples of 2^-48 below 2^32, so both parts can be added without an error.
+        high = (products + 1.5 * 2.0**44) - 1.5 * 2.0**44
+        parts = high.sum(0), (products - high).sum(0), total.astype(np.float64)
+    else:
+        parts = products[0], products[1], total.astype(np.float64)
+    result: Array = (_sum_to_odd(*parts) + 0.0).astype(np.float32)
+    return np.where(np.isfinite(plain), result, plain.astype(np.float32))
+
+
+def _sum_to_odd(a: Array, b: Array, c: Array) -> Array:
+    """A sum of three float64, rounded to odd, so that rounding it to float32 is right.
+
+    After Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", IEEE Transactions on Computers, 2008.
+    """
+    upper, lower = _two_sum(b, c)
+    high, low = _two_sum(a, upper)
+    return add_to_odd(high, add_to_odd(low, lower))
+
+
+def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """A sum and its error."""
+    total = a + b
+    back = total - a
+    return total, (a - (total - back)) + (b - back)
+
+
+def _flush(values: Array) -> Array:
+    """Denormal float32 become 0 with their sign."""
+    return np.asarray(values * (np.abs(values) >= _TINY))
+
+
+def _flushed(left: Factor, right: Factor, group: slice, total: Array) -> Array:
+    sums = _flush(_outer(left.values, right.values, group).astype(np.float32))
+    while len(sums) > 1:
+        sums = _flush(sums[::2] + sums[1::2])
+    return _flush(total + sums[0])
+
+
+def _cut(left: Factor, right: Factor, group: slice) -> tuple[Array, Array]:
+    """The sum of a group's products, each cut off, in units of 2^-24 of the second result: the largest power."""
+    if left.exponents is None or right.exponents is None:
+        raise AssertionError(group)
+    exponents = np.add(left.exponents[group, :, None], right.exponents[group, None, :]).max(0)
+    top = left.top + right.top
+    powers = np.ldexp(1.0, exponents)
+    if left.scaled is not None and right.scaled is not None and top < 127:
+        # The same with elements of half the size: a conversion to an integer cuts off.
+        scale = np.ldexp(np.float32(1), np.minimum(np.int16(24 + top) - exponents, np.int16(120)))
+        scaled = _outer(left.scaled, right.scaled, group)
+        scaled *= scale
+        return scaled.astype(np.int32).sum(0, dtype=np.int32), powers
+    products = _outer(left.values, right.values, group)
+    if top >= 127:
+        products[np.abs(products) >= 2.0**128] *= np.inf
+    products *= 2.0**24 / powers
+    np.trunc(products, out=products)
+    return products.sum(0) + 0.0, powers
+
+
+def _aligned(left: Factor, right: Factor, group: slice, total: Array) -> Array:
+    dot, powers = _cut(left, right, group)
+    return _round_down(dot, powers, total)
+
+
+def _interleaved(left: Factor, right: Factor, group: slice, total: Array) -> Array:
+    even, even_powers = _cut(left, right, slice(group.start, group.stop, 2))
+    odd, odd_powers = _cut(left, right, slice(group.start + 1, group.stop, 2))
+    powers = np.maximum(even_powers, odd_powers)
+    dot = np.floor(even * (even_powers / powers)) + np.floor(odd * (odd_powers / powers))
+    return _round_down(dot, powers, total, near=2.0**-25)
+
+
+def _round_down(dot: Array, powers: Array, total: Array, *, near: float = 0.0) -> Array:
+    """A group's sum, in units of 2^-24 of its powers, and the sum so far, rounded to float32.
+
+    Args:
+        near: a sum so far whose power is less than this share of the larger one is dropped.
+    """
+    own = np.maximum((total.view(np.uint32) & _EXPONENT_32).view(np.float32), _TINY)
+    np.minimum(own, np.float32(2.0**127), out=own)
+    share = 1.0 / np.maximum(powers, own)
+    units = np.floor(total * (share * 2.0**24))
+    if near:
+        units = np.where(own * share < near, 0.0, units)
+    units *= 256
+    units += np.floor(dot * (powers * share * 256))
+    # The unit is 2^-32 of the largest power. 32 significant bits remain, fewer for a denormal.
+    quantum = np.maximum((units.view(np.uint64) & _EXPONENT).view(np.float64), share * 2.0**-94)
+    np.minimum(quantum, 2.0**60, out=quantum)
+    quantum *= 2.0**-31
+    units = np.floor(units / quantum)
+    units *= quantum
+    units *= 2.0**-32 / share
+    return np.asarray(units.astype(np.float32))
+
+
+_STEPS: dict[str, Callable[[Factor, Factor, slice, Array], Array]] = {
+    "chain": _chain,
+    "exact": _exact,
+    "flushed": _flushed,
+    "aligned": _aligned,
+    "interleaved": _interleaved,
+}
+_CDNA3 = {
+    "f32": Rule("chain", 1),
+    "f16": Rule("aligned", 8),
+    "bf16": Rule("aligned", 8),
+    "xf32": Rule("aligned", 4),
+    "fp8": Rule("interleaved", 16),
+    "bf8": Rule("interleaved", 16),
+}
+_RULES = {
+    "gfx908": {"f32": Rule("chain", 1), "f16": Rule("exact", 4), "bf16": Rule("exact", 2)},
+    "gfx90a": {
+        "f32": Rule("chain", 1),
+        "f16": Rule("flushed", 4),
+        "bf16": Rule("flushed", 2),
+        "bf16_1k": Rule("flushed", 4),
+    },
+    "gfx940": _CDNA3,
+    "gfx941": _CDNA3,
+    "gfx942": _CDNA3,
+}
+
+
+def rule_of(target: Target, kind: str) -> Rule | None:
+    """Return the rule of a GPU's matrix instructions for a type of element; None if none is published or wanted.
+
+    Args:
+        kind: as in the instruction's name: `f16`, `bf16`, `bf16_1k`, `xf32`, `f32`.
+    """
+    return _RULES.get(target.gpu, {}).get(kind) if target.exact else None

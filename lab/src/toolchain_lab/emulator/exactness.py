@@ -1,0 +1,53 @@
+"""How exact the result of an instruction is.
+
+An instruction is exact if its bits equal a documented rule: IEEE 754 for sums and products, the rules in
+`accumulation` for matrix instructions. Otherwise it is approximate, with a bound; a kernel is as exact as its least
+exact instruction.
+"""
+
+from __future__ import annotations
+
+import re
+
+from toolchain_lab.emulator.accumulation import rule_of
+from toolchain_lab.emulator.wave import Target
+
+EXACT, APPROXIMATE, UNSUPPORTED = LABELS = ("exact", "approximate", "unsupported")
+_MATRIX = re.compile(r"v_(?:s?mfmac?|s?wmmac?)_f32_(?:\d+x){2}(\d+)_?(x?b?f\d+)(_1k)?")
+_DOT = re.compile(r"v_dot(\d)c?_(?!i32|u32)")
+_ULP = "1 unit in the last place, as AMD's manuals state"
+# By name, the error of what is not a matrix instruction.
+_BOUNDS = (
+    (re.compile(r"v_(s_)?(exp|log|rcp|rcp_iflag|rsq|sqrt)_(f32|f16|bf16)"), _ULP),
+    (re.compile(r"v_(rcp|rsq|sqrt)_f64"), "2^29 units in the last place, as AMD's manuals state"),
+    (re.compile(r"v_(s_)?(sin|cos|tanh)_"), "unknown: AMD's manuals state none"),
+    (re.compile(r"v_div_fmas"), "1 unit in the last place, where a result is scaled"),
+    (re.compile(r"v_fma_mix(lo|hi)"), "1 unit in the last place, because the sum is rounded to float32 first"),
+    (re.compile(r"v_fma_f64"), "1 unit in the last place"),
+)
+
+
+def bound(name: str, target: Target, magnitude: float | None = None) -> str:
+    """Return a bound of the error of one instruction's results, in words; empty if they are exact.
+
+    Args:
+        magnitude: of a matrix instruction the largest sum of magnitudes that it had.
+    """
+    if match := _MATRIX.match(name):
+        if rule_of(target, match[2] + (match[3] or "")) is not None:
+            return ""
+        return _of_sum(int(match[1]), match[2], magnitude)
+    if match := _DOT.match(name):
+        return _of_sum(int(match[1]), "f16", magnitude)
+    return next((text for pattern, text in _BOUNDS if pattern.match(name)), "")
+
+
+def _of_sum(terms: int, kind: str, magnitude: float | None) -> str:
+    """The bound of a sum of products.
+
+    Hardware may add in any order and may lose a unit of float32 of the whole sum at each of its terms; the emulator
+    rounds once. Factors of xf32 may be rounded or cut off.
+    """
+    units = terms + 2 + (1 << 14 if kind == "xf32" else 0)
+    text = f"{units} * 2^-23 * (sum of |a*b| + |c|)"
+    return text if magnitude is None else f"{text}, here at most {units * 2.0**-23 * magnitude:.1e}"

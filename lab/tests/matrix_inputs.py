@@ -1,0 +1,115 @@
+"""Inputs of matrix products at the edges of the rules: denormals, infinities, NaN, cancellation, far exponents."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolchain_lab.emulator.accumulation import rule_of
+from toolchain_lab.emulator.wave import Target
+
+Array = NDArray[Any]
+ROWS, COLUMNS = 16, 32
+# By GPU the instructions whose rule is published: shape and type as in the name, as far as the emulator has them.
+SHAPES = {
+    "gfx908": ("32x32x2f32", "16x16x4f32", "32x32x8f16", "16x16x16f16", "32x32x4bf16", "16x16x8bf16"),
+    "gfx90a": (
+        "32x32x2f32", "16x16x4f32", "32x32x8f16", "16x16x16f16", "32x32x4bf16", "16x16x8bf16", "32x32x8bf16_1k",
+        "16x16x16bf16_1k",
+    ),
+    "gfx942": (
+        "32x32x2_f32", "16x16x4_f32", "32x32x4_xf32", "16x16x8_xf32", "32x32x8_f16", "16x16x16_f16", "32x32x8_bf16",
+        "16x16x16_bf16",
+    ),
+}  # fmt: skip
+# Bits, and bits of the mantissa.
+_FORMATS = {"f16": (16, 10), "bf16": (16, 7), "f32": (32, 23), "xf32": (32, 23)}
+MODES = ("any", "near", "wide", "denormal", "small", "large", "special", "cancel")
+
+
+def instruction(shape: str) -> tuple[int, int, str, str]:
+    """Size, depth, type and suffix in a shape's name."""
+    match = re.fullmatch(r"(\d+)x\d+x(\d+)_?(\w*?f\d\d)(_1k)?", shape)
+    if match is None:
+        raise ValueError(shape)
+    return int(match[1]), int(match[2]), match[3], match[4] or ""
+
+
+def by_rule(gpu: str, kind: str, a: Array, b: Array, c: Array) -> Array:
+    """a*b+c by the rule of a GPU and a type, `bf16_1k` included; a and b are `float64[row, k]`."""
+    rule, element = rule_of(Target(gpu, 64), kind), kind.removesuffix("_1k")
+    if rule is None:
+        raise ValueError(kind)
+    with np.errstate(all="ignore"):
+        return rule.add(rule.factor(a, element), rule.factor(b, element), c)
+
+
+class Bits:
+    """A stream of bits that no version of numpy changes."""
+
+    def __init__(self, seed: str) -> None:
+        self._seed, self._taken = seed, 0
+
+    def __call__(self, shape: tuple[int, ...], width: int = 8) -> Array:
+        self._taken += 1
+        count = int(np.prod(shape)) * width // 8
+        data = hashlib.shake_256(f"{self._seed}/{self._taken}".encode()).digest(count)
+        return np.frombuffer(data, f"<u{width // 8}").reshape(shape)
+
+
+def elements(bits: Bits, kind: str, shape: tuple[int, ...], mode: str) -> Array:
+    """Numbers of a type, as their bits."""
+    width, mantissa = _FORMATS[kind]
+    words = bits(shape, width).astype(np.int64)
+    if mode == "any":
+        return words.astype(f"u{width // 8}")
+    most = (1 << width - 1 - mantissa) - 2
+    middle = most // 2
+    first, count = {
+        "near": (middle - 1, 3), "wide": (middle - 20, 41), "denormal": (0, 3), "small": (middle // 2 - 15, 21),
+        "large": (most - 2, 3), "special": (middle - 3, 7), "cancel": (middle - 20, 41),
+    }[mode]  # fmt: skip
+    exponent = np.clip(first + bits(shape).astype(np.int64) % count, 0, most)
+    fraction = words & ((1 << mantissa) - 1)
+    chance = bits(shape)
+    exponent, fraction = np.where(chance < 24, 0, exponent), np.where(chance < 24, 0, fraction)
+    if mode == "special":
+        exponent, fraction = np.where(chance > 247, most + 1, exponent), np.where(chance > 248, 0, fraction)
+    return ((words >> (width - 1) << (width - 1)) | exponent << mantissa | fraction).astype(f"u{width // 8}")
+
+
+def values(kind: str, words: Array) -> Array:
+    """Bits of a type as `float64`; those of xf32 are cut off."""
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        if kind == "f16":
+            return words.view(np.float16).astype(np.float64)
+        if kind == "bf16":
+            return (words.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+        kept = np.uint32(0xFFFFE000 if kind == "xf32" else 0xFFFFFFFF)
+        return (words & kept).view(np.float32).astype(np.float64)
+
+
+def products(seed: str, kind: str, depth: int) -> Iterator[tuple[Array, Array, Array]]:
+    """One product in each mode.
+
+    Yields:
+        Bits of a, `[ROWS, depth]`, and of b, `[COLUMNS, depth]`, and c, `float32[ROWS, COLUMNS]`.
+    """
+    for mode in MODES:
+        bits = Bits(f"{seed}/{kind}/{mode}")
+        a, b = elements(bits, kind, (ROWS, depth), mode), elements(bits, kind, (COLUMNS, depth), mode)
+        half = depth // 2
+        if mode == "cancel":
+            a[:, half:], b[:, half:] = a[:, :half], b[:, :half] ^ b.dtype.type(1 << 8 * b.itemsize - 1)
+        shape, choice = (ROWS, COLUMNS), bits((ROWS, COLUMNS)) % 4
+        other = elements(bits, "f32", shape, "near" if mode == "cancel" else mode).view(np.float32)
+        far = elements(bits, "f32", shape, "wide").view(np.float32)
+        with np.errstate(all="ignore"):
+            sums = (values(kind, a) @ values(kind, b).T).astype(np.float32)
+            c = np.select([choice == 0, choice == 1, choice == 2], [np.float32(0) * sums, -sums, far * sums], other)
+        yield a, b, np.where(np.isnan(c) & (mode != "special"), np.float32(1), c).astype(np.float32)
