@@ -162,7 +162,7 @@ def test_wrong_digest(server: Server, store: Store) -> None:
 
 def test_a_page_in_place_of_the_file(server: Server, store: Store) -> None:
     server.mode = "page"
-    with pytest.raises(DigestError):
+    with pytest.raises(DigestError, match="web page"):
         fetch(server, store)
     assert not leftovers(store)
 

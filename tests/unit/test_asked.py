@@ -198,7 +198,8 @@ def test_a_pin_file_names_an_llvm_and_no_triton(here: Here, tmp_path: Path) -> N
     code, _, said = here.call("build", "triton", "--triton", file)
     assert code == 4
     assert "names no Triton" in said
-    assert here.call("plan", "llvm", "--triton", file, "--aotriton", "0.13b")[0] == 4
+    for other in (("--aotriton", "0.13b"), ("--source", f"llvm=https://github.com/llvm/llvm-project@{UNKNOWN}")):
+        assert here.call("plan", "llvm", "--triton", file, *other)[0] == 4
 
 
 def test_what_stands_beside_a_version_is_compared_with_it(here: Here, tmp_path: Path) -> None:
@@ -212,8 +213,8 @@ def test_what_stands_beside_a_version_is_compared_with_it(here: Here, tmp_path: 
         "aotriton": ("--aotriton", "0.13b"),
     }
     good = [("3.6.0", "path"), (head, "path"), (COMMIT, "url"), (V37.commit, "wheel"), (release.triton, "aotriton")]
-    bad = [("3.7.1", "path"), (COMMIT, "path"), ("3.7.1", "url"), ("3.6.0", "wheel"), (COMMIT, "aotriton"),
-           (str(tree), "url")]  # fmt: skip
+    bad = [("3.7.1", "path"), (COMMIT, "path"), ("3.7.1", "url"), ("3.6.0", "wheel"), (COMMIT, "wheel"),
+           (COMMIT, "aotriton"), (str(tree), "url"), (str(tree), "aotriton")]  # fmt: skip
     for value, other in good:
         code, _, said = here.call("plan", "triton", "--triton", value, *beside[other])
         assert code == 0, (value, other, said)

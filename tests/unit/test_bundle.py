@@ -16,9 +16,10 @@ from tests.bundle_fixtures import Place, full_place
 from tests.fake_registry import fake_registry
 from tests.request_fixtures import specs
 from toolchain.bundle.export import TYPE, export
+from toolchain.bundle.importer import import_bundle
 from toolchain.cli.app import app
 from toolchain.core.cache import Cache
-from toolchain.core.errors import LockedError, RegistryError, SourceError
+from toolchain.core.errors import ConfigError, LockedError, RegistryError, SourceError
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.pipeline import lockfile
@@ -74,6 +75,13 @@ def test_what_goes_in_comes_out(place: Place) -> None:
                 assert (got.path / "python" / "link").readlink() == Path("tool")
                 assert (got.path / "python" / "tool").stat().st_mode & 0o111
                 assert (got.path / "empty").is_dir()
+
+
+def test_a_lock_that_cannot_be_written_there(place: Place) -> None:
+    place.export()
+    (place.root / "file").touch()
+    with pytest.raises(ConfigError, match="cannot write"):
+        import_bundle(place.out, Cache(place.root / "other"), place.root / "file" / "toolchain.lock")
 
 
 def test_a_bundle_is_no_image(place: Place) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from toolchain.catalog import release_data as pins
 from toolchain.catalog.components import LlvmRequirements, check_files, features_of, missing_in, needs_for
-from toolchain.core.errors import ContractError, UnsupportedError
+from toolchain.core.errors import ContractError, PinError, UnsupportedError
 
 GSAN = "db82b800cd4b73e3fa586e1819b314f53bfbad4c"
 VERSIONS = ["2.1", "2.3.1", "3.0", "3.1.0", "3.2", "3.3", "3.4", "3.5", "3.6", "3.7.0", "3.7.1", "3.8.0", "3.9.0"]
@@ -69,6 +69,8 @@ def test_host_libraries(version: str, arch: str, target: str) -> None:
 def test_triton_not_on_record(version: str) -> None:
     with pytest.raises(UnsupportedError):
         needs_for(version)
+    with pytest.raises(PinError):
+        needs_for("main")
     with pytest.raises(UnsupportedError, match="architecture"):
         needs_for("3.7", "riscv64")
 

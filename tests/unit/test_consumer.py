@@ -71,6 +71,14 @@ def test_a_part_with_a_cmake_package_is_no_llvm_for_triton(tmp_path: Path) -> No
     assert len(found.unknown) == 1
 
 
+def test_an_llvm_that_somebody_else_made(tmp_path: Path) -> None:
+    files = {"opt/llvm/lib/cmake/llvm/LLVMConfig.cmake": b"x", "etc/os-release": b"x"}
+    found, digest = use(tmp_path, files, own=False)
+    lines = list(found.text())
+    assert lines[0] == f"COPY --from={REF}@{digest} /opt/llvm /opt/llvm"
+    assert lines[-1].startswith("# not known: how it was built")
+
+
 @pytest.mark.parametrize("mount", ["/opt/triton-cache", "/opt/a b"])
 def test_a_triton_cache_goes_where_its_label_says(tmp_path: Path, mount: str) -> None:
     layout = Layout(tmp_path / "layout").ensure()

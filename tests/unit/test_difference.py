@@ -59,6 +59,7 @@ def test_each_kind_of_difference_is_named(tmp_path: Path) -> None:
     }
     assert (found["byte"].offset, found["byte"].first[:2], found["byte"].second[:2]) == (5, "35", "78")
     assert (found["longer"].offset, found["longer"].first, found["longer"].second) == (3, "", "64")
+    assert ("at byte 5" in str(found["byte"]), found["byte"].as_json()["offset"]) == (True, 5)
     assert (found["link"].first, found["link"].second) == ("here", "there")
 
 

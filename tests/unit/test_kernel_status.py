@@ -266,7 +266,7 @@ def test_checks_of_numbers_and_earlier_results_are_told(place: Place) -> None:
 
 def test_a_summary_of_many_kernels_is_short() -> None:
     entries = [
-        Entry.of(make_rule(f"kernel_{number}"), FAILED, over_memory=number % 3 > 0, reason="x" * 200)
+        Entry.of(make_rule(f"kernel_{number}"), FAILED, over_memory=number % 3 > 0, reason=f"{number} " * 99)
         for number in range(60)
     ]
     result = CampaignResult(entries=tuple(entries), skipped=0, partial=False, about={})
