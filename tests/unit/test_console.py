@@ -24,6 +24,13 @@ def differs(json: bool = False, say: bool = True) -> None:
     raise NotReproducedError("not the same", why="a.a: content")
 
 
+def test_a_log_record_is_one_line_with_its_level(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.setup(0)
+    logging.getLogger("some").warning("%s is slow", "a host")
+    logging.getLogger("some").info("not shown")
+    assert capsys.readouterr().err == "WARNING: a host is slow\n"
+
+
 def test_a_result_and_then_a_failure_are_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as stopped:
         differs(json=True)

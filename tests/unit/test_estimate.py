@@ -67,14 +67,6 @@ def test_the_first_half_minute_says_nothing() -> None:
     assert left(pace, now) == pytest.approx(361 * 2, rel=0.05)
 
 
-def test_what_a_compiler_cache_gave_is_forgotten_with_its_window() -> None:
-    pace = Pace(4.5)
-    now = run(pace, 0.0, range(1, 2001), 3000, 0.02)
-    assert left(pace, now) == pytest.approx(1000 * 0.02, rel=0.1)
-    now = run(pace, now, range(2001, 2401), 3000, 2.0)
-    assert left(pace, now) == pytest.approx(600 * 2, rel=0.1)
-
-
 def test_a_step_that_hangs_makes_the_estimate_grow() -> None:
     pace = Pace(4.5)
     now = run(pace, 0.0, range(1, 41), 400, 2.0)

@@ -97,14 +97,6 @@ def test_shards_make_what_one_machine_makes(tmp_path: Path) -> None:
     assert result.about == {"triton": "0.0"}
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    store = folder(tmp_path / "store")
-    for number in (1, 3):
-        run(Machine(tmp_path / f"machine-{number}"), [store], (number, 4))
-    with pytest.raises(KernelError, match="2 of 4 shards are missing: 2/4, 4/4"):
-        merge(Machine(tmp_path / "joined"), [store])
-
-
 def test_a_missing_kernel_is_named(tmp_path: Path) -> None:
     store, machine = folder(tmp_path / "store"), Machine(tmp_path / "machine")
     for number in (1, 2):
@@ -132,17 +124,6 @@ def test_shards_of_two_numbers_are_refused_where_none_is_complete(tmp_path: Path
     with pytest.raises(ConfigError) as caught:
         merge(Machine(tmp_path / "joined"), stores)
     assert "2, 3" in caught.value.why
-
-
-def test_what_does_not_compile_is_known_after_the_merge(tmp_path: Path) -> None:
-    rules = [*RULES, replace(make_rule("fails"), source="fails.py")]
-    store = folder(tmp_path / "store")
-    for number in (1, 2):
-        run(Machine(tmp_path / f"machine-{number}"), [store], (number, 2), rules)
-    joined = Machine(tmp_path / "joined")
-    result = merge(joined, [store], rules)
-    assert joined.workers.tries == []
-    assert [(entry.kernel, entry.reason.partition(":")[0]) for entry in result.bad] == [("fails", "TypeError")]
 
 
 def test_with_a_key_marks_count_only_where_it_signed_them(tmp_path: Path) -> None:
