@@ -28,6 +28,11 @@ def bits(value: float) -> int:
     return int(struct.unpack("<I", struct.pack("<f", value))[0])
 
 
+def double(value: float) -> int:
+    """The bits of a float64."""
+    return int(struct.unpack("<Q", struct.pack("<d", value))[0])
+
+
 def half(value: float) -> int:
     """The bits of a float16."""
     return int(np.float16(value).view(np.uint16))

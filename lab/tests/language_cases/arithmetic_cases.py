@@ -289,7 +289,7 @@ def _scalars(_: np.random.Generator) -> LanguageProblem:
     }  # fmt: skip
     return LanguageProblem(
         values,
-        {"out": Close(i + (-100 - 30000 + (1 << 30) - (1 << 50))), "wide": Close(1.5e100 + i)},
+        {"out": Close(i + (-100 - 30000 + (1 << 30) - (1 << 50))), "wide": Close(1.5 * 1e100 + i)},
     )
 
 

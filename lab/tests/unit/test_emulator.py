@@ -298,7 +298,6 @@ def test_waits_are_read(text: str, counts: dict[str, int]) -> None:
         ("s_and_b64 s[0:1], s[2:3], 0xffffffff", GFX942, "0xffffffff"),
         ("v_dual_mov_b32 v0, v1 :: v_dual_nonsense v1, v0", GFX1100, "v_nonsense"),
         ("s_and_saveexec_b64 s[0:1], vcc", GFX1100, "EXEC"),
-        ("v_dot2_bf16_bf16 v0.l, v1, 0x40404040, 0", GFX1100, "a sum of two products"),
         ("v_dot2_bf16_bf16 v0.l, v1, 0x4040, v2.l", GFX1100, "a sum of two products"),
         ("v_wmma_f16_16x16x16_f16 v[0:7], v[8:15], v[16:23], v[0:7]", GFX1100, "v_wmma_f16_16x16x16_f16"),
     ],

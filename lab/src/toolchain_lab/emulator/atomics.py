@@ -20,7 +20,7 @@ from toolchain_lab.emulator.wave import Wave
 # From the old value and the lane's operands the new one; numpy scalars of the operation's type.
 Change = Callable[..., Any]
 _NAME = re.compile(r"(global|flat|buffer)_atomic_(\w+)$")
-_LDS = re.compile(r"ds_(add|sub|min|max|and|or|xor)(_rtn)?_([iub]\d+|f32)$")
+_LDS = re.compile(r"ds_(add|sub|min|max|and|or|xor)(?:_num)?(_rtn)?_([iub]\d+|f32|f64)$")
 _INTEGERS: dict[str, Change] = {
     "add": lambda old, new: old + new, "sub": lambda old, new: old - new, "min": min, "max": max,
     "and": lambda old, new: old & new, "or": lambda old, new: old | new, "xor": lambda old, new: old ^ new,

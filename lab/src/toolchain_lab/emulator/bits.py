@@ -46,7 +46,10 @@ def round_bf16(values: Array) -> Array:
 
 
 def exponent(values: Array) -> Array:
-    """The biased exponent of each `float32`."""
+    """The biased exponent of each `float32` or `float64`."""
+    if np.asarray(values).dtype == np.float64:
+        quads: Array = np.asarray(values).view(np.uint64)
+        return (quads >> np.uint64(52) & np.uint64(0x7FF)).astype(np.int32)
     bits: Array = np.asarray(values, np.float32).view(np.uint32)
     return ((bits >> np.uint32(23)) & np.uint32(255)).astype(np.int32)
 

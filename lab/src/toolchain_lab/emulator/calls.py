@@ -1,4 +1,4 @@
-"""Calls of functions that were not inlined, and the one bit of the mode that kernels change."""
+"""Calls of functions that were not inlined, and the bits of the mode that kernels change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from toolchain_lab.emulator.wave import Wave
 
 # These say themselves where a wave continues.
 _JUMPS = frozenset({"s_setpc_b64", "s_swappc_b64"})
-_OVERFLOW = re.compile(r"hwreg\(HW_REG_MODE, 23, 1\)$")
+_OVERFLOW = re.compile(r"hwreg\(HW_REG_(WAVE_)?MODE, 23, 1\)$")
+_ROUNDING = re.compile(r"hwreg\(HW_REG_(WAVE_)?MODE, 2, 2\)$")
 
 
 def jumps(instruction: Instruction) -> bool:
@@ -50,8 +51,13 @@ def call(operands: Operands) -> Run:
 
 
 def set_mode(operands: Operands) -> Run:
-    """S_SETREG_IMM32_B32 of FP16_OVFL: conversions to fewer bits give the largest number instead of infinity."""
+    """S_SETREG_IMM32_B32 of FP16_OVFL: conversions to fewer bits give the largest number instead of infinity.
+
+    The rounding of halves and float64 may be set to that of the start, to the nearest.
+    """
     register, value = operands.instruction.operands
+    if _ROUNDING.match(register) and not operands.constant(value):
+        return lambda _: None
     if _OVERFLOW.match(register) is None:
         raise operands.instruction.unknown(f"the register {register}")
     clamps = bool(operands.constant(value) & 1)

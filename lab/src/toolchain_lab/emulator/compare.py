@@ -58,11 +58,13 @@ def _rows() -> dict[str, LaneOp]:
     rows: dict[str, LaneOp] = {}
     for name, compare in _FLOAT.items():
         rows[f"{name}_f32"] = LaneOp("b", "ff", compare)
+        rows[f"{name}_f64"] = LaneOp("b", "ee", compare)
         rows[f"{name}_f16"] = LaneOp("b", "hh", compare)
     for kind, letter in _TYPES.items():
         for name, compare in _INTEGER.items():
             rows[f"{name}_{kind}"] = LaneOp("b", letter * 2, compare)
     rows["class_f32"] = LaneOp("b", "fu", classify)
+    rows["class_f64"] = LaneOp("b", "eu", classify)
     return rows
 
 

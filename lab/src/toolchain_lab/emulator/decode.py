@@ -11,11 +11,14 @@ from toolchain_lab.emulator import (
     atomics,
     calls,
     compare,
+    conversions,
+    double,
     lanes,
     lanewise,
     loads,
     local,
     matrix,
+    matrix_types,
     packed,
     scalar,
     vector_float,
@@ -28,11 +31,17 @@ from toolchain_lab.emulator.operands import Get, Operands, Put, Run
 from toolchain_lab.emulator.syntax import Instruction, parse
 from toolchain_lab.emulator.wave import EXEC, Target, Wave
 
-_LANE_OPS: dict[str, LaneOp] = {**vector_integer.LANE_OPS, **vector_float.LANE_OPS, **compare.LANE_OPS}
+_LANE_OPS: dict[str, LaneOp] = {
+    **vector_integer.LANE_OPS,
+    **vector_float.LANE_OPS,
+    **double.LANE_OPS,
+    **compare.LANE_OPS,
+}
 _HANDLERS: dict[str, Handler] = {
     **{name: lanewise.handler(row) for name, row in _LANE_OPS.items()},
     **vector_integer.HANDLERS,
     **vector_float.HANDLERS,
+    **double.HANDLERS,
     **compare.HANDLERS,
     **packed.HANDLERS,
     **lanes.HANDLERS,
@@ -42,6 +51,8 @@ _HANDLERS: dict[str, Handler] = {
 }
 _FINDERS: tuple[Callable[[str], Handler | None], ...] = (
     matrix.handler_of,
+    matrix_types.handler_of,
+    conversions.handler_of,
     atomics.handler_of,
     loads.handler_of,
     local.handler_of,

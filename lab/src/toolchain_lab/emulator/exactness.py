@@ -13,7 +13,7 @@ from toolchain_lab.emulator.accumulation import rule_of
 from toolchain_lab.emulator.wave import Target
 
 EXACT, APPROXIMATE, UNSUPPORTED = LABELS = ("exact", "approximate", "unsupported")
-_MATRIX = re.compile(r"v_(?:s?mfmac?|s?wmmac?)_f32_(?:\d+x){2}(\d+)_?(x?b?f\d+)(_1k)?")
+_MATRIX = re.compile(r"v_(?:s?mfmac?|s?wmmac?)_(?:scale_)?f\d+_(?:\d+x){2}(\d+)_?(x?b?fp?\d+)(_1k)?")
 _DOT = re.compile(r"v_dot(\d)c?_(?!i32|u32)")
 _ULP = "1 unit in the last place, as AMD's manuals state"
 # By name, the error of what is not a matrix instruction.
@@ -23,7 +23,6 @@ _BOUNDS = (
     (re.compile(r"v_(s_)?(sin|cos|tanh)_"), "unknown: AMD's manuals state none"),
     (re.compile(r"v_div_fmas"), "1 unit in the last place, where a result is scaled"),
     (re.compile(r"v_fma_mix(lo|hi)"), "1 unit in the last place, because the sum is rounded to float32 first"),
-    (re.compile(r"v_fma_f64"), "1 unit in the last place"),
 )
 
 
@@ -45,9 +44,9 @@ def bound(name: str, target: Target, magnitude: float | None = None) -> str:
 def _of_sum(terms: int, kind: str, magnitude: float | None) -> str:
     """The bound of a sum of products.
 
-    Hardware may add in any order and may lose a unit of float32 of the whole sum at each of its terms; the emulator
-    rounds once. Factors of xf32 may be rounded or cut off.
+    Hardware may add in any order and may lose a unit of float32, or of float64, of the whole sum at each of its terms;
+    the emulator rounds once. Factors of xf32 may be rounded or cut off.
     """
     units = terms + 2 + (1 << 14 if kind == "xf32" else 0)
-    text = f"{units} * 2^-23 * (sum of |a*b| + |c|)"
+    text = f"{units} * 2^-{52 if kind == 'f64' else 23} * (sum of |a*b| + |c|)"
     return text if magnitude is None else f"{text}, here at most {units * 2.0**-23 * magnitude:.1e}"

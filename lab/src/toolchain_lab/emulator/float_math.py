@@ -122,25 +122,26 @@ def cosine(values: Array) -> Array:
 
 
 def fraction(values: Array) -> Array:
-    """V_FRACT_F32: below 1 always."""
-    below: Array = np.minimum(values - np.floor(values), np.float32(0.99999994))
+    """V_FRACT: below 1 always."""
+    values = np.asarray(values)
+    below: Array = np.minimum(values - np.floor(values), np.nextafter(values.dtype.type(1), values.dtype.type(0)))
     return below
 
 
 def scale(values: Array, power: Array) -> Array:
-    """V_LDEXP_F32."""
-    scaled: Array = np.ldexp(values, np.clip(power, -400, 400))
+    """V_LDEXP."""
+    scaled: Array = np.ldexp(values, np.clip(power, -2200, 2200))
     return scaled
 
 
 def mantissa(values: Array) -> Array:
-    """V_FREXP_MANT_F32."""
+    """V_FREXP_MANT."""
     part: Array = np.frexp(values)[0]
     return part
 
 
 def mantissa_exponent(values: Array) -> Array:
-    """V_FREXP_EXP_I32_F32: 0 for infinity and NaN."""
+    """V_FREXP_EXP_I32: 0 for infinity and NaN."""
     return np.where(np.isfinite(values), np.frexp(values)[1], 0).astype(np.int32)
 
 
@@ -149,6 +150,16 @@ def to_integer(values: Array, low: float, high: float) -> Array:
     wide = np.nan_to_num(np.trunc(np.asarray(values, np.float64)), nan=0.0, posinf=high, neginf=low)
     kept: Array = np.clip(wide, low, high).astype(np.int64)
     return kept
+
+
+def to_i32(values: Array) -> Array:
+    """V_CVT_I32."""
+    return to_integer(values, -2147483648.0, 2147483647.0).astype(np.int32)
+
+
+def to_u32(values: Array) -> Array:
+    """V_CVT_U32."""
+    return to_integer(values, 0.0, 4294967295.0).astype(np.uint32)
 
 
 def half_towards_zero(values: Array) -> Array:
@@ -161,21 +172,24 @@ def half_towards_zero(values: Array) -> Array:
 
 
 def classify(values: Array, wanted: Array) -> Array:
-    """V_CMP_CLASS_F32: whether a number is of one of the classes whose bits are set."""
-    values = np.asarray(values, np.float32)
-    bits = values.view(np.uint32)
+    """V_CMP_CLASS: whether a number is of one of the classes whose bits are set."""
+    values = np.asarray(values)
     negative, magnitude = np.signbit(values), np.abs(values)
-    quiet = (bits & np.uint32(0x400000)) != 0
+    tiny: np.float32 | np.float64 = _TINY
+    if values.dtype == np.float64:
+        tiny, quiet = np.float64(2.0**-1022), (values.view(np.uint64) & np.uint64(1 << 51)) != 0
+    else:
+        quiet = (values.view(np.uint32) & np.uint32(1 << 22)) != 0
     tests = (
         np.isnan(values) & ~quiet,
         np.isnan(values) & quiet,
         np.isinf(values) & negative,
-        np.isfinite(values) & (magnitude >= _TINY) & negative,
-        (magnitude > 0) & (magnitude < _TINY) & negative,
+        np.isfinite(values) & (magnitude >= tiny) & negative,
+        (magnitude > 0) & (magnitude < tiny) & negative,
         (values == 0) & negative,
         (values == 0) & ~negative,
-        (magnitude > 0) & (magnitude < _TINY) & ~negative,
-        np.isfinite(values) & (magnitude >= _TINY) & ~negative,
+        (magnitude > 0) & (magnitude < tiny) & ~negative,
+        np.isfinite(values) & (magnitude >= tiny) & ~negative,
         np.isinf(values) & ~negative,
     )
     result: Array = np.zeros(np.broadcast(values, wanted).shape, np.bool_)
@@ -246,12 +260,14 @@ def _special_quotients(result: Array, sign: Array, denominator: Array, numerator
 
 
 def div_fixup(quotient: Array, denominator: Array, numerator: Array) -> Array:
-    """V_DIV_FIXUP_F32: the special cases of a division."""
+    """V_DIV_FIXUP_F32 and V_DIV_FIXUP_F64: the special cases of a division."""
     quotient, denominator, numerator = np.broadcast_arrays(quotient, denominator, numerator)
-    sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), np.float32(-1), np.float32(1))
+    kind = quotient.dtype.type
+    sign = np.where(np.signbit(denominator) ^ np.signbit(numerator), kind(-1), kind(1))
     result = sign * np.abs(quotient)
-    result = np.where(np.isnan(quotient), sign * np.float32(np.inf), result)
-    result = np.where(exponent(numerator) - exponent(denominator) < -150, sign * np.float32(0), result)
+    result = np.where(np.isnan(quotient), sign * kind(np.inf), result)
+    least = -1075 if kind is np.float64 else -150
+    result = np.where(exponent(numerator) - exponent(denominator) < least, sign * kind(0), result)
     return _special_quotients(result, sign, denominator, numerator)
 
 

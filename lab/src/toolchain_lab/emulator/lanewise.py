@@ -28,7 +28,7 @@ class LaneOp:
 
     Letters of 32 bits: `u` uint32, `t` uint32 of which the text may name a half, `i` int32, `f` float32, `d` the
     destination's old value as float32. Of 16 bits: `h` float16, `s` int16, `w` uint16. Of 64 bits: `q` uint64, `l`
-    int64. And `b`: a lane mask, VCC where it is left out.
+    int64, `e` float64, `a` the destination's old value as float64. And `b`: a lane mask, VCC where it is left out.
     """
 
     result: str
@@ -84,8 +84,8 @@ def sources_and_put(operands: Operands, row: LaneOp) -> tuple[list[Get], Put]:
     gets: list[Get] = []
     position = first
     for number, letter in enumerate(row.sources):
-        if letter == "d":
-            gets.append(operands.f32(texts[0]))
+        if letter in "da":
+            gets.append(operands.f32(texts[0]) if letter == "d" else operands.f64(texts[0]))
             continue
         if letter == "b" and position >= len(texts):
             gets.append(operands.mask(operands.vcc))
@@ -106,7 +106,14 @@ def _has_halves(row: LaneOp) -> bool:
 
 def source(operands: Operands, letter: str, text: str, high: int = 0) -> Get:
     """A source by its letter; `high` picks the upper half where it has 16 bits."""
-    simple = {"u": operands.u32, "i": operands.i32, "f": operands.f32, "q": operands.u64, "b": operands.mask}
+    simple = {
+        "u": operands.u32,
+        "i": operands.i32,
+        "f": operands.f32,
+        "q": operands.u64,
+        "e": operands.f64,
+        "b": operands.mask,
+    }
     if letter in simple:
         return simple[letter](text)
     if letter == "h":
@@ -145,8 +152,14 @@ def destination(operands: Operands, row: LaneOp, text: str, high: int | None = N
             bits(wave, np.asarray(value).view(np.uint16))
 
         return put
-    quad = operands.put_u64(text)
-    return lambda wave, value: quad(wave, np.asarray(value).view(np.uint64))
+    quad, clamps = operands.put_u64(text), letter == "e" and operands.instruction.modifiers.flag("clamp")
+
+    def put_quad(wave: Wave, value: Array) -> None:
+        if clamps:
+            value = np.clip(np.nan_to_num(value, nan=0.0), 0.0, 1.0)
+        quad(wave, np.asarray(value).view(np.uint64))
+
+    return put_quad
 
 
 def refuse_overflow(wave: Wave, instruction: Instruction, value: Array) -> None:

@@ -144,21 +144,23 @@ def swizzle(operands: Operands) -> Run:
 
 
 def transposed_read(operands: Operands) -> Run:
-    """DS_READ_B64_TR_B16: 16 lanes read four rows of 16 halves, four halves each; each lane gets one column.
+    """DS_READ_B64_TR_B16 and _B8: 16 lanes read rows of 16 elements, 8 bytes each; each lane gets one column.
 
-    Lane 4r + c reads halves 4c to 4c+3 of row r. No manual we found documents it; Triton's layouts need this order.
+    Of halves, lane 4r + c reads 4c to 4c+3 of row r; of bytes, lane 2r + c reads 8c to 8c+7. No manual we found
+    documents it; Triton's layouts need this order.
     """
     result, base = operands.instruction.operands
     pc, offset = operands.instruction.address, operands.instruction.modifiers.number("offset")
     address = operands.u32(base)
     puts = [operands.put_u32(result, word) for word in range(2)]
+    kind = np.uint16 if operands.instruction.name.endswith("16") else np.uint8
 
     def run(wave: Wave) -> None:
         if not wave.all_lanes:
             raise operands.instruction.unknown("lanes that are not active")
         words = _load(wave, address(wave), offset, 8, pc).T
         # [block of 16 lanes, row, 16 columns]
-        rows = np.ascontiguousarray(words).view(np.uint16).reshape(wave.lanes // 16, 4, 16)
+        rows = np.ascontiguousarray(words).view(kind).reshape(wave.lanes // 16, -1, 16)
         columns = np.ascontiguousarray(rows.transpose(0, 2, 1)).view(np.uint32).reshape(wave.lanes, 2)
         for word, put in enumerate(puts):
             put(wave, columns[:, word])
@@ -170,6 +172,7 @@ HANDLERS: dict[str, Handler] = {
     "ds_bpermute_b32": backward_permute,
     "ds_swizzle_b32": swizzle,
     "ds_read_b64_tr_b16": transposed_read,
+    "ds_read_b64_tr_b8": transposed_read,
 }
 
 

@@ -225,6 +225,17 @@ class Operands:
             return lambda wave: wave.u[low].astype(np.uint64) | wave.u[low + 1].astype(np.uint64) << np.uint64(32)
         return lambda wave: np.asarray(np.uint64(wave.quad(low)))
 
+    def f64(self, text: str) -> Get:
+        """A source as `float64`, with its signs; a literal is the upper half of the number."""
+        operand = self.signs(text)
+        if operand.text.startswith("0x"):
+            value = np.asarray(np.uint64(int(operand.text, 0) << 32)).view(np.float64)
+            return _with_signs(lambda _: value, operand)
+        if operand.text.startswith("lit("):
+            raise self.instruction.unknown(f"the literal {operand.text} as 64 bits")
+        bits = self.u64(operand.text)
+        return _with_signs(lambda wave: bits(wave).view(np.float64), operand)
+
     def mask(self, text: str) -> Get:
         """A lane mask, `bool[lanes]`."""
         register = self.register(text)

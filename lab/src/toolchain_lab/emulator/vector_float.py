@@ -46,14 +46,6 @@ def _dot2_bf16(a: Array, b: Array, add: Array) -> Array:
     return total
 
 
-def _to_i32(values: Array) -> Array:
-    return float_math.to_integer(values, -2147483648.0, 2147483647.0).astype(np.int32)
-
-
-def _to_u32(values: Array) -> Array:
-    return float_math.to_integer(values, 0.0, 4294967295.0).astype(np.uint32)
-
-
 LANE_OPS: dict[str, LaneOp] = {
     "v_add_f32": LaneOp("f", "ff", np.add),
     "v_sub_f32": LaneOp("f", "ff", np.subtract),
@@ -110,8 +102,8 @@ LANE_OPS: dict[str, LaneOp] = {
     "v_div_fmas_f32": LaneOp("f", "fffb", float_math.div_fmas),
     "v_cvt_f32_i32": LaneOp("f", "i", _from_integer),
     "v_cvt_f32_u32": LaneOp("f", "u", _from_integer),
-    "v_cvt_i32_f32": LaneOp("i", "f", _to_i32),
-    "v_cvt_u32_f32": LaneOp("u", "f", _to_u32),
+    "v_cvt_i32_f32": LaneOp("i", "f", float_math.to_i32),
+    "v_cvt_u32_f32": LaneOp("u", "f", float_math.to_u32),
     **{f"v_cvt_f32_ubyte{number}": _byte(number) for number in range(4)},
     "v_cvt_f32_f16": LaneOp("f", "h", lambda a: np.asarray(a).astype(np.float32)),
     "v_cvt_f16_f32": LaneOp("h", "f", lambda a: np.asarray(a).astype(np.float16)),
@@ -218,18 +210,21 @@ def _dot2_of(compute: Compute) -> Handler:
 
 
 def dot2_bf16(operands: Operands) -> Run:
-    """V_DOT2_BF16_BF16 as a multiplication by a constant, which is how LLVM uses it: one half of it is 0, and so is
-    what is added. How a sum of two products is rounded is unknown."""
+    """V_DOT2_BF16_BF16 as a multiplication, which is how LLVM uses it: one of both products is 0, and so is what is
+    added. How a sum of two products is rounded is unknown."""
     result, first, second, third = operands.instruction.operands
-    if third != "0" or operands.register(second) is not None or operands.instruction.modifiers.names():
+    if third != "0" or operands.instruction.modifiers.names() or "." in second.removesuffix(".l"):
         raise operands.instruction.unknown("a sum of two products")
-    factor = np.asarray(np.uint32(operands.constant(second)))
-    if (factor & np.uint32(0xFFFF)) and (factor >> np.uint32(16)):
-        raise operands.instruction.unknown("a sum of two products")
-    get, put = operands.u32(first), operands.put_half_bits(result)
+    left, right, put = operands.u32(first), operands.u32(second), operands.put_half_bits(result)
+    none = np.zeros((), np.float32)
 
     def run(wave: Wave) -> None:
-        put(wave, round_bf16(_dot2_bf16(get(wave), factor, np.zeros((), np.float32))))
+        a, b = left(wave), right(wave)
+        low = _dot2_bf16(a & np.uint32(0xFFFF), b & np.uint32(0xFFFF), none)
+        high = _dot2_bf16(a >> np.uint32(16), b >> np.uint32(16), none)
+        if np.count_nonzero((low != 0) & (high != 0) & np.isfinite(low) & np.isfinite(high) & wave.mask):
+            raise operands.instruction.unknown("a sum of two products")
+        put(wave, round_bf16(low + high))
 
     return run
 

@@ -1,0 +1,188 @@
+"""Instructions on float64, as AMD's instruction set manuals describe them."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+
+from toolchain_lab.emulator import float_math
+from toolchain_lab.emulator.bits import Array, exponent
+from toolchain_lab.emulator.lanewise import Handler, LaneOp
+from toolchain_lab.emulator.operands import Operands, Run
+from toolchain_lab.emulator.wave import Wave
+
+_TINY = 2.0**-1022
+_SPLIT = 2.0**27 + 1
+# How many bits of 2/pi V_TRIG_PREOP_F64 knows.
+_TURN_BITS = 1201
+
+
+def _sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """Return a+b rounded, and what the rounding lost."""
+    total = a + b
+    back = total - a
+    return total, (a - (total - back)) + (b - back)
+
+
+def _halves(values: Array) -> tuple[Array, Array]:
+    """Split numbers into two of 26 bits each."""
+    scaled = values * _SPLIT
+    high = scaled - (scaled - values)
+    return high, values - high
+
+
+def _by_fractions(a: float, b: float, c: float, power: int) -> float:
+    """Return (a*b+c) * 2^power, rounded once."""
+    exact = (Fraction(a) * Fraction(b) + Fraction(c)) * Fraction(2) ** power
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf if exact > 0 else -math.inf
+
+
+def fma(a: Array, b: Array, c: Array) -> Array:
+    """Return a*b+c, rounded once; the sum of all parts is by Boldo and Melquiond, "Emulation of a FMA", 2008."""
+    a, b, c = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64), np.asarray(c, np.float64))
+    product = a * b
+    (high_a, low_a), (high_b, low_b) = _halves(a), _halves(b)
+    rest = low_a * low_b - (((product - high_a * high_b) - low_a * high_b) - high_a * low_b)
+    (middle, below), result = _sum(c, rest), product + c
+    top, lost = _sum(product, middle)
+    known = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0)
+    far = [np.abs(exponent(values) - 1023) > limit for values, limit in ((a, 400), (b, 400), (c, 800))]
+    slow = known & (far[0] | far[1] | (far[2] & (c != 0)))
+    result = np.where(known, top + float_math.add_to_odd(below, lost), result)
+    for lane in zip(*np.nonzero(slow), strict=True):
+        result[lane] = _by_fractions(float(a[lane]), float(b[lane]), float(c[lane]), 0)
+    return result if result.ndim or not slow else np.asarray(_by_fractions(float(a), float(b), float(c), 0))
+
+
+def div_fmas(a: Array, b: Array, c: Array, scaled: Array) -> Array:
+    """V_DIV_FMAS_F64: the last step of a division, which takes the scale back."""
+    plain = fma(a, b, c)
+    if not np.count_nonzero(scaled):
+        return plain
+    a, b, c, plain, scaled = np.broadcast_arrays(a, b, c, plain, scaled)
+    result: Array = plain.copy()
+    for lane in np.flatnonzero(scaled):
+        power = 128 if exponent(c[lane]) > 1023 else -128
+        finite = all(math.isfinite(each[lane]) for each in (a, b, c))
+        values = float(a[lane]), float(b[lane]), float(c[lane])
+        result[lane] = _by_fractions(*values, power) if finite and plain[lane] else plain[lane]
+    return result
+
+
+def _scaled(value: Array, denominator: Array, numerator: Array) -> tuple[Array, Array]:
+    """V_DIV_SCALE_F64: one of the operands of a division, scaled where a step of it would overflow or vanish.
+
+    Returns:
+        The value, and the lanes whose quotient V_DIV_FMAS_F64 must scale back.
+    """
+    value, denominator, numerator = np.broadcast_arrays(value, denominator, numerator)
+
+    def denormal(values: Array) -> Array:
+        return np.asarray((values != 0) & (np.abs(values) < _TINY))
+
+    small_quotient, small_inverse = denormal(numerator / denominator), denormal(1 / denominator)
+    is_denominator, is_numerator = value == denominator, value == numerator
+    # The first case that holds decides: the power of 2, the value that gets it, and whether it is taken back.
+    everything = np.ones(value.shape, np.bool_)
+    cases = (
+        (exponent(numerator) - exponent(denominator) >= 768, 128, is_denominator, True),
+        (denormal(denominator), 128, everything, False),
+        (small_inverse & small_quotient, 128, is_denominator, True),
+        (small_inverse, -128, everything, False),
+        (small_quotient, 128, is_numerator, True),
+        (exponent(numerator) <= 53, 128, everything, False),
+    )
+    invalid = (numerator == 0) | (denominator == 0)
+    power, back, left = np.zeros(value.shape, np.int32), np.zeros(value.shape, np.bool_), ~invalid
+    for holds, amount, which, taken_back in cases:
+        power[left & holds & which] = amount
+        back |= left & holds & taken_back
+        left &= ~holds
+    return np.where(invalid, np.nan, np.ldexp(value, power)), back
+
+
+def div_scale(operands: Operands) -> Run:
+    """V_DIV_SCALE_F64, which also writes a lane mask."""
+    result, mask, *sources = operands.instruction.operands
+    value, denominator, numerator = (operands.f64(text) for text in sources)
+    put, put_mask = operands.put_u64(result), operands.put_mask(mask)
+
+    def run(wave: Wave) -> None:
+        scaled, lanes = _scaled(value(wave), denominator(wave), numerator(wave))
+        put(wave, scaled.view(np.uint64))
+        put_mask(wave, lanes)
+
+    return run
+
+
+@cache
+def _two_over_pi() -> int:
+    """The first bits of 2/pi behind the point, by Machin's formula."""
+    one = 1 << (_TURN_BITS + 64)
+
+    def arc_tangent(inverse: int) -> int:
+        total, term, number = 0, one // inverse, 1
+        while term:
+            total += term // number if number % 4 == 1 else -(term // number)
+            term, number = term // inverse**2, number + 2
+        return total
+
+    pi = 4 * (4 * arc_tangent(5) - arc_tangent(239))
+    return (2 * one << _TURN_BITS) // pi
+
+
+def _turn_bits(value: Array, segment: Array) -> Array:
+    """V_TRIG_PREOP_F64: 53 bits of 2/pi, those that matter for a number of this size."""
+    value, segment = np.broadcast_arrays(value, segment)
+    large = exponent(value)
+    shifts = (segment & np.uint32(31)).astype(np.int64) * 53 + np.maximum(large - 1077, 0)
+    bits = [(_two_over_pi() << int(shift) & (1 << _TURN_BITS) - 1) >> _TURN_BITS - 53 for shift in shifts.reshape(-1)]
+    powers = np.where(large >= 1968, 128, 0) - 53 - shifts
+    scaled: Array = np.ldexp(np.array(bits, np.float64).reshape(value.shape), powers)
+    return scaled
+
+
+def _rows() -> dict[str, LaneOp]:
+    def one(function: np.ufunc) -> LaneOp:
+        return LaneOp("e", "e", lambda a: function(np.asarray(a)))
+
+    largest = LaneOp("e", "ee", float_math.maximum)
+    smallest = LaneOp("e", "ee", float_math.minimum)
+    return {
+        "v_add_f64": LaneOp("e", "ee", lambda a, b: a + b),
+        "v_mul_f64": LaneOp("e", "ee", lambda a, b: a * b),
+        **dict.fromkeys(("v_max_f64", "v_max_num_f64"), largest),
+        **dict.fromkeys(("v_min_f64", "v_min_num_f64"), smallest),
+        "v_maximum_f64": LaneOp("e", "ee", np.maximum),
+        "v_minimum_f64": LaneOp("e", "ee", np.minimum),
+        "v_fma_f64": LaneOp("e", "eee", fma),
+        "v_fmac_f64": LaneOp("e", "eea", fma),
+        **{f"v_{name}_f64": one(function) for name, function in _FUNCTIONS.items()},
+        "v_rcp_f64": LaneOp("e", "e", lambda a: 1 / np.asarray(a)),
+        "v_rsq_f64": LaneOp("e", "e", lambda a: 1 / np.sqrt(a)),
+        "v_fract_f64": LaneOp("e", "e", float_math.fraction),
+        "v_ldexp_f64": LaneOp("e", "ei", float_math.scale),
+        "v_frexp_mant_f64": LaneOp("e", "e", float_math.mantissa),
+        "v_frexp_exp_i32_f64": LaneOp("i", "e", float_math.mantissa_exponent),
+        "v_trig_preop_f64": LaneOp("e", "eu", _turn_bits),
+        "v_div_fmas_f64": LaneOp("e", "eeeb", div_fmas),
+        "v_div_fixup_f64": LaneOp("e", "eee", float_math.div_fixup),
+        "v_cvt_f32_f64": LaneOp("f", "e", lambda a: np.asarray(a).astype(np.float32)),
+        "v_cvt_i32_f64": LaneOp("i", "e", float_math.to_i32),
+        "v_cvt_u32_f64": LaneOp("u", "e", float_math.to_u32),
+        **{
+            f"v_cvt_f64_{kind}": LaneOp("e", letter, lambda a: np.asarray(a).astype(np.float64))
+            for kind, letter in (("f32", "f"), ("i32", "i"), ("u32", "u"))
+        },
+    }
+
+
+_FUNCTIONS = {"sqrt": np.sqrt, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rndne": np.rint}
+LANE_OPS: dict[str, LaneOp] = _rows()
+HANDLERS: dict[str, Handler] = {"v_div_scale_f64": div_scale}

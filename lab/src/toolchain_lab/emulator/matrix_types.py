@@ -1,0 +1,193 @@
+"""Matrix instructions on integers, floats of 8 and 4 bits, and float64.
+
+Integers are exact. Other products are summed in float64 and rounded once; real hardware rounds in an order of its own.
+Each lane's numbers are taken as they come, because the order of k does not matter as long as both factors share it.
+It does for scales, each of which belongs to 32 numbers in a row.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import numpy as np
+
+from toolchain_lab.emulator.bits import Array
+from toolchain_lab.emulator.conversions import format_of
+from toolchain_lab.emulator.errors import FaultyKernelError
+from toolchain_lab.emulator.lanewise import Handler
+from toolchain_lab.emulator.operands import Get, Operands, Run
+from toolchain_lab.emulator.wave import Target, Wave
+
+_MFMA = re.compile(
+    r"v_mfma_(?P<scale>scale_)?(?P<out>[fi]\d\d)_(?P<size>16|32)x(?P=size)x(?P<k>\d+)_?"
+    r"(?P<kind>i8|f64|f8f6f4|(?:fp8|bf8)_(?:fp8|bf8))$"
+)
+_WMMA = re.compile(r"v_wmma_(?P<out>[fi]32)_16x16x16_(?P<kind>iu8|(?:fp8|bf8)_(?:fp8|bf8))$")
+# The k of one instruction, by rows and type.
+_DEPTHS = {
+    (16, "i8"): {16, 32, 64}, (32, "i8"): {8, 16, 32}, (16, "fp8"): {32}, (32, "fp8"): {16},
+    (16, "f8f6f4"): {128}, (32, "f8f6f4"): {64}, (16, "f64"): {4},
+}  # fmt: skip
+# The types of V_MFMA_F32_*_F8F6F4 by the number in CBSZ and BLGP; those of 6 bits are not emulated.
+_BY_NUMBER = {0: "fp8", 1: "bf8", 4: "fp4"}
+_FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+_FP4 = np.concatenate([_FP4, -_FP4])
+
+
+# A factor is most often used by several instructions.
+@lru_cache(maxsize=256)
+def _numbers(registers: bytes, count: int, kind: str, target: Target) -> Array:
+    """Registers, `uint32[count, lanes]`, as each lane's numbers, `float64[lanes, k]`."""
+    columns = np.ascontiguousarray(np.frombuffer(registers, np.uint32).reshape(count, -1).T)
+    if kind == "f64":
+        return columns.view(np.float64)
+    if kind in {"i8", "u8"}:
+        return columns.view(np.int8 if kind == "i8" else np.uint8).astype(np.float64)
+    codes = columns.view(np.uint8)
+    if kind == "fp4":
+        return _FP4[np.stack([codes & 15, codes >> 4], axis=2).reshape(len(codes), -1)]
+    return format_of(target, kind).decode(codes).astype(np.float64)
+
+
+def _rows(numbers: Array, parts: int, *, chunks: int = 1) -> Array:
+    """A factor as `float64[row, k]`; the lanes hold `parts` parts of each of the chunks of k, one behind the other."""
+    rows = len(numbers) // parts
+    return numbers.reshape(parts, rows, chunks, -1).transpose(1, 2, 0, 3).reshape(rows, -1)
+
+
+def _registers(product: Array, target: Target, kind: str) -> Array:
+    """A product as registers, `[r, lanes]`; the column is that of the lane."""
+    size = len(product)
+    if target.generation == 11 or kind == "f64":
+        return product.reshape(-1, target.lanes)
+    if target.generation == 12:
+        return product.reshape(2, 8, 16).transpose(1, 0, 2).reshape(8, 32)
+    parts = 64 // size
+    return product.reshape(-1, parts, 4, size).transpose(0, 2, 1, 3).reshape(-1, 64)
+
+
+def _added(product: Array, add: Array, out: str) -> Array:
+    """The sum in its type, as registers."""
+    if out == "i32":
+        return (product.astype(np.int64) + add.view(np.int32)).astype(np.int32).view(np.uint32)
+    if out == "f32":
+        return np.asarray((product + add.view(np.float32)).astype(np.float32)).view(np.uint32)
+    return np.stack([product + add], axis=-1).view(np.uint32).transpose(0, 2, 1).reshape(-1, product.shape[1])
+
+
+def _addend(operands: Operands, text: str, out: str) -> Get:
+    """What is added: 32 bits as registers, or float64."""
+    register = operands.register(text)
+    if register is None:
+        return operands.f64(text) if out == "f64" else operands.u32(text)
+    if not register.vector:
+        raise operands.instruction.unknown(f"{text} as the matrix to add")
+    operands.read(register)
+    start, end = register.index, register.index + register.count
+    if out != "f64":
+        return lambda wave: wave.vectors[start:end]
+
+    def quads(wave: Wave) -> Array:
+        words = wave.vectors[start:end].reshape(-1, 2, wave.lanes).transpose(0, 2, 1)
+        return np.ascontiguousarray(words).view(np.float64)[..., 0]
+
+    return quads
+
+
+def _byte_scale(operands: Operands, number: int) -> Get:
+    """A power of two of each lane, `float64[lanes, 1]`: one byte of a register, 255 is NaN."""
+    modifiers = operands.instruction.modifiers
+    if "op_sel_hi" not in modifiers.names():
+        raise operands.instruction.unknown("scales without op_sel_hi")
+    byte = modifiers.vector("op_sel", [0, 0, 0])[number] + 2 * modifiers.vector("op_sel_hi", [])[number]
+    bits, place = operands.u32(operands.instruction.operands[4 + number]), np.uint32(8 * byte)
+
+    def get(wave: Wave) -> Array:
+        power = (bits(wave) >> place & np.uint32(255)).astype(np.int32)
+        return np.where(power == 255, np.nan, np.ldexp(1.0, power - 127)).reshape(-1, 1)
+
+    return get
+
+
+def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = False, scaled: bool = False) -> Handler:
+    def build(operands: Operands) -> Run:
+        texts, target = operands.instruction.operands, operands.target
+        if len(texts) != (6 if scaled else 4):
+            raise operands.instruction.unknown(f"{len(texts)} operands")
+        destination = operands.write(operands.vector(texts[0]))
+        factors = [operands.read(operands.vector(text)) for text in texts[1:3]]
+        add = _addend(operands, texts[3], out)
+        scales = [_byte_scale(operands, number) for number in (0, 1)] if scaled else []
+        address, repeats = operands.instruction.address, target.generation == 11
+        first, last = destination.index, destination.index + destination.count
+
+        def run(wave: Wave) -> None:
+            # EXEC does not matter to these.
+            matrices = []
+            for number, factor in enumerate(factors):
+                rows = wave.vectors[factor.index : factor.index + factor.count]
+                if repeats:
+                    if not np.array_equal(rows[:, :16], rows[:, 16:]):
+                        raise FaultyKernelError(
+                            f"a matrix instruction at {address:#x} has different halves",
+                            why="on gfx11 lanes 16 to 31 must repeat lanes 0 to 15",
+                        )
+                    rows = rows[:, :16]
+                numbers = _numbers(rows.tobytes(), len(rows), kinds[number], target)
+                # Instructions of several formats take 16 bytes of each lane, then the next 16.
+                chunks = len(rows) // 4 if mixed else 1
+                matrix = _rows(numbers, parts, chunks=chunks)
+                if scales:
+                    matrix = matrix * _rows(scales[number](wave), parts).repeat(32, axis=1)
+                matrices.append(matrix)
+            product = _registers(matrices[0] @ matrices[1].T, target, kinds[0])
+            wave.vectors[first:last] = _added(product, add(wave), out)
+
+        return run
+
+    return build
+
+
+def _wmma(out: str, kind: str) -> Handler:
+    def build(operands: Operands) -> Run:
+        generation, modifiers = operands.target.generation, operands.instruction.modifiers
+        if operands.target.lanes != 32 or generation not in {11, 12}:
+            raise operands.instruction.unknown(f"{operands.target.lanes} lanes on {operands.target.gpu}")
+        if kind == "iu8":
+            has_sign = modifiers.vector("neg_lo", [0, 0, 0])
+            kinds = tuple("i8" if sign else "u8" for sign in has_sign[:2])
+        else:
+            kinds = tuple(kind.split("_"))
+        return _product(out, (kinds[0], kinds[1]), generation - 10)(operands)
+
+    return build
+
+
+def _by_format(out: str, parts: int, *, scaled: bool) -> Handler:
+    def build(operands: Operands) -> Run:
+        modifiers = operands.instruction.modifiers
+        left, right = (_BY_NUMBER.get(modifiers.number(name)) for name in ("cbsz", "blgp"))
+        if left is None or right is None:
+            raise operands.instruction.unknown("floats of 6 bits")
+        return _product(out, (left, right), parts, mixed=True, scaled=scaled)(operands)
+
+    return build
+
+
+def handler_of(name: str) -> Handler | None:
+    """The decoder of a matrix instruction; None if the name is unknown."""
+    if match := _WMMA.match(name):
+        return _wmma(match["out"], match["kind"]) if (match["out"] == "i32") == (match["kind"] == "iu8") else None
+    if (match := _MFMA.match(name)) is None:
+        return None
+    out, size, kind = match["out"], int(match["size"]), match["kind"]
+    narrow = "fp8" if "_" in kind else kind
+    if int(match["k"]) not in _DEPTHS.get((size, narrow), set()) or (match["scale"] and kind != "f8f6f4"):
+        return None
+    if out != {"i8": "i32", "f64": "f64"}.get(kind, "f32"):
+        return None
+    if kind == "f8f6f4":
+        return _by_format(out, 64 // size, scaled=match["scale"] is not None)
+    left, right = kind.split("_") if "_" in kind else (kind, kind)
+    return _product(out, (left, right), 64 // size)
