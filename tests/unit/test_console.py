@@ -130,3 +130,18 @@ def test_a_percent_sign_is_no_escape_of_github(
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     console.warn("50 %0A::error::forged")
     assert capsys.readouterr().err == "::warning::50 %250A::error::forged\n"
+
+
+def test_names_of_strangers_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[2K\x1b[1A\x1b[32mtrusted\r\x9b31m"
+    logs.setup(0)
+    console.note(evil)
+    console.warn(evil)
+    console.failure(NotReproducedError(evil, why=evil, fix=evil), as_json=False)
+    logging.getLogger("some").warning("%s", evil)
+    console.text("a", evil)
+    said = capsys.readouterr()
+    assert not {"\x1b", "\r", "\x9b"} & set(said.err + said.out)
+    assert said.out == "a\t\\x1b[2K\\x1b[1A\\x1b[32mtrusted\\x0d\\x9b31m\n"
+    console.data({"a": f"{evil}\x7f"})
+    assert json.loads(capsys.readouterr().out) == {"a": f"{evil}\x7f"}
