@@ -122,7 +122,7 @@ def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: str, arch: st
     monkeypatch.setattr(bases, "DATA", str(path))
 
 
-@pytest.mark.parametrize("words", ["oci", "docker"])
+@pytest.mark.parametrize("words", ["docker", pytest.param("oci", marks=pytest.mark.nightly)])
 def test_a_base_is_pulled_by_digest_built_and_used(
     shelf: Shelf,
     tmp_path: Path,
@@ -191,6 +191,7 @@ def test_what_a_registry_cannot_give_is_told(
 
 
 def test_a_registry_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_: Request) -> None:
+    monkeypatch.setattr("toolchain.core.web.LONGEST_BACKOFF", 0.01)
     with running_registry(tmp_path / "registry") as host:
         pass
     pinned(tmp_path, monkeypatch, f"{host}/el/ubi@sha256:{'1' * 64}")

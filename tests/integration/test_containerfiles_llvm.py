@@ -37,12 +37,6 @@ def test_llvm_source_without_mlir_is_refused_by_the_script(engine: Engine, compi
     assert any("exit status 41" in line for line in failed.tail)
 
 
-def test_llvm_source_must_be_given(engine: Engine, compilerless: str) -> None:
-    failed = engine.build("containerfiles/llvm/Containerfile", "--build-arg", f"BASE={compilerless}", check=False)
-    assert failed.returncode != 0
-    assert not any("@step" in line for line in failed.tail)
-
-
 def llvm_source(folder: Path) -> Path:
     """As much of an LLVM tree as the recipe itself looks at."""
     for project in ("llvm", "mlir", "lld", "clang"):
@@ -72,14 +66,13 @@ def workshop(tree: Path, *compilers: str) -> Path:
     ("compilers", "asked", "not_asked"),
     [
         (("gcc", "g++"), {"-DCMAKE_CXX_COMPILER=g++", "-DCMAKE_C_COMPILER=gcc"}, "-DLLVM_USE_LINKER=lld"),
-        (("gcc", "g++", "ld.lld"), {"-DCMAKE_CXX_COMPILER=g++"}, "-DLLVM_USE_LINKER=lld"),
         (
             ("gcc", "g++", "clang", "clang++", "ld.lld"),
             {"-DCMAKE_CXX_COMPILER=clang++", "-DLLVM_USE_LINKER=lld"},
             "-DCMAKE_CXX_COMPILER=g++",
         ),
     ],
-    ids=["gcc", "gcc-and-lld", "clang"],
+    ids=["gcc", "clang"],
 )
 def test_llvm_layer_on_a_stand_in_base(
     engine: Engine, tmp_path: Path, compilers: tuple[str, ...], asked: set[str], not_asked: str
@@ -171,7 +164,9 @@ def test_a_portable_layer_on_a_stand_in_base(engine: Engine, clang_workshop: str
     assert "@" not in consumer
 
 
-@pytest.mark.parametrize("glibc", ["2.31", ""], ids=["portable", "for-its-base"])
+@pytest.mark.parametrize(
+    "glibc", ["2.31", pytest.param("", marks=pytest.mark.nightly)], ids=["portable", "for-its-base"]
+)
 def test_a_program_alone_has_its_own_precompiled_header(
     engine: Engine, clang_workshop: str, tmp_path: Path, glibc: str
 ) -> None:
@@ -196,10 +191,9 @@ def test_a_program_alone_has_its_own_precompiled_header(
     ("minor", "glibc", "says"),
     [
         (36, "2.31", "/sysroot holds glibc 2.36, and the layer would be called one for 2.31"),
-        (31, "", "GLIBC must name the version of the glibc in /sysroot"),
         (None, "2.31", "built with clang and lld against an old system in /sysroot"),
     ],
-    ids=["another-system", "no-name", "no-system"],
+    ids=["another-system", "no-system"],
 )
 def test_what_is_no_floor_is_refused_by_the_script(
     engine: Engine, clang_workshop: str, tmp_path: Path, minor: int | None, glibc: str, says: str

@@ -87,7 +87,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["wheels", "editable"])
+@pytest.fixture(scope="module", params=["wheels", pytest.param("editable", marks=pytest.mark.nightly)])
 def both(request: pytest.FixtureRequest, wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     def install(python: Path) -> None:
         for name, source in (("toolchain-", TOP), ("toolchain_lab-", TOP / "lab")):

@@ -116,7 +116,7 @@ def recipe_of(engine: Buildah, folder: Path, arch: str) -> Recipe:
     )
 
 
-@pytest.fixture(scope="module", params=["amd64", "arm64"])
+@pytest.fixture(scope="module", params=["amd64", pytest.param("arm64", marks=pytest.mark.nightly)])
 def made(request: pytest.FixtureRequest, engine: Buildah, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Both wheels for a machine."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:

@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,10 +161,26 @@ VERBS = {
 }
 
 
-@pytest.mark.parametrize("subject", SUBJECTS)
-@pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("version", ["2.5.0", "3.1.1"])
+def pairwise(*values: Iterable[str], often: Set[tuple[str, ...]]) -> list[Any]:
+    """Return all combinations as parameters; those that are not in `often` are left to the nightly run."""
+    combinations = list(itertools.product(*values))
+    assert often <= set(combinations)
+    return [pytest.param(*one, marks=[] if one in often else pytest.mark.nightly) for one in combinations]
+
+
+# Each value of one parameter meets each value of every other.
+COSIGNS = {
+    ("2.5.0", "tags", "ed25519", "manifest"),
+    ("2.5.0", "tags and bundles", "p256", "index"),
+    ("3.1.1", "tags", "p256", "index"),
+    ("3.1.1", "tags and bundles", "ed25519", "index"),
+    ("3.1.1", "tags and bundles", "p256", "manifest"),
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "form", "key", "subject"), pairwise(["2.5.0", "3.1.1"], FORMS, KEYS, SUBJECTS, often=COSIGNS)
+)
 def test_cosign(shelf: Shelf, version: str, form: str, key: str, subject: str) -> None:
     program = unpacked(f"cosign-{version}") / "usr" / "bin" / "cosign"
     one = shelf.published[key, form]
@@ -215,8 +231,9 @@ class Skopeo:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("subject", SUBJECTS)
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize(
+    ("key", "subject"), pairwise(KEYS, SUBJECTS, often={("ed25519", "index"), ("p256", "manifest")})
+)
 def test_skopeo(shelf: Shelf, tmp_path: Path, key: str, subject: str) -> None:
     """The policy that podman, CRI-O and skopeo share."""
     skopeo = Skopeo(shelf.island, tmp_path)
