@@ -30,7 +30,7 @@ __all__ = ["connect", "fresh", "layout", "proxy", "repository"]
 pytestmark = pytest.mark.registry
 
 
-@pytest.mark.parametrize(("kind", "after"), [("truncate", 0), ("truncate", 100_000), ("reset", 0), ("status", 0)])
+@pytest.mark.parametrize(("kind", "after"), [("truncate", 100_000), ("reset", 0), ("status", 0)])
 def test_a_pull_goes_on_after_a_break(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout, kind: str, after: int
 ) -> None:

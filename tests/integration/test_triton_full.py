@@ -5,8 +5,7 @@ Marked `full`: run after `toolchain build triton` (and, for the last one, `toolc
     TOOLCHAIN_TEST_AOTRITON=/path/to/aotriton pytest -m full -s tests/integration/test_triton_full.py
 
 TOOLCHAIN_CACHE           the cache that has the images; the tool's own otherwise
-TOOLCHAIN_TEST_TRITON     name of the image (the newest of a source build otherwise), or `python:/path/to/python` for a
-                          Python on this machine that has Triton, numpy, pandas and PyYAML
+TOOLCHAIN_TEST_TRITON     name of the image (the newest of a source build otherwise)
 TOOLCHAIN_TEST_AOTRITON   AOTriton's source, any commit that the tool builds
 TOOLCHAIN_TEST_GPUS       the five of the contract otherwise
 TOOLCHAIN_TEST_RULES      how many rules for each GPU at least, 20 otherwise; 20 are also compiled by upstream's script
@@ -35,7 +34,6 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from toolchain.core.cache import Cache, default_cache
-from toolchain.core.process import Result
 from toolchain.core.recipe import Mount, root
 from toolchain.core.record import Record
 from toolchain.engine.buildah import Buildah
@@ -57,7 +55,6 @@ from toolchain.stages.wheels import AOTRITON, wheel_sources
 pytestmark = [pytest.mark.full, pytest.mark.engine, pytest.mark.timeout(0)]
 LARGEST = 120_000_000
 FOREIGN = ("ptxas", "cuobjdump", "nvdisasm", "libcupti", "libproton", "cudart")
-HOST = "python:"
 # Of the five kernels that count here, by what their names begin with; preprocess has two.
 ENOUGH = {"attn_fwd": 40, "bwd_kernel_dk_dv": 40, "bwd_kernel_dq": 40, "bwd_kernel_fuse": 40, "bwd_preprocess": 1}
 
@@ -79,10 +76,7 @@ def newest(stage: str, *, has: str, name: str = "", arch: str = "amd64") -> Reco
 @pytest.fixture(scope="module")
 def triton() -> Record:
     """The record of the Triton under test."""
-    named = os.environ.get("TOOLCHAIN_TEST_TRITON", "")
-    if named.startswith(HOST):
-        pytest.skip("NO IMAGE: TOOLCHAIN_TEST_TRITON names a Python of this machine")
-    return newest("triton", has="wheels", name=named)
+    return newest("triton", has="wheels", name=os.environ.get("TOOLCHAIN_TEST_TRITON", ""))
 
 
 def test_the_wheel_is_small_honest_and_has_nothing_foreign(triton: Record, tmp_path: Path) -> None:
@@ -107,32 +101,14 @@ def test_the_wheel_is_small_honest_and_has_nothing_foreign(triton: Record, tmp_p
                 )
 
 
-def test_upstreams_lit_tests_ran_and_every_failure_has_its_reason(triton: Record) -> None:
-    lit = triton.facts["lit"]
-    assert lit, "no lit test ran"
-    for version, totals in lit.items():
-        print(
-            f"\nlit, Python {version}: "
-            + ", ".join(f"{totals[key]} {key}" for key in ("tests", "passed", "failed", "skipped"))
-        )
-        for name, why in totals["failures"].items():
-            print(f"  failed  {name}: {why.splitlines()[0] if why else ''}")
-        for name, why in totals["skips"].items():
-            print(f"  skipped {name}: {why}")
-        assert totals["passed"] + totals["failed"] + totals["skipped"] == totals["tests"]
-        assert all(totals["failures"].values())
-        assert totals["passed"] >= 0.9 * totals["tests"]
-
-
 @dataclass(frozen=True)
 class Place:
-    """As much of a `Workspace` as kernels need: in the Triton image, or on this machine."""
+    """As much of a `Workspace` as kernels need, in the Triton image."""
 
     request: Request
     folder: Path
     image: str
-    engine: Buildah | None
-    python: str = ""
+    engine: Buildah
 
     @property
     def log(self) -> Path:
@@ -140,7 +116,7 @@ class Place:
 
     @property
     def runner(self) -> Any:
-        return self.engine or self
+        return self.engine
 
     def work(self) -> Path:
         return self.folder
@@ -157,41 +133,12 @@ class Place:
     def count(self, done: int, total: int, label: str = "") -> None:
         """Progress is of no interest here."""
 
-    def _here(
-        self, argv: Sequence[str], mounts: Sequence[Mount], env: Mapping[str, str] | None
-    ) -> tuple[list[str], dict[str, str]]:
-        """A command for the image as one for this machine."""
-
-        def path(word: str) -> str:
-            for mount in mounts:
-                if word == mount.target or word.startswith(f"{mount.target}/"):
-                    return str(mount.source) + word[len(mount.target) :]
-            return word
-
-        wanted = {name: ":".join(path(part) for part in value.split(":")) for name, value in (env or {}).items()}
-        return [self.python, *map(path, argv[1:])], {**os.environ, **wanted}
-
-    def run(self, image: str, argv: Sequence[str], **given: Any) -> Result:
-        """See `Buildah.run`."""
-        command, env = self._here(argv, given.get("mounts", ()), given.get("env"))
-        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
-        assert done.returncode == 0, command
-        return Result(0, done.stdout, tuple(done.stdout.splitlines()))
-
     @contextlib.contextmanager
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
     ) -> Iterator[subprocess.Popen[str]]:
         """See `Workspace.worker`."""
-        if self.engine is not None:
-            with self.engine.worker(image, argv, mounts=mounts, env=env) as child:
-                yield child
-            return
-        command, env = self._here(argv, mounts, env)
-        pipe = subprocess.PIPE
-        with subprocess.Popen(
-            command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-        ) as child:
+        with self.engine.worker(image, argv, mounts=mounts, env=env) as child:
             yield child
 
 
@@ -204,31 +151,22 @@ def source() -> Path:
 
 
 @pytest.fixture(scope="module")
-def place(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(triton: Record, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Where kernels are compiled."""
     cache, folder = Cache(default_cache()), tmp_path_factory.mktemp("campaign")
     request = Request(cache=cache, limit=int(os.environ.get("TOOLCHAIN_TEST_RULES", "20")))
-    named = os.environ.get("TOOLCHAIN_TEST_TRITON", "")
-    if not named.startswith(HOST):
-        record = newest("triton", has="wheels", name=named)
-        engine = Buildah(cache)
-        yield Place(request, folder, engine.ensure_image(record.image, cache.images, record.manifest), engine)
-        return
-    # The paths of the image do not exist here.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aotriton_images, "SOURCE", str(source))
-        yield Place(request, folder, "", None, named.removeprefix(HOST))
+    engine = Buildah(cache)
+    return Place(request, folder, engine.ensure_image(triton.image, cache.images, triton.manifest), engine)
 
 
 @pytest.fixture(scope="module")
 def modules(place: Place, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """AOTriton's generator and packers with what they import, as the recipe leaves them in `python`."""
     folder = tmp_path_factory.mktemp("modules")
-    if place.engine is not None:
-        for wheel in wheel_sources(AOTRITON):
-            fetched = fetch_source(wheel, cache=place.request.cache, offline=False)
-            assert fetched.path is not None
-            unzip(fetched.path, folder)
+    for wheel in wheel_sources(AOTRITON):
+        fetched = fetch_source(wheel, cache=place.request.cache, offline=False)
+        assert fetched.path is not None
+        unzip(fetched.path, folder)
     shutil.copytree(source / "python", folder / "aotriton", ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
@@ -268,18 +206,10 @@ def test_aotriton_rules_compile_to_upstreams_bytes_and_pack(
     (built / "plan").mkdir(parents=True)
     plan_for(gpu, place, source, modules, built / "plan")
     # The plan was written under these paths; the stage's own recipe writes it under its own.
-    where = str(built / "plan")
     (built / "python").symlink_to(modules)
-    folder = tmp_path / "campaign" / "plan"
-    if place.engine is None:
-        for file in (built / "plan").rglob("*"):
-            if (file.name.startswith("Bare.") and file.is_file()) or file.suffix == ".nsv":
-                file.write_text(file.read_text().replace(where, str(folder)))
-        monkeypatch.setattr(aotriton_images, "PLAN", str(folder))
-    else:
-        monkeypatch.setattr(aotriton_images, "PLAN", where)
-        monkeypatch.setattr(aotriton_images, "SOURCE", str(source))
-    images = KernelImages(folder, source, place.image, cast("Workspace", place))
+    monkeypatch.setattr(aotriton_images, "PLAN", str(built / "plan"))
+    monkeypatch.setattr(aotriton_images, "SOURCE", str(source))
+    images = KernelImages(tmp_path / "campaign" / "plan", source, place.image, cast("Workspace", place))
     made = images.make(built, gpus=(gpu,), sha1="0" * 40)
     print(f"\n{made.result.rows()}\n{dict(made.against)} of {made.rules}; Triton {made.result.about.get('triton')}")
     assert made.result.bad == ()

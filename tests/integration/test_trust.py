@@ -105,15 +105,6 @@ def test_unsigned_is_not_trusted(registry_host: str, namespace: str, home: Home)
     assert (bad.code, "nothing signed is attached" in bad.err) == (17, True)
 
 
-def test_a_flipped_bit_on_the_way(registry_host: str, namespace: str, home: Home) -> None:
-    home.publish(f"{registry_host}/{namespace}", "--key", home.key)
-    with fault_proxy(registry_host) as proxy:
-        proxy.faults.append(Fault("flip", "GET", "/blobs/", times=-1, after=5))
-        said = home.verify(f"{proxy.host}/{namespace}/{IMAGE}", "--public-key", f"{home.key}.pub")
-    assert said.code == 17
-    assert "digests:" in said.err
-
-
 def test_a_key_is_made_once(home: Home, tmp_path: Path) -> None:
     made = toolchain("keygen", tmp_path / "new key")
     assert made.code == 0
@@ -171,9 +162,9 @@ def test_no_secret_is_written_anywhere(tmp_path: Path, home: Home) -> None:
             assert not [one for one in (*SECRETS, secret, str(tmp_path)) if one.encode() in payload]
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_publishers_at_once(registry_host: str, namespace: str, tmp_path: Path, count: int) -> None:
+def test_publishers_at_once(registry_host: str, namespace: str, tmp_path: Path) -> None:
     """Each with something of its own about one image, where the list is an index under a tag: all are listed."""
+    count = 4
     stand = Stand(Layout(tmp_path / "lay out"), tmp_path / "work")
     ref = RegistryRef(registry_host, namespace)
     publish(stand.layout, stand.index, ref, ["t"])
