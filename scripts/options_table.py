@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ the key of a kernel store; a private one also signs new results.
 _OF_BUILDS = ("plan", "fetch", "lock", "build", "reproduce", "kernels run", "bundle export")
 
 
+@functools.cache
 def commands() -> dict[str, Any]:
     """Every verb's Typer command, by name."""
     return {verb.name: lazy(verb).loaded for verb in all_verbs()}

@@ -13,14 +13,13 @@ import pytest
 from tests.places import fetch_image, publish
 from tests.registry_fixtures import small_index
 from toolchain.core.digest import sha256_bytes
-from toolchain.core.errors import ConfigError, DigestError, DocumentError, RegistryError, ToolchainError, UntrustedError
+from toolchain.core.errors import ConfigError, DigestError, RegistryError, ToolchainError, UntrustedError
 from toolchain.oci import descriptor as media
 from toolchain.oci.check import verify_layout
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.layer_files import layer_files
 from toolchain.oci.layout import Layout
 from toolchain.oci.layout_place import LayoutPlace, resolve
-from toolchain.oci.manifest import parse_object
 from toolchain.oci.reference import LayoutRef
 
 
@@ -31,13 +30,6 @@ def layout(tmp_path: Path) -> Layout:
 
 def stray(layout: Layout) -> list[str]:
     return [path.name for path in (layout.root / "blobs" / "sha256").iterdir() if path.name.startswith(".")]
-
-
-def test_a_folder_that_is_not_there_is_told_from_one_of_another_kind(tmp_path: Path) -> None:
-    for folder, why in ((tmp_path, "it has no oci-layout"), (tmp_path / "none", "it does not exist")):
-        with pytest.raises(RegistryError, match="is not an OCI layout") as refused:
-            resolve(LayoutRef(folder, "latest"))
-        assert refused.value.why == why
 
 
 def test_a_new_layout_is_one_as_the_specification_says(layout: Layout) -> None:
@@ -172,7 +164,7 @@ def test_a_name_that_is_listed_twice(layout: Layout) -> None:
     assert layout.resolve("good") == one, "whoever publishes it again says what it is"
 
 
-@pytest.mark.parametrize("kind", [[], {}, None, 1, media.MANIFEST])
+@pytest.mark.parametrize("kind", [[], None, media.MANIFEST])
 def test_an_index_of_another_type(layout: Layout, kind: Any) -> None:
     (layout.root / "index.json").write_text(json.dumps({"schemaVersion": 2, "mediaType": kind, "manifests": []}))
     with pytest.raises(RegistryError, match="is not an index"):
@@ -416,11 +408,6 @@ def test_many_layers_that_unpack_to_much_are_not_unpacked_all(
     monkeypatch.setattr("toolchain.oci.check.FREE", 1000)
     monkeypatch.setattr("toolchain.oci.check.RATIO", 0)
     assert "more than any real image" in verify_layout(layout, index)[0]
-
-
-def test_json_that_is_nested_too_deep() -> None:
-    with pytest.raises(DocumentError):
-        parse_object(b'{"a":' + b"[" * 500_000, "it")
 
 
 def test_publish_does_not_take_what_is_damaged(layout: Layout, tmp_path: Path) -> None:

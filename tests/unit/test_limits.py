@@ -45,11 +45,3 @@ def test_a_value_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: 
     with pytest.raises(ConfigError) as caught:
         container_limits.values()
     assert text in caught.value.what
-
-
-def test_each_limit_has_an_error_with_a_remedy() -> None:
-    for row in container_limits.rows():
-        error = container_limits.limit_error(row.name, "the build of x")
-        assert row.name in error.what
-        assert error.why
-        assert error.fix

@@ -101,13 +101,6 @@ def test_what_a_stage_is_given_was_read_again_and_held_to_the_lock(
 # The verbs
 
 
-def test_fetch_says_where_the_sources_are(here: Here, checkout: Path) -> None:
-    done = here.call("fetch", "llvm", "--source", f"llvm={checkout}", "--json")
-    assert done.exit_code == 0, done.stderr
-    (row,) = json.loads(done.stdout)["sources"]
-    assert (Path(row["path"]) / "mlir" / "CMakeLists.txt").read_text() == "project(x)\n"
-
-
 def test_the_lock_of_the_quickstart_is_current(tmp_path: Path) -> None:
     """Without a network and on an empty machine; its base is open, since mirrors move."""
     there = lockfile.read(TOP / lockfile.DEFAULT)
@@ -196,12 +189,9 @@ def test_what_else_is_refused(here: Here, checkout: Path, tmp_path: Path) -> Non
     ("words", "code", "says"),
     [
         (("plan", "--locked"), 3, "cannot read toolchain.lock"),
-        (("kernels", "run", "--lock-file", "no such file"), 3, "no such file"),
-        (("lock", "nothing"), 7, "nothing"),
         (("lock", "--check"), 3, "name it: -o FILE"),
         (("lock", "llvm", "--offline", "--source", "llvm=distro:llvm-toolchain-20"), 18, "llvm-toolchain-20"),
         (("bundle", "export", "oci:x", "base"), 5, "not built yet"),
-        (("bundle", "import", "oci:no such folder"), 13, "not an OCI layout"),
     ],
 )
 def test_bad_input(here: Here, words: tuple[str, ...], code: int, says: str, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -172,14 +171,6 @@ def test_this_machine_is_one_registry_under_both_names(home: Path, name: str, ho
     assert logins.credentials("127.0.0.1:5001") is None
 
 
-def test_no_other_package_decides_who_we_are() -> None:
-    """A login came out of a private attribute of oras: renamed, everything would have gone on anonymously."""
-    sources = Path(logins.__file__).parents[1].rglob("*.py")
-    pattern = re.compile(r"^\s*(?:from|import) (oras[\w.]*)", re.MULTILINE)
-    used = {word for path in sources for word in pattern.findall(path.read_text())}
-    assert used == {"oras.oci", "oras.schemas"}, "what is more knows logins"
-
-
 def test_of_two_files_the_first_counts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which one it was depended on how Python orders a set of names."""
     named = [written(home / str(number) / "config.json", {"auths": {"reg.example": {"auth": login}}})
@@ -205,16 +196,6 @@ def test_a_login_file_that_cannot_be_read_is_told(home: Path, content: str) -> N
         logins.credentials("reg.example")
     assert str(home) in caught.value.what
     assert "log in" in caught.value.fix
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [{"username": "user", "password": "pass-word"}, {"auth": f"{LOGIN[:8]}\n{LOGIN[8:]}"}],
-    ids=["plain", "a line break"],
-)
-def test_forms_of_a_login_that_docker_reads(home: Path, entry: dict[str, str]) -> None:
-    written(home / ".docker" / "config.json", {"auths": {"reg.example": entry}})
-    assert logins.credentials("reg.example") == LOGIN
 
 
 def test_the_login_of_a_namespace_counts_before_the_registry_s(home: Path) -> None:

@@ -260,9 +260,6 @@ def test_a_token_service_that_sends_us_nowhere(odd: Odd, registry: Registry, tmp
 # Parts
 
 
-PART = {"Content-Range": f"bytes 400-999/{len(CONTENT)}"}
-
-
 @pytest.mark.parametrize(
     ("status", "headers"),
     [
@@ -287,14 +284,6 @@ def test_a_part_that_was_not_asked_for_is_not_put_behind_what_came(
     assert pull(registry, tmp_path) == CONTENT
     ranges = [sent.get("Range") for _, sent in odd.seen]
     assert ranges == [None, "bytes=400-", None, None], "after such an answer no part is asked for"
-
-
-def test_the_right_part_is_put_behind_what_came(odd: Odd, registry: Registry, tmp_path: Path) -> None:
-    odd.said = [
-        Said("GET ", 200, body=CONTENT[:400], size=str(len(CONTENT)), times=1),
-        Said("GET ", 206, PART, CONTENT[400:]),
-    ]
-    assert pull(registry, tmp_path) == CONTENT
 
 
 def test_parts_that_nobody_asked_for_end_with_an_error(odd: Odd, registry: Registry, tmp_path: Path) -> None:
@@ -371,28 +360,3 @@ def test_where_trying_again_cannot_help_something_else_is_said(
     with pytest.raises(RegistryError) as caught:
         registry.put_manifest("ns/name", "t", b"{}", media.MANIFEST)
     assert fix in caught.value.fix
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "fix"),
-    [
-        (404, "MANIFEST_UNKNOWN", "skopeo login"),
-        (404, "BLOB_UNKNOWN", "publish it again"),
-        (403, "", "skopeo login"),
-        (429, "TOOMANYREQUESTS", "skopeo login"),
-        (500, "", "try again"),
-    ],
-)
-def test_what_helps_who_reads(odd: Odd, registry: Registry, tmp_path: Path, status: int, code: str, fix: str) -> None:
-    odd.said = [Said("GET ", status, body=error(code) if code else b"")]
-    for act in (lambda: pull(registry, tmp_path), lambda: registry.get_manifest("ns/name", "t")):
-        assert fix in told(act)
-
-
-def test_an_upload_that_a_registry_forgot_is_begun_anew(odd: Odd, registry: Registry, blob: Path) -> None:
-    odd.said = [
-        Said("POST ", 202, {"Location": "/up"}),
-        Said("PUT ", 404, body=error("BLOB_UPLOAD_UNKNOWN"), times=1),
-        Said("PUT ", 201),
-    ]
-    assert push(registry, blob) == len(CONTENT)

@@ -7,12 +7,10 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from toolchain.catalog import codegen as rows
 from toolchain.catalog.pin_files import pin_files, read_codegen_pins, read_pin
 from toolchain.core.errors import DocumentError, PinError, UnsupportedError
 
@@ -39,12 +37,6 @@ def test_spellings_of_a_pin_file(name: str, content: str, tmp_path: Path) -> Non
         pin = read_pin(path)
         assert (pin.commit, pin.repository, pin.origin, pin.certainty) == (HASH, UPSTREAM, str(file), "verified")
         assert not pin.warnings
-
-
-def test_old_checkouts_have_it_at_the_top(tmp_path: Path) -> None:
-    (tmp_path / "llvm-hash.txt").write_text(HASH)
-    (tmp_path / "cmake").mkdir()
-    assert read_pin(tmp_path).commit == HASH
 
 
 @pytest.mark.parametrize(("first", "second"), [("llvm-hash.txt", "llvm-info.json"), ("llvm-info", "llvm-info.json")])
@@ -125,12 +117,6 @@ def test_build_info_ahead_is_a_warning_and_its_repository_does_not_count(tmp_pat
     assert (pin.commit, pin.repository) == (FORK, TRITON_FORK)
     assert OTHER in pin.warnings[0]
     assert FORK in pin.warnings[0]
-
-
-def test_build_info_without_repository_leaves_it_to_the_data(tmp_path: Path) -> None:
-    (tmp_path / "llvm-info.json").write_text(info(FORK))
-    (tmp_path / "llvm-build-info.json").write_text(info(FORK))
-    assert read_pin(tmp_path).repository == TRITON_FORK
 
 
 def test_an_assumed_repository_is_said(tmp_path: Path) -> None:
@@ -256,14 +242,6 @@ def test_no_message_shows_what_a_pin_holds(text: str, tmp_path: Path) -> None:
         read_pin(tmp_path)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(PinError, match="no LLVM pin"):
-        read_pin(tmp_path)
-    with pytest.raises(PinError, match="cannot read") as caught:
-        read_pin(tmp_path / "missing.txt")
-    assert "does not exist" in caught.value.why
-
-
 @contextlib.contextmanager
 def as_somebody() -> Iterator[None]:
     """Without root's rights, for which every file may be read."""
@@ -383,19 +361,6 @@ def test_an_llvm_that_no_rule_knows_is_refused_by_name(what: str, tmp_path: Path
         read_codegen_pins(tree)
     assert f"cmake/intel-llvm-{what.replace('_', '-')}.json" in caught.value.why
     assert "amd (AMDGPU)" in caught.value.why
-
-
-def test_a_further_llvm_is_a_further_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (amd,) = (row for row in rows.codegens() if row.name == "amd")
-    nvidia = replace(amd, name="nvidia", target="NVPTX")
-    monkeypatch.setattr(rows, "codegens", lambda: (amd, nvidia))
-    found = read_codegen_pins(codegen(tmp_path, amd_info=PIN, nvidia_info={**PIN, "llvm_hash": OTHER}))
-    assert [(pin.target, pin.llvm) for pin in found] == [("AMDGPU", NOWHERE), ("NVPTX", OTHER)]
-    assert (nvidia.llvm, nvidia.stage, nvidia.pin_file) == (
-        "llvm-nvptx",
-        "codegen-nvptx",
-        "cmake/nvidia-llvm-info.json",
-    )
 
 
 @pytest.mark.parametrize(

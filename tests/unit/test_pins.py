@@ -150,15 +150,6 @@ def test_a_newer_triton_may_have_any_number_of_llvms_and_is_refused(version: str
     assert "or older" in caught.value.fix
 
 
-def test_a_triton_with_a_second_llvm() -> None:
-    row = pins.triton_release("3.9")
-    assert (row.version, row.llvm) == ("3.9.0", "b010a18d2b648cab83c83967ff26b8fde11acdc6")
-    (amd,) = row.codegen
-    assert (amd.target, amd.revision) == ("AMDGPU", "6bc4aaf6641c56ee104f6200c96a6a571bc77052-1")
-    assert amd.repository == "", "no text names it"
-    assert not pins.triton_release("3.8.0").codegen
-
-
 @pytest.mark.parametrize("version", ["2.1", "2.2", "2.3.0"])
 def test_unknown_triton_is_refused_unless_asked_for(version: str) -> None:
     with pytest.raises(PinError) as caught:
@@ -221,15 +212,6 @@ def test_unknown_aotriton_says_what_to_give(name: str, options: list[str]) -> No
     assert row.name == name
     with pytest.raises(PinError):
         _ = row.pin
-
-
-def test_near_misses_are_named() -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        pins.aotriton_release("0.11.3b")
-    assert "0.11.1b" in caught.value.fix
-    with pytest.raises(UnsupportedError) as caught:
-        pins.triton_release("3.7.2")
-    assert "3.7.1" in caught.value.fix
 
 
 @pytest.mark.parametrize(

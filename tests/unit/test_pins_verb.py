@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tests.unit.test_pins import FORK, HASH
+from tests.unit.test_pins import HASH
 from toolchain.catalog import release_data as pins
 from toolchain.cli.pins_cmd import pins as verb
 from toolchain.core.errors import PinError, ToolchainError
@@ -25,13 +25,6 @@ def app() -> typer.Typer:
     made = typer.Typer()
     made.command()(verb)
     return made
-
-
-def test_all_rows_whole_even_in_a_pipe(run: CliRunner) -> None:
-    result = run.invoke(app(), [])
-    assert result.exit_code == 0
-    for part in (HASH, "0.4b", "0.14.2b", "2.13", "unknown", "verified", "d8da7c998c75"):
-        assert part in result.stdout
 
 
 def test_all_rows_as_json(run: CliRunner) -> None:
@@ -50,15 +43,6 @@ def test_pytorch_resolves_to_llvm(run: CliRunner) -> None:
     assert content["aotriton"]["name"] == "0.11b"
     assert content["llvm"]["commit"] == "570885128351868c1308bb22e8ca351d318bc4a1"
     assert content["llvm"]["warnings"]
-
-
-def test_triton_and_path_as_text(run: CliRunner, tmp_path: Path) -> None:
-    result = run.invoke(app(), ["--triton", "3.7"])
-    assert FORK in result.stdout
-    assert "3.7.0" in result.stderr
-    (tmp_path / "llvm-hash.txt").write_text(HASH)
-    result = run.invoke(app(), ["--from", str(tmp_path)])
-    assert HASH in result.stdout
 
 
 def test_a_path_below_the_home(run: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

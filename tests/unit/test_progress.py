@@ -77,13 +77,6 @@ def test_a_recorded_log_never_goes_backwards_and_ends_full() -> None:
     assert progress.estimate() == 0
 
 
-def test_a_second_ninja_in_one_step_counts_on() -> None:
-    progress, _ = make(Clock())
-    for line in ("@ninja 1/2 1 1.0@ a", "@ninja 2/2 0 2.0@ b", "@ninja 1/3 1 0.1@ c"):
-        progress.line(line)
-    assert shown(progress) == (3, 5)
-
-
 def test_what_was_done_before_says_nothing_about_the_rate() -> None:
     clock = Clock()
     progress, _ = make(clock)
@@ -108,33 +101,6 @@ def test_steps_ahead_are_estimated_by_weight() -> None:
     assert progress.estimate() == pytest.approx(40 + 10)
 
 
-def test_lines_that_are_not_progress_are_said_to_be_none() -> None:
-    progress, _ = make(Clock())
-    taken = {
-        "@step compile": True,
-        "@ninja 1/2 1 0.5@ x": True,
-        "@count 1/2 attn_fwd": True,
-        "STEP 3/9: RUN sh build.sh": True,
-        "[1/2] STEP 3/9: COPY a b": True,
-        "error: no such file": False,
-        "@ninja soon": False,
-        "": False,
-    }
-    assert {line: progress.line(line) for line in taken} == taken
-
-
-def test_the_line_says_stage_step_count_elapsed_and_estimate() -> None:
-    clock = Clock()
-    progress, _ = make(clock, {"configure": 1.0, "compile": 8.0})
-    progress.line("[1/2] STEP 4/9: RUN sh build.sh")
-    assert progress.text() == "[2/5] llvm, container step 1.4 RUN, 0 s"
-    progress.line("@step compile")
-    progress.line("@ninja 0/100 2 0.0@ x")
-    clock.now += 60
-    progress.line("@ninja 50/100 2 60.0@ x")
-    assert progress.text() == "[2/5] llvm, compile (2 of 2) 50/100, 1 min 00 s, about 1 min 00 s left"
-
-
 def test_without_a_terminal_one_line_a_minute_and_at_each_step() -> None:
     clock = Clock()
     progress, out = make(clock)
@@ -148,15 +114,6 @@ def test_without_a_terminal_one_line_a_minute_and_at_each_step() -> None:
     assert len(said) == 2 + 3
     assert said[0].startswith("[2/5] llvm, configure")
     assert "compile 60/1000, 1 min 05 s" in said[2]
-
-
-def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    progress, out = make(Clock(), terminal=True)
-    with progress:
-        progress.line("@step compile")
-        progress.line("@ninja 1/9 2 1.0@ Building a.o")
-    assert "compile 1/9" in out.getvalue()
-    assert "Building a.o" in out.getvalue()
 
 
 def test_github_gets_a_group_and_no_live_line(monkeypatch: pytest.MonkeyPatch) -> None:

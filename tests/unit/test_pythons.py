@@ -17,7 +17,6 @@ from toolchain.catalog.pythons import check_range, python_of
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, ContractError, PinError, UnsupportedError
 from toolchain.pipeline.plan import plan
-from toolchain.pipeline.targets import stages_of
 from toolchain.request.model import DEFAULT_GLIBC, Request
 from toolchain.stages import base, unpacked
 from toolchain.stages.binary_checks import check_wheel
@@ -87,12 +86,6 @@ def test_a_triton_that_wants_more_of_cpython_39_is_refused_before_it_is_compiled
 def test_what_is_no_version_is_refused(version: str) -> None:
     with pytest.raises(ConfigError, match="is not a Python version"):
         python_of(version)
-
-
-def test_a_version_of_no_released_debian_is_refused_with_those_that_are() -> None:
-    with pytest.raises(UnsupportedError, match=r"Python 3\.12") as caught:
-        python_of("3.12")
-    assert "3.9, 3.11, 3.13" in caught.value.why
 
 
 # What a tree supports
@@ -184,11 +177,6 @@ def test_the_bases_own_python_is_among_them(request_: Request) -> None:
     with pytest.raises(UnsupportedError, match=r"leaves out Python 3\.13") as caught:
         plan(replace(request_, pythons=("3.11",)), "triton")
     assert "--python 3.11,3.13" in caught.value.fix
-
-
-def test_a_wheel_of_the_index_needs_no_python_of_ours(request_: Request) -> None:
-    request = replace(request_, sources=specs({"triton": "pypi:3.7.1"}))
-    assert "python" not in [stage.name for stage in stages_of("triton", request)]
 
 
 # Locks, bundles, SBOM

@@ -17,7 +17,6 @@ from tests.unit.test_workflows import TOP, actionlint, zizmor
 
 FOLDER = TOP / "examples" / "many-machines"
 PAGE = (TOP / "docs" / "tasks" / "many-machines.md").read_text(encoding="utf-8")
-RECIPES = sorted(FOLDER.iterdir())
 SLURM = sorted(FOLDER.glob("slurm-*.sh"))
 KUBERNETES = sorted(FOLDER.glob("kubernetes-*.yml"))
 GITHUB = FOLDER / "github-matrix.yml"
@@ -107,11 +106,6 @@ def check(shards: list[list[str]], count: int, merge: list[str], sent: list[str]
     assert sent[:1] == ["publish"]
     assert sent[-2] == "--key", "it is signed as what it was made of is"
     assert without(sent, *OWN)[2:] == ["aotriton"]
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_the_page_names_the_file(path: Path) -> None:
-    assert f"`{path.name}`" in PAGE
 
 
 def test_the_page_shows_the_commands_of_a_shard() -> None:

@@ -97,7 +97,3 @@ def test_where_an_image_of_several_lies() -> None:
 def test_a_host_that_can_be_none_is_no_reference(host: str) -> None:
     with pytest.raises(ConfigError, match="is not a reference"):
         parse(f"{host}/ns/name")
-
-
-def test_a_host_may_be_an_address_in_brackets() -> None:
-    assert str(parse("[::1]:5000/ns/name:t")) == "[::1]:5000/ns/name:t"

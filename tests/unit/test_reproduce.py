@@ -16,8 +16,8 @@ from toolchain.core.errors import DigestError, SourceError
 from toolchain.oci import descriptor as media
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.plan import plan
-from toolchain.pipeline.reproduce import clean_cache, reproduce
-from toolchain.request.model import DEFAULT_GLIBC, Request
+from toolchain.pipeline.reproduce import clean_cache
+from toolchain.request.model import Request
 
 DIGEST = "sha256:" + "ab" * 32
 OTHER = "sha256:" + "cd" * 32
@@ -77,18 +77,6 @@ def test_half_of_a_folder_under_deletion_is_not_gone_on_with(cache: Cache) -> No
     with clean_cache(cache, plan(Request(cache=cache), "base"), DIGEST) as fresh:
         assert not fresh.work.exists()
         assert not left.exists()
-
-
-def test_what_is_missing_is_named_with_the_stage_that_makes_it(tmp_path: Path) -> None:
-    """A base and a sysroot are on no other stage: building one brings no other."""
-    request = Request(cache=Cache(tmp_path), glibc=DEFAULT_GLIBC, sources=specs({"llvm": "distro:llvm-toolchain-22"}))
-    with pytest.raises(SourceError, match="not built yet: toolchain-base") as caught:
-        reproduce(request, "llvm", {})
-    assert caught.value.fix == "toolchain build base and toolchain build sysroot, with the same options"
-    finished_base(request.cache, tmp_path / "base")
-    with pytest.raises(SourceError, match="not built yet: toolchain-sysroot") as caught:
-        reproduce(request, "llvm", {})
-    assert caught.value.fix == "toolchain build sysroot, with the same options"
 
 
 def test_the_request_of_a_finished_image_is_taken_and_can_be_overruled(

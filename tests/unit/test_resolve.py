@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import re
-import subprocess
 import tarfile
 from pathlib import Path
 
@@ -158,12 +156,6 @@ def test_edited_between_plan_and_fetch(checkout: Path, cache: Cache) -> None:
     (checkout / "docs" / "x").write_text("y")
     with pytest.raises(SourceError, match="was changed"):
         fetch_source(source, cache=cache, offline=True)
-
-
-def test_large_trees_are_taken_in_part(checkout: Path, cache: Cache) -> None:
-    got = fetch_source(locate("llvm", parse_source_spec(str(checkout)), cache=cache), cache=cache, offline=True)
-    assert got.path is not None
-    assert [path.name for path in got.path.iterdir()] == ["mlir"]
 
 
 def test_local_archive_and_file(tmp_path: Path, checkout: Path, cache: Cache) -> None:
@@ -366,16 +358,3 @@ def test_stored_files_are_checked_before_use(tmp_path: Path, checkout: Path, cac
         stream.write(b"\0")
     with pytest.raises(UnreachableError, match="offline"):
         fetch_source(source, cache=cache, offline=True)
-
-
-def test_git_source(checkout: Path, cache: Cache) -> None:
-    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@example.test"}
-    env |= {"GIT_COMMITTER_NAME": "t", "GIT_COMMITTER_EMAIL": "t@example.test"}
-    (checkout / ".git" / "HEAD").unlink()
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "1"]):
-        subprocess.run(["git", "-C", checkout, *words], check=True, env=env)
-    sha = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], check=True, stdout=subprocess.PIPE, text=True)
-    spec = parse_source_spec(f"file://{checkout}@{sha.stdout.strip()}")
-    got = fetch_source(locate("thing", spec, cache=cache), cache=cache, offline=False)
-    assert got.path is not None
-    assert (got.path / "mlir" / "CMakeLists.txt").read_text() == "old\n"

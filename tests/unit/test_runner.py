@@ -69,21 +69,6 @@ def test_a_runner_that_is_refused_is_told_before_the_first_stage(
     assert [stage.built for stage in stages] == [[], []]
 
 
-def test_a_build_says_what_runs_its_checks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(engine_probe, "probe", lambda _: None)
-    made = SimpleNamespace(facts=FACTS, address="ssh://somewhere", user="")
-    monkeypatch.setattr(docker_probe, "proved", lambda *_: made)
-    stage = Fake("llvm", lambda: planned("llvm", engine=True))
-    for module in (planning, pipeline):
-        monkeypatch.setattr(module, "stages_of", lambda target, request: (stage,))
-    for runner, told in (("docker", 1), ("buildah", 0)):
-        pipeline.build(Request(cache=Cache(tmp_path / runner), runner=runner), "all")  # type: ignore[arg-type]
-        said = capsys.readouterr().err
-        assert said.count("contract checks and kernels run on docker 99.1 at ssh://somewhere") == told
-
-
 def doctored(*words: str, **env: str) -> dict[str, Any]:
     app = typer.Typer()
     app.command()(verb)

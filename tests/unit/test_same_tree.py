@@ -14,11 +14,11 @@ import pytest
 from tests.request_fixtures import specs
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_file
-from toolchain.core.errors import SourceError, UnreachableError
+from toolchain.core.errors import SourceError
 from toolchain.sources import commit_archives
 from toolchain.sources.commit_archives import CommitArchive
 from toolchain.sources.resolve import fetch_source, locate
-from toolchain.sources.spec import SourceSpec, parse_source_spec
+from toolchain.sources.spec import parse_source_spec
 from toolchain.sources.tree import tree_digest
 
 ATTRIBUTES = """\
@@ -126,18 +126,6 @@ def test_its_file_is_that_commit_however_it_came(on_record: str, tmp_path: Path)
     source = locate("triton", specs({"triton": str(renamed)})["triton"], cache=cache)
     assert (source.kind, source.short_id) == ("archive", on_record[:8])
     assert (fetch_source(source, cache=cache, offline=True).path / "run.sh").exists()
-
-
-def test_where_git_fails_the_archive_on_record_is_named(on_record: str, tmp_path: Path) -> None:
-    spec = SourceSpec(kind="git", where="https://127.0.0.1:9/none", version=on_record)
-    cache = Cache(tmp_path / "cache")
-    with pytest.raises((SourceError, UnreachableError)) as caught:
-        fetch_source(locate("llvm", spec, cache=cache), cache=cache, offline=False)
-    assert f"--source llvm=archive:{on_record}" in caught.value.fix
-    other = locate("llvm", SourceSpec(kind="git", where="https://127.0.0.1:9/none", version="a" * 40), cache=cache)
-    with pytest.raises((SourceError, UnreachableError)) as caught:
-        fetch_source(other, cache=cache, offline=False)
-    assert "archive:" not in caught.value.fix
 
 
 @pytest.mark.parametrize("text", ["archive:", "archive:1f126a6d", f"archive:{'a' * 40}", "archive:v3.7.1"])

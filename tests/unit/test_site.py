@@ -17,16 +17,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from scripts import site_pages, site_pictures
+from scripts import site_pages
 from scripts.options_table import commands
 from scripts.site_compatibility import anchor, sections
-from toolchain.catalog.stages import STAGES
 from toolchain.cli.app import app
 from toolchain.cli.verbs import GROUPS
 from toolchain.data import load
@@ -149,22 +147,6 @@ def test_every_call_of_the_tool_can_be_parsed(page: str, monkeypatch: pytest.Mon
         assert set(re.findall(r"--[a-z-]+", one[1])) <= flags, one
 
 
-def test_what_cannot_be_run_or_parsed_is_told() -> None:
-    texts = {
-        "```\ntoolchain plan\n```": "no language",
-        "```sh\ntoolchain plan\n```": "nothing says",
-        '```sh title="Not run by a test"\ntoolchain plan\n```': "no reason",
-        '```sh title="Run by tests/unit/test_none.py"\ntoolchain plan\n```': "there is no tests/unit/test_none.py",
-        "```text\ntoolchain plan llvm\n```": "a command",
-    }
-    for text, told in texts.items():
-        (one,) = blocks("some.md", text)
-        assert told in wrong(one)
-    for line in ("toolchain plam", "toolchain plan --tritn 3.6.0", "toolchain cache prune --unused-for 0"):
-        with pytest.raises((AssertionError, Exception)):
-            check_line(shlex.split(line))
-
-
 # The blocks that are run
 
 
@@ -257,28 +239,10 @@ def config() -> dict[str, Any]:
     return loaded
 
 
-def test_the_tasks_say_what_they_take_give_and_what_can_go_wrong() -> None:
-    tasks = [page for page in PAGES if page.startswith("tasks/") and page != "tasks/index.md"]
-    assert len(tasks) == 19
-    for page in tasks:
-        text = (DOCS / page).read_text(encoding="utf-8")
-        assert "| takes |" in text, page
-        assert "| gives |" in text, page
-        assert "\n## What can go wrong\n" in text, page
-        assert any(one.language == "sh" for one in of_page(page)), page
-
-
 def test_what_was_tried_has_its_figures() -> None:
     assert [one["section"] for one in load("tried")["tried"] if one["section"] not in sections()] == []
     assert sum(page.stat().st_size for page in (DOCS / "measurements").iterdir()) < 45_000
     assert anchor("A part of gfx942") == "a-part-of-gfx942"
-
-
-def test_each_tested_pair_of_triton_and_llvm_is_in_the_table() -> None:
-    table = (DOCS / "compatibility.md").read_text(encoding="utf-8").partition("## Triton on a release of LLVM")[2]
-    pairs = {row["of"] for row in load("tried")["tried"] if row.get("llvm")}
-    assert len(pairs) > 1
-    assert all(f"\n| `{commit[:12]}` | " in table for commit in pairs)
 
 
 def build(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -298,45 +262,9 @@ def test_the_site_builds_strictly_and_needs_no_other_host(tmp_path: Path) -> Non
     assert len(pages) >= len(PAGES)
     taken = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^"'> ]+""")
     assert [found[0] for path in pages for found in [taken.search(path.read_text(encoding="utf-8"))] if found] == []
-    with (tmp_path / "docs/install.md").open("a") as file:
-        file.write("[One](nowhere.md) [two](costs.md#nothing-there)\n")
-    done = build(tmp_path)
-    assert done.returncode != 0
-    assert "page does not exist" in re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
 
 
 # Pictures
-
-
-def test_the_flow_has_every_stage() -> None:
-    written = {text.text for text in ET.fromstring(site_pictures.flow()).iter() if text.text}  # noqa: S314 - ours
-    assert {one.name for one in STAGES} <= written
-
-
-def test_the_house_is_drawn_from_the_roof_down() -> None:
-    drawn = site_pictures.house({"roof": {"cellar"}, "cellar": set()})
-    texts = [one.text for one in ET.fromstring(drawn).iter() if one.tag.endswith("text")]  # noqa: S314 - ours
-    assert texts[:4] == ["1", "roof", "0", "cellar"]
-    assert "prefers-color-scheme:dark" in drawn
-
-
-def test_no_arrow_of_the_flow_crosses_a_stage_and_no_text_leaves_its_box() -> None:
-    picture = site_pictures.flow()
-    boxes = [
-        tuple(map(int, row))
-        for row in re.findall(r'<rect class="k" x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)"', picture)
-    ]
-    assert len(boxes) == len(STAGES)
-    for path in re.findall(r'<path d="(M[^"]*)" marker', picture):
-        x, y = map(int, re.match(r"M(\d+) (\d+)", path).groups())  # type: ignore[union-attr]
-        for way, text in re.findall(r"([HV])(\d+)", path):
-            to_x, to_y = (int(text), y) if way == "H" else (x, int(text))
-            for left, top, width, height in boxes:
-                inside = max(x, to_x) > left + 2 and min(x, to_x) < left + width - 2
-                assert not (inside and max(y, to_y) > top + 2 and min(y, to_y) < top + height - 2), path
-            x, y = to_x, to_y
-    for small in re.findall(r'<text class="s"[^>]*text-anchor[^>]*>([^<]*)<', picture):
-        assert len(small) * 6 <= 150, small
 
 
 def test_the_front_page_is_short() -> None:

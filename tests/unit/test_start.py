@@ -50,7 +50,6 @@ def modules(folder: Path, *words: str) -> set[str]:
         (("--version",), {*IDLE, "rich", "logging", "typer.rich_utils"}),
         (("-v", "--version"), {*IDLE, "rich"}),
         (("--help",), IDLE),
-        (("cache", "--help"), IDLE - {"toolchain.request.model"}),
         (
             ("plan", "--drop-binary", "libdevice", "--json"),
             {*HEAVY, "rich", "toolchain.kernels", *ENGINES, "toolchain.pipeline.lockfile"},
@@ -59,9 +58,8 @@ def modules(folder: Path, *words: str) -> set[str]:
             (*("plan", "aotriton", "--aotriton", "0.13b", "--source", LLVM), *("--drop-binary", "libdevice", "--json")),
             HEAVY - {"sqlite3"} | {"rich"},
         ),
-        (("plan",), HEAVY),
     ],
-    ids=["version", "verbose-version", "help", "group-help", "plan-json", "plan-aotriton", "plan"],
+    ids=["version", "verbose-version", "help", "plan-json", "plan-aotriton"],
 )
 def test_what_is_not_needed_is_not_loaded(words: tuple[str, ...], absent: set[str], tmp_path: Path) -> None:
     loaded = modules(tmp_path, *words)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).resolve().parents[2]
-WORDS = [["--version"], ["plan", "--help"], ["plan", "base", "--json"]]
+WORDS = [["--version"], ["plan", "base", "--json"]]
 
 
 def shell(script: str, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

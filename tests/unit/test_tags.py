@@ -129,16 +129,6 @@ def test_the_llvm_of_an_unknown_commit_is_read_from_its_tree_once_that_is_here(p
 
 
 @pytest.mark.usefixtures("no_wheels")
-def test_a_commit_is_fetched_as_it_is(place: Place) -> None:
-    place.move(version="9.9.9")
-    words = ("triton", "--source", f"triton={UPSTREAM}@{place.commit}", "--triton", "3.6.0", "--json")
-    code, fetched, said = place.call("fetch", *words)
-    assert code == 0, said
-    assert (Path(triton_of(fetched)["path"]) / "python/triton/__init__.py").read_text() == "__version__ = '3.6.0'\n"
-    assert not [one for one in place.asked if "refs" in one and "info" not in one]
-
-
-@pytest.mark.usefixtures("no_wheels")
 @pytest.mark.parametrize("cache", ["cache", "another cache"])
 def test_a_tag_that_moved_since_the_lock_is_refused(place: Place, cache: str) -> None:
     words = ("triton", "--triton", "3.6.0")

@@ -90,8 +90,3 @@ def test_the_files_that_the_page_names_are_there() -> None:
     named = set(re.findall(r"`(tests/[a-z_/]+\.py)`", PAGE.read_text(encoding="utf-8")))
     assert named
     assert [name for name in named if not (TOP / name).is_file()] == []
-
-
-def test_who_finds_a_hole_is_told_where_to_go() -> None:
-    text = (TOP / "SECURITY.md").read_text(encoding="utf-8")
-    assert "docs/threat-model.md" in text

@@ -13,7 +13,7 @@ import pytest
 from toolchain.core import digest
 from toolchain.core.errors import HostileInputError, SourceError
 from toolchain.sources import tree as tree_module
-from toolchain.sources.tree import check_links, normalise, require, scan_tree, tree_digest
+from toolchain.sources.tree import check_links, normalise, scan_tree, tree_digest
 
 
 def make(top: Path) -> Path:
@@ -168,10 +168,3 @@ def test_check_links(tmp_path: Path) -> None:
     (top / "sub dir" / "out").symlink_to("../../a")
     with pytest.raises(HostileInputError, match="leads out"):
         check_links(top)
-
-
-def test_require(tmp_path: Path) -> None:
-    top = make(tmp_path / "t")
-    require(top, "a", "sub dir", what="LLVM")
-    with pytest.raises(SourceError, match=r"lacks mlir/CMakeLists\.txt"):
-        require(top, "a", "mlir/CMakeLists.txt", what="LLVM")

@@ -5,7 +5,6 @@ What a cache is found by is Triton's own: where a name says "missed", Triton loo
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
 import os
@@ -374,28 +373,6 @@ def test_a_layer_of_another_kind_is_refused(cache: Cache, tmp_path: Path, packed
 
 
 # The list.
-
-
-def test_the_list_has_the_calls_that_were_measured() -> None:
-    table = calls_of("flash-attn")
-    assert len(listed(table, ["gfx942", "gfx1151"])) == 48
-    assert {call_.gpu for call_ in listed(table, [])} == {"gfx942", "gfx1100", "gfx1151"}
-    shapes = [call_.shape for call_ in listed(table, ["gfx942"])]
-    assert "direction=decode,dtype=fp16,head=128,heads=32x8,batch=1,seq=1024,causal=true" in shapes
-
-
-@pytest.mark.parametrize("wheel", ["vllm", "aiter"])
-def test_each_function_in_the_list_has_a_call(wheel: str) -> None:
-    table = calls_of(wheel)
-    tree = ast.parse((CALLS.parent / f"{table.module}.py").read_text())
-    (made_,) = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_FUNCTIONS"
-    ]
-    assert isinstance(made_, ast.Dict)
-    names_ = [ast.literal_eval(key) for key in made_.keys if key is not None]
-    assert sorted(names_) == sorted({name for row in table.call for name in row["function"]})
 
 
 @pytest.mark.parametrize("ask", [lambda: calls_of("torch"), lambda: listed(calls_of("flash-attn"), ["gfx90a"])])

@@ -20,7 +20,7 @@ from toolchain.pipeline.run import build
 from toolchain.request.model import Request
 from toolchain.stages.aotriton_library import aotriton_source, commit_of
 from toolchain.stages.llvm_choice import llvm_needs, llvm_pin, llvm_source
-from toolchain.stages.triton_origin import from_source, triton_source
+from toolchain.stages.triton_origin import triton_source
 from toolchain.stages.triton_report import lit, lit_totals
 from toolchain.stages.triton_tree import python_requires
 
@@ -31,16 +31,6 @@ COMMIT = "d8da7c998c75c88691e0ec157fcfd92b49d7060a"
 @pytest.fixture
 def request_(tmp_path: Path) -> Request:
     return Request(cache=Cache(tmp_path / "cache"))
-
-
-def test_a_wheel_of_the_index_comes_by_name_alone(request_: Request) -> None:
-    assert from_source(request_)
-    assert not from_source(replace(request_, sources=specs({"triton": "pypi:triton"})))
-    assert not from_source(replace(request_, sources=specs({"triton": "pypi:3.7.1"}), triton="3.7.1"))
-    assert from_source(replace(request_, sources=specs({"triton": "/a/checkout"})))
-    assert from_source(replace(request_, triton=COMMIT))
-    assert from_source(replace(request_, aotriton="0.10b"))
-    assert from_source(replace(request_, triton="3.7.1"))
 
 
 def test_a_commit_comes_from_upstream_and_a_release_of_aotriton_from_amds_fork(request_: Request) -> None:

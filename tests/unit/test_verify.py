@@ -56,11 +56,6 @@ def test_all_is_well(stand: Stand) -> None:
     assert str(len(FILES) + 1) in verdict.checks["sbom"]
 
 
-def test_the_manifest_alone(stand: Stand) -> None:
-    stand.say_all()
-    assert verify(stand.ref, stand.layout, stand.manifest, key=stand.signer.public, now=NOW).verdict == "trusted"
-
-
 def test_without_a_key_nothing_is_trusted(stand: Stand) -> None:
     assert look(stand, None).verdict == "intact"
     stand.say_all()
@@ -364,15 +359,6 @@ def test_one_build_as_the_policy_demands_is_enough(tmp_path: Path) -> None:
     stand.say(attest.provenance(image_facts(isolation=None), stand.subjects()))
     assert [look(stand, **demand).verdict for demand in ({"fresh": True}, {"isolated": True}, {})] == ["trusted"] * 3
     assert "policy" in wrong(look(stand, fresh=True, isolated=True)), "no build was both"
-
-
-def test_a_refusal_that_an_option_lifts_says_so(tmp_path: Path) -> None:
-    facts = image_facts(binaries=["triton-wheel", "dask"], inputs={"stage": "llvm"})
-    stand = Stand(Layout(tmp_path / "l"), tmp_path / "w", facts)
-    stand.say_all()
-    verdict = look(stand, source_only=True, allow=("dask",))
-    assert verdict.fix.endswith("--allow-binary triton-wheel")
-    assert look(stand, source_only=True, allow=("dask", "triton-wheel")).verdict == "trusted"
 
 
 def test_bytes_come_first(stand: Stand) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.unit.test_workflows import TOP, actionlint
@@ -56,13 +53,3 @@ def test_the_action_hands_every_input_on() -> None:
         assert f"${{{{ inputs.{name} }}}}" in text, name
     for step in ACTION["runs"]["steps"]:
         assert "${{" not in step["run"], "no expression inside a script"
-
-
-def test_scripts_are_clean() -> None:
-    shellcheck = shutil.which("shellcheck")
-    if shellcheck is None:
-        pytest.skip("SHELLCHECK IS NOT INSTALLED: no script is checked (apt-get install shellcheck)")
-    scripts = sorted((TOP / "scripts").glob("*.sh"))
-    assert len(scripts) >= 5
-    done = subprocess.run([shellcheck, *map(str, scripts)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,22 +94,11 @@ def changed(path: Path, old: str, new: str) -> Path:
     return path
 
 
-def test_a_good_one_passes_both(workflow: Path) -> None:
-    """So that what fails below fails for what was changed."""
-    linted, audited = actionlint(workflow), zizmor(workflow)
-    assert linted.returncode == 0, linted.stdout
-    assert audited.returncode == 0, audited.stdout
-
-
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("runs-on: ubuntu-24.04", "runs-on: ubuntu-24.40", "label"),
         ("github.ref }}", "github.reff }}", "reff"),
-        ("branches: [main]", "branchs: [main]", "branchs"),
         ('echo "$TITLE"', "echo $TITLE", "SC2086"),
-        ('echo "$TITLE"', "if true; then echo", "SC1"),
-        ("    steps:", "    needs: two\n    steps:", "two"),
     ],
 )
 def test_actionlint_fails(workflow: Path, old: str, new: str, told: str) -> None:
@@ -124,23 +112,13 @@ def test_actionlint_fails(workflow: Path, old: str, new: str, told: str) -> None
     [
         ('echo "$TITLE"', 'echo "${{ github.head_ref }}"', "template-injection"),
         ("@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1", "@v7", "unpinned-uses"),
-        ("          persist-credentials: false", "          fetch-depth: 1", "artipacked"),
         ("permissions: {}", "permissions: write-all", "excessive-permissions"),
-        ("  push:\n    branches: [main]", "  pull_request_target:", "dangerous-triggers"),
-        ("permissions: {}\nconcurrency:\n  group: good\n  cancel-in-progress: false", "permissions: {}", "concurrency"),
-        ("    runs-on: ubuntu-24.04\n", "    runs-on: ubuntu-24.04\n    container: debian:latest\n", "unpinned-images"),
     ],
 )
 def test_zizmor_fails(workflow: Path, old: str, new: str, told: str) -> None:
     done = zizmor(changed(workflow, old, new))
     assert done.returncode not in {0, 1}, "1 would be zizmor's own failure"
     assert told in done.stdout
-
-
-def test_no_workflow_is_not_a_pass(tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert zizmor(empty).returncode != 0
 
 
 # Rules of our own
@@ -202,29 +180,6 @@ def test_no_job_hangs_and_no_pull_request_gets_a_key() -> None:
         assert "pull_request_target" not in on
         assert "workflow_run" not in on
         assert ("pull_request" in on) == (path.stem == "test")
-
-
-def test_nothing_is_built_before_it_is_asked_and_keys_are_compared() -> None:
-    """What scripts/asked.sh and scripts/same_key.sh say is tested in test_workflow_scripts.py."""
-    of_build = yaml.safe_load((FOLDER / "build.yml").read_text())["jobs"]
-    assert of_build["base"]["needs"] == "asked"
-    assert any(step.get("run") == "scripts/asked.sh" for step in of_build["asked"]["steps"])
-    of_publish = yaml.safe_load((FOLDER / "publish.yml").read_text())["jobs"]
-    assert "keys" in of_publish["build"]["needs"]
-    assert any(step.get("run") == "scripts/same_key.sh" for step in of_publish["keys"]["steps"])
-
-
-def test_what_is_built_by_default_is_what_was_measured() -> None:
-    """In one place, for the button and for tags."""
-    assert tomllib.loads((TOP / ".github" / "toolchain.toml").read_text()) == {
-        "source": ["llvm=distro:llvm-toolchain-22"]
-    }
-    for path in WORKFLOWS:
-        for line in re.findall(r"TOOLCHAIN_CONFIG: (.*)", path.read_text()):
-            assert line == "${{ !(inputs.source || inputs.triton) && '.github/toolchain.toml' || '' }}", path.name
-    for name, job in jobs():
-        env = [job.get("env", {}), *(step.get("env", {}) for step in job.get("steps", []))]
-        assert all(("TOOLCHAIN_SOURCE" in one) == ("TOOLCHAIN_CONFIG" in one) for one in env), name
 
 
 def test_a_cancelled_run_saves_nothing() -> None:
