@@ -11,8 +11,10 @@ import pytest
 
 from lab.tests.emulator_fixtures import get, put, run, wave_of
 from lab.tests.language_cases.number_formats import FORMATS
+from lab.tests.matrix_inputs import by_rule
 from toolchain_lab.emulator import double
 from toolchain_lab.emulator.errors import FaultyKernelError, NotEmulatedError
+from toolchain_lab.emulator.exactness import bound
 
 # Text, GPU, rows, k, and the types of both factors; {} are the registers of result, factors and what is added.
 PRODUCTS = [
@@ -100,6 +102,26 @@ def test_a_product_of_each_type(text: str, gpu: str, size: int, depth: int, left
         got = values.astype(np.uint64 if left == "f64" else np.uint32).view(kind)
         for lane in range(wave.lanes):
             assert got[lane] == wanted[row_of(wave, register, lane, size, left), lane % size], (register, lane)
+
+
+def test_8_bit_floats_of_gfx942_follow_their_published_rule() -> None:
+    random, wave = np.random.default_rng(2), wave_of("gfx942")
+    codes = random.integers(1, 128, (2, 16, 32), np.uint8)
+    put_factor(wave, 64, codes[0], 8)
+    put_factor(wave, 80, codes[1], 8)
+    wave.vectors[:4] = random.normal(size=(4, 64)).astype(np.float32).view(np.uint32)
+    addend = np.zeros((16, 16), np.float32)
+    lane = np.arange(64)
+    for register in range(4):
+        addend[4 * (lane // 16) + register, lane % 16] = wave.f[register]
+    run(wave, "v_mfma_f32_16x16x32_fp8_fp8 v[0:3], v[64:65], v[80:81], v[0:3]")
+    a, b = FORMATS["fp8e4b8"].values()[codes].astype(np.float64)
+    wanted = by_rule("gfx942", "fp8", a, b, addend)
+    assert (wanted != (a @ b.T + addend).astype(np.float32)).any()
+    for register in range(4):
+        assert (wave.f[register] == wanted[4 * (lane // 16) + register, lane % 16]).all()
+    assert not bound("v_mfma_f32_16x16x32_fp8_fp8", wave.target)
+    assert bound("v_mfma_f32_16x16x32_fp8_fp8", wave_of("gfx950").target)
 
 
 def test_a_scale_belongs_to_32_numbers_of_a_row() -> None:

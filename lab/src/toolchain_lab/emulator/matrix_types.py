@@ -1,6 +1,7 @@
 """Matrix instructions on integers, floats of 8 and 4 bits, and float64.
 
-Integers are exact. Other products are summed in float64 and rounded once; real hardware rounds in an order of its own.
+Integers are exact, and floats of 8 bits on gfx942, whose rule is published, see `accumulation`. Other products are
+summed in float64 and rounded once.
 Each lane's numbers are taken as they come, because the order of k does not matter as long as both factors share it.
 It does for scales, each of which belongs to 32 numbers in a row.
 """
@@ -12,6 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from toolchain_lab.emulator.accumulation import rule_of
 from toolchain_lab.emulator.bits import Array
 from toolchain_lab.emulator.conversions import format_of
 from toolchain_lab.emulator.errors import FaultyKernelError
@@ -65,6 +67,15 @@ def _registers(product: Array, target: Target, kind: str) -> Array:
         return product.reshape(2, 8, 16).transpose(1, 0, 2).reshape(8, 32)
     parts = 64 // size
     return product.reshape(-1, parts, 4, size).transpose(0, 2, 1, 3).reshape(-1, 64)
+
+
+def _unpacked(registers: Array, size: int, parts: int) -> Array:
+    """What `_registers` made of a matrix of CDNA, as that matrix."""
+    return registers.reshape(-1, 4, parts, size).transpose(0, 2, 1, 3).reshape(size, size)
+
+
+def _largest(values: Array) -> float:
+    return float(np.max(np.abs(values), initial=0, where=np.isfinite(values)))
 
 
 def _added(product: Array, add: Array, out: str) -> Array:
@@ -121,6 +132,8 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
         scales = [_byte_scale(operands, number) for number in (0, 1)] if scaled else []
         address, repeats = operands.instruction.address, target.generation == 11
         first, last = destination.index, destination.index + destination.count
+        rule = rule_of(target, kinds[0]) if out == "f32" and not mixed else None
+        name = operands.instruction.name
 
         def run(wave: Wave) -> None:
             # EXEC does not matter to these.
@@ -141,8 +154,18 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
                 if scales:
                     matrix = matrix * _rows(scales[number](wave), parts).repeat(32, axis=1)
                 matrices.append(matrix)
-            product = _registers(matrices[0] @ matrices[1].T, target, kinds[0])
-            wave.vectors[first:last] = _added(product, add(wave), out)
+            left, right = matrices
+            more = add(wave)
+            if rule is not None:
+                start = more.view(np.float32)
+                start = _unpacked(start, len(left), parts) if start.ndim else start
+                total = rule.add(rule.factor(left, kinds[0]), rule.factor(right, kinds[1]), start)
+                wave.vectors[first:last] = _registers(total, target, kinds[0]).view(np.uint32)
+                return
+            wave.vectors[first:last] = _added(_registers(left @ right.T, target, kinds[0]), more, out)
+            if out != "i32":
+                added = more.view(np.float32) if out == "f32" else more
+                wave.group.program.note(name, left.shape[1] * _largest(left) * _largest(right) + _largest(added))
 
         return run
 
