@@ -29,9 +29,9 @@ class Cost:
         least, most = self.minutes
         return least * share, most * share
 
-    def time_for(self, cores: int) -> str:
-        """Return the time as text: `2 to 5 h`, `12 to 30 min + 1.1 s a kernel`."""
-        least, most = (_duration(minutes) for minutes in self.on(cores))
+    def time_for(self, cores: int, left: float = 1.0) -> str:
+        """Return the time of a share of the stage as text: `2 to 5 h`, `12 to 30 min + 1.1 s a kernel`."""
+        least, most = (_duration(minutes * left) for minutes in self.on(cores))
         same_unit = least.split()[-1] == most.split()[-1]
         time = least if least == most else f"{least.split()[0] if same_unit else least} to {most}"
         return f"{time} + {self.kernel / cores:.2g} s a kernel" if self.kernel else time
@@ -42,9 +42,9 @@ class Cost:
             return "number of kernels: unknown, because upstream's generator was not counted for this release and GPU"
         return f"{kernels:,} kernels: {_duration(kernels * self.kernel / cores / 60)}"
 
-    def as_json(self, cores: int) -> dict[str, Any]:
-        """Return the form of `plan --json`."""
-        least, most = self.on(cores)
+    def as_json(self, cores: int, left: float = 1.0) -> dict[str, Any]:
+        """Return the form of `plan --json` for a share of the stage."""
+        least, most = (minutes * left for minutes in self.on(cores))
         return {
             "cores": cores,
             "minutes": [round(least, 1), round(most, 1)],

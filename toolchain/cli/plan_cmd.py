@@ -20,6 +20,7 @@ from toolchain.engine.resources import MEMORY, cores
 from toolchain.pipeline.plan import PlanRow, online_in, settled, tried_in, undecided_in, untried_in
 from toolchain.pipeline.plan import plan as plan_stages
 from toolchain.pipeline.records import tell_unread
+from toolchain.pipeline.unfinished import unfinished
 from toolchain.request.model import Request
 from toolchain.sources.distro import known_packages
 from toolchain.sources.tree import Source
@@ -107,7 +108,10 @@ def _cost(row: PlanRow, request: Request, count: int) -> dict[str, Any]:
     if cost is None:
         return {}
     memory = {"memory_per_job": MEMORY[cost.job]} if cost.job else {}
-    return {"takes": {**cost.as_json(count), "disk": row.planned.disk, **memory}}
+    begun = unfinished(request.cache, row.planned)
+    steps = {} if begun is None else {"steps_done": begun.done, "steps": begun.total}
+    time = cost.as_json(count, 1.0 if begun is None else begun.left)
+    return {"takes": {**time, "disk": row.planned.disk, **memory, **steps}}
 
 
 def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[str]:
@@ -118,12 +122,15 @@ def _takes(rows: Sequence[PlanRow], request: Request, count: int) -> Iterator[st
     names = [f"{row.planned.name} {row.arch}".rstrip() for row, _ in costs]
     width = max((9, *(len(name) + 1 for name in names)))
     for name, (row, cost) in zip(names, costs, strict=True):
-        parts = [cost.time_for(count)]
+        begun = unfinished(request.cache, row.planned)
+        parts = [cost.time_for(count, 1.0 if begun is None else begun.left)]
         if row.planned.disk:
             parts.append(f"disk {console.size(row.planned.disk)}")
         if cost.job:
             parts.append(f"memory {console.size(MEMORY[cost.job])} per {cost.job}")
         yield f"  {name:{width}}" + ", ".join(parts)
+        if begun is not None:
+            yield f"  {'':{width}}{begun.done:,} of {begun.total:,} steps are already compiled"
         if row.planned.name == "aotriton" and not row.planned.partial:
             yield f"  {'':{width}}{_kernels(cost, row.planned.details, count)}"
 

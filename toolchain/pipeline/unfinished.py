@@ -1,0 +1,47 @@
+"""Read how far an unfinished build of a stage got, from the logs of its tree."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from toolchain.core.cache import Cache
+from toolchain.engine.storage import cache_mounts
+from toolchain.stages.stage import Planned
+
+_STEP = re.compile(rb"@step (\S*)")
+_COUNT = re.compile(rb"@ninja (\d{1,7})/(\d{1,7}) ")
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """The steps of ninja in a tree that a later build continues."""
+
+    done: int
+    total: int
+
+    @property
+    def left(self) -> float:
+        """The share of the steps that is left."""
+        return 1 - self.done / self.total
+
+
+def unfinished(cache: Cache, planned: Planned) -> Unfinished | None:
+    """Return the steps of a stage's unfinished build; None if there is no tree, or if nothing is compiled yet.
+
+    Each run of ninja counts the steps that were left, so the largest total is that of the whole build.
+    """
+    key = planned.tree_key
+    if not cache_mounts(cache, f"toolchain-{planned.name}-tree-{key}"):
+        return None
+    total, left = 0, 0
+    for log in sorted(cache.logs.glob(f"{planned.name}-{key}-*.log")):
+        step = b""
+        with log.open("rb") as lines:
+            for line in lines:
+                if match := _STEP.match(line):
+                    step = match[1]
+                elif step == b"compile" and (match := _COUNT.match(line)):
+                    total = max(total, int(match[2]))
+                    left = max(int(match[2]) - int(match[1]), 0)
+    return Unfinished(total - left, total) if 0 < left < total else None
