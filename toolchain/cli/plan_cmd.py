@@ -23,6 +23,7 @@ from toolchain.pipeline.records import tell_unread
 from toolchain.pipeline.unfinished import unfinished
 from toolchain.request.model import Request
 from toolchain.sources.distro import known_packages
+from toolchain.sources.resolve import in_store
 from toolchain.sources.tree import Source
 from toolchain.stages.prebuilt import let_in_names, unknown_names
 
@@ -52,6 +53,8 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
         console.warn(f"no prebuilt on record is called {name!r}; {page('docs/reference/prebuilt.md')} lists the names")
     for planned in online_in(rows, request):
         console.warn(f"`build --offline` will refuse to make {planned.image} (exit code {UnreachableError.code})")
+    if away := _away(rows, request):
+        console.warn(f"`build --offline` will stop at sources that are not in the store: {', '.join(away)}")
     for name in undecided_in(rows, request):
         console.warn(
             f"`build` will refuse the prebuilt {name} in Triton's source (exit code {PolicyError.code}) unless you add"
@@ -88,6 +91,23 @@ def _show(rows: Sequence[PlanRow]) -> None:
         table.append((planned.name, row.arch, state, planned.image, note, digest, sources, binaries))
     columns = ("stage", "arch", "state", "image", "note", "input digest", "sources", "prebuilt")
     console.show(Listing(columns=columns, rows=table, head=("stage", "arch", "state", "image"), lines=True))
+
+
+def _away(rows: Sequence[PlanRow], request: Request) -> list[str]:
+    """Return the sources that `build --offline` would not find."""
+    if not request.offline:
+        return []
+    needed = {(s.name, s.ref): s for row in rows if row.to_build for s in row.planned.sources}
+    return [
+        f"{source.name} {source.ref}"
+        for source in needed.values()
+        if not in_store(
+            source,
+            cache=request.cache,
+            tests=request.takes_tests(source.name),
+            patched=bool(request.patches.get(source.name)),
+        )
+    ]
 
 
 def _refused(rows: Sequence[PlanRow], request: Request) -> list[str]:

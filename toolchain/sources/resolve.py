@@ -131,6 +131,7 @@ def _stat_cache(path: Path, cache: Cache) -> Path:
 
 
 # AOTriton's build unpacks its tuning database itself.
+_COMMIT = 40  # digits
 _PACKED = "aotriton-database"
 
 
@@ -176,6 +177,24 @@ def fetch_source(
         for patch in patches:  # so that the build can be repeated
             _keep(patch, sha256_file(patch), Store(cache.store), cache)
         return replace(got, path=_patched(got, patches, Store(cache.store), how)) if patches else got
+
+
+def in_store(source: Source, *, cache: Cache, tests: bool = False, patched: bool = False) -> bool:
+    """Return whether a source can be used without a network, without reading its files.
+
+    Args:
+        tests, patched: whether the source's tests are taken, and whether patches are applied (see `fetch_source`).
+    """
+    store, part = Store(cache.store), part_of(source.name, tests=tests or patched)
+    if source.kind == "local" or source.path is not None:
+        return True
+    if source.kind == "git":
+        repositories = source.among or (source.where,)
+        return any(
+            len(source.version) == _COMMIT and store.stored_tree(git_digest(url, source.version), part=part.name)
+            for url in repositories
+        )
+    return source.digest is not None and store.file(source.digest) is not None
 
 
 def _fetched(source: Source, cache: Cache, offline: bool, how: _How) -> FetchedSource:
