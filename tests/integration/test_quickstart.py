@@ -277,6 +277,7 @@ def _processes_below(work: Path) -> list[str]:
     return found
 
 
+@pytest.mark.nightly
 def test_four_kernels_come_out_the_same_with_everything_flipped(quickstart: Quickstart, tmp_path: Path) -> None:
     """Another folder, cold caches, other jobs, umask, home, time zone, language, host name, and a clock that is
     off."""

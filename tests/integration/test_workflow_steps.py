@@ -30,7 +30,7 @@ from toolchain.pipeline.records import find_image
 from toolchain.stages.wheels import place
 from toolchain.trust.keys import new_key
 
-pytestmark = [pytest.mark.engine, pytest.mark.registry]
+pytestmark = [pytest.mark.engine, pytest.mark.registry, pytest.mark.nightly]
 FLOWS = TOP / ".github" / "workflows"
 TOKEN, ACTOR = "the-token", "somebody"
 BASE, PART = "toolchain-base-debian13", "llvm-triton-mlir-tblgen-22.1.8"
@@ -222,7 +222,7 @@ def test_no_key_and_no_login_is_left(trial: tuple[Service, dict[str, str]]) -> N
     ("public", "passes", "fails"),
     [
         ("key", "And its sources", ""),
-        pytest.param("", "The tool", "By digest and nothing else", marks=pytest.mark.nightly),
+        ("", "The tool", "By digest and nothing else"),
         ("other", "Log in", "Bytes, signature, provenance, SBOM"),
     ],
     ids=["key", "no-key", "wrong-key"],
@@ -279,7 +279,6 @@ def lend(trial: tuple[Service, dict[str, str]], service: Service) -> Service:
     return service
 
 
-@pytest.mark.nightly
 def test_a_fork_builds_and_takes_nothing(ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path) -> None:
     event = ground.event(fork=True, secrets={})
     del event.variables["TOOLCHAIN_PUBLIC_KEY"]
@@ -378,7 +377,7 @@ def test_the_action_builds_publishes_and_signs(
     assert not list(service.folder.glob("jobs/*/temp/toolchain-*"))
 
 
-@pytest.mark.parametrize("tag", ["v0.1.0", pytest.param("v9.9.9", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("tag", ["v0.1.0", "v9.9.9"])
 def test_the_tool_as_a_wheel(ground: Ground, trial: tuple[Service, dict[str, str]], tmp_path: Path, tag: str) -> None:
     """A tag that is not the version releases nothing; a release that is there already gets the wheels."""
     service = ground.service(tmp_path / "github")
