@@ -198,6 +198,16 @@ def test_a_login_file_that_cannot_be_read_is_told(home: Path, content: str) -> N
     assert "log in" in caught.value.fix
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [{"username": "user", "password": "pass-word"}, {"auth": f"{LOGIN[:8]}\n{LOGIN[8:]}"}],
+    ids=["plain", "a line break"],
+)
+def test_forms_of_a_login_that_docker_reads(home: Path, entry: dict[str, str]) -> None:
+    written(home / ".docker" / "config.json", {"auths": {"reg.example": entry}})
+    assert logins.credentials("reg.example") == LOGIN
+
+
 def test_the_login_of_a_namespace_counts_before_the_registry_s(home: Path) -> None:
     auths = {"reg.example": {"auth": OTHER}, "reg.example/ns": {"auth": LOGIN}}
     written(home / ".docker" / "config.json", {"auths": auths})

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from toolchain.cli.verbs import all_verbs
 from toolchain.core import process
 from toolchain.core.errors import EngineError
 from toolchain.core.process import contained
@@ -104,6 +105,19 @@ def test_root_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("root was sent into a namespace"))
     enter()
+
+
+def test_the_verbs_that_work_with_containers_say_so() -> None:
+    assert {verb.name for verb in all_verbs() if verb.engine} == {
+        "build",
+        "reproduce",
+        "kernels run",
+        "kernels merge",
+        "kernels worker",
+        "cache prune",
+        "shell",
+        "kernels cached",
+    }
 
 
 def test_a_container_is_given_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

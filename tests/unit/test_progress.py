@@ -77,6 +77,13 @@ def test_a_recorded_log_never_goes_backwards_and_ends_full() -> None:
     assert progress.estimate() == 0
 
 
+def test_a_second_ninja_in_one_step_counts_on() -> None:
+    progress, _ = make(Clock())
+    for line in ("@ninja 1/2 1 1.0@ a", "@ninja 2/2 0 2.0@ b", "@ninja 1/3 1 0.1@ c"):
+        progress.line(line)
+    assert shown(progress) == (3, 5)
+
+
 def test_what_was_done_before_says_nothing_about_the_rate() -> None:
     clock = Clock()
     progress, _ = make(clock)

@@ -88,6 +88,12 @@ def test_what_is_no_version_is_refused(version: str) -> None:
         python_of(version)
 
 
+def test_a_version_of_no_released_debian_is_refused_with_those_that_are() -> None:
+    with pytest.raises(UnsupportedError, match=r"Python 3\.12") as caught:
+        python_of("3.12")
+    assert "3.9, 3.11, 3.13" in caught.value.why
+
+
 # What a tree supports
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.evidence_fixtures import Stand, ed25519_signer, p256_signer, small_image
 from tests.fake_registry import FakeRegistry, fake_registry
 from tests.places import attach_evidence, attach_layers
-from toolchain.core.digest import canonical
+from toolchain.core.digest import canonical, sha256_bytes
 from toolchain.core.errors import RegistryError
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
@@ -250,3 +250,15 @@ def test_a_provenance_never_lies_in_a_bundle_alone(stand: Stand, monkeypatch: py
                 assert attest.PREDICATE not in kinds or sbom.SPDX.predicate in kinds
                 seen.append(kinds - {None})
     assert seen[-1] == {attest.PREDICATE, *(of.predicate for of in sbom.FORMATS), "https://sigstore.dev/cosign/sign/v1"}
+
+
+def test_a_bundle_has_no_key_id(stand: Stand) -> None:
+    from toolchain.trust import dsse  # noqa: PLC0415
+
+    envelope = dsse.sign({"a": 1}, stand.signer)
+    value = json.loads(cosign.bundle(envelope, stand.signer.public))
+    assert list(value["dsseEnvelope"]["signatures"][0]) == ["sig"]
+    hint = base64.b64decode(value["verificationMaterial"]["publicKey"]["hint"])
+    assert f"sha256:{hint.hex()}" == stand.signer.public.id
+    assert dsse.from_bundle(canonical(value)).signed_by(stand.signer.public)
+    assert sha256_bytes(canonical(value)) == sha256_bytes(cosign.bundle(envelope, stand.signer.public))

@@ -151,6 +151,12 @@ def wheel(folder: Path, *files: str, tag: str = "py3-none-any") -> Path:
     return path
 
 
+def test_a_wheel_is_held_against_its_row(tmp_path: Path) -> None:
+    assert check_content(FLASH, wheel(tmp_path)) == {
+        "tag": "py3-none-any", "files": 3, "packages": ["flash_attn", "hopper"],
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("row", "file", "tag", "reason"),
     [
