@@ -74,6 +74,7 @@ class Home:
 
 @pytest.fixture
 def home(registry_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setattr("toolchain.oci.shared_tag.CALM", (0.0,))  # each repository has one publisher
     place = f"{registry_host}/files/{abs(hash(str(tmp_path))):x}-{next(_NUMBERS)}"
     return Home(tmp_path, place, monkeypatch)
 

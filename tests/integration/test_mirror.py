@@ -32,6 +32,7 @@ def run(*words: str) -> Result:
 
 def test_the_page(hosts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = hosts
+    monkeypatch.setattr("toolchain.oci.shared_tag.CALM", (0.0,))  # each repository has one publisher
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
     cache = Cache(tmp_path / "cache")

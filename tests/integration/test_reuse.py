@@ -74,6 +74,7 @@ class Two:
 @pytest.fixture
 def two(tmp_path: Path, place: RegistryRef, monkeypatch: pytest.MonkeyPatch) -> Two:
     monkeypatch.setattr("toolchain.core.web.LONGEST_BACKOFF", 0.01)
+    monkeypatch.setattr("toolchain.oci.shared_tag.CALM", (0.0,))  # each repository has one publisher
     return Two(tmp_path, place)
 
 

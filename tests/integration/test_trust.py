@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.evidence_fixtures import Stand, finished_base
 from tests.fake_registry import fake_registry
@@ -17,6 +18,7 @@ from tests.fault_proxy import Fault, fault_proxy
 from tests.integration.conftest import Said, toolchain
 from tests.places import attach, publish, referrers
 from tests.registry_fixtures import running_registry
+from toolchain.cli.app import app
 from toolchain.core.cache import Cache
 from toolchain.core.digest import sha256_json
 from toolchain.oci.descriptor import Descriptor
@@ -41,7 +43,8 @@ def namespace(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setattr("toolchain.oci.shared_tag.CALM", (0.0,))  # each repository has one publisher
     return Home(tmp_path)
 
 
@@ -61,47 +64,50 @@ class Home:
             "-v", "-v", "publish", dest, "toolchain-base", "--json", *words, env={**self.env, **(env or {})}
         )
 
-    def verify(self, ref: str, *words: str | Path) -> Said:
-        return toolchain("verify", ref, *words, env=self.env)
+    def call(self, *words: str | Path) -> Said:
+        """Run a verb in this process; tests that look at all of its output start one of its own."""
+        done = CliRunner().invoke(app, [str(word) for word in words], env={**self.env, "COLUMNS": "200"})
+        return Said(done.exit_code, done.stdout, done.stderr)
 
 
 def test_published_and_verified(registry_host: str, namespace: str, home: Home) -> None:
-    done = home.publish(f"{registry_host}/{namespace}", "--key", home.key)
+    words = ("publish", f"{registry_host}/{namespace}", "toolchain-base", "--json", "--key")
+    done = home.call(*words, home.key)
     assert done.code == 0, done.err
     (row,) = done.json["published"]
     assert row["evidence"]["kinds"] == ["sbom", "cyclonedx", "provenance"]
     assert row["evidence"]["how"] == "tag", "docker-registry has no referrers API"
     ref = f"{registry_host}/{namespace}/{IMAGE}"
-    good = home.verify(ref, "--public-key", f"{home.key}.pub", "--policy", "source-only", "--json")
+    good = home.call("verify", ref, "--public-key", f"{home.key}.pub", "--policy", "source-only", "--json")
     assert good.code == 0, good.err
     (verdict,) = good.json["images"]
     assert verdict["verdict"] == "trusted"
     assert verdict["digest"] == row["digest"]
-    assert home.verify(ref).out.endswith("intact, not authenticated (no --public-key)\n")
+    assert home.call("verify", ref).out.endswith("intact, not authenticated (no --public-key)\n")
     by_digest = f"{ref}@{row['digest']}"
-    assert home.verify(by_digest, "--public-key", f"{home.key}.pub").out.endswith(f"\ttrusted\t{IMAGE}\n")
-    bad = home.verify(ref, "--public-key", f"{home.other}.pub")
+    assert home.call("verify", by_digest, "--public-key", f"{home.key}.pub").out.endswith(f"\ttrusted\t{IMAGE}\n")
+    bad = home.call("verify", ref, "--public-key", f"{home.other}.pub")
     assert bad.code == 17
     assert "signature: none of" in bad.err
     # Sent once: the second publish finds all of it.
-    again = home.publish(f"{registry_host}/{namespace}", "--key", home.key)
+    again = home.call(*words, home.key)
     assert again.json["published"][0]["pushed_bytes"] == 0
     assert again.json["published"][0]["evidence"]["pushed_bytes"] == 0
     # A second signer adds to the first.
-    assert home.publish(f"{registry_host}/{namespace}", "--key", home.other).code == 0
+    assert home.call(*words, home.other).code == 0
     for key in (home.key, home.other):
-        assert home.verify(ref, "--public-key", f"{key}.pub").code == 0
+        assert home.call("verify", ref, "--public-key", f"{key}.pub").code == 0
 
 
 def test_unsigned_is_not_trusted(registry_host: str, namespace: str, home: Home) -> None:
-    done = home.publish(f"{registry_host}/{namespace}")
+    done = home.call("publish", f"{registry_host}/{namespace}", "toolchain-base", "--json")
     assert done.json["published"][0]["evidence"] | {"pushed_bytes": 0} == {
         "kinds": ["sbom", "cyclonedx"], "signed_by": "", "how": "tag", "pushed_bytes": 0,
     }  # fmt: skip
     assert "not signed" in done.err
     ref = f"{registry_host}/{namespace}/{IMAGE}"
-    assert "every file (1) is as an SBOM lists it" in home.verify(ref, "--json").out
-    bad = home.verify(ref, "--public-key", f"{home.key}.pub")
+    assert "every file (1) is as an SBOM lists it" in home.call("verify", ref, "--json").out
+    bad = home.call("verify", ref, "--public-key", f"{home.key}.pub")
     assert (bad.code, "nothing signed is attached" in bad.err) == (17, True)
 
 
