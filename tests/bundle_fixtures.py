@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+import shutil
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -126,6 +127,13 @@ def full_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
         offline=True,
     )
     return Place(tmp_path, request)
+
+
+def copied(place: Place, root: Path) -> Place:
+    """Return a place below `root` with a copy of another one's bundle."""
+    found = Place(root, place.request)
+    shutil.copytree(place.out.path, found.out.path)
+    return found
 
 
 def refuses(place: Place, error: type[ToolchainError], says: str = "") -> None:

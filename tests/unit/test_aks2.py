@@ -119,7 +119,7 @@ def _pack(*entries: tuple[int, int, bytes], content: bytes) -> bytes:
     """An .aks2 file of (offset, size, name)."""
     directory = b"".join(struct.pack("<IIIII", 0, 64, offset, size, len(raw)) + raw for offset, size, raw in entries)
     head = struct.pack("<III", len(directory) + len(content), len(entries), len(directory))
-    return b"AKS2" + head + lzma.compress(directory + content)
+    return b"AKS2" + head + lzma.compress(directory + content, preset=0)
 
 
 HOSTILE = {

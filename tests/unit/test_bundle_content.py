@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.bundle_fixtures import Place, entry, full_place, nothing_counts, refuses
+from tests.bundle_fixtures import Place, copied, entry, full_place, nothing_counts, refuses
 from toolchain.bundle.importer import import_bundle
 from toolchain.core.cache import Cache
 from toolchain.core.digest import canonical, sha256_json
@@ -33,12 +33,17 @@ from toolchain.pipeline.lockfile import Lock
 from toolchain.sources.tree import tree_digest
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    with pytest.MonkeyPatch.context() as patch:
+        found = full_place(tmp_path_factory.mktemp("exported"), patch)
+        found.export()
+        return found
+
+
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Return a place whose bundle is exported."""
-    found = full_place(tmp_path, monkeypatch)
-    found.export()
-    return found
+def place(exported: Place, tmp_path: Path) -> Place:
+    return copied(exported, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +245,7 @@ def test_a_lock_of_other_things(place: Place, changes: dict[str, Any], error: ty
 
 def test_a_checkout_s_digest_with_another_tree(place: Place) -> None:
     """Against one's own lock that names the tree: what is stored under a digest is what it says."""
-    own = place.export().lock
+    own = _lock(place)
     triton = own.source("triton")
     assert triton is not None
     git = dataclasses.replace(triton, kind="git", ref="a" * 40, digest=f"git:{'a' * 40}@https://h.example/t")
@@ -255,7 +260,7 @@ def test_a_checkout_s_digest_with_another_tree(place: Place) -> None:
 
 def test_a_lock_of_one_s_own_that_names_no_tree(place: Place) -> None:
     """A commit cannot be compared with a tree: whoever did not lock the tree has nothing to hold against a bundle."""
-    own = place.export().lock
+    own = _lock(place)
     url, commit = "https://h.example/t", "a" * 40
     git = {"kind": "git", "ref": commit, "digest": f"git:{commit}@{url}", "repository": url}
     place.swap("tree", _other_tree())

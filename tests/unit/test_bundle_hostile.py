@@ -9,17 +9,22 @@ from typing import Any
 
 import pytest
 
-from tests.bundle_fixtures import Place, entry, full_place, nothing_counts, refuses
+from tests.bundle_fixtures import Place, copied, entry, full_place, nothing_counts, refuses
 from toolchain.core.errors import HostileInputError, RegistryError, ToolchainError
 from toolchain.oci.layout import Layout
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    with pytest.MonkeyPatch.context() as patch:
+        found = full_place(tmp_path_factory.mktemp("exported"), patch)
+        found.export()
+        return found
+
+
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Return a place whose bundle is exported."""
-    found = full_place(tmp_path, monkeypatch)
-    found.export()
-    return found
+def place(exported: Place, tmp_path: Path) -> Place:
+    return copied(exported, tmp_path)
 
 
 Edit = Callable[[dict[str, Any], Layout], None]

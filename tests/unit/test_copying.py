@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +43,9 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolchain.oci.shared_tag.time.sleep", lambda seconds: None)
 
 
-@pytest.fixture
-def published(tmp_path: Path) -> Published:
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    tmp_path = tmp_path_factory.mktemp("published")
     cache = Cache(tmp_path / "cache")
     finished_base(cache, tmp_path / "base")
     request = Request(cache=cache, sources=specs({"llvm": f"https://github.com/llvm/llvm-project@{'1' * 40}"}))
@@ -112,24 +114,24 @@ def test_a_registry_that_cannot_hold_attachments_gets_no_tag(published: Publishe
 
 def test_what_was_lost_in_the_source_is_not_copied_as_whole(published: Published, tmp_path: Path) -> None:
     """A damaged blob of an attached artifact ends the copy before a tag moves."""
-    layout = Layout(published.folder)
+    layout = Layout(shutil.copytree(published.folder, tmp_path / "source"))
     att = layout.resolve(about_tag(published.delivered.digest, "att"))
     layout.blob(layout.children(att)[1].digest).write_bytes(b"{}")
     with fake_registry() as registry:
         with pytest.raises(DigestError):
-            copy(LayoutRef(published.folder), RegistryRef(registry.host, "ns"), tmp_path)
+            copy(LayoutRef(layout.root), RegistryRef(registry.host, "ns"), tmp_path)
         assert tags_of(registry) == []
 
 
 def test_changed_bytes_are_refused_before_anything_is_sent(published: Published, tmp_path: Path) -> None:
-    layout = Layout(published.folder)
+    layout = Layout(shutil.copytree(published.folder, tmp_path / "source"))
     index = layout.read_json(layout.resolve(published.name))
     manifest = layout.read_json(layout.resolve(index["manifests"][0]["digest"]))
     blob = layout.blob(manifest["layers"][-1]["digest"])
     blob.write_bytes(bytes(blob.stat().st_size))
     with fake_registry() as registry:
         with pytest.raises(DigestError):
-            copy(LayoutRef(published.folder), RegistryRef(registry.host, "ns"), tmp_path)
+            copy(LayoutRef(layout.root), RegistryRef(registry.host, "ns"), tmp_path)
         assert not registry.manifests
 
 

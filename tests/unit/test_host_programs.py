@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import os
 import re
@@ -47,10 +48,15 @@ SEARCHING = {"toolchain/core/process.py", "lab/src/toolchain_lab/emulator/disass
 """Modules that search `PATH` themselves, without its relative entries."""
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def modules(*folders: str) -> Iterator[tuple[str, ast.Module]]:
     for folder in folders:
         for path in sorted((TOP / folder).rglob("*.py")):
-            yield path.relative_to(TOP).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+            yield path.relative_to(TOP).as_posix(), parsed(path)
 
 
 def is_python(word: ast.expr, after: ast.expr | None) -> bool:
@@ -63,12 +69,17 @@ def is_python(word: ast.expr, after: ast.expr | None) -> bool:
     return not isinstance(word, whole) and "sys.executable" in ast.unparse(word)
 
 
+def called(node: ast.Call) -> str:
+    """Return the last part of the name of what is called; empty if it has none."""
+    return str(getattr(node.func, "attr", "") or getattr(node.func, "id", ""))
+
+
 def starts(tree: ast.Module) -> Iterator[tuple[int, list[ast.expr]]]:
     """Each command line that names a Python: its line, and the words from there on."""
     for node in ast.walk(tree):
         if isinstance(node, ast.List | ast.Tuple):
             words = list(node.elts)
-        elif isinstance(node, ast.Call) and re.search(r"\b(exec|spawn)[lv]", ast.unparse(node.func)):
+        elif isinstance(node, ast.Call) and re.match(r"(exec|spawn)[lv]", called(node)):
             words = list(node.args)
         else:
             continue

@@ -27,24 +27,29 @@ def script(name: str) -> ModuleType:
 HOUSE = script("house")
 
 
-def test_no_two_rooms_import_each_other() -> None:
-    rooms = HOUSE.arrows()
+@pytest.fixture(scope="module")
+def rooms() -> dict[str, set[str]]:
+    """Return the rooms of the tool and what each of them imports."""
+    found: dict[str, set[str]] = HOUSE.arrows()
+    return found
+
+
+def test_no_two_rooms_import_each_other(rooms: dict[str, set[str]]) -> None:
     assert {"cli", "pipeline", "stages", "oci", "sources"} <= rooms.keys()
     floors = HOUSE.floors(rooms)
     assert all(floors[room] > floors[other] for room, others in rooms.items() for other in others)
 
 
-def test_a_stage_knows_no_engine_and_oci_neither() -> None:
-    rooms = HOUSE.arrows()
+def test_a_stage_knows_no_engine_and_oci_neither(rooms: dict[str, set[str]]) -> None:
     assert "engine" not in rooms["stages"]
     assert "stages" not in rooms["engine"]
     assert not {"engine", "stages", "pipeline"} & rooms["oci"]
 
 
-def test_every_room_is_in_the_guide() -> None:
+def test_every_room_is_in_the_guide(rooms: dict[str, set[str]]) -> None:
     guide = (TOP / "docs" / "develop.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z0-9_]+)(?:/|\.py)`", guide))
-    assert HOUSE.arrows().keys() - named == set()
+    assert rooms.keys() - named == set()
 
 
 def test_the_tool_does_not_import_the_lab() -> None:
