@@ -11,10 +11,7 @@ from typer.testing import CliRunner
 
 from toolchain.cli.app import app
 from toolchain.core.errors import ContractError, SourceError, UnsupportedError
-from toolchain.oci.layer import write_tar_gz
 from toolchain.publish.pytorch import CMAKE, VERSION_FILE, check_prefix, read_pytorch
-from toolchain.publish.pytorch_archives import lay
-from toolchain.stages.elf import Linked
 
 COMMIT = "6e00ef3e335b45dfb49065259533b59c68995bfe"
 RUNTIME = "aotriton-0.13b-manylinux_2_28_x86_64-rocm7.2-shared.tar.gz"
@@ -193,58 +190,62 @@ def test_values_for_builds_are_not_taken_for_the_verbs_own(tmp_path: Path, monke
     assert done.exit_code == 0, done.output
 
 
-OURS = "aotriton-6e00ef3e0000"
+FORK = f"""
+set(__AOTRITON_RELEASE_PAGE "0.9.2b")
+set(__AOTRITON_VER_LIST
+    "0.9.2b"  # rocm6.3
+    "0.9.2b"  # rocm6.4
+    "0.9.2b_612896439f"  # rocm6.5 with gfx950
+    )
+set(__AOTRITON_MANYLINUX_LIST "manylinux_2_28" "manylinux_2_28" "manylinux_2_28")
+set(__AOTRITON_ROCM_LIST "rocm6.3" "rocm6.4" "rocm6.5")
+set(__AOTRITON_CI_COMMIT "{COMMIT}")
+set(__AOTRITON_SHA256_LIST "{"1" * 64}" "{"2" * 64}" "{"3" * 64}")
+list(GET __AOTRITON_ROCM_LIST 0 __AOTRITON_ROCM_DEFAULT_STR)
+"""
+ONE_ARCHIVE = f"""
+set(__AOTRITON_VER "0.7.1b")
+set(__AOTRITON_MANYLINUX_LIST "manylinux_2_17" "manylinux_2_17" "manylinux_2_28" "manylinux_2_28")
+set(__AOTRITON_ROCM_LIST "rocm6.1" "rocm6.2" "rocm6.2" "rocm6.3")
+set(__AOTRITON_SHA256_LIST "{"1" * 64}" "{"2" * 64}" "{"3" * 64}" "{"4" * 64}")
+"""
+OLDER = "list(GET __AOTRITON_ROCM_LIST 0 __AOTRITON_ROCM_DEFAULT_STR)\n"
+CLAMPED = "set(__AOTRITON_ROCM ${__AOTRITON_ROCM_HIGH})\n"
 
 
-def packed(folder: Path, name: str, tree: Path) -> Path:
-    """An archive as `build aotriton --archive` writes them."""
-    folder.mkdir(exist_ok=True)
-    write_tar_gz(tree, folder / name, top="aotriton")
-    return folder / name
+@pytest.mark.parametrize(
+    ("text", "rocm", "digit"),
+    [
+        (FORK, "6.5", "3"),
+        (FORK, "7.0", "3"),
+        (FORK, "6.2", "1"),
+        (ONE_ARCHIVE + OLDER, "6.2", "2"),  # CMake takes the first of two for one ROCm
+        (ONE_ARCHIVE + OLDER, "6.4", "4"),
+        (ONE_ARCHIVE + OLDER, "5.7", "1"),
+        (ONE_ARCHIVE + CLAMPED, "6.4", "4"),
+        (ONE_ARCHIVE + CLAMPED, "6.0", "1"),
+        (ONE_ARCHIVE.replace("rocm6.2", "rocm6.15") + CLAMPED, "6.2", ""),
+        (ONE_ARCHIVE, "6.4", ""),
+    ],
+)
+def test_the_runtime_is_the_one_that_cmake_chooses(tmp_path: Path, text: str, rocm: str, digit: str) -> None:
+    wanted = read_pytorch(tree_of(tmp_path, text))
+    if digit:
+        assert [archive.sha256 for archive in wanted.needed(rocm, ())] == [digit * 64]
+    else:
+        with pytest.raises(UnsupportedError):
+            wanted.needed(rocm, ())
 
 
-def linked(hip: str = "libamdhip64.so.7", glibc: str = "GLIBC_2.27") -> Linked:
-    return Linked(soname="", needed=(hip, "libc.so.6"), exports={}, imports={"f": ("libc.so.6", glibc)})
+def test_amds_fork_names_a_release_for_each_rocm(tmp_path: Path) -> None:
+    wanted = read_pytorch(tree_of(tmp_path, FORK))
+    assert (wanted.release, wanted.version, wanted.commit) == ("0.9.2b", "0.9.2", COMMIT)
+    assert wanted.needed("6.5", ())[0].name == "aotriton-0.9.2b_612896439f-manylinux_2_28_x86_64-rocm6.5-shared.tar.gz"
 
 
-def test_archives_of_this_tool_get_the_names_that_pytorch_asks_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree, made, into = prefix_of(tmp_path / "made", "amd-gfx110x"), tmp_path / "files", tmp_path / "into"
-    config = tree / "include/aotriton/config.h"
-    config.write_text(config.read_text() + f"#define AOTRITON_GIT_SHA1 {COMMIT}\n")
-    monkeypatch.setattr("toolchain.stages.elf.read_linked", lambda _: linked())
-    runtime = packed(made, f"{OURS}-glibc_2_31_x86_64-rocm7-gfx1101-shared.tar.gz", tree)
-    packed(made, f"{OURS}-glibc_2_31_x86_64-rocm6-gfx1101-shared.tar.gz", tree)
-    packed(made, f"{OURS}-images-amd-gfx110x.tar.gz", tree)
-    top = tree_of(tmp_path / "tree", LISTS)
-    words = ["pytorch", str(top), "--rocm", "7.2", "--gpu", "gfx1101", "--from", str(made), "--to", str(into), "--json"]
-    result = json.loads(CliRunner().invoke(app, words).stdout)
-    assert result["laid"] == {RUNTIME: runtime.name, NAVI: f"{OURS}-images-amd-gfx110x.tar.gz"}
-    assert (into / "0.13b" / RUNTIME).read_bytes() == runtime.read_bytes()
-    assert all(row["found"] for row in result["archives"])
-    wanted = read_pytorch(top)
-    for reading, why in (
-        (linked(hip="libamdhip64.so.6"), "its library asks for libamdhip64.so.6, not libamdhip64.so.7"),
-        (linked(glibc="GLIBC_2.29"), "its library asks for GLIBC_2.29"),
-        (linked(glibc="GLIBCXX_3.4.26"), "its library asks for GLIBCXX_3.4.26"),
-    ):
-        monkeypatch.setattr("toolchain.stages.elf.read_linked", lambda _, reading=reading: reading)
-        with pytest.raises(ContractError, match="is not what") as caught:
-            lay(made, tmp_path / "other", wanted, wanted.needed("7.2", ()))
-        assert caught.value.why == why
-    monkeypatch.setattr("toolchain.stages.elf.read_linked", lambda _: linked())
-    (tree / "lib/aotriton.images/amd-gfx110x/__partial__").write_text("{}")
-    packed(made, f"{OURS}-images-amd-gfx110x.tar.gz", tree)
-    config.write_text(config.read_text().replace(COMMIT, "4" * 40))
-    packed(made, runtime.name, tree)
-    for needed, why in (("runtime", f"it was made of {'4' * 40}"), ("pack", "kernels of it are missing")):
-        archives = [row for row in wanted.needed("7.2", ("gfx1101",)) if bool(row.rocm) == (needed == "runtime")]
-        with pytest.raises(ContractError) as caught:
-            lay(made, tmp_path / "other", wanted, archives)
-        assert why in caught.value.why
-    assert not (tmp_path / "other").exists()
-    packed(made, f"{OURS}-glibc_2_31_x86_64-rocm7-shared.tar.gz", tree)
-    with pytest.raises(SourceError, match="several archives"):
-        lay(made, into, wanted, wanted.needed("7.2", ()))
-    assert CliRunner().invoke(app, ["pytorch", str(top), "--to", str(into)]).exit_code == 3
+def test_lists_that_cmake_leaves_empty_are_refused(tmp_path: Path) -> None:
+    lists = "".join(f'list(JOIN "x" ";" __AOTRITON_{name}_LIST)\n' for name in ("MANYLINUX", "ROCM", "SHA256"))
+    text = f'# Replaces .ci/docker/aotriton_version.txt\nset(__AOTRITON_VER "0.4.2b")\n{lists}'
+    with pytest.raises(UnsupportedError) as refused:
+        read_pytorch(tree_of(tmp_path, text))
+    assert "0.4.2b" in refused.value.fix

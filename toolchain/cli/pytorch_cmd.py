@@ -20,10 +20,6 @@ TreeArg = Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A PyTorch sou
 RocmOpt = Annotated[str, typer.Option("--rocm", metavar="X.Y", help="ROCm version that PyTorch is built with.")]
 GpuOpt = Annotated[str, typer.Option("--gpu", help="GPUs as in PYTORCH_ROCM_ARCH, e.g. gfx942;gfx90a.")]
 FromOpt = Annotated[Path | None, typer.Option("--from", metavar="DIR", help="Folder with AOTriton archives.")]
-ToOpt = Annotated[
-    Path | None,
-    typer.Option("--to", metavar="DIR", help="Copy the archives of --from here, under the names that PyTorch expects."),
-]
 PrefixOpt = Annotated[Path | None, typer.Option("--prefix", metavar="DIR", help="Installed AOTriton to check.")]
 
 
@@ -32,7 +28,6 @@ def pytorch(
     rocm: RocmOpt = "",
     gpu: GpuOpt = "",
     archives: FromOpt = None,
-    to: ToOpt = None,
     prefix: PrefixOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
@@ -46,13 +41,6 @@ def pytorch(
     gpus = parse_gpus(gpu)
     # With only a prefix PyTorch downloads nothing, and accepts any ROCm and any GPU.
     needed = wanted.needed(rocm, gpus) if prefix is None or archives is not None else []
-    laid: dict[str, str] = {}
-    if to is not None:
-        from toolchain.publish.pytorch_archives import lay  # noqa: PLC0415 - only with --to
-
-        if archives is None:
-            raise ConfigError("--to needs --from", fix="--from DIR, the folder with the archives")
-        laid, archives = lay(archives, to, wanted, needed), to
     checked = facts.check_prefix(prefix, wanted, gpus, rocm) if prefix is not None else {}
     found = facts.found_in(archives, wanted, needed) if archives is not None else {}
     if json_:
@@ -61,18 +49,18 @@ def pytorch(
         ]
         address = {"url": wanted.url, "fixed_url": wanted.fixed_url}
         release = {"release": wanted.release, "commit": wanted.commit, "rocm": list(wanted.rocms)}
-        local = {"archives": rows, "laid": laid, "prefix": checked}
+        local = {"archives": rows, "prefix": checked}
         console.data({**release, **address, **local})
         return
-    console.text(f"AOTriton {wanted.release}  {wanted.commit or 'no commit'}  ROCm {', '.join(wanted.rocms)}")
+    console.text(
+        f"AOTriton {wanted.release}  {wanted.commit or 'no commit'}  ROCm {', '.join(dict.fromkeys(wanted.rocms))}"
+    )
     how = f"fixed: {wanted.url}" if wanted.fixed_url else f"{facts.URL_VARIABLE}, else {wanted.url}"
     console.text(f"address: {how}")
     for archive in needed:
         state = _state(archive, found) if archives is not None else ""
         digest = archive.sha256 if archive.sha256.strip("0") else "no digest"
         console.text(f"{archive.name}  {digest}  {state}".rstrip())
-    for name, ours in laid.items():
-        console.text(f"{ours} copied to {wanted.release}/{name}")
     if checked:
         packs = ", ".join(name for name in checked if name != "version")
         unchecked = "kernels in the library" if gpus else "images unchecked, as --gpu names none"

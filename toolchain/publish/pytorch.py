@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from toolchain.catalog.aotriton_generations import generation_of
 from toolchain.catalog.releases import aotriton_release
@@ -21,15 +21,14 @@ from toolchain.core.digest import sha256_file
 from toolchain.core.errors import ContractError, DocumentError, SourceError, ToolchainError, UnsupportedError
 from toolchain.core.filesystem import read_regular
 
-if TYPE_CHECKING:
-    from toolchain.stages.elf import Linked
-
 CMAKE = "cmake/External/aotriton.cmake"
 VERSION_FILE = ".ci/docker/aotriton_version.txt"
 BASE_URL = "https://github.com/ROCm/aotriton/releases/download/"
 URL_VARIABLE = "PYTORCH_AOTRITON_BASE_URL"
 LIBRARY = "lib/libaotriton_v2.so"
 _LARGEST = 1 << 20
+_COMMENT = re.compile(r"#[^\n]*")
+_JOIN = re.compile(r"\blist\s*\(\s*JOIN\s[^()]*__AOTRITON_SHA256_LIST\s*\)")
 _SET = re.compile(r"\bset\s*\(\s*__AOTRITON_(\w+)\s((?:[^()#\"]|\"[^\"]*\"|#[^\n]*)*)\)")
 _VALUE = re.compile(r"\"([^\"]*)\"|#[^\n]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -63,6 +62,8 @@ class Wanted:
         archives: runtimes in the file's order, then images.
         url: of the folder with the archives; ends with a slash.
         fixed_url: whether PyTorch ignores `URL_VARIABLE`.
+        choice: the runtime that the file takes for a ROCm without one: none, the last one that is not newer, or the
+            first or last one outside of their range. Before the first runtime, the last two take the first one.
     """
 
     release: str
@@ -70,6 +71,7 @@ class Wanted:
     archives: tuple[Archive, ...]
     url: str
     fixed_url: bool
+    choice: Literal["exact", "older", "clamped"] = "exact"
 
     @property
     def version(self) -> str:
@@ -87,10 +89,12 @@ class Wanted:
         Raises:
             UnsupportedError: there is no runtime for that ROCm, or no pack for a GPU.
         """
-        if rocm and rocm not in self.rocms:
+        runtime = self._runtime(rocm) if rocm else None
+        if rocm and runtime is None:
+            other = "it compiles the library itself" if self.choice == "exact" else "its file names no archive"
             raise UnsupportedError(
                 f"this PyTorch names no AOTriton runtime for ROCm {rocm}",
-                why=f"it has runtimes for {', '.join(self.rocms)}; for any other ROCm it compiles the library itself",
+                why=f"it has runtimes for {', '.join(dict.fromkeys(self.rocms))}; for ROCm {rocm} {other}",
                 fix=f"build with one of those, or set AOTRITON_INSTALLED_PREFIX to a prefix of {self.release}",
             )
         packs = {archive.pack for archive in self.archives if archive.pack}
@@ -106,8 +110,24 @@ class Wanted:
         return [
             archive
             for archive in self.archives
-            if (archive.pack in wanted if archive.pack else rocm in {"", archive.rocm})
+            if (archive.pack in wanted if archive.pack else runtime in {None, archive})
         ]
+
+    def _runtime(self, rocm: str) -> Archive | None:
+        """Return the runtime that PyTorch's file chooses for a ROCm; of several for one ROCm, CMake takes the first."""
+        runtimes = [archive for archive in self.archives if archive.rocm]
+        exact = next((archive for archive in runtimes if archive.rocm == rocm), None)
+        if exact is not None or self.choice == "exact" or not runtimes:
+            return exact
+        older = [archive.rocm for archive in runtimes if _number(archive.rocm) < _number(rocm)]
+        if self.choice == "clamped" and older and older[-1] != runtimes[-1].rocm:
+            return None
+        chosen = older[-1] if older else runtimes[0].rocm
+        return next(archive for archive in runtimes if archive.rocm == chosen)
+
+
+def _number(rocm: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in rocm.split(".") if part.isdigit())
 
 
 def packs_by_gpu(release: str, packs: Iterable[str], gpus: Sequence[str]) -> dict[str, str]:
@@ -139,6 +159,14 @@ def read_pytorch(path: Path) -> Wanted:
         values.setdefault(match[1], [value[1] for value in _VALUE.finditer(match[2]) if value[1] is not None])
     if "SHA256_LIST" in values:
         return _of_lists(cmake, text, values)
+    text = _COMMENT.sub("", text)
+    if _JOIN.search(text):
+        release = next(iter(values.get("VER", [])), "")
+        raise UnsupportedError(
+            f"CMake finds no archive in {cmake}",
+            why="it fills its lists by list(JOIN …) of texts, which CMake reads as names of lists; they stay empty",
+            fix=f"take a newer commit of that PyTorch, or set AOTRITON_INSTALLED_PREFIX to a prefix of {release}",
+        )
     if "aotriton_version.txt" in text:
         return _of_version_file(text, top / VERSION_FILE)
     if tag := re.search(r"\bGIT_TAG\s+\"?([0-9A-Za-z._-]+)", text):
@@ -178,20 +206,22 @@ def _check_names(path: Path, names: Iterable[str]) -> None:
 
 
 def _of_lists(cmake: Path, text: str, values: Mapping[str, list[str]]) -> Wanted:
-    release = next(iter(values.get("VER", [])), "")
     rocms, floors, sums = (values.get(name, []) for name in ("ROCM_LIST", "MANYLINUX_LIST", "SHA256_LIST"))
     images, image_sums = values.get("IMAGE_LIST", []), values.get("IMAGE_SHA256_LIST", [])
-    if not release or not len(rocms) == len(floors) == len(sums) or len(images) != len(image_sums):
+    # AMD's fork names a release for each ROCm, and the release page of all.
+    versions = values.get("VER_LIST") or values.get("VER", [])[:1] * len(rocms)
+    release = next(iter([*values.get("RELEASE_PAGE", []), *versions]), "")
+    if not release or not len(versions) == len(rocms) == len(floors) == len(sums) or len(images) != len(image_sums):
         raise SourceError(
             f"the lists of {cmake} do not fit together",
-            why=f"release {release!r}, {len(rocms)} ROCms, {len(floors)} floors, {len(sums)} digests; "
+            why=f"{len(versions)} releases, {len(rocms)} ROCms, {len(floors)} floors, {len(sums)} digests; "
             f"{len(images)} packs, {len(image_sums)} digests",
             fix="give PyTorch's own file",
         )
-    _check_names(cmake, [release, *rocms, *floors, *images])
+    _check_names(cmake, [release, *versions, *rocms, *floors, *images])
     runtimes = [
-        Archive(f"aotriton-{release}-{floor}_x86_64-{rocm}-shared.tar.gz", digest, rocm=rocm.removeprefix("rocm"))
-        for rocm, floor, digest in zip(rocms, floors, sums, strict=True)
+        Archive(f"aotriton-{version}-{floor}_x86_64-{rocm}-shared.tar.gz", digest, rocm=rocm.removeprefix("rocm"))
+        for version, rocm, floor, digest in zip(versions, rocms, floors, sums, strict=True)
     ]
     packs = [
         Archive(f"aotriton-{release}-images-{image}.tar.gz", digest, pack=image)
@@ -200,7 +230,14 @@ def _of_lists(cmake: Path, text: str, values: Mapping[str, list[str]]) -> Wanted
     url = next((text for text in values.get("BASE_URL", []) if text.startswith("http")), BASE_URL)
     commits = [text for text in values.get("CI_COMMIT", []) if re.fullmatch("[0-9a-f]{40}", text)]
     commits += re.findall(r"__AOTRITON_CI_COMMIT\s+\"([0-9a-f]{40})\"", text)
-    return Wanted(release, (commits or [""])[0], (*runtimes, *packs), url, URL_VARIABLE not in text)
+    return Wanted(release, (commits or [""])[0], (*runtimes, *packs), url, URL_VARIABLE not in text, _choice(text))
+
+
+def _choice(text: str) -> Literal["exact", "older", "clamped"]:
+    """Return how a file chooses a runtime, by the variables of its two ways; see `Wanted.choice`."""
+    if "__AOTRITON_ROCM_DEFAULT_STR" in text:
+        return "older"
+    return "clamped" if "__AOTRITON_ROCM_HIGH" in text else "exact"
 
 
 def _of_version_file(text: str, path: Path) -> Wanted:
@@ -220,7 +257,7 @@ def _of_version_file(text: str, path: Path) -> Wanted:
         for floor, rocm, digest in zip(floors, rocms, digests, strict=True)
     )
     url = next(iter(re.findall(r"\"(https?://[^\"$]*/)\"", text)), BASE_URL)
-    return Wanted(release[0], commit[0], archives, url, URL_VARIABLE not in text)
+    return Wanted(release[0], commit[0], archives, url, URL_VARIABLE not in text, _choice(text))
 
 
 def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[str, str]:
@@ -251,7 +288,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
     if not (prefix / LIBRARY).exists():
         faults.append(f"it has no {LIBRARY}, which PyTorch links")
     elif rocm:
-        faults += _wrong_hip_of(prefix / LIBRARY, rocm)
+        faults += _wrong_hip(prefix / LIBRARY, rocm)
     images = prefix / "lib" / "aotriton.images"
     if images.is_symlink():
         faults.append(
@@ -287,18 +324,15 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
     return {"version": version, **commits}
 
 
-def _wrong_hip_of(path: Path, rocm: str) -> list[str]:
+def _wrong_hip(path: Path, rocm: str) -> list[str]:
+    """Return what is wrong with the HIP that a library links; nothing if it is that of the ROCm."""
     from toolchain.stages.elf import read_linked  # noqa: PLC0415 - most calls read no ELF
 
     soname = rocm_of(rocm).soname
     try:
-        return wrong_hip(read_linked(path), soname)
+        library = read_linked(path)
     except ContractError as error:
         return [error.what]
-
-
-def wrong_hip(library: Linked, soname: str) -> list[str]:
-    """Return what is wrong with the HIP that a library links; nothing if it is `soname`."""
     asks = [name for name in library.needed if name.startswith("libamdhip64.so")]
     return [] if asks == [soname] else [f"its library asks for {', '.join(asks) or 'no HIP'}, not {soname}"]
 
