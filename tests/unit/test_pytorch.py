@@ -243,6 +243,21 @@ def test_amds_fork_names_a_release_for_each_rocm(tmp_path: Path) -> None:
     assert wanted.needed("6.5", ())[0].name == "aotriton-0.9.2b_612896439f-manylinux_2_28_x86_64-rocm6.5-shared.tar.gz"
 
 
+def test_a_prefix_of_an_old_aotriton_has_no_version_and_an_archive(tmp_path: Path) -> None:
+    """robertrosenbusch/gfx803_rocm62_pt24#2: a shared library alone does not serve a PyTorch that links an archive."""
+    linked = "target_link_libraries(x INTERFACE ${__AOTRITON_INSTALL_DIR}/lib/libaotriton_v2.a dl)\n"
+    text = f"0.7b\nmanylinux_2_17\nrocm6.2\n{COMMIT}\n{'1' * 64}\ngz\n"
+    wanted = read_pytorch(tree_of(tmp_path / "tree", OLD + linked, text))
+    prefix = prefix_of(tmp_path / "prefix", "amd-gfx942")
+    shutil.rmtree(prefix / "include")
+    with pytest.raises(ContractError) as caught:
+        check_prefix(prefix, wanted, ())
+    assert "libaotriton_v2.a" in caught.value.why
+    assert "header" not in caught.value.why
+    (prefix / "lib/libaotriton_v2.a").touch()
+    assert check_prefix(prefix, wanted, ())["version"] == ""
+
+
 def test_lists_that_cmake_leaves_empty_are_refused(tmp_path: Path) -> None:
     lists = "".join(f'list(JOIN "x" ";" __AOTRITON_{name}_LIST)\n' for name in ("MANYLINUX", "ROCM", "SHA256"))
     text = f'# Replaces .ci/docker/aotriton_version.txt\nset(__AOTRITON_VER "0.4.2b")\n{lists}'

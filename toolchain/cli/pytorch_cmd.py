@@ -64,7 +64,7 @@ def pytorch(
     if checked:
         packs = ", ".join(name for name in checked if name != "version")
         unchecked = "kernels in the library" if gpus else "images unchecked, as --gpu names none"
-        console.text(f"prefix: {checked['version']}, {packs or unchecked}")
+        console.text(f"prefix: {checked['version'] or 'version not stated'}, {packs or unchecked}")
 
 
 def _state(archive: Archive, found: Mapping[str, str]) -> str:

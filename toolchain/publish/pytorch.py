@@ -25,7 +25,8 @@ CMAKE = "cmake/External/aotriton.cmake"
 VERSION_FILE = ".ci/docker/aotriton_version.txt"
 BASE_URL = "https://github.com/ROCm/aotriton/releases/download/"
 URL_VARIABLE = "PYTORCH_AOTRITON_BASE_URL"
-LIBRARY = "lib/libaotriton_v2.so"
+_LIBRARY = re.compile(r"/(lib/libaotriton_v2\.(?:so|a))\b")
+_FIRST_WITH_VERSION = (0, 8)  # older headers define no version
 _LARGEST = 1 << 20
 _COMMENT = re.compile(r"#[^\n]*")
 _JOIN = re.compile(r"\blist\s*\(\s*JOIN\s[^()]*__AOTRITON_SHA256_LIST\s*\)")
@@ -64,6 +65,7 @@ class Wanted:
         fixed_url: whether PyTorch ignores `URL_VARIABLE`.
         choice: the runtime that the file takes for a ROCm without one: none, the last one that is not newer, or the
             first or last one outside of their range. Before the first runtime, the last two take the first one.
+        library: the file of a prefix that PyTorch links.
     """
 
     release: str
@@ -72,6 +74,7 @@ class Wanted:
     url: str
     fixed_url: bool
     choice: Literal["exact", "older", "clamped"] = "exact"
+    library: str = "lib/libaotriton_v2.so"
 
     @property
     def version(self) -> str:
@@ -157,9 +160,9 @@ def read_pytorch(path: Path) -> Wanted:
     for match in _SET.finditer(text):
         # The first value counts: the file sets those of sanitizer builds later.
         values.setdefault(match[1], [value[1] for value in _VALUE.finditer(match[2]) if value[1] is not None])
+    text = _COMMENT.sub("", text)
     if "SHA256_LIST" in values:
         return _of_lists(cmake, text, values)
-    text = _COMMENT.sub("", text)
     if _JOIN.search(text):
         release = next(iter(values.get("VER", [])), "")
         raise UnsupportedError(
@@ -230,7 +233,9 @@ def _of_lists(cmake: Path, text: str, values: Mapping[str, list[str]]) -> Wanted
     url = next((text for text in values.get("BASE_URL", []) if text.startswith("http")), BASE_URL)
     commits = [text for text in values.get("CI_COMMIT", []) if re.fullmatch("[0-9a-f]{40}", text)]
     commits += re.findall(r"__AOTRITON_CI_COMMIT\s+\"([0-9a-f]{40})\"", text)
-    return Wanted(release, (commits or [""])[0], (*runtimes, *packs), url, URL_VARIABLE not in text, _choice(text))
+    return Wanted(
+        release, (commits or [""])[0], (*runtimes, *packs), url, URL_VARIABLE not in text, _choice(text), _library(text)
+    )
 
 
 def _choice(text: str) -> Literal["exact", "older", "clamped"]:
@@ -238,6 +243,11 @@ def _choice(text: str) -> Literal["exact", "older", "clamped"]:
     if "__AOTRITON_ROCM_DEFAULT_STR" in text:
         return "older"
     return "clamped" if "__AOTRITON_ROCM_HIGH" in text else "exact"
+
+
+def _library(text: str) -> str:
+    named = _LIBRARY.search(text)
+    return named[1] if named else Wanted.library
 
 
 def _of_version_file(text: str, path: Path) -> Wanted:
@@ -257,7 +267,7 @@ def _of_version_file(text: str, path: Path) -> Wanted:
         for floor, rocm, digest in zip(floors, rocms, digests, strict=True)
     )
     url = next(iter(re.findall(r"\"(https?://[^\"$]*/)\"", text)), BASE_URL)
-    return Wanted(release[0], commit[0], archives, url, URL_VARIABLE not in text, _choice(text))
+    return Wanted(release[0], commit[0], archives, url, URL_VARIABLE not in text, _choice(text), _library(text))
 
 
 def found_in(folder: Path, wanted: Wanted, archives: Sequence[Archive]) -> dict[str, str]:
@@ -282,13 +292,13 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
     """
     faults, commits = [], {}
     version = version_of(prefix)
-    if version != wanted.version:
+    if version != wanted.version and (version or _number(wanted.version) >= _FIRST_WITH_VERSION):
         found = f"its header says version {version}" if version else "it has no header that defines a version"
         faults.append(f"{found}, PyTorch asks for {wanted.release}")
-    if not (prefix / LIBRARY).exists():
-        faults.append(f"it has no {LIBRARY}, which PyTorch links")
-    elif rocm:
-        faults += _wrong_hip(prefix / LIBRARY, rocm)
+    if not (prefix / wanted.library).exists():
+        faults.append(f"it has no {wanted.library}, which PyTorch links")
+    elif rocm and wanted.library.endswith(".so"):
+        faults += _wrong_hip(prefix / wanted.library, rocm)
     images = prefix / "lib" / "aotriton.images"
     if images.is_symlink():
         faults.append(
@@ -311,7 +321,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
         except (DocumentError, ValueError, KeyError, TypeError):
             faults.append(f"{gpu}: {signature.relative_to(prefix)} is damaged")
     if (prefix / "lib").is_dir():
-        fits = re.compile(r"libaotriton_v2\.so[.0-9]*|aotriton\.images|cmake")
+        fits = re.compile(r"libaotriton_v2\.(a|so[.0-9]*)|aotriton\.images|cmake")
         foreign = sorted(path.name for path in (prefix / "lib").iterdir() if not fits.fullmatch(path.name))
         if foreign:
             faults.append(f"lib/ also holds {', '.join(foreign)}: PyTorch copies all of lib/ into torch/lib")
