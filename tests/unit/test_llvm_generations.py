@@ -74,7 +74,7 @@ def test_every_release_has_two_llvms_at_most_and_is_refused_on_the_others(row: s
 
 @pytest.mark.parametrize(
     ("triton", "version", "word"),
-    [("3.1.0", "22.1.8", "new"), ("3.7.1", "19.1.7", "old"), ("3.8.0", "24.0.0", "new"), ("2.1.0", "19.1.7", "new")],
+    [("3.1.0", "22.1.8", "new"), ("3.7.1", "19.1.7", "old")],
 )
 def test_an_llvm_of_another_generation_is_refused_with_both_versions(
     triton: str, version: str, word: str, request_: Request, tmp_path: Path

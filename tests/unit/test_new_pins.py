@@ -84,7 +84,6 @@ def test_a_triton_with_two_llvms_is_told_but_not_built() -> None:
 @pytest.mark.parametrize(
     ("files", "title"),
     [
-        ({AMD: pinned(OTHER)}, "Triton 3.9.0 has another LLVM for AMDGPU than on record"),
         ({AMD: pinned(RECORDED.llvm, 2)}, "Triton 3.9.0 has another LLVM for AMDGPU than on record"),
         ({}, "Triton 3.9.0 has another LLVM for AMDGPU than on record"),
         (
@@ -105,7 +104,7 @@ def test_a_triton_with_two_llvms_is_told_but_not_built() -> None:
             "Triton 3.9.0 has an LLVM for intel: no rule knows it",
         ),
         *(({AMD: text}, "Triton 3.9.0 has an LLVM for AMDGPU: its pin cannot be read")
-          for text in ("{}", "[]", "{", "7", pinned("$(id)"), pinned(OTHER, "1"), pinned(OTHER, -1))),
+          for text in ("[]", "{", pinned("$(id)"), pinned(OTHER, -1))),
     ],
 )  # fmt: skip
 def test_llvms_for_gpus(files: dict[str, str], title: str) -> None:
@@ -149,7 +148,6 @@ def change(name: str, **values: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("alter", "title"),
     [
-        (change("refs/tags/0.13b", commit=NEW), "AOTriton 0.13b is otherwise than on record"),
         (change("refs/tags/0.13b", triton=NEW), "AOTriton 0.13b is otherwise than on record"),
         (change("refs/tags/0.8b", files={HASH: NEW}), "AOTriton 0.8b is otherwise than on record"),
         (change("refs/tags/0.11.2b", files={HASH: NEW}), "AOTriton 0.11.2b is on record without its LLVM"),

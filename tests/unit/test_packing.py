@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import zlib
 from dataclasses import replace
@@ -16,14 +17,17 @@ from typer.testing import CliRunner
 from tests.evidence_fixtures import finished_base, finished_llvm
 from tests.request_fixtures import specs
 from toolchain.cli.app import app
+from toolchain.core.amounts import reporting_to
 from toolchain.core.cache import Cache
+from toolchain.core.digest import sha256_file
 from toolchain.core.errors import ConfigError, DigestError, ResourceError
 from toolchain.core.record import Record
 from toolchain.oci import descriptor as media
 from toolchain.oci.image import LayerBlob, read_layers
-from toolchain.oci.layer import Blob, compress
+from toolchain.oci.layer import Blob, Layer, compress
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import parse
+from toolchain.oci.transport import Body, Traffic
 from toolchain.pipeline.records import read_record, write_record
 from toolchain.publish import packing
 from toolchain.publish.images import deliver
@@ -198,6 +202,25 @@ def test_what_a_base_of_the_users_holds_stays_as_it_is(tmp_path: Path) -> None:
     write_record(cache, record)
     with pytest.raises(DigestError):
         packing._packed(cache, layer, "zstd", record)
+
+
+def test_large_layers_are_reported_while_they_are_compressed_and_sent(tmp_path: Path) -> None:
+    tar, small = tmp_path / "tar", tmp_path / "small"
+    tar.write_bytes(os.urandom(3 << 20))
+    small.write_bytes(b"little")
+    seen: list[tuple[str, int, int]] = []
+    with reporting_to(lambda *row: seen.append(row)):
+        for path in (tar, small):
+            layer = Layer(sha256_file(path), path.stat().st_size, path)
+            compress(layer, tmp_path / f"{path.name}.gz")
+            with path.open("rb") as stream:
+                assert b"".join(Body(stream, 0, layer.size, Traffic(), "registry.example")) == path.read_bytes()
+    whole = 3 << 20
+    assert {what for what, *_ in seen} == {"compressing a layer", "sending to registry.example"}
+    assert [done for what, done, total in seen if what.startswith("sending")] == [
+        1 << 20, 2 << 20, whole
+    ]  # fmt: skip
+    assert seen[2] == ("compressing a layer", whole, whole)
 
 
 def test_a_triton_cache_is_published_as_gzip_alone(llvm: tuple[Request, Built], tmp_path: Path) -> None:

@@ -131,7 +131,6 @@ def test_it_is_valid_and_lists_everything(stand: Stand) -> None:
     [
         ("triton", "git", "", "MIT"),
         ("llvm", "local", "", "Apache-2.0 WITH LLVM-exception"),
-        ("aotriton", "archive", "", "MIT"),
         ("flash-attn", "pypi", "BSD-2-Clause", "BSD-2-Clause"),
         ("wheel-of-somebody", "pypi", "", ""),
     ],

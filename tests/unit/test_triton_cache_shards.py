@@ -50,6 +50,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return tree(made(FOUR, folder)[0], folder)
 
 
+@pytest.mark.nightly
 def test_shards_are_joined_to_what_one_machine_makes(
     alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

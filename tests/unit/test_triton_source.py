@@ -19,7 +19,7 @@ from toolchain.pipeline.plan import plan
 from toolchain.pipeline.run import build
 from toolchain.request.model import Request
 from toolchain.stages.aotriton_library import aotriton_source, commit_of
-from toolchain.stages.llvm_choice import llvm_needs, llvm_pin, llvm_source
+from toolchain.stages.llvm_choice import llvm_needs, llvm_source
 from toolchain.stages.triton_origin import triton_source
 from toolchain.stages.triton_report import lit, lit_totals
 from toolchain.stages.triton_tree import python_requires
@@ -55,13 +55,6 @@ def test_a_version_is_upstreams_commit_where_it_is_known_and_upstreams_tag_where
         triton_source(replace(request_, triton="3.8.0+rhaiv.1"))
     with pytest.raises(UnsupportedError, match="not on record"):
         triton_source(replace(request_, triton="3.6.7"))
-
-
-def test_a_release_named_by_its_commit_needs_what_it_needs_by_its_version(request_: Request) -> None:
-    commit = triton_source(request_).ref
-    by_commit = replace(request_, triton=commit)
-    assert llvm_needs(by_commit) == llvm_needs(replace(request_, triton="3.7.1"))
-    assert llvm_pin(by_commit) == llvm_pin(request_)
 
 
 def test_a_commit_by_url_brings_its_own_needs(request_: Request) -> None:
@@ -265,13 +258,6 @@ def test_an_llvm_that_is_named_in_part_is_planned_and_not_built(
     with pytest.raises(PinError) as caught:
         build(request, "llvm")
     assert names in caught.value.why
-
-
-def test_an_llvm_that_is_older_than_all_is_refused_by_a_plan(tmp_path: Path, request_: Request) -> None:
-    (tmp_path / "python").mkdir()
-    (tmp_path / "python/setup.py").write_text('name = "llvm-14.0.0-f28c006a5895"')
-    with pytest.raises(UnsupportedError, match="LLVM 14"):
-        plan(replace(request_, sources=specs({"triton": str(tmp_path)})), "llvm")
 
 
 def test_a_package_that_would_be_downloaded_is_refused_by_its_name(tmp_path: Path, request_: Request) -> None:
