@@ -282,7 +282,10 @@ def _aotritons() -> str:
     rows = []
     for one in aotriton_releases():
         generation = generation_of(one.name)
-        same = [" ".join(generation.packs) or "in the library", f"`{generation.python}`"]
+        same = [
+            " ".join(pack for pack, gpus in generation.packs.items() if set(gpus) & set(one.gpus)) or "in the library",
+            f"`{generation.python}`",
+        ]
         if generation.refused:
             pins = [f"`{text[:8]}`" if text else "unknown" for text in (one.triton, one.llvm)]
             rows.append([one.name, *pins, *same, f"[refused: 7](exit-codes.md): {generation.refused}"])

@@ -148,7 +148,7 @@ def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, witho
         without: see `refuse_foreign`.
     """
     generation = generation_of(release)
-    check_release_gpus(release, gpus)
+    check_release_gpus(release, gpus, known=generation.gpus)
     if generation.refused:
         raise UnsupportedError(
             f"AOTriton {release} cannot be built",
@@ -168,7 +168,8 @@ def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, witho
 
 def buildable() -> tuple[str, ...]:
     """Return the releases whose kernels can be built, oldest first."""
-    return tuple(name for row in _rows()[0] if not row.refused for name in row.releases)
+    known = {row.name for row in aotriton_releases() if row.commit and row.triton}
+    return tuple(name for row in _rows()[0] if not row.refused for name in row.releases if name in known)
 
 
 def generator_in(tree: Path) -> str:

@@ -122,17 +122,25 @@ def aotriton_release(name: str, *, allow_unknown: bool = False) -> AotritonRelea
     return row
 
 
-def check_release_gpus(name: str, gpus: Sequence[str]) -> None:
-    """Refuse GPUs that a release of AOTriton does not build for."""
+def check_release_gpus(name: str, gpus: Sequence[str], *, known: Sequence[str] = ()) -> None:
+    """Refuse GPUs that a release of AOTriton does not build for.
+
+    Args:
+        known: the GPUs that its generator knows, of which upstream's build may leave some out.
+    """
     row = aotriton_release(name, allow_unknown=True)
     if missing := [gpu for gpu in gpus if gpu not in row.gpus]:
         # Releases that are themselves refused are not suggested.
         releases = [
             row.name for row in aotriton_releases() if set(gpus) <= set(row.gpus) and row.certainty != "unknown"
         ]
+        left_out = [gpu for gpu in missing if gpu in known]
+        named = (
+            f"; its generator also names {', '.join(left_out)}, which upstream's build leaves out" if left_out else ""
+        )
         raise UnsupportedError(
             f"AOTriton {row.name} has no kernels for {', '.join(missing)}",
-            why=f"it builds for {', '.join(row.gpus)}",
+            why=f"it builds for {', '.join(row.gpus)}{named}",
             fix="choose others by --gpu" + (f", or take {' or '.join(releases[-2:])}" if releases else ""),
         )
 
