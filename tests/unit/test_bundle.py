@@ -24,9 +24,7 @@ from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef, RegistryRef
 from toolchain.pipeline import lockfile
 from toolchain.pipeline.plan import plan
-from toolchain.sources.resolve import fetch_source, locate
-from toolchain.sources.store import Store
-from toolchain.sources.tree import tree_digest
+from toolchain.sources.resolve import fetch_source
 
 
 @pytest.fixture
@@ -200,27 +198,6 @@ def test_what_is_here_and_damaged_is_brought_again(place: Place) -> None:
     again = place.import_bundle()
     assert sorted(one.entry.kind for one in again.taken if one.new) == ["blob", "file", "lock", "tree"]
     assert [path.read_bytes() for path in harmed] == before
-
-
-def test_a_tree_that_came_counts_no_longer_than_its_source_is_out_of_reach(place: Place) -> None:
-    """The checkout itself is at hand again: it is read, whatever a bundle said of it."""
-    place.export()
-    place.import_bundle()
-    there = Cache(place.root / "other")
-    checkout = place.request.sources["triton"]
-    source = locate("triton", checkout, cache=there)
-    store = Store(there.store)
-    assert store.brought(str(source.digest))
-    tree = store.stored_tree(str(source.digest))
-    assert tree is not None
-    (tree / "setup.py").write_text("what cannot be seen from outside")
-    (store.root / "trees" / f"{tree.name}.json").write_text(json.dumps({
-        "tree": tree_digest(tree), "files": 5, "bytes": 1, "brought": True,
-    }))  # fmt: skip
-    got = fetch_source(source, cache=there, offline=True)
-    assert got.path is not None
-    assert (got.path / "setup.py").read_text() == "setup.py\n"
-    assert not store.brought(str(source.digest))
 
 
 def test_two_import_at_once(place: Place) -> None:
