@@ -56,4 +56,12 @@ def exponent(values: Array) -> Array:
 
 def split_quads(values: Array) -> tuple[Array, Array]:
     """The low and the high 32 bits of `uint64` values."""
-    return (values & np.uint64(WORD)).astype(np.uint32), (values >> np.uint64(32)).astype(np.uint32)
+    words = np.ascontiguousarray(np.atleast_1d(values)).view(np.uint32)
+    return words[..., 0::2], words[..., 1::2]
+
+
+def join_quads(low: Array, high: Array) -> Array:
+    """The `uint64` values of two arrays of 32 bits."""
+    words: Array = np.empty((len(low), 2), np.uint32)
+    words[:, 0], words[:, 1] = low, high
+    return words.view(np.uint64).ravel()

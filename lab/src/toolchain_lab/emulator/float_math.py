@@ -7,7 +7,10 @@ import numpy as np
 from toolchain_lab.emulator.bits import Array, exponent
 
 _TINY = np.float32(2.0**-126)
-_BELOW = np.uint64((1 << 28) - 1)
+_HALFWAY = np.uint64(1 << 28)
+_BELOW = np.uint64((1 << 29) - 1)
+_DENORMAL = np.uint32((1 << 24) - 1)
+_ONE_32 = np.uint32(1)
 _ONE, _MINUS_ONE = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
@@ -20,10 +23,13 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     product = np.multiply(a, b, dtype=np.float64)
     addend = np.asarray(c, np.float64)
     total = np.asarray(product + addend)
-    near = (total.view(np.uint64) & _BELOW) == 0
-    if np.count_nonzero(near):
-        total = _away(total, near & np.isfinite(total), _lost(product, addend, total))
-    return total.astype(np.float32)
+    result = total.astype(np.float32)
+    near = (total.view(np.uint64) & _BELOW) == _HALFWAY
+    # Shifted and less 1, a denormal is small, and 0 is not.
+    denormal = (result.view(np.uint32) << _ONE_32) - _ONE_32 < _DENORMAL
+    if np.count_nonzero(near | denormal):
+        return _away(total, np.isfinite(total), _lost(product, addend, total)).astype(np.float32)
+    return result
 
 
 def _lost(a: Array, b: Array, total: Array) -> Array:

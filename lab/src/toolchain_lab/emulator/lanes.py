@@ -187,6 +187,15 @@ def write_lane(operands: Operands) -> Run:
     return run
 
 
+@lru_cache(maxsize=256)
+def _row_order(choices: int, lanes: int, *, other_row: bool) -> Array:
+    """The lane that each lane reads: `choices` has four bits for each lane of a row."""
+    lane = np.arange(lanes)
+    chosen = np.array([choices >> 4 * k & 15 for k in range(16)])
+    order: Array = ((lane & ~15) ^ (16 if other_row else 0)) + chosen[lane & 15]
+    return order
+
+
 def _permute_rows(*, other_row: bool) -> Handler:
     """V_PERMLANE16_B32 and V_PERMLANEX16_B32: 16 choices of a lane, in this row or in its neighbour."""
 
@@ -196,13 +205,11 @@ def _permute_rows(*, other_row: bool) -> Handler:
         fetch_inactive, zero = bool(selected[0]), bool(selected[1])
         get, choose_low, choose_high = operands.u32(source), operands.number(low), operands.number(high)
         old, put = operands.u32(result), operands.put_u32(result)
-        lane = np.arange(operands.target.lanes)
-        row, place = (lane & ~15) ^ (16 if other_row else 0), lane & 15
+        lanes = operands.target.lanes
 
         def run(wave: Wave) -> None:
-            choices = choose_low(wave) | choose_high(wave) << 32
-            order = row + np.array([choices >> 4 * k & 15 for k in range(16)])[place]
-            values = np.broadcast_to(get(wave), lane.shape)[order]
+            order = _row_order(choose_low(wave) | choose_high(wave) << 32, lanes, other_row=other_row)
+            values = np.broadcast_to(get(wave), (lanes,))[order]
             if not fetch_inactive and not wave.all_lanes:
                 values = np.where(wave.mask[order], values, np.uint32(0) if zero else old(wave))
             put(wave, values)

@@ -7,6 +7,7 @@ error.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -79,7 +80,9 @@ def _factor_of(
 
 def _largest(values: Array) -> float:
     """The largest finite magnitude."""
-    return float(np.max(np.abs(values), initial=0, where=np.isfinite(values)))
+    magnitudes = np.abs(values)
+    largest = float(np.maximum.reduce(magnitudes, axis=None))
+    return largest if math.isfinite(largest) else float(np.max(magnitudes, initial=0, where=np.isfinite(values)))
 
 
 @lru_cache(maxsize=512)

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from toolchain_lab.emulator.bits import QUAD, WORD, Array, signed, split_quads
+from toolchain_lab.emulator.bits import QUAD, WORD, Array, join_quads, signed, split_quads
 from toolchain_lab.emulator.syntax import Instruction
 from toolchain_lab.emulator.wave import EXEC, NULL, TTMP, VCC, Target, Wave
 
@@ -222,7 +222,7 @@ class Operands:
         self.read(register, 2)
         low = register.index
         if register.vector:
-            return lambda wave: wave.u[low].astype(np.uint64) | wave.u[low + 1].astype(np.uint64) << np.uint64(32)
+            return lambda wave: join_quads(wave.u[low], wave.u[low + 1])
         return lambda wave: np.asarray(np.uint64(wave.quad(low)))
 
     def f64(self, text: str) -> Get:

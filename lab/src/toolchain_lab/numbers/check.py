@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,19 @@ def digest_of(path: Path) -> str:
     return sha256_file(path).removeprefix("sha256:")
 
 
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pause Python's collection of cycles, which would visit all decoded instructions again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_without_collection()
 def check_object(path: Path, name: str, disassembler: Disassembler, *, seed: int = SEED, exact: bool = True) -> Checked:
     """Check a code object with its JSON beside it.
 
