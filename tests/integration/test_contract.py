@@ -1,13 +1,12 @@
-"""The contract check on real LLVMs: the distribution's, and a layer of our own.
+"""The contract check on a real LLVM, the distribution's.
 
-Each runs in one container: the whole check, which must pass, then one run for each library and tool with only that one
+It runs in one container: the whole check, which must pass, then one run for each library and tool with only that one
 taken away, each of which must fail and say what is missing.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
@@ -135,23 +134,3 @@ def test_the_distributions_llvm(base: tuple[Buildah, str], tmp_path: Path) -> No
     for name, check in (("leak", "paths"), ("dynamic", "static"), ("unknown", "libraries"), ("cmake", "configure")):
         code, last = runner.cases[name]
         assert (code, last.split(" ")[:2]) == (1, [check, "fail"]), (name, last)
-
-
-def own_layer() -> tuple[Path, str, LlvmRequirements]:
-    """The prefix of an unpacked layer of our own, where it is in images, and what it was built for."""
-    named = os.environ.get("TOOLCHAIN_TEST_LLVM_LAYER")
-    if not named:
-        pytest.skip("NO LLVM LAYER: name the root of an unpacked one by TOOLCHAIN_TEST_LLVM_LAYER")
-    (prefix,) = Path(named).glob("usr/lib64/llvm-triton-*")
-    # TOOLCHAIN_TEST_TRITON: which Triton it was built for.
-    return prefix, f"/usr/lib64/{prefix.name}", needs_for(os.environ.get("TOOLCHAIN_TEST_TRITON", "3.7"))
-
-
-@pytest.mark.full
-def test_a_layer_of_our_own(base: tuple[Buildah, str], tmp_path: Path) -> None:
-    engine, image = base
-    prefix, inside, needs = own_layer()
-    runner = Prepared(engine, after=CASES, mounts=[Mount(prefix, inside)])
-    env = {"TAKEN": " ".join(taken(needs))}
-    check_layer(runner, image, inside, needs, log=tmp_path / "log", env=env)
-    show_each_missing_part_is_found(runner, needs)
