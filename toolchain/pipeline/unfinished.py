@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 
 from toolchain.core.cache import Cache
-from toolchain.engine.storage import cache_mounts
 from toolchain.stages.stage import Planned
 
 _STEP = re.compile(rb"@step (\S*)")
@@ -32,10 +31,15 @@ def unfinished(cache: Cache, planned: Planned) -> Unfinished | None:
     Each run of ninja counts the steps that were left, so the largest total is that of the whole build.
     """
     key = planned.tree_key
+    logs = sorted(cache.logs.glob(f"{planned.name}-{key}-*.log"))
+    if not logs:
+        return None
+    from toolchain.engine.storage import cache_mounts  # noqa: PLC0415 - most plans start without the engine
+
     if not cache_mounts(cache, f"toolchain-{planned.name}-tree-{key}"):
         return None
     total, left = 0, 0
-    for log in sorted(cache.logs.glob(f"{planned.name}-{key}-*.log")):
+    for log in logs:
         step = b""
         with log.open("rb") as lines:
             for line in lines:
