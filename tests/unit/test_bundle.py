@@ -130,7 +130,7 @@ def test_a_bundle_names_no_path_of_this_machine(place: Place) -> None:
 
 def test_through_a_registry_whose_tag_moves_last(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(place.root / "no login"))
-    monkeypatch.setattr("toolchain.oci.shared_tag.time.sleep", lambda _: None)
+    monkeypatch.setattr("toolchain.core.web.LONGEST_BACKOFF", 0.0)
     with fake_registry() as registry:
         ref = RegistryRef(registry.host, "some/ns/bundle", "v1")
         done = export(place.request, "triton", ref)
