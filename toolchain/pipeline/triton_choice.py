@@ -85,7 +85,8 @@ def settle(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice:
 
 def doubts(choice: Choice) -> tuple[str, ...]:
     """Return warnings about the LLVM that a release names, a line each."""
-    if "llvm" in choice.sources or not involves(choice.target, "llvm"):
+    triton = choice.sources.get("triton")
+    if "llvm" in choice.sources or (triton is not None and triton.wheel) or not involves(choice.target, "llvm"):
         return ()
     with contextlib.suppress(PinError, UnsupportedError):  # it is refused later, with the remedy
         if choice.aotriton:
