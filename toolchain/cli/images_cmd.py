@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,6 +88,7 @@ def inspect(
         hook("inspect_wheel", "`inspect` of a wheel")(image, cache_of(cache), use=use, json_=json_)
         return
     from toolchain.oci.places import open_place  # noqa: PLC0415 - the registry client
+    from toolchain.publish.attestations import PREDICATE_TYPE  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory(prefix="toolchain-inspect-") as scratch:
         if is_image_name(image):
@@ -103,7 +105,14 @@ def inspect(
                 names = _names(images)
                 images = [image for image in images if names[image.image.digest][0] == image.name]
                 rows = [
-                    {**_describe(layout, image.name, image.image), "also": names[image.image.digest][1:]}
+                    {
+                        **_describe(layout, image.name, image.image),
+                        "also": names[image.image.digest][1:],
+                        "attached": [
+                            {"type": one.annotations.get(PREDICATE_TYPE) or one.artifact_type, "digest": one.digest}
+                            for one in place.referrers(image.image.digest)
+                        ],
+                    }
                     for image in images
                 ]
         uses = _uses(layout, images) if use else []
@@ -152,6 +161,9 @@ def _tell(row: dict[str, Any]) -> None:
             console.text(f"    {key} = {value}")
         for layer in image["layers"]:
             console.text(f"    layer {layer['digest']}  {console.size(layer['size'])}  {layer['mediaType']}")
+    if attached := Counter(one["type"] or "artifact" for one in row.get("attached", ())):
+        kinds = ", ".join(kind if count == 1 else f"{kind} ({count})" for kind, count in sorted(attached.items()))
+        console.text(f"  attached, not verified: {kinds}")
     if numbers := row.get("build", {}).get("numbers"):
         console.text(f"  numbers: {numbers}")
     for place in row.get("build", {}).get("published", ()):

@@ -113,7 +113,7 @@ def use_of(layout: Layout, top: Descriptor, where: Target, *, name: str = "") ->
     by_name = name or labels.get(TITLE, "") or where.tag or ""
     source, before = _source(where, top, by_name)
     lines = {
-        "llvm": _llvm, "aotriton": _aotriton, "triton": _triton, "wheels": _whole, "base": _whole,
+        "llvm": _llvm, "llvm-part": _part, "aotriton": _aotriton, "triton": _triton, "wheels": _whole, "base": _whole,
         "triton-cache": _cache,
     }.get(content.kind, _copy)  # fmt: skip
     unknown = list(_unknown(content))
@@ -238,12 +238,15 @@ def _cache(source: str, content: _Content) -> Iterator[str]:
         yield f"# COPY --from={source} /{content.prefix}/ PATH/"
 
 
+def _part(source: str, content: _Content) -> Iterator[str]:
+    yield from _copy(source, content)
+    yield "# A part of LLVM: Triton cannot be built with it"
+
+
 def _unknown(content: _Content) -> Iterator[str]:
     if content.why:
         yield content.why
     if content.kind == "triton-cache" and not content.mount:
         yield "where it must lie: its files name each other by whole paths, and no label says which"
-    if content.kind == "llvm-part":
-        yield "where the rest of LLVM is: the image holds a part, and Triton cannot be built with that alone"
     if not content.own:
         yield "how it was built: it has no label of this tool"
