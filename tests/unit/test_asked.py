@@ -282,8 +282,9 @@ def test_a_plan_says_what_is_not_sure_and_what_the_build_will_refuse(here: Here)
     assert "inferred" in here.call(*asked)[2]
     named = ("--source", f"llvm=https://github.com/llvm/llvm-project@{V36.llvm}")
     assert "inferred" not in here.call(*asked, *named)[2], "nothing is inferred of an LLVM that was named"
-    wheel = ("--source", "triton=pypi:triton==3.7.1")
-    assert "inferred" not in here.call(*asked, *wheel)[2], "a wheel of Triton needs no LLVM"
+    assert "inferred" not in here.call(*asked, "--source", "triton=pypi:triton==3.7.1")[2], (
+        "a wheel of Triton needs no LLVM"
+    )
     wheel = ("plan", "triton", "--source", "triton=pypi:3.7.1")
     assert "--allow-binary triton-wheel" in here.call(*wheel)[2]
     assert "warning" not in here.call(*wheel, "--allow-binary", "triton-wheel")[2]
