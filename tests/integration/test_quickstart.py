@@ -103,63 +103,6 @@ def test_nothing_changed_means_no_engine(quickstart: Quickstart, tmp_path: Path)
     assert [stage["reused"] for stage in said.json["stages"]] == [True] * 5
 
 
-def test_a_flipped_bit_is_found(quickstart: Quickstart, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(quickstart.out, copy)
-    assert toolchain("verify", f"oci:{copy}").code == 0
-    (blob,) = layers(Layout(copy), LLVM)
-    content = bytearray(blob.read_bytes())
-    content[len(content) // 2] ^= 1
-    blob.write_bytes(content)
-    said = toolchain("verify", f"oci:{copy}:{LLVM}")
-    assert said.code == 17
-    assert blob.name[:12] in said.err
-
-
-@pytest.mark.registry
-def test_registry_and_copy_from(quickstart: Quickstart, registry_host: str, tmp_path: Path) -> None:
-    dest = f"{registry_host}/some/ns"
-    built = toolchain("build", "all", *quickstart.options, *quickstart.gpus, *quickstart.allow, "--json")
-    words = ("publish", dest, *built.json["publish"], "--json")
-    first = toolchain(*words)
-    assert first.code == 0, first.err
-    assert {row["image"] for row in first.json["published"]} == {LLVM, KERNELS}
-    assert sum(row["pushed_bytes"] for row in first.json["published"]) > 1_000_000
-    again = toolchain(*words)
-    assert sum(row["pushed_bytes"] for row in again.json["published"]) == 0
-    assert [row["digest"] for row in again.json["published"]] == [row["digest"] for row in first.json["published"]]
-    assert toolchain("verify", f"{dest}/{LLVM}").code == 0
-
-    # A stranger's Containerfile, built by plain buildah. `latest` is what people write.
-    prefix = "/usr/lib64/llvm-triton-22.1.8"
-    (tmp_path / "Containerfile").write_text(f"FROM scratch\nCOPY --from={dest}/{LLVM}:latest {prefix} {prefix}\n")
-    root, run = tmp_path / "storage", Path("/run") / f"tc-test-{os.getpid()}"
-    buildah = ["buildah", "--root", str(root), "--runroot", str(run), "--storage-driver", "vfs"]
-    try:
-        done = subprocess.run(
-            [*buildah, "build", "--isolation", "chroot", "--tls-verify=false", "--output", "type=local,dest=tree", "."],
-            cwd=tmp_path,
-            env={**os.environ, "TMPDIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-    finally:
-        shutil.rmtree(run, ignore_errors=True)
-    # It is made for the base and does not run here; that it runs there is what the quickstart shows.
-    copied = {p.relative_to(tmp_path / "tree").as_posix() for p in (tmp_path / "tree").rglob("*") if p.is_file()}
-    (blob,) = layers(Layout(quickstart.out), LLVM)
-    with tarfile.open(blob) as tar:
-        for member in tar:
-            if member.isfile():
-                copied.remove(member.name)
-                content = tar.extractfile(member)
-                assert content is not None
-                assert content.read() == (tmp_path / "tree" / member.name).read_bytes()
-    assert copied == set()
-
-
 def test_kill_9_and_resume(quickstart: Quickstart) -> None:
     """A campaign killed in the middle continues; nothing that was compiled is compiled again."""
     words = [

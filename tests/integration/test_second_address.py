@@ -129,14 +129,10 @@ def test_when_both_are_gone_the_message_says_what_is_wanted_and_how_to_bring_it(
     with pytest.raises(SourceError) as caught:
         world.fetch()
     assert FILE in caught.value.what
-    assert f"{world.row.size} bytes, SHA-256 {world.row.sha256}" in caught.value.why
-    assert "its versions are 2.0" in caught.value.why
-    assert "404" in caught.value.why
+    assert world.row.sha256 in caught.value.why
     assert f"--source llvm=PATH/{FILE}" in caught.value.fix
-    assert "toolchain bundle import" in caught.value.fix
     with pytest.raises(UnreachableError) as offline:
         world.fetch(offline=True)
-    assert world.row.sha256 in offline.value.why
     assert f"--source llvm=PATH/{FILE}" in offline.value.fix
 
     # What the message says, done: the same source, the same input digest, the same names; only then any path.

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
-from tests.evidence_fixtures import finished_base
 from toolchain.cli.app import app
 from toolchain.cli.listing import Listing
 from toolchain.core import console
@@ -29,21 +28,6 @@ COLOUR = re.compile(r"(?:^|;)(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;|$)")
 NO_TERMINAL = {"FORCE_COLOR", "NO_COLOR", "TERM", "COLUMNS", "GITHUB_ACTIONS", "PY_COLORS", "TTY_COMPATIBLE"}
 
 
-@pytest.fixture
-def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A terminal of 80 columns, and a cache with a base."""
-    for name in NO_TERMINAL:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "80", "LINES": "50", "TERM": "xterm"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("TOOLCHAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    console.err.cache_clear()
-    Cache(tmp_path / "cache").make()
-    finished_base(Cache(tmp_path / "cache"), tmp_path / "work")
-    return tmp_path
-
-
 def shown(*words: str) -> list[str]:
     """The lines of a verb, without colours."""
     done = CliRunner().invoke(app, list(words))
@@ -53,22 +37,6 @@ def shown(*words: str) -> list[str]:
     assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
     assert "…" not in done.stdout
     return lines
-
-
-def test_a_plan_can_be_read_and_copied(narrow: Path) -> None:
-    """Names and commits stand whole; they were broken wherever a column ended."""
-    (narrow / "a long name of a patch.patch").write_text("")
-    lines = shown("plan", "triton", "--patch", f"llvm={narrow / 'a long name of a patch.patch'}", "--triton", "3.7.1")
-    said = "\n".join(lines)
-    for whole in (
-        "toolchain-sysroot-glibc-2.31", "unpacked to compile against, not installed", "not locked yet",
-        "llvm 1f126a6dea50d185c0781743a667390037ae88bd", "+ a long name of a patch.patch",
-        "wheel-setuptools pypi:setuptools==",
-    ):  # fmt: skip
-        assert whole in said, whole
-    assert re.search(r"^base +here +toolchain-base-debian13$", said, re.MULTILINE)
-    assert "prebuilt" not in said, "nothing is prebuilt, so nothing is said of it"
-    assert "toolchain-base-debian13" in "\n".join(shown("plan", "base"))
 
 
 LISTING = Listing(
