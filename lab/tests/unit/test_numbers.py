@@ -43,7 +43,7 @@ from toolchain_lab.numbers.elements import BF16, FP16, FP32, tensor
 from toolchain_lab.numbers.objects import sample
 from toolchain_lab.numbers.philox import random_words
 from toolchain_lab.numbers.problem import Dropout, Problem, Shape
-from toolchain_lab.numbers.reference import Inputs, attention, summed_singly, window
+from toolchain_lab.numbers.reference import Inputs, attention, summed_from_xf32, summed_singly, window
 
 
 def test_philox_gives_the_published_words() -> None:
@@ -82,6 +82,8 @@ def test_a_loop_in_float32_rounds_each_sum() -> None:
     # 2^24 and 1 is 2^24 in float32, each time.
     assert summed_singly(np.array([[2.0**24, 1, 1, 1]]), np.ones((4, 1))).tolist() == [[2.0**24]]
     assert summed_singly(np.array([[1, 1, 1, 2.0**24]]), np.ones((4, 1))).tolist() == [[2.0**24 + 4]]
+    # xf32 has 10 bits of mantissa, and the rest is cut off.
+    assert summed_from_xf32(np.array([[1 + 2.0**-10 - 2.0**-20]]), np.ones((1, 1))).tolist() == [[1.0]]
 
 
 def test_kernels_of_aotriton_s_one_file_have_their_cases() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toolchain_lab.numbers.elements import FP32, Element, Tensor, rows_tensor, tensor
+from toolchain_lab.numbers.elements import FP32, XF32, Element, Tensor, rows_tensor, tensor
 from toolchain_lab.numbers.philox import random_words
-from toolchain_lab.numbers.reference import Inputs, Results, attention, summed_singly, window
+from toolchain_lab.numbers.reference import Inputs, Results, attention, summed_from_xf32, summed_singly, window
 
 Array = NDArray[Any]
 _ALL = slice(None)
@@ -198,7 +198,8 @@ class Problem:
         if key not in self._done:
             given = self.inputs(sequence, head, rows)
             single = attention(given, FP32.rounded, summed_singly)
-            plain = single if self.element is FP32 else attention(given, self.element.rounded)
+            product = summed_from_xf32 if self.element is XF32 else np.matmul
+            plain = single if self.element is FP32 else attention(given, self.element.rounded, product)
             self._done[key] = Triple(attention(given), plain, single)
         return self._done[key]
 

@@ -64,6 +64,13 @@ def summed_singly(a: Array, b: Array) -> Array:
     return total.astype(np.float64)
 
 
+def summed_from_xf32(a: Array, b: Array) -> Array:
+    """The same with factors cut off to 10 bits of mantissa, as gfx942's matrix instructions read float32."""
+    kept = np.uint32(0xFFFFE000)
+    left, right = ((np.ascontiguousarray(each, np.float32).view(np.uint32) & kept).view(np.float32) for each in (a, b))
+    return summed_singly(left, right)
+
+
 def attention(given: Inputs, rounded: Round = exactly, product: Product = np.matmul) -> Results:
     """Attention and its gradients.
 
