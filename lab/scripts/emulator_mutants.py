@@ -14,12 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +27,10 @@ TOP = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP))
 
 from lab.tests.emulated_objects import compile_all, rule  # noqa: E402
+from lab.tests.planted_faults import Mutant, draw_mutant, executed, with_line  # noqa: E402
 from toolchain.core.check_result import RIGHT  # noqa: E402
 from toolchain_lab.bridge import disassembler, load, read_metadata  # noqa: E402
-from toolchain_lab.emulator.control import ends_block, has_no_effect, is_barrier, wait  # noqa: E402
-from toolchain_lab.emulator.disassembly import Line  # noqa: E402
+from toolchain_lab.emulator.control import is_barrier, wait  # noqa: E402
 from toolchain_lab.emulator.errors import FaultyKernelError, NotEmulatedError  # noqa: E402
 from toolchain_lab.emulator.launch import Launch, run  # noqa: E402
 from toolchain_lab.emulator.metadata import Metadata  # noqa: E402
@@ -44,25 +42,6 @@ from toolchain_lab.numbers.elements import FP16, FP32, rows_tensor  # noqa: E402
 from toolchain_lab.numbers.problem import Problem, Shape  # noqa: E402
 
 ROWS, BLOCK, HEAD = 70, 32, 32
-OTHERS = {
-    "v_add_f32": "v_sub_f32", "v_mul_f32": "v_add_f32", "v_max_f32": "v_min_f32", "v_max3_f32": "v_min3_f32",
-    "v_max_num_f32": "v_min_num_f32", "v_max3_num_f32": "v_min3_num_f32", "v_and_b32": "v_or_b32",
-    "v_or_b32": "v_and_b32", "v_lshlrev_b32": "v_lshrrev_b32", "v_lshrrev_b32": "v_lshlrev_b32",
-    "v_cmp_gt_i32": "v_cmp_ge_i32", "v_cmp_ge_i32": "v_cmp_gt_i32", "v_cmp_le_i32": "v_cmp_lt_i32",
-    "v_cmp_gt_u32": "v_cmp_ge_u32", "v_fma_f32": "v_max3_f32", "v_add_u32": "v_sub_u32",
-    "v_add_nc_u32": "v_sub_nc_u32", "v_exp_f32": "v_log_f32", "v_rcp_f32": "v_sqrt_f32", "v_log_f32": "v_exp_f32",
-    "v_xor_b32": "v_and_b32", "s_lshl_b32": "s_lshr_b32", "s_add_u32": "s_sub_u32", "s_add_i32": "s_sub_i32",
-    "v_sub_f32": "v_add_f32", "s_cbranch_scc0": "s_cbranch_scc1", "s_cbranch_scc1": "s_cbranch_scc0",
-}  # fmt: skip
-_REGISTER, _OFFSET = re.compile(r"\bv(\d+)\b"), re.compile(r"offset\d?:(\d+)")
-
-
-@dataclass(frozen=True)
-class Mutant:
-    kind: str
-    place: int
-    before: str
-    after: str
 
 
 def cases(metadata: Metadata, seed: int) -> Iterator[Case]:
@@ -93,10 +72,7 @@ class Subject:
         if self.right[0] != RIGHT:
             raise SystemExit(f"{path} is not right itself: {self.right[1]}")
         self.bytes = self.output(self.program)
-        places = {line.address: place for place, line in enumerate(self.program.lines)}
-        self.executed = sorted(
-            places[operation.instruction.address] for block in self.program.blocks() for operation in block.operations
-        )
+        self.executed = executed(self.program)
 
     def check(self, program: Program) -> tuple[str, str, float]:
         """Status, reason, and the error as a share of the rule."""
@@ -113,46 +89,11 @@ class Subject:
         )
         return b"".join(buffer.tobytes() for buffer in run(program, launch).buffers.values())
 
-    def with_line(self, place: int, text: str) -> Program:
-        """The program with another instruction at a place."""
-        lines = list(self.program.lines)
-        lines[place] = replace(lines[place], text=text)
-        return Program(self.program.code, lines)
-
-    def mutant(self, draw: random.Random) -> Mutant | None:
-        """A random change of an executed instruction; None if the drawn one cannot be changed."""
-        place = draw.choice(self.executed)
-        line = self.program.lines[place]
-        instruction = parse(line)
-        if has_no_effect(instruction) or (ends_block(instruction) and instruction.name not in OTHERS):
-            return None
-        for kind in draw.sample(("left out", "register", "operation", "offset"), 4):
-            after = _changed(kind, line, instruction.name, draw)
-            if after is not None:
-                return Mutant(kind, place, line.text, after)
-        return None
-
     def what_survived(self, program: Program, share: float) -> str:
         """Why a mutant was not noticed."""
         if self.output(program) != self.bytes:
             return f"within the rule: {share:.2f} of it"
         return "no byte changed"
-
-
-def _changed(kind: str, line: Line, name: str, draw: random.Random) -> str | None:
-    text = line.text
-    if kind == "left out":
-        return "s_nop 0" if not name.startswith("s_cbranch") else None
-    if kind == "operation":
-        return text.replace(name, OTHERS[name], 1) if name in OTHERS and "::" not in text else None
-    # The first register is the result.
-    found = list(_REGISTER.finditer(text))[1:] if kind == "register" else list(_OFFSET.finditer(text))
-    if not found:
-        return None
-    match, more = draw.choice(found), 2 if "16" in name else 16
-    if kind == "register":
-        return f"{text[: match.start()]}v{int(match[1]) ^ 1}{text[match.end() :]}"
-    return f"{text[: match.start(1)]}{int(match[1]) + more}{text[match.end(1) :]}"
 
 
 def measure(subject: Subject, gpu: str, each: int, seed: int) -> dict[str, Any]:
@@ -163,7 +104,7 @@ def measure(subject: Subject, gpu: str, each: int, seed: int) -> dict[str, Any]:
     seen: set[tuple[int, str]] = set()
 
     def take(group: str, mutant: Mutant) -> None:
-        program = subject.with_line(mutant.place, mutant.after)
+        program = with_line(subject.program, mutant)
         status, _, share = subject.check(program)
         counts[f"{group}: all"] += 1
         counts[f"{group}: {'survived' if status == RIGHT else status}"] += 1
@@ -174,7 +115,7 @@ def measure(subject: Subject, gpu: str, each: int, seed: int) -> dict[str, Any]:
             )
 
     while counts["changed: all"] < each:
-        mutant = subject.mutant(draw)
+        mutant = draw_mutant(subject.program, subject.executed, draw)
         if mutant is not None and (mutant.place, mutant.after) not in seen:
             seen.add((mutant.place, mutant.after))
             take("changed", mutant)

@@ -264,6 +264,42 @@ def test_waves_meet_at_a_barrier_in_both_orders_and_a_removed_one_shows() -> Non
 
 
 @pytest.mark.parametrize(
+    ("first", "then", "meets"),
+    [
+        ("ds_add_u32 v1, v3", "ds_add_u32 v1, v3", False),
+        ("ds_add_f64 v1, v[4:5]", "ds_read_b32 v2, v1", True),
+        ("ds_read_b32 v2, v1", "ds_add_u32 v1, v3", True),
+        ("ds_write_b32 v1, v3", "ds_add_u32 v1, v3", True),
+        ("ds_add_u32 v1, v3", "ds_write_b32 v1, v3", True),
+    ],
+)
+def test_atomics_of_lds_meet_loads_and_stores_of_other_waves(first: str, then: str, meets: bool) -> None:
+    wait = "s_waitcnt lgkmcnt(0)"
+    start = ["v_mov_b32_e32 v1, 0", "v_mov_b32_e32 v3, 1"]
+    exchanged([*start, first, wait, "s_barrier", then, wait], reverse=False)
+    if not meets:
+        exchanged([*start, first, wait, then, wait], reverse=False)
+        return
+    with pytest.raises(FaultyKernelError, match="meet in LDS"):
+        exchanged([*start, first, wait, then, wait], reverse=False)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "word", "refused"),
+    [("gfx942", 0x27000, 0), ("gfx942", 0x00827000, 1), ("gfx1100", 0x31027000, 0), ("gfx1100", 0x01027000, 1)],
+)
+def test_a_buffer_descriptor_of_another_kind_is_refused(gpu: str, word: int, refused: int) -> None:
+    wave = wave_of(gpu, [np.zeros(64, np.uint32)])
+    wave.s[6:8] = 256, word
+    put(wave, "v0", 0)
+    if not refused:
+        run(wave, "buffer_load_dword v1, v0, s[4:7], 0 offen")
+        return
+    with pytest.raises(NotEmulatedError, match="descriptor"):
+        run(wave, "buffer_load_dword v1, v0, s[4:7], 0 offen")
+
+
+@pytest.mark.parametrize(
     ("text", "counts"),
     [
         ("s_waitcnt vmcnt(3) lgkmcnt(0)", {"vm": 3, "lgkm": 0}),

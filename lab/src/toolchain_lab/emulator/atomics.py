@@ -163,6 +163,7 @@ def _lds(change: Change, kind: type[np.generic], *, returns: bool) -> Handler:
             place, _ = places(wave, address(wave), offset, dtype.itemsize, pc)
             if (place % dtype.itemsize).any():
                 raise FaultyKernelError(f"an atomic access at {pc:#x} is not aligned to its {dtype.itemsize} bytes")
+            wave.group.lds.note_atomic(place, dtype.itemsize, pc)
             old = _apply(wave.group.lds.bytes, place, change, _numbers(wave, data.index, dtype, None))
             for put, row in zip(puts, spread(wave, _words(old)), strict=bool(puts)):
                 put(wave, row)

@@ -269,6 +269,8 @@ class BufferAddress:
         self._scalar = None if scalar in {"null", "0", "off"} else operands.number(scalar)
         self._offset, self._size = modifiers.number("offset"), size
         self._old = operands.target.generation == 9
+        # Fields of the last word: the type, whether the lane is added, and how bounds are checked, 3 for raw buffers.
+        self._fields, self._raw = (0xC0800000, 0) if self._old else (0xF0800000, 0x30000000)
         self._instruction = instruction
 
     def of(self, wave: Wave) -> tuple[Array, Array]:
@@ -279,6 +281,8 @@ class BufferAddress:
             raise self._instruction.unknown("a buffer with a stride")
         if int(wave.s[first + 1]) >> 30 & 3:
             raise self._instruction.unknown("a swizzled buffer")
+        if int(wave.s[first + 3]) & self._fields != self._raw:
+            raise self._instruction.unknown(f"a buffer descriptor that ends with {int(wave.s[first + 3]):#x}")
         records = int(wave.s[first + 2])
         scalar = 0 if self._scalar is None else self._scalar(wave)
         lane = np.int64(0) if self._lane is None else self._lane(wave).astype(np.int64)

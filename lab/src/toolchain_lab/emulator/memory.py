@@ -83,7 +83,7 @@ class Lds(Views):
             for width, kind in ((1, np.uint8), (2, np.uint16), (4, np.uint32))
         }
         self.wave = np.uint64(1)
-        self._written, self._read = (np.zeros(len(data) // 2, np.uint64) for _ in range(2))
+        self._written, self._read, self._changed = (np.zeros(len(data) // 2, np.uint64) for _ in range(3))
         # Loads are noted when something is stored: where nothing is, none of them matters.
         self._loads: list[tuple[Any, Array, int, int]] = []
         self._stored = False
@@ -96,7 +96,7 @@ class Lds(Views):
         """Forget what was noted."""
         if self._stored:
             self._note_loads()
-            self._written[:] = self._read[:] = 0
+            self._written[:] = self._read[:] = self._changed[:] = 0
             self._stored = False
         self._loads.clear()
 
@@ -117,15 +117,30 @@ class Lds(Views):
         self._note_loads()
         self._stored = True
         halves = _halves(place, size)
-        touched = self._written.take(halves) | self._read.take(halves)
+        touched = self._written.take(halves) | self._read.take(halves) | self._changed.take(halves)
         if int(np.bitwise_or.reduce(touched)) & ~int(self.wave) and not self._same(place, size, values):
             raise _meeting(pc)
         self._written[halves] |= self.wave
 
+    def note_atomic(self, place: Array, size: int, pc: int) -> None:
+        """Note an atomic access, which may meet atomic ones of other waves, but none of their loads and stores.
+
+        Raises:
+            FaultyKernelError: another wave loaded or stored the same since the last barrier.
+        """
+        if not self.watch or not len(place):
+            return
+        self._note_loads()
+        self._stored = True
+        halves = _halves(place, size)
+        if int(np.bitwise_or.reduce(self._written.take(halves) | self._read.take(halves))) & ~int(self.wave):
+            raise _meeting(pc)
+        self._changed[halves] |= self.wave
+
     def _note_loads(self) -> None:
         for wave, place, size, pc in self._loads:
             halves = _halves(place, size)
-            if int(np.bitwise_or.reduce(self._written.take(halves))) & ~int(wave):
+            if int(np.bitwise_or.reduce(self._written.take(halves) | self._changed.take(halves))) & ~int(wave):
                 raise _meeting(pc)
             self._read[halves] |= wave
         self._loads.clear()
