@@ -210,6 +210,16 @@ def test_a_damaged_file_is_told_and_not_sent_again_and_again(
     assert sum(seen.method == "POST" for seen in proxy.seen) == 1
 
 
+def test_a_bit_that_flips_on_the_way_up_is_noticed(
+    proxy: FaultProxy, connect: Connect, repository: str, layout: Layout
+) -> None:
+    blob, path = some_blob(layout)
+    proxy.faults.append(Fault("status", "PUT", status=400))
+    registry = connect()
+    assert registry.push_blob(repository, blob, path) == SIZE
+    assert sum(seen.method == "POST" for seen in proxy.seen) == 2
+
+
 def test_manifests_are_compared(
     proxy: FaultProxy, connect: Connect, repository: str, layout: Layout, fresh: Layout, tmp_path: Path
 ) -> None:

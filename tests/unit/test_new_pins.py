@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -250,3 +251,19 @@ def test_gathered_with_git(upstream: tuple[Path, Path], tmp_path: Path, capsys: 
 def test_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--triton", str(tmp_path / "none"), "--aotriton", str(tmp_path / "none")]) == 18
     assert "does not answer" in capsys.readouterr().err
+
+
+def test_the_script_runs_by_itself(tmp_path: Path) -> None:
+    facts = tmp_path / "facts.json"
+    facts.write_text(json.dumps(as_recorded()))
+    top = Path(__file__).resolve().parents[2]
+    summary = tmp_path / "summary"
+    done = subprocess.run(
+        [sys.executable, str(top / "scripts" / "new_pins.py"), "--facts", str(facts)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "GITHUB_STEP_SUMMARY": str(summary), "PYTHONPATH": str(top)},
+        check=False,
+    )
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"findings": []})
+    assert summary.read_text() == "nothing new\n"

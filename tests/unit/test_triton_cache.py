@@ -5,6 +5,7 @@ What a cache is found by is Triton's own: where a name says "missed", Triton loo
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -370,6 +371,20 @@ def test_a_layer_of_another_kind_is_refused(cache: Cache, tmp_path: Path, packed
         pytest.skip("zstd is not installed: apt-get install zstd")
     with pytest.raises(ContractError, match="not one layer of gzip"):
         read_cache(*image(tmp_path, cache.tree, cache.labels(), packed=packed))
+
+
+@pytest.mark.parametrize("wheel", ["vllm", "aiter"])
+def test_each_function_in_the_list_has_a_call(wheel: str) -> None:
+    table = calls_of(wheel)
+    tree = ast.parse((CALLS.parent / f"{table.module}.py").read_text())
+    (made_,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_FUNCTIONS"
+    ]
+    assert isinstance(made_, ast.Dict)
+    names_ = [ast.literal_eval(key) for key in made_.keys if key is not None]
+    assert sorted(names_) == sorted({name for row in table.call for name in row["function"]})
 
 
 # The list.
