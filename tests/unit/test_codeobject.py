@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel_fixtures import make_object
+from tests.kernel_fixtures import endless, make_object
 from toolchain.catalog.gpus import gpu_of_flag, known_gpus, machine_flag
 from toolchain.core.errors import KernelError, UnsupportedError
 from toolchain.kernels.codeobject import check_object
@@ -63,3 +63,10 @@ def test_feature_bits_above_the_machine_do_not_matter(tmp_path: Path) -> None:
     path.write_bytes(bytes(content))
 
     check_object(path, "gfx942", "k")
+
+
+@pytest.mark.timeout(60)
+def test_a_table_of_sections_without_end_is_no_code_object(tmp_path: Path) -> None:
+    (tmp_path / "k.hsaco").write_bytes(endless(make_object("gfx942", "k"))["sections"])
+    with pytest.raises(KernelError):
+        check_object(tmp_path / "k.hsaco", "gfx942", "k")

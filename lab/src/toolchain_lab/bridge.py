@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from toolchain.catalog.gpus import gpu_of_flag
 from toolchain.core import errors, filesystem, process, strict_json
-from toolchain.core.metered import metered
 from toolchain.kernels.result_store import LARGEST_METADATA
 from toolchain_lab.emulator import codeobject
 from toolchain_lab.emulator.codeobject import CodeObject
@@ -27,6 +26,7 @@ from toolchain_lab.emulator.errors import (
     OutsideError,
     ProgramError,
 )
+from toolchain_lab.metered import metered
 
 if TYPE_CHECKING:
     from toolchain_lab.emulator.metadata import Metadata

@@ -12,12 +12,12 @@ from typing import Any
 
 from toolchain.core.cache import Cache
 from toolchain.core.errors import EngineError
-from toolchain.core.metered import metered
 from toolchain_lab.bridge import disassembler
 from toolchain_lab.emulator.disassembly import Disassembler, disassemble
 from toolchain_lab.emulator.errors import NotEmulatedError
 from toolchain_lab.examine.diff import CHANGED, INSTRUCTIONS, Difference, Row, ranked
 from toolchain_lab.examine.kernels import kernels_in
+from toolchain_lab.metered import metered
 
 # An address of data is taken from where the instruction is: its low and its high half are added to that.
 _HERE = re.compile(r"s_getpc_b64 s\[(\d+):\d+\]")

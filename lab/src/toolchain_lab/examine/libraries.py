@@ -10,12 +10,12 @@ from itertools import islice
 from typing import Any, BinaryIO
 
 from toolchain.core.errors import HostileInputError, KernelError
-from toolchain.core.metered import metered
 from toolchain.core.stored_file import StoredFile
 from toolchain.core.unpack_budget import UnpackBudget
 from toolchain.kernels.codeobject import EM_AMDGPU
 from toolchain_lab.examine.offload import Sealed, parts, skip_zeros
 from toolchain_lab.examine.revisions import INSIDE, revisions
+from toolchain_lab.metered import metered
 
 _FATBIN = b"\x50\xed\x55\xba"
 _ELF = b"\x7fELF"
