@@ -135,7 +135,7 @@ def main(folder: Path) -> None:
     call("emulate", "an expected buffer", str(emulated), *values, "--expect", expected)
     call("emulate", "a list of instructions", str(emulated))
     call("kernels check", "a kernel without a case", str(emulated.parent), code=28)
-    call("kernels cached", "one kernel", f"oci:{_cached(folder / 'a-cache')}", "--call", "seq=8")
+    call("kernels cached", "one kernel", f"oci:{_cached(folder / 'a-cache')}")
     call("kernels diff", "more warps", str(emulated.parent), str(wider.parent))
     call("kernels try", "the same", str(emulated), "--source", str(KERNELS.parent))
     libraries = folder / "libraries"

@@ -207,8 +207,7 @@ def test_the_kernels_of_flash_attn_are_compiled_ahead_of_time(flash: Said, tmp_p
     assert sent.code == 0, sent.err
     cached = ("kernels", "cached", f"oci:{tmp_path}/out:{name}", "--in", wheel, "--env")
     at = ("TRITON_CACHE_DIR=/opt/triton-cache",)
-    assert toolchain(*cached, *at, "--call", "direction=forward,dtype=bf16,head=128,seq=1024").code == 0
-    assert toolchain(*cached, *at, "--call", "direction=forward,dtype=bf16,head=128,seq=2048").code == 7
+    assert toolchain(*cached, *at).code == 0
     assert toolchain(*cached, *at, "--env", "AMDGCN_USE_BUFFER_OPS=1").code == 3
     assert toolchain(*cached, "TRITON_CACHE_DIR=/tmp/cache").code == 3
 

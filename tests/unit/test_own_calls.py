@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toolchain.cli.cached_cmd import _pairs
+from toolchain.cli.cached_cmd import _variables
 from toolchain.core.errors import ConfigError
 from toolchain.kernels.calls import Call, calls_of, listed, with_calls
 from toolchain.request import option_values
@@ -71,5 +71,5 @@ def test_a_list_is_read_through_a_link_and_not_from_a_pipe(tmp_path: Path) -> No
 
 
 def test_a_name_that_is_given_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--call gives direction twice"):
-        _pairs(["direction=forward", "direction=decode"], "--call")
+    with pytest.raises(ConfigError, match="--env gives A twice"):
+        _variables(["A=1", "A=2"])

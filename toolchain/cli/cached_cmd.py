@@ -35,53 +35,45 @@ EnvOpt = Annotated[
     list[str] | None,
     typer.Option("--env", metavar="NAME=VALUE", help="Environment variable to set in IMAGE. Repeatable."),
 ]
-CallOpt = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--call", metavar="NAME=VALUE,…", help="Arguments of a call that the cache must have kernels for. Repeatable."
-    ),
-]
 
 
 def kernels_cached(
     cached: CacheArg,
     in_: InOpt = None,
     env: EnvOpt = None,
-    call: CallOpt = None,
     cache: o.CacheOpt = None,
     json_: o.JsonOpt = False,
 ) -> None:
     """Check a cache of compiled kernels, and whether Triton in an image would find them.
 
     Exits with 4 for a different Triton, and 11 for one at a different path. A different environment variable or cache
-    folder gives 3, an unlisted call 7.
+    folder gives 3.
     """
-    from toolchain.kernels.cache_image import read_cache, require_call, require_hit  # noqa: PLC0415
+    from toolchain.kernels.cache_image import read_cache, require_hit  # noqa: PLC0415
 
     if env and in_ is None:
         raise ConfigError("--env needs --in", fix="add --in IMAGE")
-    home, calls = cache_of(cache), [_pairs(text.split(","), "--call") for text in call or ()]
+    home = cache_of(cache)
     with tempfile.TemporaryDirectory(prefix="toolchain-cached-") as scratch, contextlib.ExitStack() as stack:
         kernels = read_cache(*stack.enter_context(_image(cached, home, Path(scratch, "cache"))))
         if in_ is not None:
             layout, image = stack.enter_context(_image(in_, home, Path(scratch, "image")))
-            require_hit(kernels, _triton_in(home, layout, image, _pairs(env or (), "--env")))
-        served = [len(require_call(kernels, wanted)) for wanted in calls]
+            require_hit(kernels, _triton_in(home, layout, image, _variables(env or ())))
     if json_:
-        console.data({**kernels.as_json(), "in": in_, "found": served})
+        console.data({**kernels.as_json(), "in": in_})
         return
     where = f", found by Triton in {in_}" if in_ is not None else ""
     console.text(f"{kernels.entries} kernels for {', '.join(kernels.targets)}, {console.size(kernels.size)}{where}")
     console.text(f"for {len(kernels.calls)} calls; kernels of other calls are compiled at run time")
 
 
-def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
+def _variables(texts: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in texts]
     if wrong := [name for name, between, _ in pairs if not name or not between]:
-        raise ConfigError(f"{option} {wrong[0]!r} is not NAME=VALUE", fix=f"{option} NAME=VALUE")
+        raise ConfigError(f"--env {wrong[0]!r} is not NAME=VALUE", fix="--env NAME=VALUE")
     names = [name for name, _, _ in pairs]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"{option} gives {twice[0]} twice", fix="leave one of them out")
+        raise ConfigError(f"--env gives {twice[0]} twice", fix="leave one of them out")
     return {name: value for name, _, value in pairs}
 
 

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import IO, Any, cast
 
 from toolchain.core import strict_json
-from toolchain.core.errors import ConfigError, ContractError, DocumentError, PinError, UnsupportedError, UntrustedError
+from toolchain.core.errors import ConfigError, ContractError, DocumentError, PinError, UntrustedError
 from toolchain.core.tar_headers import require
 from toolchain.kernels.cache_entries import BYTES, ENTRIES, FOLDER, MANIFEST, NO_KEY, SUMMARY, dummy_key, entry_folder
 from toolchain.oci import labels
@@ -248,19 +248,3 @@ def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
             why=f"the files of this one name each other by paths below {mount}",
             fix=f"copy it to {mount} and set TRITON_CACHE_DIR={mount}",
         )
-
-
-def require_call(cache: TritonCache, wanted: Mapping[str, str]) -> Sequence[Mapping[str, str]]:
-    """Return the calls of the cache with these arguments; others may have any value."""
-    known = sorted({name for call in cache.calls for name in call})
-    if odd := sorted(set(wanted) - set(known)):
-        raise ConfigError(f"no such argument of a call: {', '.join(odd)}", fix=f"one of {', '.join(known)}")
-    matching = [call for call in cache.calls if all(call.get(name) == text for name, text in wanted.items())]
-    if matching:
-        return matching
-    values = {name: sorted({call[name] for call in cache.calls if name in call}) for name in wanted}
-    raise UnsupportedError(
-        f"the cache has no call with {', '.join(f'{name}={text}' for name, text in wanted.items())}",
-        why="it has " + "; ".join(f"{name} {', '.join(texts)}" for name, texts in values.items()),
-        fix="add the call to a list and build the cache with it: `kernels run triton-cache --calls FILE`",
-    )

@@ -56,7 +56,7 @@ class Call:
 
     @property
     def shape(self) -> str:
-        """The arguments in the form of `kernels cached --call`: `direction=forward,dtype=bf16,heads=32x8`."""
+        """Return the arguments as text: `direction=forward,dtype=bf16,heads=32x8`."""
         return self.order or ",".join(f"{name}={as_text(value)}" for name, value in self.rows[0].items())
 
     @property
