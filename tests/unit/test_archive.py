@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import requests
 
 from toolchain.core.digest import sha256_bytes
 from toolchain.core.errors import DigestError, SourceError, UnreachableError
@@ -247,3 +248,18 @@ def test_refused_urls(store: Store, url: str) -> None:
 def test_https_never_leads_to_plain_http() -> None:
     with pytest.raises(SourceError):
         reach.check_http_url("http://127.0.0.1/x", plain_allowed=False)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/a.tar.xz", "http://nowhere.invalid/a.tar.xz"])
+def test_the_reason_is_not_the_text_of_a_library(url: str) -> None:
+    reasons = archive._reason(_failure(url))
+    assert reasons != "the connection broke"
+    assert "Error" not in reasons and "Pool" not in reasons
+
+
+def _failure(url: str) -> Exception:
+    try:
+        requests.get(url, timeout=5)
+    except requests.RequestException as error:
+        return error
+    raise AssertionError

@@ -66,7 +66,7 @@ def test_plan_says_no_to_what_the_data_contradict_and_what_comes_next(planned: C
     said = planned.invoke(app, list(asked))
     assert "--drop-binary libdevice" in said.stderr
     assert "19,001 kernels: " in said.stdout
-    uncounted = planned.invoke(app, ["plan", "aotriton", "--aotriton", "0.12b", "--gpu", "gfx1102"])
+    uncounted = planned.invoke(app, ["plan", "aotriton", "--aotriton", "0.12.50tp", "--gpu", "gfx1102"])
     assert "number of kernels: unknown" in uncounted.stdout
     assert "libdevice" not in planned.invoke(app, [*asked, "--drop-binary", "libdevice"]).stderr
 

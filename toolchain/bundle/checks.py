@@ -91,7 +91,8 @@ def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:
     try:
         packages = locked_packages(value) if isinstance(rows, list) and value.keys() == {"recipe", "packages"} else ()
     except (SourceError, KeyError) as error:
-        raise HostileInputError(f"the bundle's list of packages of {base} is malformed", why=str(error)) from error
+        why = error.what if isinstance(error, SourceError) else "a value is missing"
+        raise HostileInputError(f"the bundle's list of packages of {base} is malformed", why=why) from error
     same = sha256_json(dict(value)) == base.packages_digest and value.get("recipe") == base.recipe
     if not same or set(packages) != set(base.packages):
         raise HostileInputError("the bundle's list of packages is not the one in its lock", fix=DO_NOT)

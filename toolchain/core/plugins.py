@@ -66,7 +66,8 @@ def plugins() -> tuple[Plugin, ...]:
         try:
             plugin = entry.load()
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+            missing = isinstance(error, ImportError) and error.name
+            why = f"it needs the module {missing}" if missing else f"its code failed: {error}"
             raise ConfigError(f"the plugin {name} cannot be loaded", why=why, fix=fix) from error
         if not isinstance(plugin, Plugin):
             raise ConfigError(f"the plugin {name} cannot be loaded", why=f"{entry.value} is not a Plugin", fix=fix)

@@ -35,5 +35,6 @@ def why_not(error: Exception) -> str:
             return "it is not UTF-8"
         case RecursionError():
             return "it is nested too deep"
-        case _:
-            return str(error)  # the parser names the line and column
+        case _:  # the parser says `Text (at line 1, column 2)`
+            said, _, place = str(error).rpartition(" (at ")
+            return f"{place.rstrip(')')}: {said[:1].lower()}{said[1:]}" if said else "it is not TOML"

@@ -28,6 +28,10 @@ _AGAIN = "download it again, or pack it again without encryption, with the metho
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error)
 
 
+class _ContradictionError(zipfile.BadZipFile):
+    """An archive whose parts contradict each other; its text says how."""
+
+
 class _Zip(zipfile.ZipFile):
     """A zip archive that refuses an entry whose own header contradicts the list of entries."""
 
@@ -39,19 +43,19 @@ class _Zip(zipfile.ZipFile):
         try:
             return super().open(row, mode, pwd, force_zip64=force_zip64)
         except (ValueError, RuntimeError) as error:  # a name in another encoding, a flag of encryption
-            raise zipfile.BadZipFile(f"the header of {row.filename} contradicts the list of entries") from error
+            raise _ContradictionError(f"the header of {row.filename} contradicts the list of entries") from error
 
     def _require_room(self, row: zipfile.ZipInfo) -> None:
         stream = cast("BinaryIO", self.fp)
         stream.seek(row.header_offset)
         head = stream.read(30)
         if len(head) < 30:
-            raise zipfile.BadZipFile(f"{row.filename} begins behind the end")
+            raise _ContradictionError(f"{row.filename} begins behind the end")
         mark, flags, method, name, extra = _HEADER.unpack(head)
         if mark != b"PK\x03\x04":
-            raise zipfile.BadZipFile(f"{row.filename} has no header")
+            raise _ContradictionError(f"{row.filename} has no header")
         if flags & _ENCRYPTED or method != row.compress_type:
-            raise zipfile.BadZipFile(f"the header of {row.filename} contradicts the list of entries")
+            raise _ContradictionError(f"the header of {row.filename} contradicts the list of entries")
         if row.header_offset + 30 + name + extra + row.compress_size > self.ends[row.header_offset]:
             raise HostileInputError(f"{row.filename} overlaps another entry of its archive", fix=_AGAIN)
 
@@ -119,7 +123,7 @@ class _Entry(io.RawIOBase):
         super().close()
 
     def _damaged(self, error: Exception) -> SourceError:
-        why = "its compressed data is damaged" if isinstance(error, zlib.error) else str(error)
+        why = "it is packed by another method" if isinstance(error, NotImplementedError) else _damage(error)
         return SourceError(f"{self._name} is damaged in its archive", why=why, fix=_AGAIN)
 
 
@@ -132,10 +136,14 @@ def _opened(source: Path | BinaryIO, name: str, kind: str) -> _Zip:
     return _Zip(source)
 
 
+def _damage(error: Exception) -> str:
+    return (
+        str(error) if isinstance(error, _ContradictionError) else "its list of files or its data is damaged, or cut off"
+    )
+
+
 def _incomplete(name: str, kind: str, error: Exception) -> SourceError:
-    why = str(error) if isinstance(error, zipfile.BadZipFile) else "its data is damaged"
-    if isinstance(error, UnicodeDecodeError):
-        why = "a name in it is not UTF-8"
+    why = "a name in it is not UTF-8" if isinstance(error, UnicodeDecodeError) else _damage(error)
     return SourceError(f"{name} is not a complete {kind}", why=why, fix=_AGAIN)
 
 
@@ -160,7 +168,7 @@ def _check_entries(archive: _Zip, name: str, kind: str, *, ignore_case: bool) ->
         raise HostileInputError(f"{name} has {len(archive.filelist)} entries", why=f"no {kind} has so many")
     for row in archive.filelist:
         if row.header_offset < 0:
-            raise zipfile.BadZipFile(f"{row.filename} begins before the archive")
+            raise _ContradictionError(f"{row.filename} begins before the archive")
         names.add(row.filename, folder=row.filename.endswith("/"))
         if row.flag_bits & _ENCRYPTED:
             raise HostileInputError(f"{name} is encrypted", why=row.filename, fix=_AGAIN)

@@ -60,6 +60,11 @@ FILES = {
 _SHELL = ("-c", '"$@"; exit $?', "sh")
 
 
+def _said(error: DockerException) -> str:
+    """Return what a call of docker printed as its errors."""
+    return (error.stderr or "").strip() or f"it ended with {error.return_code} and printed no error"
+
+
 class DockerRunner:
     """Runs commands in containers of a docker daemon, without network unless asked.
 
@@ -291,7 +296,7 @@ class DockerRunner:
                 take(str(stream), content.decode(errors="replace"))
         except DockerException as error:
             if not lines.tail:
-                lines.tail.extend((error.stderr or str(error)).splitlines())
+                lines.tail.extend(_said(error).splitlines())
             return int(error.return_code)
         finally:
             if timer is not None:
@@ -341,7 +346,7 @@ class DockerRunner:
         except DockerException as error:
             raise EngineError(
                 f"docker {what} failed",
-                why=(error.stderr or str(error)).strip(),
+                why=_said(error),
                 fix="is its daemon running? try: docker info",
             ) from error
 

@@ -182,7 +182,7 @@ class Ledger:
         except sqlite3.Error as error:
             raise ResourceError(
                 f"the ledger {self.path} cannot be written",
-                why=str(error),
+                why=_reason(error),
                 fix="free disk space and run it again: it continues",
             ) from error
 
@@ -303,11 +303,29 @@ def _progress_row(count: int, total: int) -> tuple[str, str, str]:
     return "about", _PROGRESS, f"{count}/{total}"
 
 
+_REASONS = {
+    sqlite3.SQLITE_BUSY: "another process uses it",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
+    sqlite3.SQLITE_CORRUPT: "it is damaged",
+    sqlite3.SQLITE_FULL: "the disk is full",
+    sqlite3.SQLITE_IOERR: "the disk does not read or write it",
+    sqlite3.SQLITE_LOCKED: "another process uses it",
+    sqlite3.SQLITE_NOTADB: "it is not an SQLite database",
+    sqlite3.SQLITE_PERM: "it may not be written",
+    sqlite3.SQLITE_READONLY: "it may not be written",
+}
+
+
+def _reason(error: sqlite3.Error) -> str:
+    """Return the reason of an error; the low byte of its code names the kind."""
+    return _REASONS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "it has other tables than a ledger")
+
+
 def _unusable(path: Path, error: sqlite3.DatabaseError) -> ConfigError:
     # A ledger that is locked or cannot be opened may be intact, so nobody should remove it.
     whole = isinstance(error, sqlite3.OperationalError)
     fix = "see what else uses it, check its permissions and the disk, and run it again" if whole else f"remove {path}"
-    return ConfigError(f"the ledger {path} cannot be used", why=str(error), fix=fix)
+    return ConfigError(f"the ledger {path} cannot be used", why=_reason(error), fix=fix)
 
 
 def _not_ours(path: Path, why: str) -> ConfigError:

@@ -178,7 +178,7 @@ class _Download:
     def _unreachable(self, error: Exception) -> UnreachableError:
         return UnreachableError(
             f"{self.name} could not be fetched whole",
-            why=f"{without_query(self.url)}: {type(error).__name__}: {str(error)[:300]}",
+            why=f"{without_query(self.url)}: {_reason(error)}",
             fix="run the command again; it continues",
         )
 
@@ -192,3 +192,24 @@ def _looks_like_page(path: Path, content_type: str) -> str:
     title = re.search(rb"<title[^>]*>([^<]{1,80})", head, re.IGNORECASE)
     named = f" titled {title.group(1).decode(errors='replace').strip()!r}" if title else ""
     return f"; the server sent a web page{named} in place of the file"
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a transfer failed. Libraries wrap the reason, and only their text names it."""
+    if isinstance(error, ConnectionError):
+        return error.strerror or str(error)
+    text = str(error)
+    for word, why in _REASONS.items():
+        if word in text:
+            return why
+    return "the connection broke"
+
+
+_REASONS = {
+    "esolve": "its host could not be resolved",
+    "certificate": "its certificate is not trusted",
+    "roxy": "the proxy did not connect",
+    "refused": "the connection was refused",
+    "timed out": "no answer in time",
+    "nreachable": "its network cannot be reached",
+}

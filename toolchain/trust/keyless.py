@@ -125,7 +125,7 @@ def require() -> None:
     except ImportError as error:
         raise ConfigError(
             "signatures by identity need sigstore, which is not installed",
-            why=str(error),
+            why=f"Python finds no module {error.name}",
             fix="pip install '.[keyless]' in a checkout of the tool, or use --key",
         ) from error
     # At its most talkative it writes whole statements into the log.
@@ -143,7 +143,7 @@ def trust_config(path: Path | None) -> ClientTrustConfig:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} is not a trust config of Sigstore",
-            why=type(error).__name__,
+            why=error.strerror if isinstance(error, OSError) and error.strerror else "it lacks a value, or is no JSON",
             fix="give its ClientTrustConfig, the JSON that its operator provides",
         ) from error
 

@@ -269,7 +269,9 @@ def _write(folder: Path, buffers: Mapping[str, Any]) -> None:
         for name, buffer in buffers.items():
             np.save(folder / f"{name}.npy", buffer, allow_pickle=False)
     except OSError as error:
-        raise ConfigError(f"cannot write to {folder}", why=str(error), fix="name another folder") from error
+        raise ConfigError(
+            f"cannot write to {folder}", why=error.strerror or "it cannot be written", fix="name another folder"
+        ) from error
 
 
 def _list(objects: Sequence[tuple[str, Path]], tool: Disassembler, *, as_json: bool) -> None:

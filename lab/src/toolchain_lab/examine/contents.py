@@ -258,7 +258,7 @@ def _result(file: StoredFile) -> Code:
         if not isinstance(launch, dict) or not isinstance(result.inputs.get("rule", {}), dict):
             raise DamagedError("its JSON is not an object")
     except (DamagedError, ValueError) as error:
-        why = error.what if isinstance(error, DocumentError) else str(error)
+        why = error.what if isinstance(error, DocumentError) else "a part of it is missing or damaged"
         raise KernelError(f"{file.path} is not a complete result of a kernel store", why=why, fix=_AGAIN) from error
     code = result.code
     return Code(

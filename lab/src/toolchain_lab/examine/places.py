@@ -151,7 +151,9 @@ def reading(what: str) -> Iterator[None]:
         why = "it is damaged"
         if isinstance(error, OSError) and error.strerror:
             why = error.strerror
-        elif isinstance(error, tarfile.TarError | EOFError | CommandError):
+        elif isinstance(error, tarfile.TarError | EOFError):
+            why = "it is cut off, or no archive"
+        elif isinstance(error, CommandError):
             why = str(error)
         raise SourceError(f"{what} cannot be read", why=why, fix=_AGAIN) from error
 

@@ -81,8 +81,9 @@ def _rules(plan: Path, source: Path) -> dict[str, Rule]:
         with (plan / "Bare.compile").open(encoding="utf-8") as stream:
             file = stream.readline().split(";")[3]
     except (OSError, IndexError, UnicodeDecodeError) as error:
+        why = error.strerror or "it cannot be read" if isinstance(error, OSError) else "its first line is no rule"
         fix = "name the folder that AOTriton's generator wrote: --plan"
-        raise SourceError(f"{plan} holds no plan of AOTriton", why=str(error), fix=fix) from error
+        raise SourceError(f"{plan} holds no plan of AOTriton", why=why, fix=fix) from error
     tree = file.partition("/modules/")[0]
     return {rule.out: rule for rule in read_plan(plan, source, build=build, source=tree).rules}
 

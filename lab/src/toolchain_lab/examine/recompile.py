@@ -102,7 +102,9 @@ def _unpack(wheel: Path, folder: Path) -> None:
                     raise
             Path(partial).mkdir(exist_ok=True)  # what the block removes
     except OSError as error:
-        raise ResourceError(f"cannot unpack {wheel.name}", why=str(error), fix="free room, or --cache DIR") from error
+        raise ResourceError(
+            f"cannot unpack {wheel.name}", why=error.strerror or "it cannot be written", fix="free room, or --cache DIR"
+        ) from error
 
 
 def rule_of(path: Path, source: Path) -> dict[str, Any]:
@@ -136,7 +138,7 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{beside} does not say what the kernel was compiled from",
-            why=f"{type(error).__name__}: {error}",
+            why="a value in it is missing, or has another form",
             fix="name a kernel that a campaign of this tool compiled",
         ) from error
     if file.startswith("/") or ".." in Path(file).parts:

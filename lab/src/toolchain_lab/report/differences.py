@@ -33,7 +33,7 @@ def json_report(value: Any, name: str) -> Report:
         if isinstance(value, dict) and {"what", "gpus", "libraries", *_FINDINGS} <= value.keys():
             return audit_report(value)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise _unknown(name, f"{type(error).__name__}: {error}") from error
+        raise _unknown(name, "a value in it is missing, or has another form") from error
     raise _unknown(name, "it has other keys than either")
 
 

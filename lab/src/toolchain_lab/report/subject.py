@@ -9,6 +9,7 @@ from toolchain.core import strict_json
 from toolchain.core.cache import LEDGER, Cache
 from toolchain.core.errors import ConfigError, SourceError
 from toolchain.core.filesystem import read_regular
+from toolchain.core.strict_json import DocumentError
 from toolchain.kernels.ledger import look
 from toolchain_lab.examine.kernels import Kernel, kernels_in
 from toolchain_lab.report.content import Report
@@ -74,7 +75,7 @@ def _document(path: Path) -> object:
     except ValueError as error:
         raise ConfigError(
             f"{path} is not a JSON document",
-            why=str(error),
+            why=error.what if isinstance(error, DocumentError) else "its text cannot be read",
             fix="write it again: toolchain kernels diff A B --json >FILE",
         ) from error
 
