@@ -95,7 +95,7 @@ def test_a_ledger_that_another_holds_need_not_be_removed(tmp_path: Path, monkeyp
         for use in (Ledger, look):
             with pytest.raises(ConfigError, match="cannot be used") as caught:
                 use(path)
-            assert "locked" in caught.value.why
+            assert "process" in caught.value.why
             assert "remove" not in caught.value.fix
 
 

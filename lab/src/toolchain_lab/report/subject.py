@@ -7,9 +7,8 @@ from pathlib import Path
 
 from toolchain.core import strict_json
 from toolchain.core.cache import LEDGER, Cache
-from toolchain.core.errors import ConfigError, SourceError
+from toolchain.core.errors import ConfigError, DocumentError, SourceError
 from toolchain.core.filesystem import read_regular
-from toolchain.core.strict_json import DocumentError
 from toolchain.kernels.ledger import look
 from toolchain_lab.examine.kernels import Kernel, kernels_in
 from toolchain_lab.report.content import Report
