@@ -14,14 +14,13 @@ from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
 
 Upload: TypeAlias = Literal["whole", "chunks"]
-Tried: TypeAlias = Literal["real", "imitation", "nothing"]
 CHUNK = 64 << 20
 _DATA = FOLDER / "registries.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """A kind of registry. Texts are for display; `unknown` marks what no source says.
+    """A kind of registry.
 
     Args:
         hosts: patterns of its hosts, without a port; empty if it is self-hosted under any name.
@@ -33,10 +32,6 @@ class Rules:
         layer_limit, manifest_limit: bytes; 0 if unknown.
         least_parts, most_parts: of a repository's name, between slashes; 0 without a limit.
         names: the form of a repository's name, e.g. `OWNER/NAME`.
-        upload_seconds: longest time of an upload; 0 if unknown.
-        tags, auth, mount, referrers, zstd, note: for display.
-        tried: whether uploads went to a real one, to an imitation, or not at all.
-        source: addresses that document it.
     """
 
     name: str
@@ -51,19 +46,10 @@ class Rules:
     least_parts: int = 0
     most_parts: int = 0
     names: str = "unknown"
-    upload_seconds: int = 0
-    tags: str = "unknown"
-    auth: str = "unknown"
-    mount: str = "unknown"
-    referrers: str = "unknown"
-    zstd: str = "unknown"
-    note: str = ""
-    tried: Tried = "nothing"
-    source: tuple[str, ...]
 
 
 # Every registry accepts a blob in one piece.
-UNKNOWN = Rules(name="unknown", source=("https://github.com/opencontainers/distribution-spec/blob/main/spec.md",))
+UNKNOWN = Rules(name="unknown")
 
 
 @lru_cache
