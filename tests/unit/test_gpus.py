@@ -49,9 +49,10 @@ def test_unknown(text: str) -> None:
         parse_gpus(text)
 
 
-def test_a_gpu_without_kernels_is_no_typing_error() -> None:
+@pytest.mark.parametrize("gpu", ["gfx1030", "gfx803", "gfx90c"])
+def test_a_gpu_without_kernels_is_no_typing_error(gpu: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
-        parse_gpus("gfx1030")
+        parse_gpus(gpu)
     assert "did you mean" not in caught.value.fix
     assert "gfx1100" in caught.value.why
 

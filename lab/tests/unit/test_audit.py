@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import shutil
 import struct
 import sys
@@ -369,3 +370,16 @@ def test_the_current_folder_is_no_triton_and_not_shown(
 def test_stands_of_other_tests_are_no_code(tmp_path: Path) -> None:
     stand = Stand(Layout(tmp_path / "lay"), tmp_path / "work", signer=ed25519_signer())
     run(f"oci:{stand.layout.root}", code=ConfigError.code)
+
+
+def test_kernels_that_need_xnack_on_are_noted(campaign: Path, tmp_path: Path) -> None:
+    """Such an object, of `gfx90a:xnack+`, does not load on a GPU as it is by default."""
+    whole = next(campaign.rglob("*.hsaco")).read_bytes()
+    target = re.search(rb"amdgcn-amd-amdhsa--gfx\w+", whole)
+    assert target
+    for name, features in (("on", b"xnack+"), ("any", b"x" * 6)):  # as long, since the metadata has lengths
+        (tmp_path / name).mkdir()
+        changed = whole.replace(target[0], target[0][: -len(features)] + features)
+        (tmp_path / name / "k.hsaco").write_bytes(changed)
+        notes = run(tmp_path / name)["notes"]
+        assert any("XNACK" in note for note in notes) == (name == "on")

@@ -112,7 +112,9 @@ def audit(
             console.text(line)
     if problems:
         raise KernelError(
-            f"{what} failed the audit", why="\n".join(problems), fix="ask its publisher; --json lists everything"
+            f"{what} failed the audit",
+            why="\n".join(problems),
+            fix="compile what is missing, or ask its publisher; --json lists everything",
         )
 
 

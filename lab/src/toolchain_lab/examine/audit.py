@@ -159,6 +159,9 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
         )
     result.empty = [kernel.key for kernel in result.kernels if kernel.facts is None]
     there = result.gpus()
+    loadable = {kernel.gpu for kernel in result.kernels if kernel.facts is not None and not kernel.facts.xnack}
+    for gpu in sorted({kernel.gpu for kernel in result.kernels if kernel.facts is not None} - loadable):
+        result.notes.append(f"{gpu}: its kernels only load where XNACK is on, which it is not by default")
     result.sealed += sum(library.sealed for library in result.libraries)
     without = [gpu for gpu in gpus if gpu not in there]
     result.unknown, result.absent = (without, []) if result.sealed else ([], without)

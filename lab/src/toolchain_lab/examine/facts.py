@@ -42,6 +42,7 @@ class Facts:
         digest: of the instructions.
         two_units: whether it runs in workgroup processor mode.
         allocated: vector registers that its descriptor asks for, which bound the waves.
+        xnack: whether it only loads on a GPU with XNACK on, as `gfx90a:xnack+`.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Facts:
     lds: int | None = None
     scratch: int | None = None
     two_units: bool = False
+    xnack: bool = False
     allocated: int = 0
 
     @property
@@ -77,7 +79,7 @@ class Facts:
     def as_json(self) -> dict[str, Any]:
         """For `--json`; `waves` is the occupancy, `waves_by_registers` without LDS."""
         row = asdict(self)
-        del row["two_units"], row["allocated"]
+        del row["two_units"], row["allocated"], row["xnack"]
         there = self.occupancy
         waves = {"waves": there and there.waves, "waves_by_registers": there and there.registers}
         return {**row, **waves}
@@ -130,6 +132,7 @@ def _kernels(elf: ElfTables, left: int, shared: int) -> Iterator[Facts]:
         yield Facts(
             name=name,
             gpu=gpu,
+            xnack=str(metadata.get("amdhsa.target", "")).endswith("xnack+") and not gpu.startswith("gfx125"),
             code=size,
             digest=hashlib.sha256(code).hexdigest(),
             wave=wave,
