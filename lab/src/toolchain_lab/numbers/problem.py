@@ -214,7 +214,9 @@ class Problem:
         for sequence in range(len(shape.lengths)):
             for head in range(shape.heads):
                 place = (self.batch(sequence), head, self.rows(sequence, keys=False))
-                values[place] = getattr(self.results(sequence, head).exact, name)
+                results = self.results(sequence, head)
+                # A backward pass repeats the scores that LSE sums, and cutting off moves all of them the same way.
+                values[place] = getattr(results.plain if self.element is XF32 else results.exact, name)
         return rows_tensor(batch, shape.heads, rows, values)
 
     def output(self) -> Tensor:
