@@ -395,7 +395,7 @@ def what_it_takes() -> str:
         "- Memory is what the number of jobs is counted with: 5.4 GB for each link, 1.6 GB for each compile or kernel. It is a"
         " reserve, not a measurement: a worker of flash-attn took 262 MB at most.\n"
         "- Triton 3.9 and later: add the stages `llvm-amdgpu` and `codegen-amdgpu`.\n"
-        "- A whole GPU of AOTriton 0.10 to 0.13 has 14,485 to 23,883 kernels, as far as upstream's generator was counted. The 19,001 of gfx942 near 0.14"
+        "- A whole GPU of AOTriton 0.10 to 0.13 has 14,485 to 23,883 kernels (gfx1250 of 0.13.50tp has 1,715), as far as upstream's generator was counted. The 19,001 of gfx942 near 0.14"
         f" [took 4 h 13 min]({measured('A whole gfx942')}) on two cores, with other load.\n"
         "- `--only mlir-tblgen` tries a machine in minutes, and `--limit` a campaign.\n"),
         "## What is brought in\n",
