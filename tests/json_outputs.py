@@ -163,8 +163,10 @@ def main(folder: Path) -> None:
         for row in json.loads(Path("out/index.json").read_text())["manifests"]
     ]
     there = f"oci:out:{next(tag for tag in tags if tag.startswith('report') and '.' not in tag)}"
-    call("reproduce", "an image, attested", there, "--public-key", "key.pub", "--attest", "key")
-    call("verify", "rebuilt", there, "--rebuilders", "1", "--rebuilder-key", "key.pub")
+    signed = ("--attest", "key", "--builder-id", "urn:x:me")
+    call("reproduce", "an image, attested", there, "--public-key", "key.pub", *signed)
+    Path("builders.toml").write_text('[[builder]]\nid = "urn:x:me"\nkey = "key.pub"\noperator = "me"\n')
+    call("verify", "rebuilt", there, "--rebuilders", "1", "--builders", "builders.toml")
     call("bundle export", "", "oci:bundle", "report", *ASKED)
     os.environ["TOOLCHAIN_CACHE"] = str(folder / "another cache")
     call("bundle import", "", "oci:bundle", "--lock-file", "bundle.lock")

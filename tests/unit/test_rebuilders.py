@@ -1,4 +1,4 @@
-"""`verify --rebuilders`: only true statements by different given keys count."""
+"""`verify --rebuilders`: provenance counts once for each operator that the policy lists."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 from tests.evidence_fixtures import Stand, ed25519_signer, p256_signer
 from toolchain.cli.app import app
 from toolchain.core.errors import ConfigError, UntrustedError
-from toolchain.oci.image import diff_ids_of
 from toolchain.oci.layout import Layout
 from toolchain.oci.places import open_place
 from toolchain.publish.attestations import attach_statement
-from toolchain.trust import attest
 from toolchain.trust.keys import Signer
-from toolchain.trust.rebuilt import PREDICATE, statement
+from toolchain.trust.rebuilt import provenance
+
+ALICE, BOB = "https://alice.example/builder", "https://bob.example/builder"
 
 
 @pytest.fixture
@@ -26,117 +26,87 @@ def stand(tmp_path: Path) -> Stand:
     return Stand(Layout(tmp_path / "lay"), tmp_path / "work")
 
 
-def result(stand: Stand, *, equal: bool = True) -> dict[str, Any]:
-    """What `reproduce` came to."""
-    layer = diff_ids_of(stand.layout.read_json(stand.layout.children(stand.manifest)[0]))[-1]
-    other = "sha256:" + "0" * 64
-    return {
-        "image": "thing",
-        "input_digest": stand.image_facts.record.input_digest,
-        "equal": equal,
-        "diff_ids": [layer, layer if equal else other],
-        "differing": []
-        if equal
-        else [{"path": "usr/a", "what": "content", "offset": 7, "first": "00", "second": "01"}],
-    }
-
-
-def say(stand: Stand, signer: Signer, *, about: list[str] | None = None, equal: bool = True, **changes: Any) -> int:
+def say(stand: Stand, signer: Signer, builder: str = ALICE, **changes: Any) -> None:
     digests = [stand.manifest.digest, stand.index.digest]
-    said = statement("thing", about or digests, result(stand, equal=equal))
-    said["predicate"].update(changes)
+    said = provenance(
+        "thing", changes.pop("about", digests), builder=builder, parameters={"stage": "thing"},
+        input_digest=changes.pop("input_digest", stand.image_facts.record.input_digest),
+    )  # fmt: skip
+    said["predicate"]["buildDefinition"].update(changes)
     with open_place(stand.ref) as place:
-        return attach_statement(said, digests, place, kind="rebuilt", signer=signer, scratch=stand.work).pushed_bytes
+        attach_statement(said, digests, place, kind="provenance", signer=signer, scratch=stand.work)
 
 
-def check(stand: Stand, *signers: Signer, needed: int = 0, code: int = 0) -> dict[str, Any]:
-    words = []
-    for number, signer in enumerate(signers):
-        path = stand.work / f"{number}.pub"
-        path.write_bytes(signer.public.pem())
-        words += ["--rebuilder-key", str(path)]
-    count = str(needed or len(signers))
-    done = CliRunner().invoke(app, ["verify", f"oci:{stand.layout.root}", "--rebuilders", count, *words, "--json"])
+def check(stand: Stand, *rows: tuple[str, Signer, str], needed: int, code: int = 0) -> dict[str, Any]:
+    text = ""
+    for builder, signer, operator in rows:
+        name = f"{signer.public.id[-8:]}.pub"
+        (stand.work / name).write_bytes(signer.public.pem())
+        text += f'[[builder]]\nid = "{builder}"\nkey = "{name}"\noperator = "{operator}"\n'
+    (stand.work / "builders.toml").write_text(text)
+    words = ["--rebuilders", str(needed), "--builders", str(stand.work / "builders.toml")]
+    done = CliRunner().invoke(app, ["verify", f"oci:{stand.layout.root}", *words, "--json"])
     assert done.exit_code == code, done.output
     told = json.loads(done.stdout)
     return dict(told["images"][0]) if "images" in told else dict(told)
 
 
-def test_two_keys_count_and_are_told(stand: Stand) -> None:
+def test_two_operators_count(stand: Stand) -> None:
     one, two = ed25519_signer(), p256_signer()
+    rows = ((ALICE, one, "alice"), (BOB, two, "bob"))
     say(stand, one)
-    assert check(stand, one, two, needed=1)["checks"]["rebuilders"].startswith("1 of 2 keys")
-    assert "2 are needed" in check(stand, one, two, code=UntrustedError.code)["problems"][0]
-    say(stand, two)
-    assert check(stand, one, two)["checks"]["rebuilders"].startswith("2 of 2 keys")
-
-
-def test_nothing_private_is_said(stand: Stand) -> None:
-    said = statement("thing", [stand.manifest.digest], result(stand))
-    assert said["predicateType"] == PREDICATE
-    assert said["predicate"].keys() == {
-        "result", "inputDigest", "diffId", "rebuiltDiffId", "firstDifference", "machine",
-    }  # fmt: skip
-    assert said["predicate"]["machine"].keys() == {"architecture", "kernel", "tool"}
-    assert said["predicate"]["machine"]["kernel"].count(".") == 1
+    check(stand, *rows, needed=1)
+    check(stand, *rows, needed=2, code=UntrustedError.code)
+    say(stand, two, BOB)
+    assert "alice, bob" in check(stand, *rows, needed=2)["checks"]["rebuilders"]
 
 
 @pytest.mark.parametrize(
     "lie",
     [
         {"about": ["sha256:" + "1" * 64]},
-        {"equal": False},
-        {"diffId": "sha256:" + "2" * 64},
-        {"rebuiltDiffId": "sha256:" + "2" * 64},
-        {"inputDigest": "sha256:" + "3" * 64},
-        {"inputDigest": None},
-        {"result": "Equal"},
+        {"input_digest": "sha256:" + "3" * 64},
+        {"internalParameters": None},
+        {"buildType": "https://example.org/other"},
+        {"builder": BOB},
     ],
 )
 def test_what_is_about_something_else_does_not_count(stand: Stand, lie: dict[str, Any]) -> None:
     signer = ed25519_signer()
     say(stand, signer, **lie)
-    told = check(stand, signer, code=UntrustedError.code)
-    assert told["problems"][0].startswith("rebuilders: 0 of 1 keys")
+    told = check(stand, (ALICE, signer, "alice"), needed=1, code=UntrustedError.code)
+    assert told["problems"][0].startswith("rebuilders: 0 ")
 
 
-def test_a_key_counts_once_whatever_it_says_twice(stand: Stand) -> None:
-    one, stranger = ed25519_signer(), ed25519_signer()
+def test_an_operator_counts_once(stand: Stand) -> None:
+    one, two, other, stranger = (ed25519_signer() for _ in range(4))
+    rows = ((ALICE, one, "alice"), (BOB, two, "alice"), ("urn:x:c", other, "carol"))
     say(stand, one)
-    say(stand, one, machine={"architecture": "riscv64"})
-    say(stand, stranger)
-    two = ed25519_signer()
-    assert check(stand, one, two, code=UntrustedError.code)["problems"][0].startswith("rebuilders: 1 of 2")
-    # One key in two files cannot be two rebuilders.
-    assert check(stand, one, one, code=ConfigError.code)["error"] == "Configuration"
+    say(stand, two, BOB)
+    say(stand, stranger, "urn:x:c")
+    assert check(stand, *rows, needed=2, code=UntrustedError.code)["problems"][0].startswith("rebuilders: 1 ")
+    assert check(stand, *rows, needed=3, code=ConfigError.code)["error"] == "Configuration"
 
 
-def test_a_key_that_got_other_bytes_is_named(stand: Stand) -> None:
+def test_two_operators_cannot_share_a_key(stand: Stand) -> None:
     one, two = ed25519_signer(), ed25519_signer()
-    say(stand, one)
-    say(stand, two, equal=False)
-    assert two.public.id in check(stand, one, two, needed=1)["checks"]["rebuilders"]
-    say(stand, two)
-    assert "2 of 2" in check(stand, one, two)["checks"]["rebuilders"]
+    rows = ((ALICE, one, "alice"), (BOB, one, "bob"), (BOB, two, "bob"))
+    check(stand, *rows, needed=1, code=ConfigError.code)
 
 
-def test_another_statement_by_a_rebuilder_is_none(stand: Stand) -> None:
-    signer = ed25519_signer()
-    stand.say_all()
-    stand.say(attest.provenance(stand.image_facts, stand.subjects()), signer)
-    stand.attach(b"no envelope")
-    check(stand, signer, code=UntrustedError.code)
+@pytest.mark.parametrize("text", ["", "builder = 3", "[[builder]]\nid = 'a'", "[[builder]\n", "builder = [3]"])
+def test_a_list_in_another_form_is_refused(stand: Stand, text: str) -> None:
+    path = stand.work / "builders.toml"
+    path.write_text(text)
+    words = ["verify", f"oci:{stand.layout.root}", "--rebuilders", "1", "--builders", str(path)]
+    assert CliRunner().invoke(app, words).exit_code == ConfigError.code
+    assert CliRunner().invoke(app, words[:4]).exit_code == ConfigError.code
 
 
-@pytest.mark.parametrize("words", [["--rebuilders", "1"], ["--rebuilder-key", "KEY"]])
-def test_both_options_belong_together(stand: Stand, words: list[str]) -> None:
-    (stand.work / "key.pub").write_bytes(ed25519_signer().public.pem())
-    words = [word.replace("KEY", str(stand.work / "key.pub")) for word in words]
-    assert CliRunner().invoke(app, ["verify", f"oci:{stand.layout.root}", *words]).exit_code == ConfigError.code
-
-
-def test_attest_needs_a_reference_and_a_key_before_it_builds(stand: Stand) -> None:
+def test_attest_needs_a_reference_a_key_and_a_builder_before_it_builds(stand: Stand) -> None:
     (stand.work / "key").write_text("no key")
-    for image in ("llvm", f"oci:{stand.layout.root}:thing"):
-        done = CliRunner().invoke(app, ["reproduce", image, "--attest", str(stand.work / "key")])
+    attest = ["--attest", str(stand.work / "key")]
+    for image, *more in (("llvm", "--builder-id", ALICE), (f"oci:{stand.layout.root}:thing", "--builder-id", ALICE),
+                         ("llvm",), ("llvm", "--builder-id", "no uri")):  # fmt: skip
+        done = CliRunner().invoke(app, ["reproduce", image, *attest, *more])
         assert done.exit_code == ConfigError.code, done.output

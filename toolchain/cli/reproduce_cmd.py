@@ -34,7 +34,11 @@ PublicKeyOpt = Annotated[
 ]
 AttestOpt = Annotated[
     Path | None,
-    typer.Option("--attest", metavar="KEY", help="Sign the result with this key and attach it to REF."),
+    typer.Option("--attest", metavar="KEY", help="If equal, sign provenance with this key and attach it to REF."),
+]
+BuilderOpt = Annotated[
+    str | None,
+    typer.Option("--builder-id", metavar="URI", help="URI of the builder, for --attest.", show_default=False),
 ]
 VaryOpt = Annotated[
     bool,
@@ -57,8 +61,13 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
     from toolchain.trust.keys import load_public, load_signer  # noqa: PLC0415
 
     cache, arch = cache_of(chosen["cache"]), str(chosen.get("arch") or "")
-    key, attest = given.pop("public_key"), given["attest"]
+    key, attest, builder = given.pop("public_key"), given["attest"], given["builder_id"]
+    if (attest is None) != (builder is None):
+        raise ConfigError("--attest and --builder-id need each other", fix="add --builder-id URI, or leave both out")
     if attest is not None:
+        from toolchain.trust.rebuilt import require_uri  # noqa: PLC0415
+
+        require_uri(builder)
         # Fail before the build, which may take hours.
         if is_image_name(given["image"]):
             raise ConfigError(
@@ -87,6 +96,7 @@ def reproduce_image(
     image: ImageArg,
     public_key: PublicKeyOpt = None,
     attest: AttestOpt = None,
+    builder_id: BuilderOpt = None,
     vary: VaryOpt = False,
     seed: SeedOpt = None,
     *,
@@ -95,7 +105,7 @@ def reproduce_image(
     """Rebuild an image from a clean tree with its recorded options, and compare the bytes.
 
     Options come from the image's record, or from the provenance that the key has signed; the command line overrides
-    them. With --attest the result is attached to the image, for `verify --rebuilders`.
+    them. With --attest provenance of an equal rebuild is attached to the image, for `verify --rebuilders`.
     """
     original: Any = image  # set by `_asked`
     command = request_command(dict(original.parameters))
@@ -105,13 +115,13 @@ def reproduce_image(
     asked = replace(request, offline=True, contract=False, variation=_variation(vary=vary, seed=seed))
     result = reproduce(asked, original.stage, original.expected)
     document = result.as_json()
-    if attest is not None:
-        document["attested"] = _attested(original, document, attest)
+    if attest is not None and builder_id is not None and result.equal:
+        document["attested"] = _attested(original, document, attest, builder_id)
     if request.json:
         console.data(document)
     else:
         _tell(result)
-        if attest is not None:
+        if "attested" in document:
             console.text("attested by", document["attested"]["signed_by"], original.name)
     if not result.equal:
         raise NotReproducedError(
@@ -132,19 +142,25 @@ def _variation(*, vary: bool, seed: int | None) -> Variation | None:
     return Variation(secrets.randbelow(10**6) if seed is None else seed)
 
 
-def _attested(original: Any, document: Mapping[str, Any], key: Path) -> dict[str, Any]:
-    """Sign the result, and attach it to the image."""
+def _attested(original: Any, document: Mapping[str, Any], key: Path, builder: str) -> dict[str, Any]:
+    """Sign provenance of the rebuild, and attach it to the image."""
     from toolchain.oci.places import open_place  # noqa: PLC0415 - the registry client
     from toolchain.oci.reference import parse  # noqa: PLC0415
     from toolchain.publish.attestations import attach_statement  # noqa: PLC0415 - cryptography
     from toolchain.trust.keys import load_signer  # noqa: PLC0415
-    from toolchain.trust.rebuilt import statement  # noqa: PLC0415
+    from toolchain.trust.rebuilt import provenance  # noqa: PLC0415
 
     digests = list(original.expected["published"])
     with open_place(parse(original.name)) as place, tempfile.TemporaryDirectory(prefix="toolchain-attest-") as scratch:
-        rebuilt = statement(document["image"], digests, document)
+        statement = provenance(
+            document["image"],
+            digests,
+            builder=builder,
+            input_digest=document["input_digest"],
+            parameters=original.parameters,
+        )
         return attach_statement(
-            rebuilt, digests, place, kind="rebuilt", signer=load_signer(key), scratch=Path(scratch)
+            statement, digests, place, kind="provenance", signer=load_signer(key), scratch=Path(scratch)
         ).as_json()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,12 +47,11 @@ def verify(
     rebuilders: Annotated[
         int | None,
         typer.Option(
-            "--rebuilders", min=1, help="Number of --rebuilder-key owners that must have rebuilt it to equal bytes."
+            "--rebuilders", min=1, help="Number of independent --builders that must have built it to equal bytes."
         ),
     ] = None,
-    rebuilder_key: Annotated[
-        list[Path] | None,
-        typer.Option("--rebuilder-key", metavar="FILE", help="Public key (PEM) of a rebuilder. Repeatable."),
+    builders: Annotated[
+        Path | None, typer.Option("--builders", metavar="FILE", help="List (TOML) of builders with id, key, operator.")
     ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, help="Time limit for the whole check, in seconds; exits with 18.")
@@ -82,7 +81,7 @@ def verify(
             why="they are part of the provenance, which is trusted only if its signature is verified",
             fix="give the publisher's public key: --public-key FILE, or --identity and --issuer",
         )
-    again = _rebuilders(rebuilders, rebuilder_key or ())
+    again = _rebuilders(rebuilders, builders)
     public: PublicKey | Identity | None = load_public(public_key) if public_key is not None else None
     if identity is not None and issuer is not None:
         require()
@@ -117,13 +116,12 @@ def verify(
         raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=bad.fix or _DO_NOT)
 
 
-def _rebuilders(needed: int | None, keys: Sequence[Path]) -> Rebuilders | None:
-    from toolchain.trust.keys import load_public  # noqa: PLC0415 - cryptography
-    from toolchain.trust.rebuilt import Rebuilders  # noqa: PLC0415
+def _rebuilders(needed: int | None, builders: Path | None) -> Rebuilders | None:
+    from toolchain.trust.rebuilt import Rebuilders, read_builders  # noqa: PLC0415 - cryptography
 
-    if needed is None and keys:
-        raise ConfigError("--rebuilder-key needs --rebuilders", fix=f"e.g. --rebuilders {len(keys)}")
-    return None if needed is None else Rebuilders(needed, tuple(load_public(path) for path in keys))
+    if (needed is None) != (builders is None):
+        raise ConfigError("--rebuilders and --builders need each other", fix="e.g. --rebuilders 2 --builders FILE")
+    return None if needed is None or builders is None else Rebuilders(needed, read_builders(builders))
 
 
 def _tell(row: Mapping[str, Any], inside: Contents) -> None:

@@ -26,10 +26,6 @@ KEYS: Keys = {
     # Of a provenance, and of an SBOM.
     "predicate": {
         **sbom.KEYS,
-        # Of the statement that an image was built again, see `rebuilt`.
-        **dict.fromkeys(("result", "inputDigest", "diffId", "rebuiltDiffId")),
-        "firstDifference": dict.fromkeys(("path", "what", "offset")),
-        "machine": dict.fromkeys(("architecture", "kernel", "tool")),
         "buildDefinition": {
             **dict.fromkeys(("buildType", "externalParameters")),
             "internalParameters": dict.fromkeys(

@@ -1,115 +1,141 @@
-"""Statements of second parties that built an image again, and how many of them hold."""
+"""Sign SLSA provenance of a rebuild, and count the independent builders whose provenance names an image."""
 
 from __future__ import annotations
 
-import platform
+import re
+import time
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from toolchain import __version__
 from toolchain.core.errors import ConfigError, UntrustedError
+from toolchain.oci.image import timestamp
 from toolchain.trust import attest, dsse
-from toolchain.trust.keys import PublicKey
+from toolchain.trust.keys import PublicKey, load_public
 from toolchain.trust.statements import Evidence, opened, subjects_of
 
-# A name of this project's own, not an address; explained in docs/rebuilders.md.
-PREDICATE = "urn:toolchain:rebuilt:v1"
-EQUAL, DIFFERENT = "equal", "different"
+_FIELDS = ("id", "key", "operator")
 
 
-def statement(image: str, digests: Sequence[str], result: Mapping[str, Any]) -> attest.Statement:
-    """The statement that an image was built again.
+def provenance(
+    image: str, digests: Sequence[str], *, builder: str, input_digest: str, parameters: Mapping[str, Any]
+) -> attest.Statement:
+    """Return the provenance of a rebuild to equal bytes.
 
-    Nothing of the machine is in it but its architecture and kernel's version: no name, path, user or time.
+    It names the input digest, but not the inputs: they are in the publisher's provenance. It contains no host, user or
+    path.
 
     Args:
         digests: of the image's manifest and of the indexes that name it.
-        result: as in `Reproduced.as_json`.
+        builder: the rebuilder's URI.
+        parameters: the request that was built again.
     """
-    first = next(iter(result["differing"]), None)
-    equal = bool(result["equal"])
     predicate = {
-        "result": EQUAL if equal else DIFFERENT,
-        "inputDigest": result["input_digest"],
-        "diffId": result["diff_ids"][0],
-        "rebuiltDiffId": result["diff_ids"][1],
-        "firstDifference": None if first is None else {key: first[key] for key in ("path", "what", "offset")},
-        "machine": {
-            "architecture": platform.machine(),
-            "kernel": ".".join(platform.release().split(".")[:2]),
-            "tool": __version__,
+        "buildDefinition": {
+            "buildType": attest.BUILD_TYPE,
+            "externalParameters": dict(parameters),
+            "internalParameters": {"image": image, "inputDigest": input_digest},
+        },
+        "runDetails": {
+            "builder": {"id": builder, "version": {"toolchain": __version__}},
+            "metadata": {"finishedOn": timestamp(time.time())},
         },
     }
-    return attest.statement(attest.subjects(image, digests), PREDICATE, predicate)
+    return attest.statement(attest.subjects(image, digests), attest.PREDICATE, predicate)
+
+
+def require_uri(builder: str) -> None:
+    """Refuse a builder's id that is not a URI."""
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*:[!-~]+", builder):
+        raise ConfigError(f"{builder!r} is not a URI", fix="e.g. --builder-id https://ci.example.org/builder")
+
+
+@dataclass(frozen=True)
+class Builder:
+    """A builder that a policy lists. Builders of one operator are not independent of each other."""
+
+    id: str
+    key: PublicKey
+    operator: str
 
 
 @dataclass(frozen=True)
 class Rebuilders:
-    """The number of keys, and the keys, that must have rebuilt an image to the same bytes."""
+    """The number of independent builders, and the builders, whose provenance must name an image."""
 
     needed: int
-    keys: tuple[PublicKey, ...]
+    builders: tuple[Builder, ...]
 
     def __post_init__(self) -> None:
-        different = len({key.id for key in self.keys})
-        if not 1 <= self.needed <= different:
+        # Builders that share a key cannot be told apart, so neither keys nor operators are counted twice.
+        most = min(len({row.operator for row in self.builders}), len({row.key.id for row in self.builders}))
+        if not 1 <= self.needed <= most:
             raise ConfigError(
                 f"--rebuilders {self.needed} cannot be met",
-                why=f"{different} different keys are given by --rebuilder-key; two files of one key are one",
-                fix="give the public key of each rebuilder, and a number up to theirs",
+                why=f"the file of --builders lists {most} different operators with keys of their own",
+                fix="list more builders, or require fewer",
             )
+        owners: dict[str, str] = {}
+        for row in self.builders:
+            if owners.setdefault(row.key.id, row.operator) != row.operator:
+                raise ConfigError(f"--builders: two operators have the key {row.key.id}", fix="give each its own key")
 
 
-def require(
-    rebuilders: Rebuilders, evidence: Iterable[Evidence], digests: set[str], *, input_digest: str, diff_id: str
-) -> str:
-    """Check that enough keys have signed a rebuild of an image to the same bytes; their names, for display.
+def read_builders(path: Path) -> tuple[Builder, ...]:
+    """Read the builders of a policy: tables `[[builder]]` with `id`, `key` (a file beside this one) and `operator`."""
+    try:
+        rows = tomllib.loads(path.read_text(encoding="utf-8"))["builder"]
+        builders = [tuple(row[name] for name in _FIELDS) for row in rows if row.keys() == set(_FIELDS)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unusable(path) from error
+    if len(builders) != len(rows) or not all(isinstance(text, str) and text for row in builders for text in row):
+        raise _unusable(path)
+    return tuple(Builder(id_, load_public(path.parent / key), operator) for id_, key, operator in builders)
 
-    A key is counted once. A statement holds if it names the image's manifest, input digest and layer.
 
-    Args:
-        digests: of the image's manifest, and of the index over it.
+def _unusable(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} lists no builders",
+        why="it cannot be read, or it is not TOML with tables [[builder]] of exactly id, key and operator",
+        fix="see docs/rebuilders.md for an example",
+    )
+
+
+def require(rebuilders: Rebuilders, evidence: Iterable[Evidence], digest: str, *, input_digest: str) -> str:
+    """Check that enough operators have signed provenance of an image; return their names, for display.
+
+    A provenance counts if its key and `builder.id` are those of one listed builder, and if it names the manifest and
+    the input digest.
     """
-    by_key: dict[str, set[str]] = {key.id: set() for key in rebuilders.keys}
+    operators = set()
     for attached in evidence:
         if attached.media_type != dsse.MEDIA_TYPE:
             continue
         try:
             envelope = attached.envelope()
-            signers = [key.id for key in rebuilders.keys if envelope.signed_by(key)]
-            if not signers:
-                continue
-            text = opened(envelope)
+            signers = [row for row in rebuilders.builders if envelope.signed_by(row.key)]
+            text = opened(envelope) if signers else {}
         except UntrustedError:
             continue
-        if text["predicateType"] == PREDICATE:
-            result = _held(text, digests, input_digest, diff_id)
-            for name in signers:
-                by_key[name].add(result)
-    equal = [name for name, results in by_key.items() if EQUAL in results]
-    different = [name for name, results in by_key.items() if DIFFERENT in results and EQUAL not in results]
-    words = [
-        f"{len(equal)} of {len(by_key)} keys say that it was rebuilt equal",
-        *(f"{name} got other bytes" for name in different),
-    ]
-    if len(equal) < rebuilders.needed:
-        why = [*words[1:], *sorted({result for results in by_key.values() for result in results} - {EQUAL, DIFFERENT})]
+        operators |= {row.operator for row in signers if _is_about(text, row.id, digest, input_digest)}
+    if len(operators) < rebuilders.needed:
         raise UntrustedError(
-            f"rebuilders: {words[0]}, {rebuilders.needed} are needed",
-            why="; ".join(why),
+            f"rebuilders: {len(operators)} independent builders made it, {rebuilders.needed} are needed",
+            why=f"with provenance: {', '.join(sorted(operators)) or 'none'}",
             fix="ask the rebuilders, or build it again yourself: toolchain reproduce REF",
         )
-    return "; ".join(words)
+    return f"{len(operators)} independent builders made it: {', '.join(sorted(operators))}"
 
 
-def _held(text: Mapping[str, Any], digests: set[str], input_digest: str, diff_id: str) -> str:
-    """The result of a statement about this image; otherwise why it is not about it."""
-    predicate = text["predicate"]
-    if not digests & subjects_of(text):
-        return "a statement is about another image"
-    if (predicate.get("inputDigest"), predicate.get("diffId")) != (input_digest, diff_id):
-        return "a statement is about another layer"
-    if predicate.get("result") == EQUAL and predicate.get("rebuiltDiffId") == diff_id:
-        return EQUAL
-    return DIFFERENT
+def _is_about(text: Mapping[str, Any], builder: str, digest: str, input_digest: str) -> bool:
+    if text["predicateType"] != attest.PREDICATE or digest not in subjects_of(text):
+        return False
+    try:
+        definition, run = text["predicate"]["buildDefinition"], text["predicate"]["runDetails"]
+        named = (definition["buildType"], definition["internalParameters"]["inputDigest"], run["builder"]["id"])
+    except (KeyError, TypeError):
+        return False
+    return named == (attest.BUILD_TYPE, input_digest, builder)

@@ -224,9 +224,9 @@ class _Image:
                 self._checks["sbom"] = f"every file ({files}) is as an SBOM lists it; no signature was checked"
 
     def rebuilt(self, rebuilders: Rebuilders) -> None:
-        """Check that enough statements confirm a rebuild to the same bytes."""
+        """Check that enough independent builders have signed provenance of the image."""
         self._checks["rebuilders"] = rebuilt.require(
-            rebuilders, self._found, self._needed, input_digest=self._label or "", diff_id=self._diff_id
+            rebuilders, self._found, self._image.digest, input_digest=self._label or ""
         )
 
     def _documents(self, format_: Format) -> Iterator[Mapping[str, Any]]:
