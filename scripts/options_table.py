@@ -17,7 +17,8 @@ _HEAD = """\
 
 Every option of every verb. The command line overrides the environment, the environment overrides the file, and the
 file overrides the default. The [file](reference/configuration.md) is the one that `toolchain --config FILE VERB` names,
-otherwise `toolchain.toml` in the current folder. Its keys are the options without dashes.
+otherwise `toolchain.toml` in the current folder. Its keys are the options without dashes. Options of
+different names are never dropped: `--aotriton` and a `TOOLCHAIN_TRITON` that name different Tritons are refused.
 
 "Set by" lists where an option can be set. The environment variable is `TOOLCHAIN_` and the name in capitals:
 `--kernel-timeout` is `TOOLCHAIN_KERNEL_TIMEOUT`. "File" is a file that you name; "any file" is also a `toolchain.toml`

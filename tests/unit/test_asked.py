@@ -163,19 +163,17 @@ def test_the_order_of_the_places(here: Here, monkeypatch: pytest.MonkeyPatch) ->
     assert here.llvm()[0] == V36.llvm
     assert here.llvm(env=env)[0] == V38.llvm
     assert here.llvm("--triton", "3.4.0", env=env)[0] == triton_release("3.4.0").llvm
-    # Each of these names the Triton as well, and the command line is the strongest.
-    ref, _, said = here.llvm("--aotriton", "0.10b", env=env)
-    assert ref == release.llvm
-    assert "overrides" in said
-    assert here.triton("--source", f"triton={UPSTREAM}@{COMMIT}", env=env) == COMMIT
+    # Two options that name different Tritons are refused, whatever their origins are.
+    code, _, said = here.call("plan", "llvm", "--aotriton", "0.10b", env=env)
+    assert (code, "TOOLCHAIN_TRITON" in said) == (4, True)
+    assert here.call("plan", "triton", "--source", f"triton={UPSTREAM}@{COMMIT}", env=env)[0] == 4
     assert here.llvm("--source", f"llvm=https://github.com/a/b@{UNKNOWN}", env=env)[0] == UNKNOWN
     file.write_text(f'source = ["triton={UPSTREAM}@{COMMIT}"]\n')
     assert here.triton() == COMMIT
-    assert here.triton(env={"TOOLCHAIN_TRITON": "3.7.1"}) == V37.commit
-    assert here.triton("--triton", "3.7.1", env={"TOOLCHAIN_SOURCE": f"triton={UPSTREAM}@{COMMIT}"}) == V37.commit
+    assert here.call("plan", "triton", env={"TOOLCHAIN_TRITON": "3.7.1"})[0] == 4
     file.write_text('aotriton = "0.10b"\n')
     assert here.triton() == release.triton
-    assert here.triton("--triton", "3.7.1") == V37.commit
+    assert here.call("plan", "triton", "--triton", "3.7.1")[0] == 4
 
 
 def test_a_folder_names_versions_and_nothing_else(here: Here) -> None:
@@ -261,10 +259,6 @@ def test_sources_of_all_places_are_joined_by_name(here: Here, monkeypatch: pytes
     assert (triton in said, llvm in said, "t.toml" in said) == (True, False, True)
     ref, commit, said = planned("--source", f"triton={UPSTREAM}@{V37.commit}", env={"TOOLCHAIN_SOURCE": other})
     assert (ref, commit, "TOOLCHAIN_SOURCE" in said) == (UNKNOWN, V37.commit, True)
-    # The file's Triton is weaker than the command line's, whoever else names an LLVM.
-    ref, commit, said = planned("--source", other, "--triton", "3.7.1")
-    assert (ref, commit) == (UNKNOWN, V37.commit)
-    assert "overrides" in said
 
 
 def test_a_folder_that_is_gone(here: Here) -> None:

@@ -20,7 +20,6 @@ from toolchain.core import console
 from toolchain.core.cache import Cache, default_cache
 from toolchain.core.errors import ConfigError, ToolchainError
 from toolchain.core.locks import in_use
-from toolchain.pipeline import triton_choice
 from toolchain.pipeline.triton_choice import Choice, doubts, settle
 from toolchain.request import model as request_module
 from toolchain.request.declaration import PANELS, Option
@@ -73,7 +72,6 @@ def with_request(
             request = make_request(
                 **{option.name: given.pop(option.name) for option in offered},
                 target=target,
-                ranks=_ranks(places) if taken is None else {},
                 places=places,
             )
             with in_use(request.cache), _told_where(places):
@@ -151,25 +149,6 @@ def _place_in_help(option: inspect.Parameter) -> int:
     return next((PANELS.index(panel) for panel in panels if panel in PANELS), -1)
 
 
-def _ranks(places: Places) -> dict[str, int]:
-    """Return the precedence of the options that name a Triton, for `triton_choice`."""
-
-    def rank(name: str, prefix: str = "") -> int:
-        place = next((place for text, place in places.get(name, {}).items() if text.startswith(prefix)), "")
-        if not place:
-            return triton_choice.NOWHERE
-        if place.startswith("--"):
-            return triton_choice.COMMAND_LINE
-        return triton_choice.ENVIRONMENT if place.startswith("TOOLCHAIN_") else triton_choice.FILE
-
-    return {
-        "triton": rank("triton"),
-        "aotriton": rank("aotriton"),
-        "source": rank("source", "triton="),
-        "lock": min(rank("locked"), rank("lock_file")),
-    }
-
-
 _CONTROL = {*map(chr, range(32)), "\x7f"}
 
 
@@ -243,7 +222,6 @@ def _settled(choice: Choice, lock: Lock | None, request: Request) -> Choice:
 def make_request(
     *,
     target: str = "",
-    ranks: Mapping[str, int] | None = None,
     places: Places | None = None,
     **given: Any,
 ) -> Request:
@@ -251,7 +229,6 @@ def make_request(
 
     Args:
         target: the requested stage; empty for none.
-        ranks: see `toolchain.pipeline.triton_choice.Choice`.
         places: the origins of values, for messages.
         given: values by parameter, as on the command line; missing values and None mean the default.
     """
@@ -281,13 +258,7 @@ def make_request(
         from toolchain.pipeline.lockfile import DEFAULT, read  # noqa: PLC0415 - most calls have no lock
 
         lock = read(request.lock_file or Path(DEFAULT))
-    choice = Choice(
-        target=target,
-        triton=request.triton,
-        aotriton=request.aotriton,
-        sources=request.sources,
-        ranks=dict(ranks or {}),
-    )
+    choice = Choice(target=target, triton=request.triton, aotriton=request.aotriton, sources=request.sources)
     with _told_where(places):
         choice = _settled(choice, lock, request)
     request = replace(request, triton=choice.triton, aotriton=choice.aotriton, sources=dict(choice.sources), lock=lock)

@@ -25,8 +25,6 @@ from toolchain.stages.triton_tree import compare, gitlink_of, head_of, submodule
 if TYPE_CHECKING:
     from toolchain.pipeline.lockfile import Lock
 
-# The origins of a value, the strongest first.
-COMMAND_LINE, ENVIRONMENT, FILE, NOWHERE = range(4)
 _MARKS = ("setup.py", "python/setup.py", "CMakeLists.txt", "third_party")
 
 
@@ -37,7 +35,6 @@ class Choice:
     Args:
         target: the requested stage; empty if none is.
         triton: a version, a commit, a folder or a pin file; after `settle` a version or a commit.
-        ranks: how strong `triton`, `aotriton`, `source` and `lock` are, as far as they are given.
         notes: what was decided for the user, a line each.
     """
 
@@ -45,12 +42,7 @@ class Choice:
     triton: str | None = None
     aotriton: str | None = None
     sources: Mapping[str, SourceSpec] = field(default_factory=dict)
-    ranks: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-    def rank(self, name: str) -> int:
-        """Return how strong the value of an option is."""
-        return self.ranks.get(name, COMMAND_LINE)
 
     def noting(self, note: str, **changes: object) -> Choice:
         """Return the choice with a change and a line about it."""
@@ -59,7 +51,6 @@ class Choice:
 
 def settle(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice:
     """Decide which Triton is meant. `triton` becomes a version, a commit or nothing, and all its sources must agree."""
-    choice = _strongest(choice)
     if lock is not None:
         choice = _as_locked(choice, lock)
     choice = _as_released(choice, cache)
@@ -96,35 +87,13 @@ def doubts(choice: Choice) -> tuple[str, ...]:
     return ()
 
 
-def _strongest(choice: Choice) -> Choice:
-    """Drop an option that a stronger one overrides, because each of these names the whole Triton."""
-    if choice.triton is None:
-        return choice
-    rivals = [name for name, given in (("source", "triton" in choice.sources), ("aotriton", choice.aotriton)) if given]
-    stronger = [name for name in rivals if choice.rank(name) < choice.rank("triton")]
-    if stronger:
-        what = "--source triton" if stronger[0] == "source" else "--aotriton"
-        return choice.noting(
-            f"{what} overrides --triton {choice.triton}, which is not of the command line", triton=None
-        )
-    if "source" in rivals and choice.rank("source") > choice.rank("triton"):
-        rest = {name: spec for name, spec in choice.sources.items() if name != "triton"}
-        choice = choice.noting(f"--triton {choice.triton} overrides triton={choice.sources['triton']}", sources=rest)
-    weaker = "aotriton" in rivals and choice.rank("aotriton") > choice.rank("triton")
-    if weaker and choice.target in {"llvm", "triton", "kernels"}:
-        choice = choice.noting(f"--triton {choice.triton} overrides AOTriton {choice.aotriton}", aotriton=None)
-    return choice
-
-
 def _as_locked(choice: Choice, lock: Lock) -> Choice:
-    """Take the Triton of the lock, unless something as strong names one."""
+    """Take the Triton of the lock, unless an option names one, which is then compared with the lock."""
+    if choice.triton or choice.aotriton or "triton" in choice.sources:
+        return choice
     held = lock.request
     texts = {name: str(text) for name, text in dict(held.get("source", {})).items() if text != "PATH"}
     specs = {name: parse_source_spec(text, project=name) for name, text in texts.items()}
-    if choice.triton is not None and choice.rank("lock") < choice.rank("triton") and (specs or "triton" in held):
-        choice = choice.noting(f"the lock overrides --triton {choice.triton}", triton=None)
-    if choice.triton or choice.aotriton or "triton" in choice.sources:
-        return choice
     version, release = held.get("triton"), held.get("aotriton")
     if version is not None and not (is_version(str(version)) or is_commit(str(version))):
         raise ConfigError(
