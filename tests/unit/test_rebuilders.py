@@ -45,6 +45,7 @@ def check(stand: Stand, *rows: tuple[str, Signer, str], needed: int, code: int =
         text += f'[[builder]]\nid = "{builder}"\nkey = "{name}"\noperator = "{operator}"\n'
     (stand.work / "builders.toml").write_text(text)
     words = ["--rebuilders", str(needed), "--builders", str(stand.work / "builders.toml")]
+    words += ["--vsa", str(stand.work / "vsa.json")]
     done = CliRunner().invoke(app, ["verify", f"oci:{stand.layout.root}", *words, "--json"])
     assert done.exit_code == code, done.output
     told = json.loads(done.stdout)
@@ -59,6 +60,28 @@ def test_two_operators_count(stand: Stand) -> None:
     check(stand, *rows, needed=2, code=UntrustedError.code)
     say(stand, two, BOB)
     assert "alice, bob" in check(stand, *rows, needed=2)["checks"]["rebuilders"]
+
+
+def summary(stand: Stand) -> tuple[str, list[str]]:
+    text = json.loads((stand.work / "vsa.json").read_text())
+    assert text["predicateType"] == "https://slsa.dev/verification_summary/v1"
+    assert [row["digest"]["sha256"] for row in text["subject"]] == [stand.index.digest.removeprefix("sha256:")]
+    return text["predicate"]["verificationResult"], text["predicate"]["verifiedLevels"]
+
+
+def test_a_summary_says_reproduced_only_if_two_operators_did(stand: Stand) -> None:
+    one, two = ed25519_signer(), p256_signer()
+    rows = ((ALICE, one, "alice"), (BOB, two, "bob"))
+    say(stand, one)
+    check(stand, *rows, needed=1)
+    assert summary(stand) == ("PASSED", ["SLSA_BUILD_LEVEL_0"])
+    check(stand, *rows, needed=2, code=UntrustedError.code)
+    assert summary(stand) == ("FAILED", ["FAILED"])
+    say(stand, two, BOB)
+    check(stand, *rows, needed=2)
+    assert summary(stand) == ("PASSED", ["SLSA_BUILD_LEVEL_0", "SLSA_BUILD_REPRODUCED"])
+    words = ["verify", f"oci:{stand.layout.root}", "--vsa", str(stand.work / "vsa.json")]
+    assert CliRunner().invoke(app, words).exit_code == ConfigError.code
 
 
 @pytest.mark.parametrize(

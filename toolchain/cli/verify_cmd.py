@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +13,14 @@ import typer
 from toolchain.cli import options as o
 from toolchain.core import console
 from toolchain.core.deadline import LONGEST_CHECK, deadline
+from toolchain.core.digest import canonical, write_output
 from toolchain.core.errors import ConfigError, DigestError, DocumentError, UnreachableError, UntrustedError
 from toolchain.oci.reference import parse
 
 if TYPE_CHECKING:
     from toolchain.trust.contents import Contents
     from toolchain.trust.rebuilt import Rebuilders
+    from toolchain.trust.verify import Verdict
 
 _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --public-key)", "untrusted": "NOT ok"}
 _DO_NOT = "do not use it; fetch or build it again"
@@ -53,6 +56,10 @@ def verify(
     builders: Annotated[
         Path | None, typer.Option("--builders", metavar="FILE", help="List (TOML) of builders with id, key, operator.")
     ] = None,
+    vsa: Annotated[
+        Path | None,
+        typer.Option("--vsa", metavar="FILE", help="Write the result as an unsigned SLSA verification summary."),
+    ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, help="Time limit for the whole check, in seconds; exits with 18.")
     ] = LONGEST_CHECK,
@@ -61,10 +68,9 @@ def verify(
     """Verify an image: bytes, signature, provenance, SBOM and policy. Stops at the first failure."""
     from toolchain.oci.places import open_place  # noqa: PLC0415 - the registry client
     from toolchain.trust import verify as trust  # noqa: PLC0415 - cryptography
-    from toolchain.trust.contents import of_provenance  # noqa: PLC0415
     from toolchain.trust.keyless import Identity, require  # noqa: PLC0415
     from toolchain.trust.keys import PublicKey, load_public  # noqa: PLC0415
-    from toolchain.trust.policy import make_policy, named, summary  # noqa: PLC0415
+    from toolchain.trust.policy import make_policy  # noqa: PLC0415
 
     demands = make_policy(
         policy, allow=allow_binary or (), source_repos=source_repo or (), max_age=max_age, image=image
@@ -80,6 +86,12 @@ def verify(
             "sources, age, policy and name cannot be checked without --public-key",
             why="they are part of the provenance, which is trusted only if its signature is verified",
             fix="give the publisher's public key: --public-key FILE, or --identity and --issuer",
+        )
+    if vsa is not None and public_key is None and identity is None and rebuilders is None:
+        raise ConfigError(
+            "--vsa needs --public-key, --identity or --rebuilders",
+            why="a summary of an image whose author was not checked would say nothing",
+            fix="add the publisher's key: --public-key FILE",
         )
     again = _rebuilders(rebuilders, builders)
     public: PublicKey | Identity | None = load_public(public_key) if public_key is not None else None
@@ -100,20 +112,45 @@ def verify(
             row = trust.verify(place, layout, named_image.image, key=public, demands=demands, rebuilders=again)
             row.ref = named_image.name
             rows.append(row)
+    if vsa is not None:
+        wanted = {**asdict(demands), "rebuilders": rebuilders or 0}
+        _summarize(vsa, ref, rows, wanted, authenticated=public is not None)
     if json_:
         console.data({"images": [row.as_json() for row in rows], "ok": not any(row.problems for row in rows)})
     for row in rows:
-        if not json_:
-            build = [named(row.provenance)] if row.provenance is not None else []
-            console.text(row.ref, row.digest, _WORDS[row.verdict], *build)
-            if row.provenance is not None:
-                _tell(summary(row.provenance), of_provenance(row.provenance))
-            for name in ("numbers", "rebuilders"):
-                if name in row.checks:
-                    console.note(f"  {name}: {row.checks[name]}")
+        _print(row, quiet=json_)
     bad = next((row for row in rows if row.problems), None)
     if bad is not None:
         raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=bad.fix or _DO_NOT)
+
+
+def _print(row: Verdict, *, quiet: bool) -> None:
+    from toolchain.trust.contents import of_provenance  # noqa: PLC0415 - cryptography
+    from toolchain.trust.policy import named, summary  # noqa: PLC0415
+
+    if not quiet:
+        build = [named(row.provenance)] if row.provenance is not None else []
+        console.text(row.ref, row.digest, _WORDS[row.verdict], *build)
+        if row.provenance is not None:
+            _tell(summary(row.provenance), of_provenance(row.provenance))
+        for name in ("numbers", "rebuilders"):
+            if name in row.checks:
+                console.note(f"  {name}: {row.checks[name]}")
+
+
+def _summarize(path: Path, ref: str, rows: Sequence[Verdict], wanted: dict[str, Any], *, authenticated: bool) -> None:
+    from toolchain.trust.vsa import statement  # noqa: PLC0415 - cryptography
+
+    ok = not any(row.problems for row in rows)
+    text = statement(
+        ref,
+        [row.digest for row in rows],
+        wanted,
+        ok=ok,
+        authenticated=authenticated,
+        rebuilders=wanted["rebuilders"],
+    )
+    write_output(path, canonical(text), option="--vsa")
 
 
 def _rebuilders(needed: int | None, builders: Path | None) -> Rebuilders | None:
