@@ -26,6 +26,7 @@ from toolchain.oci.layer import Compression, compress, write_layer
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
 from toolchain.oci.referrers import write_artifact
+from toolchain.pipeline.fetching import Prefetch
 from toolchain.pipeline.workspace import BuildWorkspace
 from toolchain.publish.attestations import sboms
 from toolchain.request.model import Request
@@ -251,8 +252,11 @@ def finished_llvm(
     for name, content in files.items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_bytes(content)
+    prefetch = Prefetch(request, [])
     with Progress("llvm", 1, 1, Console(file=io.StringIO())) as progress:
-        workspace = BuildWorkspace(request=request, log=work / "log", progress=progress, stage="a-test")
+        workspace = BuildWorkspace(
+            request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch
+        )
         return workspace.finish(planned, LayerContent(tree=tree), facts=dict(facts or {}))
 
 
@@ -261,8 +265,11 @@ def _finished(stage: Stage, request: Request, work: Path) -> Built:
     tree = work / "root fs"
     (tree / "etc").mkdir(parents=True)
     (tree / "etc" / "os-release").write_text(f"ID=debian for {request.arch[0]}\n")
+    prefetch = Prefetch(request, [])
     with Progress(stage.name, 1, 1, Console(file=io.StringIO())) as progress:
-        workspace = BuildWorkspace(request=request, log=work / "log", progress=progress, stage="a-test")
+        workspace = BuildWorkspace(
+            request=request, log=work / "log", progress=progress, stage="a-test", prefetch=prefetch
+        )
         return workspace.finish(planned, LayerContent(tree=tree, compress=False), facts={"packages": 1})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from toolchain.core.cache import Cache
 from toolchain.core.digest import write_atomically, write_output
 from toolchain.core.errors import ConfigError, PatchError
 from toolchain.oci.logins import _login_files
-from toolchain.pipeline.fetching import fetch_ahead
+from toolchain.pipeline.fetching import Prefetch
 from toolchain.request.model import Request
 from toolchain.sources.spec import of_folder
+from toolchain.sources.tree import Source
 
 LONG = "x" * 300
 
@@ -127,6 +129,23 @@ def test_a_patch_whose_name_no_lock_can_hold(tmp_path: Path, llvm: Path) -> None
     assert not (tmp_path / "a.lock").exists()
 
 
+def test_a_prefetch_ends_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread ends by what no one expects of a fetch; whoever waits for a later source would wait for ever."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("of no kind")
+
+    monkeypatch.setattr("toolchain.pipeline.fetching.fetch_for", broken)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    sources = [
+        Source(name=name, kind="git", where="x", version="1" * 40, digest="git:" + "1" * 40, path=None, locked=True)
+        for name in ("first", "second")
+    ]
+    prefetch = Prefetch(Request(cache=Cache(tmp_path / "cache")), sources)
+    prefetch.wait("second")
+    prefetch.check()
+
+
 def test_a_patch_that_does_not_fit_a_checkout_shows_before_the_hours(tmp_path: Path) -> None:
     """What else is wrong with a checkout may be mended until its stage is built."""
     checkout = tmp_path / "triton"
@@ -137,9 +156,14 @@ def test_a_patch_that_does_not_fit_a_checkout_shows_before_the_hours(tmp_path: P
     request = Request(cache=Cache(tmp_path / "cache"), patches={"triton": (patch,)})
     source = request.locate("triton", of_folder(checkout))
 
+    def prefetched(source: Source) -> Prefetch:
+        prefetch = Prefetch(request, [source])
+        prefetch.wait("triton")
+        return prefetch
+
     with pytest.raises(PatchError, match=r"a\.patch does not apply"):
-        fetch_ahead(request, [source])
-    fetch_ahead(request, [replace(source, digest=f"sha256:{'0' * 64}")])
+        prefetched(source).check()
+    prefetched(replace(source, digest=f"sha256:{'0' * 64}")).check()
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from toolchain.core.recipe import Mount
 from toolchain.engine.progress import Progress
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import LayoutRef
+from toolchain.pipeline.fetching import Prefetch
 from toolchain.pipeline.finished_images import named_images
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.reuse import Reuse, take
@@ -195,10 +196,13 @@ def finish_stage(request: Request, planned: Planned, arch: str, work: Path, *, p
     if not tree.exists():
         tree.mkdir(parents=True)
         (tree / "for").write_text(arch)
+    prefetch = Prefetch(request, [])
     if planned.name == "base":
         request = replace(request, arch=("amd64",))
     with Progress("llvm", 1, 1, Console(file=io.StringIO())) as progress:
-        workspace = BuildWorkspace(request=request, log=work / "log", progress=progress, stage=f"t-{arch}")
+        workspace = BuildWorkspace(
+            request=request, log=work / "log", progress=progress, stage=f"t-{arch}", prefetch=prefetch
+        )
         workspace.finish(
             replace(planned, partial=partial or planned.partial), LayerContent(tree=tree), facts={"prefix": "/usr"}
         )

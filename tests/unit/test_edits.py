@@ -15,7 +15,7 @@ from tests.small_llvm import small_llvm
 from toolchain.cli.build_options import make_request
 from toolchain.core.cache import Cache
 from toolchain.core.errors import ConfigError, PatchError, PinError
-from toolchain.pipeline.fetching import fetch_ahead
+from toolchain.pipeline.fetching import Prefetch
 from toolchain.request.model import Request
 from toolchain.sources import edits as edits_module
 from toolchain.sources.edits import apply_edits, read_edits, shipped
@@ -221,13 +221,15 @@ def test_edits_that_were_unknown_before_llvm_was_here(tmp_path: Path, monkeypatc
     assert "e.toml" in refused.value.why
     check_edits(replace(request, patches=with_edits(request, "triton")))
 
-    def fetch(*names: str) -> None:
-        fetch_ahead(request, [request.locate(name, specs({name: llvm})[name]) for name in names])
+    def prefetched(*names: str) -> Prefetch:
+        prefetch = Prefetch(request, [request.locate(name, specs({name: llvm})[name]) for name in names])
+        prefetch.wait("llvm")
+        return prefetch
 
     monkeypatch.setattr("toolchain.pipeline.fetching.fetch_for", lambda *_, **__: None)
-    with pytest.raises(PinError, match="planned without them"):  # before LLVM is built
-        fetch("llvm", "triton")
-    fetch("llvm")
+    with pytest.raises(PinError, match="planned without them"):  # while LLVM is built
+        prefetched("llvm", "triton").check()
+    prefetched("llvm").check()
 
 
 # --- which LLVM that is ---

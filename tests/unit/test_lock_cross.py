@@ -162,7 +162,7 @@ def test_packages_that_moved_stop_the_build(
     monkeypatch.setattr(LlvmStage, "build", never)
     monkeypatch.setattr(pipeline, "stage_lock", lock_of)
     monkeypatch.setattr(pipeline, "_ready", lambda *_: None)
-    monkeypatch.setattr(pipeline, "_known", lambda stage, own, dependencies: stage.plan(own, dependencies))
+    monkeypatch.setattr(pipeline, "_known", lambda stage, own, dependencies, _: stage.plan(own, dependencies))
     monkeypatch.setattr("toolchain.pipeline.fetching.fetch_for", lambda _, source, **__: source)
     with pytest.raises(LockedError, match="differs from the lock") as caught:
         pipeline.build(dataclasses.replace(request, cache=other, lock=locked), "llvm")

@@ -26,6 +26,7 @@ from toolchain.core.digest import sha256_bytes
 from toolchain.core.errors import LockedError
 from toolchain.engine.progress import Progress
 from toolchain.pipeline import lockfile, locking
+from toolchain.pipeline.fetching import Prefetch
 from toolchain.pipeline.lock_differences import differences
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.workspace import BuildWorkspace
@@ -88,9 +89,10 @@ def test_what_a_stage_is_given_was_read_again_and_held_to_the_lock(
     monkeypatch.setattr("toolchain.pipeline.workspace.fetch_for", fetched)
     monkeypatch.setattr(locking, "check", lambda *_: None)
     monkeypatch.setattr(locking, "check_tree", lambda _, source: held.append(source))
+    fetching = Prefetch(Request(cache=cache), [])
     with Progress("t", 1, 1, Console(file=io.StringIO())) as progress:
         asked = Request(cache=cache, lock=lock())
-        workspace = BuildWorkspace(request=asked, log=tmp_path / "log", progress=progress, stage="t")
+        workspace = BuildWorkspace(request=asked, log=tmp_path / "log", progress=progress, stage="t", prefetch=fetching)
         assert workspace.fetch(one) == one
     assert how[0]["verify"] is True
     assert held == [one]

@@ -15,6 +15,7 @@ from toolchain.engine.progress import Progress
 from toolchain.kernels.bounds import MemoryBounds
 from toolchain.kernels.cluster import requirements
 from toolchain.kernels.cluster_worker import Compiler, serve
+from toolchain.pipeline.fetching import Prefetch
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.run import build
 from toolchain.pipeline.workspace import BuildWorkspace
@@ -39,7 +40,9 @@ def serve_kernels(request: Request, stage: str, address: str, *, name: str = "",
     log = request.cache.logs / f"kernels-worker-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.log"
     for folder in (request.cache.logs, request.cache.work):
         folder.mkdir(parents=True, exist_ok=True)
-    workspace = BuildWorkspace(request=request, log=log, progress=Progress("worker"), stage=f"{stage}-worker")
+    workspace = BuildWorkspace(
+        request=request, log=log, progress=Progress("worker"), stage=f"{stage}-worker", prefetch=Prefetch(request, [])
+    )
     source = workspace.fetch(planned.sources[0]).path if planned.sources else Path()
     with (
         in_use(request.cache, make=True),  # it may have been made since this verb began

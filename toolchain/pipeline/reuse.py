@@ -113,7 +113,11 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     except (UntrustedError, DigestError, DocumentError) as error:
         problem = f"{ref} does not verify"
         if reuse.only:
-            raise UntrustedError(f"{problem}: {error.what}", why=error.why, fix="ask who published it") from error
+            raise UntrustedError(
+                f"{problem}: {error.what}",
+                why=error.why,
+                fix="build it (without --reuse-only); its publisher has to publish it again",
+            ) from error
         _note(planned, problem, error.what)
     except UnreachableError as error:
         if reuse.only:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from toolchain.catalog.architectures import emulator, this_machine
 from toolchain.catalog.stages import CAMPAIGNS
 from toolchain.core import console
-from toolchain.core.amounts import reporting_to
 from toolchain.core.cache import Cache
 from toolchain.core.errors import BuildError, PolicyError, ToolchainError, UnreachableError
 from toolchain.core.locks import held, in_use
 from toolchain.core.process import CommandError
 from toolchain.pipeline.compiler_cache import key_of
-from toolchain.pipeline.fetching import fetch_ahead, fetch_for, patches_as_they_are
+from toolchain.pipeline.fetching import Prefetch, fetch_for, patches_as_they_are
 from toolchain.pipeline.plan import (
     PlanRow,
     awaited_in,
@@ -72,12 +71,7 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
     results: dict[str, Built] = {}
     # If everything is finished, nothing is written, because the cache may belong to another user.
     with patches_as_they_are(request) if building else nullcontext(request) as kept:
-        if sources:
-            from toolchain.engine.progress import Progress  # noqa: PLC0415 - a no-op build needs none of it
-
-            with Progress("sources") as progress, reporting_to(progress.amount):
-                fetch_ahead(kept, sources)
-        run = _Run(first=first, reuse=reuse, request=request, rows=rows)
+        run = _Run(first=first, prefetch=Prefetch(kept, sources), reuse=reuse, request=request, rows=rows)
         for of_arch in by_arch(kept):
             for built in _build_stages(of_arch, target, run):
                 results.setdefault(built.input_digest, built)
@@ -97,6 +91,7 @@ class _Run:
     """
 
     first: Mapping[tuple[str, str], Planned]
+    prefetch: Prefetch
     reuse: Reuse | None
     request: Request
     rows: Sequence[PlanRow]
@@ -125,7 +120,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
         built_below = below(stage, own, before)
         planned_below = {name: built.planned for name, built in built_below.items()}
         first = run.first[own.arch[0], stage.name]
-        planned = first if stands and first.input_digest else _known(stage, own, planned_below)
+        planned = first if stands and first.input_digest else _known(stage, own, planned_below, run.prefetch)
         again = _again(own, planned)
         built = None if again else find(request.cache, planned, proved=own.contract)
         if built is None:
@@ -141,7 +136,8 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
                     built = take(own, planned, run.reuse)
                 if built is None:
                     run.ready()
-                    built = _build_stage(own, stage, planned, built_below, of=(number, len(stages)))
+                    run.prefetch.check()
+                    built = _build_stage(own, stage, planned, built_below, run, of=(number, len(stages)))
                     if own.base.image is not None and known_record(own.cache, built.input_digest) is None:
                         record_as_it_is(own, built)
         if own.check is not None and stage.name in CAMPAIGNS:
@@ -161,7 +157,7 @@ def _again(request: Request, planned: Planned) -> bool:
     return request.shard is not None and planned.name in CAMPAIGNS
 
 
-def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
+def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], prefetch: Prefetch) -> Planned:
     """Plan a stage that is about to be built, once the digests of all its sources are known.
 
     A source whose digest needs a fetch is fetched, because a build without an input digest cannot be recorded.
@@ -170,6 +166,7 @@ def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned]) 
     unknown = [source for source in planned.sources if source.digest is None]
     for source in unknown:
         console.note(f"{planned.name}: fetching {source.ref}, whose digest is not known yet")
+        prefetch.wait(source.name)
         fetch_for(request, source)
     return stage.plan(request, dependencies) if unknown else planned
 
@@ -232,6 +229,7 @@ def _build_stage(
     stage: Stage,
     planned: Planned,
     dependencies: Mapping[str, Built],
+    run: _Run,
     *,
     of: tuple[int, int],
 ) -> Built:
@@ -251,6 +249,7 @@ def _build_stage(
                 log=log,
                 progress=progress,
                 stage=f"{stage.name}-{name}",
+                prefetch=run.prefetch,
                 compiler_cache=key_of(request, planned, dependencies),
                 sources=planned.sources,
             )

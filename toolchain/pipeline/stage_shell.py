@@ -15,6 +15,7 @@ from toolchain.core.errors import ConfigError, UnsupportedError
 from toolchain.core.locks import kept
 from toolchain.core.recipe import Mount, Recipe
 from toolchain.pipeline.compiler_cache import NONE
+from toolchain.pipeline.fetching import Prefetch
 from toolchain.pipeline.plan import plan
 from toolchain.pipeline.run import stage_lock
 from toolchain.pipeline.targets import request_of, stages_of
@@ -98,6 +99,7 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
         log=folder / "log",
         progress=Progress(name),
         stage=name,
+        prefetch=Prefetch(own, []),
         compiler_cache=NONE,
         sources=planned.sources,
         shell=Shell(argv, tell=console.note, show=show),

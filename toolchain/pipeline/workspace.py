@@ -25,7 +25,7 @@ from toolchain.oci.layer import Compression, Layer, compressor_id, normalise_tar
 from toolchain.oci.layer import compress as compress_layer
 from toolchain.oci.layout import Layout
 from toolchain.pipeline.compiler_cache import NONE, using
-from toolchain.pipeline.fetching import fetch_for
+from toolchain.pipeline.fetching import Prefetch, fetch_for
 from toolchain.pipeline.records import image_tag, new_record, recorded_source, stages_below, write_record
 from toolchain.request.model import Request
 from toolchain.sources.tree import FetchedSource, Source
@@ -66,6 +66,7 @@ class BuildWorkspace:
     log: Path
     progress: Progress
     stage: str
+    prefetch: Prefetch
     compiler_cache: str = NONE
     sources: Sequence[Source] = ()
     _compiled: Mapping[str, str] = field(default_factory=dict)
@@ -105,6 +106,7 @@ class BuildWorkspace:
 
     def fetch(self, source: Source) -> FetchedSource:
         with reporting_to(self.progress.amount):
+            self.prefetch.wait(source.name)
             # Sources are verified again, because the disk may fail and an entry of the store may be changed.
             got = fetch_for(self.request, source, patched=True, verify=True)
         within_lock(self.request, [], fetched=got)
@@ -168,9 +170,13 @@ class BuildWorkspace:
         self.progress.step(name)
 
     def count(self, done: int, total: int, label: str = "") -> None:
+        """Show progress, and end a build whose later stages cannot get a source."""
+        self.prefetch.check()
         self.progress.count(done, total, label)
 
     def on_line(self, line: str) -> None:
+        """Show a line of output, and end a build whose later stages cannot get a source."""
+        self.prefetch.check()
         self.progress.line(line)
 
     def finish(

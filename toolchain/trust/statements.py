@@ -77,7 +77,8 @@ def _contents(place: Place, artifact: Descriptor, subject: str, scratch: Layout,
         path = place.blob(layer, scratch)
         if path.stat().st_size != layer.size:
             raise DigestError(
-                f"{layer.digest} has another size than its artifact says", fix="do not use it; ask who published it"
+                f"{layer.digest} has another size than its artifact says",
+                fix="do not use the image; its publisher has to publish it again",
             )
         yield Evidence(layer.media_type, path.read_bytes(), artifact.digest)
 

@@ -150,11 +150,15 @@ def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float],
             block += _packed(parameter, value)
         except (struct.error, OverflowError) as error:
             raise LaunchError(
-                f"argument {parameter.name} cannot be {value}", why=f"its type is {parameter.type}", fix="give another"
+                f"argument {parameter.name} cannot be {value}",
+                why=f"its type is {parameter.type}",
+                fix="give a value of that type",
             ) from error
     if len(block) > size:
         raise NotEmulatedError(
-            "the arguments do not fit the kernel", why=f"they take {len(block)} bytes, it has {size}", fix="check them"
+            "the arguments do not fit the kernel",
+            why=f"they take {len(block)} bytes, it has {size}",
+            fix="check the types of the arguments: --signature",
         )
     return bytes(block) + b"\0" * (size - len(block))
 

@@ -91,7 +91,9 @@ def metadata_of(content: Any, where: str) -> Metadata:
     try:
         if content.get("compile_status", "Complete") != "Complete":
             raise NotEmulatedError(
-                f"{where} marks its kernel as known bad", why=str(content["compile_status"]), fix="check another kernel"
+                f"{where} marks its kernel as known bad",
+                why=str(content["compile_status"]),
+                fix="check a kernel that was compiled whole",
             )
         return Metadata(
             kernel=str(content["name"]),
