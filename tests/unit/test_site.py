@@ -173,7 +173,7 @@ def evidence(folder: Path) -> None:
     assert base64.b64decode(json.loads(signed.as_bytes())["payload"])
 
 
-BEFORE: dict[tuple[str, int], Callable[[Path], None]] = {("trust.md", 3): evidence}
+BEFORE: dict[tuple[str, int], Callable[[Path], None]] = {("trust.md", 6): evidence}
 EXECUTED = [page for page in PAGES if any(one.title.startswith(_RUN) for one in of_page(page))]
 
 

@@ -100,7 +100,7 @@ def _unusable(path: Path) -> ConfigError:
     return ConfigError(
         f"{path} lists no builders",
         why="it cannot be read, or it is not TOML with tables [[builder]] of exactly id, key and operator",
-        fix="see docs/rebuilders.md for an example",
+        fix="see the example in docs/trust.md",
     )
 
 
