@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +63,7 @@ def publish(
     from toolchain.publish.packing import packing  # noqa: PLC0415
     from toolchain.trust.keyless import Keyless  # noqa: PLC0415
     from toolchain.trust.keys import load_signer  # noqa: PLC0415
+    from toolchain.trust.rebuilt import require_uri  # noqa: PLC0415
 
     where, names = _places(words or [], dest)
     target, how = parse_place(where, "the destination"), packing(compression)
@@ -74,12 +74,14 @@ def publish(
             "--bundles needs --key", why="--keyless always attaches Sigstore bundles", fix="add --key FILE"
         )
     signer = replace(load_signer(key), bundles=bundles) if key is not None else Keyless(sigstore) if keyless else None
-    if builder_id is not None and (signer is None or not re.fullmatch(r"[a-z][a-z0-9+.-]*:[!-~]+", builder_id)):
-        raise ConfigError(
-            "--builder-id needs a URI, and --key or --keyless",
-            why="it is written into the provenance, which is only attached if it is signed",
-            fix="e.g. --builder-id https://ci.example.org/builder --key FILE",
-        )
+    if builder_id is not None:
+        require_uri(builder_id)
+        if signer is None:
+            raise ConfigError(
+                "--builder-id needs --key or --keyless",
+                why="it is written into the provenance, which is only attached if it is signed",
+                fix="add --key FILE or --keyless",
+            )
     home = cache_of(cache)
     if refs := [name for name in names if not is_image_name(name)]:
         if len(refs) < len(names) or signer is not None or files or compression != "gzip":
