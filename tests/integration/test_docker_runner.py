@@ -156,7 +156,7 @@ def test_failures_and_timeouts(runner: DockerRunner, image: str) -> None:
 # Shell alone, and bounded where no limit holds.
 BYTES = (
     "x=0123456789abcdef; while [ ${#x} -lt 65536 ]; do x=$x$x; done; i=0; "
-    "while [ $i -lt 4000 ]; do echo $x >>/out/large; echo $x >>/large; i=$((i+1)); done"
+    "while [ $i -lt 20000 ]; do echo $x >>/out/large; echo $x >>/large; i=$((i+1)); done"
 )
 WORDS = "x=0123456789abcdef; i=0; while [ $i -lt 200000 ]; do echo $x; i=$((i+1)); done"
 FORKS = "i=0; while [ $i -lt 300 ]; do (read x </out/waits) & i=$((i+1)); done; wait"
