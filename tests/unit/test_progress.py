@@ -108,6 +108,21 @@ def test_steps_ahead_are_estimated_by_weight() -> None:
     assert progress.estimate() == pytest.approx(40 + 10)
 
 
+def test_a_small_first_step_is_no_measure_of_the_rest() -> None:
+    clock = Clock()
+    progress, _ = make(clock, {"configure": 1.0, "compile": 99.0})
+    progress.line("@step configure")
+    progress.count(1, 10)
+    clock.now += 300
+    progress.count(2, 10)
+    assert progress.estimate() is None
+    progress.line("@step compile")
+    progress.count(1, 100)
+    clock.now += 60
+    progress.count(2, 100)
+    assert progress.estimate() == pytest.approx(98 * 60)
+
+
 def test_without_a_terminal_one_line_a_minute_and_at_each_step() -> None:
     clock = Clock()
     progress, out = make(clock)

@@ -24,6 +24,8 @@ _NINJA = re.compile(r"^@ninja (\d+)/(\d+) +\d+ +([\d.]+)@ ?(.*)$")
 _COUNT = re.compile(r"^@count (\d+)/(\d+)(?: (.*))?$")
 _BUILDAH = re.compile(r"^(?:\[(\d+)/(\d+)\] )?STEP (\d+)(?:/(\d+))?: (.*)$")
 _PLAIN_EVERY = 60.0
+# Steps with a smaller share of a stage's weight are no measure of the rest: a busy minute would become days.
+_LEAST_SHARE = 0.05
 
 
 @dataclass
@@ -208,12 +210,16 @@ class Progress:
         return names[names.index(name) + 1 :] if name in names else []
 
     def _pace(self, step: _Step, now: float, left: float) -> float | None:
-        """Return the seconds for one unit of weight, from the finished steps and the estimate of the current one."""
+        """Return the seconds for one unit of weight, from the finished steps and the estimate of the current one.
+
+        None is returned while these are a small part of the stage.
+        """
         passed = {name: seconds for name, seconds in self.summary().items() if self._weights.get(name)}
         if step.name in passed:
             passed[step.name] = now - step.begun + left
         weight = sum(self._weights[name] for name in passed)
-        return sum(passed.values()) / weight if weight else None
+        enough = weight >= _LEAST_SHARE * sum(self._weights.values())
+        return sum(passed.values()) / weight if weight and enough else None
 
     def text(self) -> str:
         """Return one line: stage n of m, step, done/total, elapsed time, estimate."""
