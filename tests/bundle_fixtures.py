@@ -129,6 +129,14 @@ def full_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path, request)
 
 
+def exported_place(root: Path) -> Place:
+    """Return a place below `root` whose bundle is exported, for tests that change copies of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = full_place(root, patch)
+        found.export()
+        return found
+
+
 def copied(place: Place, root: Path) -> Place:
     """Return a place below `root` with a copy of another one's bundle."""
     found = Place(root, place.request)

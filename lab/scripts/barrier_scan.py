@@ -20,9 +20,9 @@ from toolchain_lab.bridge import disassembler, load  # noqa: E402
 from toolchain_lab.emulator.control import branch, wait  # noqa: E402
 from toolchain_lab.emulator.errors import EmulatorError  # noqa: E402
 from toolchain_lab.emulator.program import Program  # noqa: E402
+from toolchain_lab.emulator.scoreboard import BARRIERS, LDS_STORE  # noqa: E402
 from toolchain_lab.emulator.syntax import Instruction, parse  # noqa: E402
 
-_STORE = re.compile(r"ds_(write|store)")
 _SAME_COUNTER = re.compile(r"ds_|s_load|s_buffer_load|s_sendmsg")
 _NONE = 1 << 20
 
@@ -39,14 +39,14 @@ def barriers(instructions: Sequence[Instruction]) -> list[tuple[int, str]]:
             continue
         younger[number] = count
         instruction = instructions[number]
-        if instruction.name in {"s_barrier", "s_barrier_signal"} and count < _NONE:
+        if instruction.name in BARRIERS and count < _NONE:
             found.add((instruction.address, instruction.name))
         pending += [(after, _counted(instruction, count)) for after in _following(instruction, number, places)]
     return sorted(found)
 
 
 def _counted(instruction: Instruction, count: int) -> int:
-    if _STORE.match(instruction.name):
+    if LDS_STORE.match(instruction.name):
         return 0
     if _SAME_COUNTER.match(instruction.name):
         return min(count + 1, _NONE)

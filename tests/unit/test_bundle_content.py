@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.bundle_fixtures import Place, copied, entry, full_place, nothing_counts, refuses
+from tests.bundle_fixtures import Place, copied, entry, exported_place, nothing_counts, refuses
 from toolchain.bundle.importer import import_bundle
 from toolchain.core.cache import Cache
 from toolchain.core.digest import canonical, sha256_json
@@ -35,10 +35,7 @@ from toolchain.sources.tree import tree_digest
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    with pytest.MonkeyPatch.context() as patch:
-        found = full_place(tmp_path_factory.mktemp("exported"), patch)
-        found.export()
-        return found
+    return exported_place(tmp_path_factory.mktemp("exported"))
 
 
 @pytest.fixture

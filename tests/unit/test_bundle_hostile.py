@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.bundle_fixtures import Place, copied, entry, full_place, nothing_counts, refuses
+from tests.bundle_fixtures import Place, copied, entry, exported_place, nothing_counts, refuses
 from toolchain.core.errors import HostileInputError, RegistryError, ToolchainError
 from toolchain.oci.layout import Layout
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    with pytest.MonkeyPatch.context() as patch:
-        found = full_place(tmp_path_factory.mktemp("exported"), patch)
-        found.export()
-        return found
+    return exported_place(tmp_path_factory.mktemp("exported"))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from toolchain.core.cache import Cache, cache_of
 from toolchain.core.deadline import LONGEST_CHECK, deadline
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.labels import PREDICATE_TYPE
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import OTHER_SCHEMES, parse
 
@@ -88,7 +89,6 @@ def inspect(
         hook("inspect_wheel", "`inspect` of a wheel")(image, cache_of(cache), use=use, json_=json_)
         return
     from toolchain.oci.places import open_place  # noqa: PLC0415 - the registry client
-    from toolchain.publish.attestations import PREDICATE_TYPE  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory(prefix="toolchain-inspect-") as scratch:
         if is_image_name(image):

@@ -117,25 +117,25 @@ def verify(
         _summarize(vsa, ref, rows, wanted, authenticated=public is not None)
     if json_:
         console.data({"images": [row.as_json() for row in rows], "ok": not any(row.problems for row in rows)})
-    for row in rows:
-        _print(row, quiet=json_)
+    else:
+        for row in rows:
+            _print(row)
     bad = next((row for row in rows if row.problems), None)
     if bad is not None:
         raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=bad.fix or _DO_NOT)
 
 
-def _print(row: Verdict, *, quiet: bool) -> None:
+def _print(row: Verdict) -> None:
     from toolchain.trust.contents import of_provenance  # noqa: PLC0415 - cryptography
     from toolchain.trust.policy import named, summary  # noqa: PLC0415
 
-    if not quiet:
-        build = [named(row.provenance)] if row.provenance is not None else []
-        console.text(row.ref, row.digest, _WORDS[row.verdict], *build)
-        if row.provenance is not None:
-            _tell(summary(row.provenance), of_provenance(row.provenance))
-        for name in ("numbers", "rebuilders"):
-            if name in row.checks:
-                console.note(f"  {name}: {row.checks[name]}")
+    build = [named(row.provenance)] if row.provenance is not None else []
+    console.text(row.ref, row.digest, _WORDS[row.verdict], *build)
+    if row.provenance is not None:
+        _tell(summary(row.provenance), of_provenance(row.provenance))
+    for name in ("numbers", "rebuilders"):
+        if name in row.checks:
+            console.note(f"  {name}: {row.checks[name]}")
 
 
 def _summarize(path: Path, ref: str, rows: Sequence[Verdict], wanted: dict[str, Any], *, authenticated: bool) -> None:

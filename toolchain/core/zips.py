@@ -123,8 +123,7 @@ class _Entry(io.RawIOBase):
         super().close()
 
     def _damaged(self, error: Exception) -> SourceError:
-        why = "it is packed by another method" if isinstance(error, NotImplementedError) else _damage(error)
-        return SourceError(f"{self._name} is damaged in its archive", why=why, fix=_AGAIN)
+        return SourceError(f"{self._name} is damaged in its archive", why=_damage(error), fix=_AGAIN)
 
 
 def _opened(source: Path | BinaryIO, name: str, kind: str) -> _Zip:
@@ -137,14 +136,18 @@ def _opened(source: Path | BinaryIO, name: str, kind: str) -> _Zip:
 
 
 def _damage(error: Exception) -> str:
-    return (
-        str(error) if isinstance(error, _ContradictionError) else "its list of files or its data is damaged, or cut off"
-    )
+    """Return in words why an archive, or an entry of it, cannot be read."""
+    match error:
+        case _ContradictionError():
+            return str(error)
+        case UnicodeDecodeError():
+            return "a name in it is not UTF-8"
+        case _:
+            return "its list of files or its data is damaged, or cut off"
 
 
 def _incomplete(name: str, kind: str, error: Exception) -> SourceError:
-    why = "a name in it is not UTF-8" if isinstance(error, UnicodeDecodeError) else _damage(error)
-    return SourceError(f"{name} is not a complete {kind}", why=why, fix=_AGAIN)
+    return SourceError(f"{name} is not a complete {kind}", why=_damage(error), fix=_AGAIN)
 
 
 def _check_list(stream: BinaryIO, name: str, kind: str) -> None:

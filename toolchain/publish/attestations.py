@@ -20,7 +20,7 @@ from toolchain.core.record import Record
 from toolchain.oci.descriptor import Descriptor
 from toolchain.oci.files import PlainFile
 from toolchain.oci.image import diff_ids_of, timestamp
-from toolchain.oci.labels import CREATED
+from toolchain.oci.labels import CREATED, PREDICATE_TYPE
 from toolchain.oci.layer_files import glance, layer_files
 from toolchain.oci.layout import Layout
 from toolchain.oci.place import Place
@@ -43,7 +43,6 @@ from toolchain.trust.sbom import CYCLONEDX, SPDX, Format
 from toolchain.trust.spdx import spdx
 from toolchain.trust.statements import Evidence, gather
 
-PREDICATE_TYPE = "in-toto.io/predicate-type"
 _ANNOTATED = {CREATED: timestamp(EPOCH)}
 
 

@@ -198,7 +198,7 @@ def _reason(error: BaseException) -> str:
     """Return why a transfer failed. Libraries wrap the reason, and only their text names it."""
     if isinstance(error, ConnectionError):
         return error.strerror or str(error)
-    text = str(error)
+    text = str(error).lower()
     for word, why in _REASONS.items():
         if word in text:
             return why
@@ -206,10 +206,10 @@ def _reason(error: BaseException) -> str:
 
 
 _REASONS = {
-    "esolve": "its host could not be resolved",
+    "resolve": "its host could not be resolved",
     "certificate": "its certificate is not trusted",
-    "roxy": "the proxy did not connect",
+    "proxy": "the proxy did not connect",
     "refused": "the connection was refused",
     "timed out": "no answer in time",
-    "nreachable": "its network cannot be reached",
+    "unreachable": "its network cannot be reached",
 }

@@ -131,7 +131,6 @@ def _stat_cache(path: Path, cache: Cache) -> Path:
 
 
 # AOTriton's build unpacks its tuning database itself.
-_COMMIT = 40  # digits
 _PACKED = "aotriton-database"
 
 
@@ -189,11 +188,8 @@ def in_store(source: Source, *, cache: Cache, tests: bool = False, patched: bool
     if source.kind == "local" or source.path is not None:
         return True
     if source.kind == "git":
-        repositories = source.among or (source.where,)
-        return any(
-            len(source.version) == _COMMIT and store.stored_tree(git_digest(url, source.version), part=part.name)
-            for url in repositories
-        )
+        digests = [git_digest(url, source.version) for url in source.among] or [source.digest or ""]
+        return any(digest and store.stored_tree(digest, part=part.name) for digest in digests)
     return source.digest is not None and store.file(source.digest) is not None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -65,3 +66,10 @@ def join_quads(low: Array, high: Array) -> Array:
     words: Array = np.empty((len(low), 2), np.uint32)
     words[:, 0], words[:, 1] = low, high
     return words.view(np.uint64).ravel()
+
+
+def largest(values: Array) -> float:
+    """The largest finite magnitude."""
+    magnitudes = np.abs(values)
+    found = float(np.maximum.reduce(magnitudes, axis=None))
+    return found if math.isfinite(found) else float(np.max(magnitudes, initial=0, where=np.isfinite(values)))

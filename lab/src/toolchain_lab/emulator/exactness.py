@@ -48,5 +48,6 @@ def _of_sum(terms: int, kind: str, magnitude: float | None) -> str:
     the emulator rounds once. Factors of xf32 may be rounded or cut off.
     """
     units = terms + 2 + (1 << 14 if kind == "xf32" else 0)
-    text = f"{units} * 2^-{52 if kind == 'f64' else 23} * (sum of |a*b| + |c|)"
-    return text if magnitude is None else f"{text}, here at most {units * 2.0**-23 * magnitude:.1e}"
+    bits = 52 if kind == "f64" else 23
+    text = f"{units} * 2^-{bits} * (sum of |a*b| + |c|)"
+    return text if magnitude is None else f"{text}, here at most {units * 2.0**-bits * magnitude:.1e}"

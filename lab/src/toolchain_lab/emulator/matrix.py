@@ -7,7 +7,6 @@ error.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from functools import lru_cache
@@ -15,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from toolchain_lab.emulator.accumulation import Factor, Rule, rule_of
-from toolchain_lab.emulator.bits import Array, widen_bf16
+from toolchain_lab.emulator.bits import Array, largest, widen_bf16
 from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import Get, Operands, Register, Run
@@ -75,14 +74,7 @@ def _factor_of(
         matrix = matrix[np.frombuffer(order, np.int64)]
     if rule is not None:
         return rule.factor(matrix, kind)
-    return Factor(matrix, largest=_largest(matrix))
-
-
-def _largest(values: Array) -> float:
-    """The largest finite magnitude."""
-    magnitudes = np.abs(values)
-    largest = float(np.maximum.reduce(magnitudes, axis=None))
-    return largest if math.isfinite(largest) else float(np.max(magnitudes, initial=0, where=np.isfinite(values)))
+    return Factor(matrix, largest=largest(matrix))
 
 
 @lru_cache(maxsize=512)
@@ -135,7 +127,7 @@ def mfma(a: Array, b: Array, c: Array, size: int, kind: str, *, rule: Rule | Non
 
 def _magnitude(left: Factor, right: Factor, c: Array) -> float:
     """At least the sum of the magnitudes of everything that one result adds."""
-    return int(left.values.shape[1]) * left.largest * right.largest + _largest(c)
+    return int(left.values.shape[1]) * left.largest * right.largest + largest(c)
 
 
 def wmma(a: Array, b: Array, c: Array, generation: int, kind: str) -> tuple[Array, float]:

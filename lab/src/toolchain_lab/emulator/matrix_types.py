@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from toolchain_lab.emulator.accumulation import rule_of
-from toolchain_lab.emulator.bits import Array
+from toolchain_lab.emulator.bits import Array, largest
 from toolchain_lab.emulator.conversions import format_of
 from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.lanewise import Handler
@@ -72,10 +72,6 @@ def _registers(product: Array, target: Target, kind: str) -> Array:
 def _unpacked(registers: Array, size: int, parts: int) -> Array:
     """What `_registers` made of a matrix of CDNA, as that matrix."""
     return registers.reshape(-1, 4, parts, size).transpose(0, 2, 1, 3).reshape(size, size)
-
-
-def _largest(values: Array) -> float:
-    return float(np.max(np.abs(values), initial=0, where=np.isfinite(values)))
 
 
 def _added(product: Array, add: Array, out: str) -> Array:
@@ -165,7 +161,7 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
             wave.vectors[first:last] = _added(_registers(left @ right.T, target, kinds[0]), more, out)
             if out != "i32":
                 added = more.view(np.float32) if out == "f32" else more
-                wave.group.program.note(name, left.shape[1] * _largest(left) * _largest(right) + _largest(added))
+                wave.group.program.note(name, left.shape[1] * largest(left) * largest(right) + largest(added))
 
         return run
 

@@ -18,8 +18,8 @@ from toolchain_lab.emulator.wave import TTMP, VCC, Target
 
 _MOST = 64  # a counter stops a wave before it counts more
 _CACHES = re.compile(r"(?:buffer|global)_(?:gl[01]_)?(inv|wb|wbl2|wbinv)\w*$")
-_LDS_STORE = re.compile(r"ds_(write|store)")
-_BARRIERS = {"s_barrier", "s_barrier_signal"}
+LDS_STORE = re.compile(r"ds_(write|store)")
+BARRIERS = {"s_barrier", "s_barrier_signal"}
 # An access: the counter, where it began, the registers that it will write, and whether it keeps its order.
 Access = tuple[str, Operation, frozenset[int], bool]
 # An instruction from which later ones must keep a distance; wait states, vector and transcendental instructions since.
@@ -92,10 +92,10 @@ class Scoreboard:
             return
         if not accesses:
             return
-        if name in _BARRIERS:
+        if name in BARRIERS:
             for _, earlier, _, _ in accesses:
                 # LDS takes accesses in order, so a load may be outstanding; LLVM always waits for stores.
-                if _LDS_STORE.match(earlier.names[0]):
+                if LDS_STORE.match(earlier.names[0]):
                     raise _fault(operation, earlier, "a barrier does not wait for")
         mine_counters = _counters(operation, self.target)
         for counter, earlier, registers, ordered in accesses:
