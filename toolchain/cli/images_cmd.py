@@ -18,7 +18,6 @@ from toolchain.core.cache import Cache, cache_of
 from toolchain.core.deadline import LONGEST_CHECK, deadline
 from toolchain.oci import descriptor as media
 from toolchain.oci.descriptor import Descriptor
-from toolchain.oci.labels import PREDICATE_TYPE
 from toolchain.oci.layout import Layout
 from toolchain.oci.reference import OTHER_SCHEMES, parse
 
@@ -109,7 +108,10 @@ def inspect(
                         **_describe(layout, image.name, image.image),
                         "also": names[image.image.digest][1:],
                         "attached": [
-                            {"type": one.annotations.get(PREDICATE_TYPE) or one.artifact_type, "digest": one.digest}
+                            {
+                                "type": one.annotations.get(media.PREDICATE_TYPE) or one.artifact_type,
+                                "digest": one.digest,
+                            }
                             for one in place.referrers(image.image.digest)
                         ],
                     }

@@ -22,6 +22,8 @@ DOCKER_LAYER_GZIP = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar"
 DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
 
+PREDICATE_TYPE = "in-toto.io/predicate-type"  # annotation of an attached statement
+
 # Docker's older names of the same types.
 AS_OCI = {
     DOCKER_INDEX: INDEX,

@@ -7,7 +7,6 @@ CREATED = f"{_OCI}created"
 TITLE = f"{_OCI}title"
 REVISION = f"{_OCI}revision"
 LICENSES = f"{_OCI}licenses"
-PREDICATE_TYPE = "in-toto.io/predicate-type"  # of an attached statement
 
 INPUT_DIGEST = "toolchain.input-digest"
 BINARIES = "toolchain.binaries"

@@ -17,10 +17,10 @@ from toolchain.core.cache import Cache
 from toolchain.core.digest import EPOCH, canonical, sha256_json
 from toolchain.core.errors import UnsupportedError, UntrustedError
 from toolchain.core.record import Record
-from toolchain.oci.descriptor import Descriptor
+from toolchain.oci.descriptor import PREDICATE_TYPE, Descriptor
 from toolchain.oci.files import PlainFile
 from toolchain.oci.image import diff_ids_of, timestamp
-from toolchain.oci.labels import CREATED, PREDICATE_TYPE
+from toolchain.oci.labels import CREATED
 from toolchain.oci.layer_files import glance, layer_files
 from toolchain.oci.layout import Layout
 from toolchain.oci.place import Place
