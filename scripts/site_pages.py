@@ -1,4 +1,4 @@
-"""Every page and picture of the site that is made from code and data.
+"""Write the pages and pictures of the site that are made from code and data.
 
 python -m scripts.site_pages            # writes them
 python -m scripts.site_pages --check    # exit code 1 where one is not what it would be now
@@ -10,20 +10,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts import json_page, options_table, site_compatibility, site_pictures, site_reference
+from scripts import json_page, site_compatibility, site_pictures, site_reference
 
 TOP = Path(__file__).resolve().parents[1]
 DOCS = TOP / "docs"
 MADE: dict[str, Callable[[], str]] = {
-    "options.md": lambda: options_table.page(options_table.commands()),
     "json.md": json_page.page,
     "compatibility.md": site_compatibility.compatibility,
     "costs.md": site_compatibility.what_it_takes,
     "reference/verbs.md": site_reference.verbs,
-    "reference/configuration.md": site_reference.configuration,
     "reference/names.md": site_reference.names,
-    "reference/prebuilt.md": site_reference.prebuilt,
-    "reference/gpus.md": site_reference.gpus,
     "assets/flow.svg": site_pictures.flow,
     "assets/house.svg": site_pictures.house,
 }

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
-from scripts.options_table import commands
+from scripts.options_table import commands, tables
 from scripts.site_compatibility import MADE, table
 from toolchain.catalog.aotriton_generations import pack
 from toolchain.catalog.gpus import known_gpus, parse_gpus
 from toolchain.catalog.stages import STAGES
 from toolchain.cli.config_file import forms
-from toolchain.cli.options import file_options
-from toolchain.cli.verbs import GROUPS, all_verbs
+from toolchain.cli.verbs import all_verbs
 from toolchain.data import load
 from toolchain.oci import labels
-from toolchain.request.declaration import Option
 from toolchain.stages.prebuilt import known_files
 
 
@@ -25,95 +22,87 @@ def _one_line(text: str) -> str:
 
 
 def verbs() -> str:
-    """Every verb with its help, arguments and options."""
-    parts = ["# Verbs\n", MADE,
-             ("`toolchain VERB --help` prints this with a line for each option. [Options](../options.md) describes all of them.\n"),
-             table(["verb", "does"], [[f"[`{verb.name}`](#{_anchor(verb.name)})", verb.brief] for verb in all_verbs()])]  # fmt: skip
-    found, told = commands(), set[str]()
-    for verb in all_verbs():
-        command = found[verb.name]
-        group = verb.name.partition(" ")[0]
-        parts.append(f"## {verb.name} {{ #{_anchor(verb.name)} }}\n")
-        if group in GROUPS and verb.name.startswith(group + " ") and group not in told:
-            told.add(group)
-            parts.append(f"{GROUPS[group]}\n")
-        parts.append(f"{_one_line(command.help or verb.brief)}\n")
-        arguments = [one for one in command.params if one.param_type_name == "argument"]
-        words = [_argument(one) if one.required else f"[{_argument(one)}]" for one in arguments]
-        parts.append(f"```text\ntoolchain {' '.join([verb.name, *words, '[OPTIONS]'])}\n```\n")
-        parts += [f"- `{_argument(one)}`: {_one_line(one.help)}{_default(one)}\n" for one in arguments if one.help]
-        flags = sorted(
-            one.opts[0]
-            for one in command.params
-            if one.param_type_name == "option" and not getattr(one, "hidden", False)
-        )
-        if not flags:
-            continue
-        # No sentence: there are too many of them for one.
-        lines = textwrap.fill(" ".join(flags), 100, break_on_hyphens=False, break_long_words=False)
-        parts.append(f"Options:\n\n```text\n{lines}\n```\n")
-    return "\n".join(parts)
-
-
-def _argument(one: Any) -> str:
-    """An argument as `--help` calls it."""
-    return str(one.metavar or (one.name or "").rstrip("_").upper())
-
-
-def _default(one: Any) -> str:
-    """The default of an optional stage."""
-    if one.required or not isinstance(one.default, str):
-        return ""
-    return f" Default: `stage` in toolchain.toml, else `{one.default}`."
-
-
-def _anchor(name: str) -> str:
-    return "verb-" + name.replace(" ", "-")
-
-
-def _found(option: Option) -> str:
-    """Whether a file that nobody named may set an option."""
-    if not option.found:
-        return "no"
-    return "versions and names on record" if option.kind == "text" and option.known is not None else "yes"
-
-
-def configuration() -> str:
-    """The file of option values, and the environment."""
-    rows = [
-        [f"`{one.name}`", f"`{forms()[one.kind]}`", _found(one)]
-        for one in sorted(file_options(), key=lambda one: one.name)
-    ]
+    """Every verb and option, the configuration file and the environment."""
+    found = commands()
+    lines = [[f"`{_call(verb.name, found[verb.name])}`", _told(verb.brief, found[verb.name])] for verb in all_verbs()]
+    of_builds, of_verbs = tables()
+    forms_of = {kind: f"`{form}`" for kind, form in forms().items()}
+    head = ["option", "meaning, and *verbs*", "also set by"]
     return "\n".join([
-        "# Configuration\n",
+        "# Verbs, options and configuration\n",
         MADE,
-        "## toolchain.toml\n",
-        ("Options that every call needs can stand in a TOML file. Its keys are the options without dashes ([Options](../options.md)), and"
-        " `stage` for verbs that are called without one. Relative paths are relative to the folder of the file. The command line and"
-        " the environment override it, and a verb ignores the keys of other verbs.\n"),
+        ("`toolchain VERB --help` describes a verb, and `toolchain --install-completion` completes verbs, options and names in your"
+         " shell.\n"),
+        "## Verbs\n",
+        (f"STAGE is {_listed([one.name for one in STAGES])} or `all`. If a verb is called without one, `stage` in toolchain.toml counts,"
+         " then `all`; for `kernels run` it is `kernels`. IMAGE is the name or input digest of a finished image (`toolchain images`),"
+         " or a unique prefix of either. REF is `oci:DIR[:TAG]` or `REGISTRY/NS/NAME[:TAG|@DIGEST]`.\n"),
+        table(["verb", "what it does"], lines),
+        "## Options of builds\n",
+        ("\"Verbs of builds\" are `plan`, `fetch`, `lock`, `build`, `reproduce`, `kernels run` and `bundle export`. \"Variable\" is the"
+         " environment variable `TOOLCHAIN_` and the name in capitals: `TOOLCHAIN_KERNEL_TIMEOUT` for `--kernel-timeout`. \"File\" is a"
+         " [configuration file](#configuration-file) that you name, \"any file\" also a `toolchain.toml` that lies in the current folder,"
+         " \"known names\" that such a file may only have versions and names that the tool knows. A \"recorded\" option decides what is"
+         " built, so records, locks and provenance have it.\n"),
+        table(head, of_builds),
+        "## Options of single verbs\n",
+        ("`--key` is the private key of `publish`. `--public-key` is the key that signatures are verified with. `--kernel-key` is the key"
+         " of a kernel store; a private one also signs new results.\n"),
+        table(head, of_verbs),
+        "## Configuration file\n",
+        ("`toolchain --config FILE VERB` or `TOOLCHAIN_CONFIG` names a TOML file whose keys are options without dashes, and `stage`."
+         " Relative paths are relative to its folder. A verb ignores the keys of other verbs.\n"),
         ("```toml\nstage = \"aotriton\"\naotriton = \"0.13b\"\ngpu = [\"gfx942\", \"gfx1100\"]\n"
-        "drop-binary = [\"libdevice\"]\n```\n"),
-        ("`toolchain --config FILE VERB`, or `TOOLCHAIN_CONFIG`, names the file, and it may have any of these keys. Without that,"
-        " `toolchain.toml` in the current folder is read, if there is one. Such a file may come from someone else, as after `git"
-        " clone`. So it may only have keys that cannot decide whose code, keys, paths or registries are used; any other key in it is"
-        " an error (exit code 3). The example needs `--config` because of `drop-binary`.\n"),
-        table(["key", "value", "in a file that nobody named"], rows),
+         "drop-binary = [\"libdevice\"]\n```\n"),
+        (f"A value is text or a number. It is {forms_of['names']} for options that can be repeated, `true` for switches, and"
+         f" {forms_of['pairs']} for `source` and `patch`.\n"),
+        ("The command line overrides the environment, the environment overrides the file, and the file overrides the default. Options of"
+         " different names never override each other: `--aotriton` and a `TOOLCHAIN_TRITON` that mean different Tritons are refused.\n"),
+        ("Without `--config` the tool reads `toolchain.toml` in the current folder, but no file of a parent folder. That file may come from"
+         " someone else, as after `git clone`, so it cannot decide whose code, keys, paths or registries are used: a key that is not"
+         " \"any file\" above ends with exit code 3. The example needs `--config` because of `drop-binary`.\n"),
         "## Environment\n",
-        ("Most options can also be set by an environment variable: `TOOLCHAIN_` and the name in capitals, values of repeatable"
-        " options separated by spaces ([Options](../options.md)). Further variables:\n"),
         table(["variable", "what"], [
             ["`TOOLCHAIN_KEY_PASSPHRASE`", "passphrase of the private key, for `keygen` and `publish`"],
-            ["`TOOLCHAIN_LIMITS`", "limits of a container, `NAME=VALUE,…`; see [isolation](../isolation.md#limits-of-a-container)"],
+            ["`TOOLCHAIN_LIMITS`", "limits of a container, `NAME=VALUE,…`: [isolation](../isolation.md#limits-of-a-container)"],
             ["`TOOLCHAIN_LOCK_TIMEOUT`", "seconds to wait for another invocation: 86400; 0 does not wait"],
             ["`TOOLCHAIN_CONFIG`", "as `--config`"],
             ["`TOOLCHAIN_LLVM_OBJDUMP`", "llvm-objdump of `build --check`, `kernels check` and `emulate`; as `--objdump`"],
             ["`REGISTRY_AUTH_FILE`, `DOCKER_CONFIG`", "files with logins, read before `~/.docker/config.json`"],
         ]),
-        ("`TOOLCHAIN_KEY` is the private key of `publish`. `TOOLCHAIN_PUBLIC_KEY` is the key that `verify` and"
-        " `build --reuse-from` accept.\n"),
+        "Values of repeatable options are separated by spaces.\n",
     ])  # fmt: skip
 
 
+def _call(name: str, command: Any) -> str:
+    """Return the words of a call: the verb and its arguments."""
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    words = [str(one.metavar or (one.name or "").rstrip("_").upper()).strip("[]") for one in arguments]
+    pairs = zip(arguments, words, strict=True)
+    return " ".join([name, *(word if one.required else f"[{word}]" for one, word in pairs)]).replace("|", "\\|")
+
+
+def _told(brief: str, command: Any) -> str:
+    """Return a verb's help, and that of its arguments other than STAGE, IMAGE and REF."""
+    told = [_one_line(command.help or brief)]
+    for one in command.params:
+        if one.param_type_name == "argument" and one.help and not one.help.startswith(_KNOWN):
+            told.append(f"{one.metavar or (one.name or '').rstrip('_').upper()}: {_one_line(one.help)}")
+    return "<br>".join(told).replace("|", "\\|")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+# Help texts of arguments that the page explains once: STAGE, IMAGE and REF.
+_KNOWN = (
+    "base, sysroot",
+    "kernels, aotriton or",
+    "Name or input digest",
+    "Name of a finished",
+    "oci:DIR[:TAG] or REGISTRY/NS/NAME[:TAG|",
+)
 _OF_LABELS = {
     "CREATED": "a fixed time, so that images stay equal",
     "TITLE": "title for display",
@@ -147,8 +136,9 @@ def names() -> str:
                one.license or "those of the packages"] for one in STAGES]  # fmt: skip
     own = {name: value for name, value in vars(labels).items() if name.isupper() and not name.startswith("_")}
     return "\n".join([
-        "# Names and labels\n",
+        "# Names\n",
         MADE,
+        ("Names of [images](#images), [stages](#stages), [labels](#labels), [GPUs](#gpus) and [prebuilt files](#prebuilt-files).\n"),
         "## Images\n",
         table(["image", "what"], [
             ["`toolchain-base-BASE`", "a base"],
@@ -187,37 +177,36 @@ def names() -> str:
         table(["stage", "title", "sources by name", "license"], stages),
         "## Labels\n",
         table(["label", "content"], [[f"`{value}`", _OF_LABELS[name]] for name, value in own.items()]),
+        *_gpus(),
+        *_prebuilt(),
     ])  # fmt: skip
 
 
-def prebuilt() -> str:
-    """The names for --allow-binary and --drop-binary."""
-    rows = [[f"`{one.name}`", one.source, f"`{one.path}`",
-             f"the base's own: `{one.replace}`" if one.replace else "refused: 15", _one_line(one.why)]
-            for one in known_files()]  # fmt: skip
-    return "\n".join([
-        "# Prebuilt files by name\n",
-        MADE,
-        ("Machine code and bitcode in a source tree are found by content, and each file needs a decision. `--allow-binary NAME`"
-        " accepts it, and writes the name into label, provenance and SBOM; `--drop-binary NAME` removes it. Files that are not"
-        " listed here are named by their path in the tree.\n"),
-        table(["name", "source", "file", "without a decision", "what it is"], rows),
-        ("| name | what |\n|---|---|\n| `triton-wheel` | the index's wheel of Triton as a source: `--source triton=pypi:3.7.1` |\n"),
-        ("`verify --policy source-only` refuses an image with any of these, except those of `verify --allow-binary NAME`.\n"),
-    ])  # fmt: skip
-
-
-def gpus() -> str:
-    """GPUs by LLVM's name and by the names that people use."""
+def _gpus() -> list[str]:
     rows = [[f"`{row['name']}`", ", ".join(row["market"]) or "none known", f"`{pack(row['name'])}`"]
             for row in load("gpus")["gpu"]]  # fmt: skip
     assert {row[0].strip("`") for row in rows} == set(known_gpus())  # noqa: S101 - the page says all of them
     assert parse_gpus("MI300X") == ("gfx942",)  # noqa: S101 - the example below
-    return "\n".join([
-        "# GPUs\n",
-        MADE,
+    return [
+        "## GPUs\n",
         ("`--gpu` takes LLVM names and market names: `--gpu gfx942`, `--gpu MI300X`, `--gpu 'gfx942;RX 7900 XTX'`. Case, spaces,"
-        " `-` and `_` are ignored.\n"),
+         " `-` and `_` are ignored. Compiling does not need the GPU.\n"),
         table(["LLVM's name", "market names", "AOTriton's pack"], rows),
-        "Compiling does not need the GPU. No AMD code object was run on a GPU.\n",
-    ])  # fmt: skip
+    ]  # fmt: skip
+
+
+def _prebuilt() -> list[str]:
+    rows = [[f"`{one.name}`", f"`{one.path}`", f"the base's `{one.replace.rpartition('/')[2]}`" if one.replace else "refused: 15",
+             _one_line(one.why)] for one in known_files()]  # fmt: skip
+    rows.append(
+        ["`triton-wheel`", "`--source triton=pypi:3.7.1`", "refused: 15", "the index's wheel of Triton as a source"]
+    )
+    return [
+        "## Prebuilt files\n",
+        ("The tool finds machine code and bitcode in a source tree by content, and each file needs a decision. `--allow-binary NAME`"
+         " accepts it, and writes the name into label, provenance and SBOM; `--drop-binary NAME` removes it. A file that is not"
+         " listed here is named by its path in the tree. All files below are in Triton's tree. The base's bitcode is in"
+         " `/usr/lib/llvm-*/lib/clang/*/amdgcn/bitcode/`.\n"),
+        table(["name", "file", "without a decision", "what it is"], rows),
+        ("`verify --policy source-only` refuses an image with any of these, except those of `verify --allow-binary NAME`.\n"),
+    ]  # fmt: skip
