@@ -50,7 +50,8 @@ def plan(stage: StageArg = "all", *, request: Request) -> None:
         names = " ".join(f"--allow-binary {name}" for name in refused)
         console.warn(f"`build` will refuse prebuilt inputs (exit code {PolicyError.code}) unless you add: {names}")
     for name in unknown_names(request):
-        console.warn(f"no prebuilt on record is called {name!r}; {page('docs/reference/names.md#prebuilt-files')} lists the names")
+        names = page("docs/reference/names.md#prebuilt-files")
+        console.warn(f"no prebuilt on record is called {name!r}; {names} lists the names")
     for planned in online_in(rows, request):
         console.warn(f"`build --offline` will refuse to make {planned.image} (exit code {UnreachableError.code})")
     if away := _away(rows, request):
