@@ -192,7 +192,7 @@ def _pairs() -> str:
             done = [row for row in built if (row.of, row.llvm) == (named, llvms[number])]
             try:
                 if old:
-                    raise UnsupportedError("older than the two backends")
+                    raise UnsupportedError("triton-too-old", "older than the two backends")
                 if needs is not None:
                     check_generation(needs, number, where="it")
             except ToolchainError:

@@ -36,7 +36,7 @@ class ReportStage:
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
         """See `Stage.plan`."""
         if (spec := request.sources.get("notes")) is None:
-            raise SourceError("the report has no source", fix="name one: --source notes=PATH")
+            raise SourceError("test-error", "the report has no source", fix="name one: --source notes=PATH")
         source = request.locate("notes", spec)
         sources, base = source_inputs([source], request.patches), dependencies["base"].input_digest
         inputs = None

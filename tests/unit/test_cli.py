@@ -17,6 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from scripts import error_ids
 from tests.evidence_fixtures import finished_base, record
 from toolchain.cli.app import app
 from toolchain.cli.failing import handled
@@ -254,12 +255,12 @@ def full_below() -> None:
     try:
         full()
     except OSError as error:
-        raise errors.RegistryError("cannot store a blob") from error
+        raise errors.RegistryError("test-error", "cannot store a blob") from error
 
 
 def builds() -> None:
     tail = ["[3/9] x.cpp", "fatal error: error in backend: IO failure: No space left on device", "ninja: stopped"]
-    raise errors.BuildError("building llvm failed") from CommandError(["buildah"], 1, tail)
+    raise errors.BuildError("test-error", "building llvm failed") from CommandError(["buildah"], 1, tail)
 
 
 def notes() -> None:
@@ -269,7 +270,7 @@ def notes() -> None:
 
 
 def fails() -> None:
-    raise errors.BuildError("no") from CommandError(["buildah"], 1, ["something else"])
+    raise errors.BuildError("test-error", "no") from CommandError(["buildah"], 1, ["something else"])
 
 
 @pytest.mark.parametrize(("verb", "code"), [(full, 9), (full_below, 9), (builds, 9), (notes, 9), (fails, 10)])
@@ -283,6 +284,13 @@ def _classes() -> Iterator[type[ToolchainError]]:
     for value in vars(errors).values():
         if isinstance(value, type) and issubclass(value, ToolchainError) and value is not ToolchainError:
             yield value
+
+
+def test_every_error_has_an_id_and_every_id_one_exit_code() -> None:
+    ids = error_ids.collected()
+    assert [name for name in ids if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+|usage", name) or len(name) > 40] == []
+    listed = error_ids.PAGE.read_text().partition("| code | ids |")[2]
+    assert set(re.findall("`([a-z0-9-]+)`", listed)) == ids.keys()
 
 
 def test_every_class_of_error_has_a_code_of_its_own_and_it_is_documented_with_a_remedy() -> None:

@@ -252,8 +252,8 @@ def test_a_fetch_by_hash_tells_the_repository(tmp_path: Path) -> None:
 def test_a_commit_that_nobody_has(tmp_path: Path, silent: bool, kind: type[Exception]) -> None:
     def fetch(url: str) -> Path:
         if silent and url == "b":
-            raise UnreachableError("b does not answer")
-        raise SourceError(f"{url} has no such commit")
+            raise UnreachableError("test-error", "b does not answer")
+        raise SourceError("test-error", f"{url} has no such commit")
 
     with pytest.raises(kind, match="no repository that was asked has commit") as caught:
         first_holder("llvm-amdgpu", AMD, ("a", "b", "c"), fetch, cache=Cache(tmp_path))

@@ -21,7 +21,7 @@ from toolchain.engine.progress import Progress
 def differs(json: bool = False, say: bool = True) -> None:
     if say:
         console.data({"equal": False})
-    raise NotReproducedError("not the same", why="a.a: content")
+    raise NotReproducedError("test-error", "not the same", why="a.a: content")
 
 
 def test_a_log_record_is_one_line_with_its_level(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +83,7 @@ def test_nothing_that_is_printed_is_more_than_it_looks(
     logs.setup(0)
     console.note(evil)
     console.warn(evil)
-    console.failure(NotReproducedError(evil, why=evil, fix=evil), as_json=False)
+    console.failure(NotReproducedError("test-error", evil, why=evil, fix=evil), as_json=False)
     logging.getLogger("some").warning("%s", evil)
     console.text(evil)
     console.show(Listing(columns=("what",), rows=[(evil,)], head=("what",)))
@@ -94,7 +94,7 @@ def test_nothing_that_is_printed_is_more_than_it_looks(
     said = capsys.readouterr()
     for line in (said.err + said.out).split("\n"):
         assert not {unicodedata.category(char) for char in line} & {"Cc", "Cf", "Cs", "Zl", "Zp"}, repr(line)
-        ours = line.startswith(("::warning::", "::error::Not reproduced: ", "::group::", "::endgroup::"))
+        ours = line.startswith(("::warning::", "::error::Not reproduced [test-error]: ", "::group::", "::endgroup::"))
         assert not line.strip().startswith("::") or (github and ours), line
         assert "##[" not in line
 
@@ -137,7 +137,7 @@ def test_names_of_strangers_do_not_steer_the_terminal(capsys: pytest.CaptureFixt
     logs.setup(0)
     console.note(evil)
     console.warn(evil)
-    console.failure(NotReproducedError(evil, why=evil, fix=evil), as_json=False)
+    console.failure(NotReproducedError("test-error", evil, why=evil, fix=evil), as_json=False)
     logging.getLogger("some").warning("%s", evil)
     console.text("a", evil)
     said = capsys.readouterr()

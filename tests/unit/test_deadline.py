@@ -27,7 +27,7 @@ from toolchain.oci.registry import Registry
 
 
 def problem() -> UnreachableError:
-    return UnreachableError("time is over")
+    return UnreachableError("test-error", "time is over")
 
 
 def compute() -> None:

@@ -106,9 +106,11 @@ def test_a_shape_that_changes_is_noticed(said: Said) -> None:
     ids=lambda kind: kind.__name__,
 )
 def test_every_error_has_its_shape(kind: type[ToolchainError]) -> None:
-    value = kind("what", why="because", fix="this").as_json()
+    value = kind("some-id", "what", why="because", fix="this").as_json()
     assert problems("error", value) == []
-    assert value == {"error": kind.title, "exit_code": kind.code, "what": "what", "why": "because", "fix": "this"}
+    assert value == {
+        "error": kind.title, "id": "some-id", "exit_code": kind.code, "what": "what", "why": "because", "fix": "this"
+    }  # fmt: skip
 
 
 def test_every_kind_of_image_is_in_the_schema() -> None:

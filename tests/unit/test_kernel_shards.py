@@ -154,7 +154,7 @@ class FullStore(KernelStore):
     """Takes notes, and no result."""
 
     def add(self, name: str, record: bytes, *, replace: bool = False) -> bool:  # noqa: ARG002
-        raise ToolchainError("the disk is full")
+        raise ToolchainError("test-error", "the disk is full")
 
 
 def test_a_shard_whose_results_are_not_in_the_store_is_not_through(tmp_path: Path) -> None:

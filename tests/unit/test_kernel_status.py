@@ -83,7 +83,7 @@ def test_a_campaign_without_workers_has_not_finished(tmp_path: Path) -> None:
             kernel, warps = ("quick", number) if number < 10 else ("costly", number - 10)
             board.count(Entry.of(make_rule(kernel, warps=2**warps), FAILED))
         with pytest.raises(KernelError), board:
-            raise KernelError("a kernel worker does not start", fix="check it")
+            raise KernelError("test-error", "a kernel worker does not start", fix="check it")
         assert json.loads((tmp_path / STATUS).read_bytes())["state"] == state
 
 

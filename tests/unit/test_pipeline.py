@@ -110,7 +110,7 @@ def test_no_engine_is_told_before_a_base_that_needs_none(
     run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def probe(_: object) -> None:
-        raise EngineError("buildah is not installed")
+        raise EngineError("test-error", "buildah is not installed")
 
     monkeypatch.setattr(engine_probe, "probe", probe)
     dependencies = Fake("base", lambda: planned("base"))
@@ -149,7 +149,7 @@ def test_a_source_whose_digest_only_a_fetch_tells(
     known: list[str] = []
     monkeypatch.setattr(pipeline, "fetch_for", lambda _, source, **__: known.append(source.ref))
     # The prefetch has not got there: the mirror did not answer it.
-    monkeypatch.setattr(prefetch, "fetch_for", refuse(UnreachableError("the mirror does not answer")))
+    monkeypatch.setattr(prefetch, "fetch_for", refuse(UnreachableError("test-error", "the mirror does not answer")))
 
     def plan() -> Planned:
         source = replace(SOURCE, digest=f"sha256:{'a' * 64}" if known else None)
@@ -171,7 +171,7 @@ def refuse(error: Exception) -> Callable[..., None]:
 def test_a_source_that_is_not_what_it_must_be_ends_the_stage_below(
     run: Callable[..., list[Built]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "fetch_for", refuse(DigestError("llvm.tar has the wrong digest")))
+    monkeypatch.setattr(prefetch, "fetch_for", refuse(DigestError("test-error", "llvm.tar has the wrong digest")))
     source = replace(SOURCE, digest=f"sha256:{'a' * 64}")
 
     def hours(workspace: Workspace) -> None:
@@ -305,7 +305,7 @@ def test_a_layer_that_breaks_its_contract_is_not_recorded(tmp_path: Path) -> Non
     engine: Any = SimpleNamespace(ensure_image=lambda *_: "candidate", forget_image=forgotten.append)
 
     def broken(_: str) -> dict[str, Any]:
-        raise ContractError("no mlir-tblgen")
+        raise ContractError("test-error", "no mlir-tblgen")
 
     fetching = Prefetch(Request(cache=cache), [])
     with Progress("llvm", 1, 1, Console(file=io.StringIO())) as progress:

@@ -90,7 +90,7 @@ def test_the_request_of_a_finished_image_is_taken_and_can_be_overruled(
 
     def noting(request: Request, target: str, expected: Any, **_: object) -> None:
         seen.append((request, target, expected))
-        raise SourceError("seen", fix="-")
+        raise SourceError("test-error", "seen", fix="-")
 
     monkeypatch.setattr("toolchain.cli.reproduce_cmd.reproduce", noting)
     (tmp_path / "here").mkdir()

@@ -225,7 +225,7 @@ def test_what_only_a_scan_found_is_not_forgotten(tmp_path: Path) -> None:
 
 def test_a_compressor_that_is_missing_here_stops_no_build(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     def unpack(*_: object, **__: object) -> None:
-        raise EngineError("zstd is not installed")
+        raise EngineError("test-error", "zstd is not installed")
 
     monkeypatch.setattr("toolchain.pipeline.reuse.verify", unpack)
     assert shelf.take(only=False) is None

@@ -127,7 +127,7 @@ def test_parts_and_repositories_are_apart(store: Store) -> None:
 def test_failure_leaves_nothing(store: Store) -> None:
     def unpack(dest: Path) -> None:
         filler()(dest)
-        raise SourceError("no")
+        raise SourceError("test-error", "no")
 
     with pytest.raises(SourceError):
         store.tree(DIGEST, unpack)

@@ -235,7 +235,7 @@ def test_a_provenance_never_lies_in_a_bundle_alone(stand: Stand, monkeypatch: py
         def put(self: Registry, *words: Any, left: list[int] = left) -> None:
             left[0] -= 1
             if left[0] < 0:
-                raise RegistryError("it breaks off")
+                raise RegistryError("test-error", "it breaks off")
             real(self, *words)
 
         monkeypatch.setattr(Registry, "put_manifest", put)

@@ -10,7 +10,7 @@ from toolchain.core.errors import ConfigError, RegistryError, UnreachableError
 from toolchain.core.web import LONGEST_ASKED, LONGEST_BACKOFF, PROGRESS, Retries, TryAgainError, is_loopback, session
 from toolchain.oci.registry import Registry
 
-PROBLEM = RegistryError("it fails")
+PROBLEM = RegistryError("test-error", "it fails")
 
 
 def test_waits_grow_and_what_the_server_asks_for_counts() -> None:
@@ -31,7 +31,7 @@ def test_it_ends_with_the_last_problem() -> None:
     waits: list[float] = []
 
     def once() -> None:
-        raise TryAgainError(RegistryError(f"failure {len(waits)}"))
+        raise TryAgainError(RegistryError("test-error", f"failure {len(waits)}"))
 
     with pytest.raises(RegistryError, match="failure 2") as caught:
         Retries(2, 1.0, pause=waits.append).run(once)

@@ -45,6 +45,7 @@ def require_fitting(lock: Lock) -> None:
         of_here = base.arch == here
         if (base.stage == "base" and not of_here) or (base.stage == "sysroot" and of_here and not base.old):
             raise UnsupportedError(
+                "bundle-other-machine",
                 f"the bundle holds the {base}, and this machine is {here}",
                 why="what is in a bundle is built on a machine of the kind that it was made on",
                 fix=f"import it there, or make one here: toolchain bundle export, on a machine for {here}",
@@ -65,11 +66,16 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
         known = LayerFacts.parse(record.facts).as_json()
     except OtherVersionError as error:
         raise UnsupportedError(
-            f"{title} is of another format", why=str(error), fix="export the bundle again: toolchain bundle export"
+            "bundle-format",
+            f"{title} is of another format",
+            why=str(error),
+            fix="export the bundle again: toolchain bundle export",
         ) from error
     except RecordError as error:
         why = one_line(str(error))[:200]
-        raise HostileInputError(f"{title} is not a record of a {base.stage}", why=why, fix=DO_NOT) from error
+        raise HostileInputError(
+            "bundle-record-malformed", f"{title} is not a record of a {base.stage}", why=why, fix=DO_NOT
+        ) from error
     inputs, packages = record.inputs, record.facts.get("packages")
     # Other inputs would give a digest that no plan has.
     given = (record.stage, inputs.get("stage"), record.image, record.arch, inputs.get("arch"), inputs.get("base"),
@@ -79,9 +85,13 @@ def require_record(value: Any, base: LockedBase, layers: Sequence[Mapping[str, A
               "" if base.stage == "base" else PARTIAL)  # fmt: skip
     more = record.sources or record.binaries or record.taken_from is not None
     if given != wanted or more or type(packages) is not int:
-        raise HostileInputError(f"the bundle's record is not that of the {base.stage} in its lock", fix=DO_NOT)
+        raise HostileInputError(
+            "bundle-record-mismatch", f"the bundle's record is not that of the {base.stage} in its lock", fix=DO_NOT
+        )
     if list(record.layers) != list(layers):
-        raise HostileInputError(f"the bundle's record names other layers than the image of {base}", fix=DO_NOT)
+        raise HostileInputError(
+            "bundle-record-mismatch", f"the bundle's record names other layers than the image of {base}", fix=DO_NOT
+        )
     return replace(record, facts={"packages": packages, **known})
 
 
@@ -92,10 +102,14 @@ def require_packages(value: Mapping[str, Any], base: LockedBase) -> None:
         packages = locked_packages(value) if isinstance(rows, list) and value.keys() == {"recipe", "packages"} else ()
     except (SourceError, KeyError) as error:
         why = error.what if isinstance(error, SourceError) else "a value is missing"
-        raise HostileInputError(f"the bundle's list of packages of {base} is malformed", why=why) from error
+        raise HostileInputError(
+            "bundle-packages-malformed", f"the bundle's list of packages of {base} is malformed", why=why
+        ) from error
     same = sha256_json(dict(value)) == base.packages_digest and value.get("recipe") == base.recipe
     if not same or set(packages) != set(base.packages):
-        raise HostileInputError("the bundle's list of packages is not the one in its lock", fix=DO_NOT)
+        raise HostileInputError(
+            "bundle-packages-mismatch", "the bundle's list of packages is not the one in its lock", fix=DO_NOT
+        )
 
 
 def is_file(source: LockedSource) -> bool:
@@ -112,17 +126,21 @@ def _expected(lock: Lock) -> set[tuple[str, str, str]]:
         expected |= {("patch", source.name, patch.digest) for patch in source.patches}
         # A tree cannot be compared with the digest of an archive.
         if not plain and source.kind not in {"git", "local"}:
-            raise HostileInputError(f"the bundle's lock names no file of {source.name}", fix=DO_NOT)
-        if not plain and not source.tree:
-            raise HostileInputError(f"the bundle's lock names no tree of {source.name}", fix=DO_NOT)
-        if not plain and source.kind == "local" and not source.parts and source.tree != source.digest:
             raise HostileInputError(
+                "bundle-lock-incomplete", f"the bundle's lock names no file of {source.name}", fix=DO_NOT
+            )
+        if not plain and not source.tree:
+            raise HostileInputError(
+                "bundle-lock-incomplete", f"the bundle's lock names no tree of {source.name}", fix=DO_NOT
+            )
+        if not plain and source.kind == "local" and not source.parts and source.tree != source.digest:
+            raise HostileInputError("bundle-lock-contradictory",
                 f"the bundle's lock calls one tree of {source.name} by two digests",
                 why=f"{source.digest} and {source.tree}", fix=DO_NOT,
             )  # fmt: skip
     for base in lock.bases:
         if base.state not in {"resolved", "image"} or not base.image:
-            raise HostileInputError(f"the bundle's lock leaves {base} open", fix=DO_NOT)
+            raise HostileInputError("bundle-lock-incomplete", f"the bundle's lock leaves {base} open", fix=DO_NOT)
         expected.add(("blob", base.owner, base.image))
         if base.state == "resolved":
             expected |= {("base", base.owner, ""), ("record", base.owner, "")}
@@ -141,17 +159,24 @@ def require_whole(lock: Lock, entries: Sequence[Entry]) -> None:
             continue  # a part of that image, which its manifest names
         if entry.kind != "lock" and key not in expected:
             raise HostileInputError(
+                "bundle-entry-unlocked",
                 f"the bundle holds a {entry.kind} that its lock does not name: {entry.name}, {entry.title}",
                 why=entry.blob.digest,
                 fix=DO_NOT,
             )
         if key in there and entry.kind in {"base", "record", "tree"}:
-            raise HostileInputError(f"the bundle holds two of the {entry.kind} {entry.name}", fix=DO_NOT)
+            raise HostileInputError(
+                "bundle-entry-twice", f"the bundle holds two of the {entry.kind} {entry.name}", fix=DO_NOT
+            )
         there.add(key)
         source = lock.source(entry.name)
         if entry.kind == "file" and source is not None and entry.title != source.file:
             raise HostileInputError(
-                f"the bundle names a file {entry.title} that its lock names {source.file}", fix=DO_NOT
+                "bundle-entry-renamed",
+                f"the bundle names a file {entry.title} that its lock names {source.file}",
+                fix=DO_NOT,
             )
     for kind, name, digest in sorted(expected - there):
-        raise HostileInputError(f"the bundle lacks the {kind} {name} that its lock names", why=digest, fix=DO_NOT)
+        raise HostileInputError(
+            "bundle-entry-missing", f"the bundle lacks the {kind} {name} that its lock names", why=digest, fix=DO_NOT
+        )

@@ -72,15 +72,21 @@ class Entry:
         kind, title = layer.annotations.get(_KIND, ""), layer.annotations.get(labels.TITLE, "")
         name, of = layer.annotations.get(_OWNER, ""), layer.annotations.get(_MEDIA, "")
         if kind not in get_args(Kind):
-            raise HostileInputError(f"the bundle holds an entry of an unknown kind: {kind[:80]!r}", fix="do not use it")
+            raise HostileInputError(
+                "bundle-entry-kind", f"the bundle holds an entry of an unknown kind: {kind[:80]!r}", fix="do not use it"
+            )
         for text in (name, title):
             if not _NAME.fullmatch(text):
                 raise HostileInputError(
-                    f"the bundle holds an entry with an unusable name: {text[:200]!r}", fix="do not use this bundle"
+                    "bundle-entry-name",
+                    f"the bundle holds an entry with an unusable name: {text[:200]!r}",
+                    fix="do not use this bundle",
                 )
         if of and not _MEDIA_TYPE.fullmatch(of):
             raise HostileInputError(
-                f"the bundle holds an entry of an unexpected media type: {of[:200]!r}", fix="do not use this bundle"
+                "bundle-entry-media-type",
+                f"the bundle holds an entry of an unexpected media type: {of[:200]!r}",
+                fix="do not use this bundle",
             )
         return cls(kind=cast("Kind", kind), name=name, title=title, blob=layer.plain, of=of)
 
@@ -116,7 +122,9 @@ def export(request: Request, target: str, dest: Target) -> Exported:
     The same cache and request give the same bytes. Blobs that `dest` has already are not sent again.
     """
     if dest.digest:
-        raise ConfigError(f"{dest} names a bundle that exists", fix="give a tag in place of the digest, or none")
+        raise ConfigError(
+            "bundle-exists", f"{dest} names a bundle that exists", fix="give a tag in place of the digest, or none"
+        )
     rows = [*settled(request, target), *(_old_systems(request) if target == "base" else ())]
     planned = [row.planned for row in rows]
     bases = [(base, _row_of(base, rows)) for base in resolve(request, planned, target).bases]
@@ -130,7 +138,7 @@ def export(request: Request, target: str, dest: Target) -> Exported:
             packer.base(base, row)
         lock = resolve(request, planned, target)  # now every tree is in the store
         if lock.bases != tuple(base for base, _ in bases):
-            raise SourceError("a base was made again while it was packed", fix="run the command again")
+            raise SourceError("base-changed", "a base was made again while it was packed", fix="run the command again")
         packer.content("lock", "toolchain", lockfile.DEFAULT, lockfile.render(lock))
         manifest = packer.manifest(target)
         tag = dest.tag or ("latest" if dest.remote else f"bundle-{target}")  # a repository is the bundle's name
@@ -164,6 +172,7 @@ def _row_of(base: LockedBase, rows: Sequence[PlanRow]) -> PlanRow:
     row = next(row for row in rows if row.planned.name == base.stage and (row.arch or this_machine()) == base.arch)
     if row.built is None and base.state != "image":
         raise SourceError(
+            "base-not-built",
             f"{base} is not built yet",
             why="it is made from package mirrors, so a bundle holds the finished one",
             fix=f"toolchain build {base.stage} --arch {base.arch}, with the same options",
@@ -218,6 +227,7 @@ class _Packer:
         record = read_record(cache, row.built.input_digest)
         if taken := record.taken_from:
             raise SourceError(
+                "base-not-made-here",
                 f"{base} was not made here",
                 why=f"it was taken from {taken.ref}, and a bundle vouches only for what was made where it is exported",
                 fix="export it where it was made, or make it in another cache (--cache DIR) and export that",

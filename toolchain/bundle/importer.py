@@ -114,6 +114,7 @@ def _entries(manifest: Descriptor, content: bytes, ref: str) -> tuple[Entry, ...
     value = parse_object(content, ref)
     if manifest.media_type not in media.IMAGES or value.get("artifactType") != TYPE:
         raise RegistryError(
+            "not-a-bundle",
             f"{ref} is not a bundle",
             why=f"its type is {value.get('artifactType')!r}, not {TYPE}",
             fix="name what `toolchain bundle export` wrote",
@@ -141,7 +142,9 @@ class _Taker:
 
     def _small(self, entry: Entry) -> bytes:
         if entry.blob.size > MANIFEST_LIMIT:
-            raise HostileInputError(f"{entry.title} is too large: {entry.blob.size} bytes", fix=DO_NOT)
+            raise HostileInputError(
+                "bundle-entry-size", f"{entry.title} is too large: {entry.blob.size} bytes", fix=DO_NOT
+            )
         self._pull(entry)
         return self._scratch.read(entry.blob)
 
@@ -149,7 +152,7 @@ class _Taker:
         """Return the bundle's lock."""
         locks = self._of("lock")
         if len(locks) != 1:
-            raise HostileInputError(f"the bundle holds {len(locks)} locks", fix=DO_NOT)
+            raise HostileInputError("bundle-lock-count", f"the bundle holds {len(locks)} locks", fix=DO_NOT)
         return lockfile.parse(self._small(locks[0]), "the bundle's lock", again="toolchain bundle export")
 
     def take(self, lock: Lock) -> list[ImportedEntry]:
@@ -180,12 +183,21 @@ class _Taker:
             expected = {base.image, *(child.digest for child in named)}
             for digest in sorted(parts.keys() ^ expected):
                 if digest in parts:
-                    raise HostileInputError(f"the bundle holds what no image in its lock names: {digest}", fix=DO_NOT)
-                raise HostileInputError(f"the bundle lacks a part of the image of {base}", why=digest, fix=DO_NOT)
+                    raise HostileInputError(
+                        "bundle-part-unlocked",
+                        f"the bundle holds what no image in its lock names: {digest}",
+                        fix=DO_NOT,
+                    )
+                raise HostileInputError(
+                    "bundle-part-missing", f"the bundle lacks a part of the image of {base}", why=digest, fix=DO_NOT
+                )
             config = parse_object(self._small(parts[named[0].digest]), named[0].digest, keys=CONFIG_KEYS)
             if config.get("architecture") != base.arch:
                 raise HostileInputError(
-                    f"the image of {base} is for another machine", why=str(config.get("architecture"))[:80], fix=DO_NOT
+                    "bundle-image-platform",
+                    f"the image of {base} is for another machine",
+                    why=str(config.get("architecture"))[:80],
+                    fix=DO_NOT,
                 )
             self._layers[base.image] = [child.plain.as_json() for child in named[1:]]
 
@@ -217,7 +229,9 @@ class _Taker:
             path = self._cache.package_list(base.stage, base.name, base.arch)
             if path.name != entry.title:
                 raise HostileInputError(
-                    f"the bundle names a file {entry.title} that the store names {path.name}", fix=DO_NOT
+                    "bundle-entry-renamed",
+                    f"the bundle names a file {entry.title} that the store names {path.name}",
+                    fix=DO_NOT,
                 )
             if (known := _read(path)) is not None and known != value:
                 raise refused([f"{base} is resolved otherwise in this cache"], "the bundle brings another base")
@@ -263,6 +277,7 @@ class _Taker:
             actual = tree_digest(dest)
             if actual != source.tree:
                 raise DigestError(
+                    "stored-tree-digest",
                     f"the tree of {source.name} in the bundle has the wrong digest",
                     why=f"expected {source.tree}, found {actual}",
                     fix=DO_NOT,
@@ -273,6 +288,7 @@ class _Taker:
         info = self._store.tree_info(source.digest, part=part)
         if info is None or info.digest != source.tree:
             raise DigestError(
+                "stored-tree-digest",
                 f"the tree of {source.name} in this cache is not the locked one",
                 why=f"expected {source.tree}, found {info.digest if info else 'none'}",
                 fix="remove it from the store, or use another cache",

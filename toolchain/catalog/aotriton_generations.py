@@ -98,7 +98,11 @@ def generation_of(release: str) -> Generation:
     for row in _rows()[0]:
         if release in row.releases:
             return row
-    raise PinError(f"no row says how AOTriton {release} plans its kernels", fix="add it to aotriton/releases.toml")
+    raise PinError(
+        "aotriton-plan-unknown",
+        f"no row says how AOTriton {release} plans its kernels",
+        fix="add it to aotriton/releases.toml",
+    )
 
 
 def release_of(commit: str) -> str:
@@ -126,12 +130,15 @@ def refuse_foreign(what: str, has: Sequence[str], without: Sequence[str]) -> Non
     """
     if missing := [name for name in has if name not in without]:
         raise UnsupportedError(
+            "aotriton-other-compiler",
             f"{what} has kernels that are made by {', '.join(missing)}",
             why="that compiler has its own LLVM, and there is no recipe for it here",
             fix=f"leave them out: `kernels run aotriton --without {','.join(has)}`; the library then chooses none",
         )
     if vain := [name for name in without if name not in has]:
-        raise UnsupportedError(f"{what} has no kernels that are made by {', '.join(vain)}", fix="leave --without out")
+        raise UnsupportedError(
+            "nothing-left-out", f"{what} has no kernels that are made by {', '.join(vain)}", fix="leave --without out"
+        )
 
 
 def foreign_in(tree: Path) -> tuple[str, ...]:
@@ -151,6 +158,7 @@ def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, witho
     check_release_gpus(release, gpus, known=generation.gpus)
     if generation.refused:
         raise UnsupportedError(
+            "aotriton-not-buildable",
             f"AOTriton {release} cannot be built",
             why=generation.refused,
             fix=f"use one of {', '.join(buildable())}; its LLVM and Triton alone can be built: --triton COMMIT",
@@ -160,6 +168,7 @@ def refuse(release: str, gpus: Sequence[str], *, own_triton: bool = False, witho
     theirs = {gpu: generation.triton_for[gpu] for gpu in gpus if gpu in generation.triton_for}
     if theirs and not own_triton:
         raise UnsupportedError(
+            "aotriton-two-tritons",
             f"AOTriton {release} compiles {', '.join(sorted(theirs))} with another Triton than its other GPUs",
             why=f"upstream takes {', '.join(sorted(set(theirs.values())))} for them; a build here has one Triton",
             fix="leave them out of --gpu, or build them apart with --source triton=URL@COMMIT of that one",
@@ -198,6 +207,7 @@ def generation_in(tree: Path, release: str = "") -> Generation:
             differs = f"its CMakeLists.txt says {'.'.join(map(str, stated))}"
         if differs:
             raise SourceError(
+                "aotriton-other-release",
                 f"the source tree is not AOTriton {release}",
                 why=differs,
                 fix="give that release's tree, or leave --aotriton out: then the tree decides",
@@ -210,6 +220,7 @@ def generation_in(tree: Path, release: str = "") -> Generation:
     fits = [row for version, row in releases if row.generator == generator and version <= here]
     if not fits:
         raise SourceError(
+            "aotriton-generator-unknown",
             "the source tree has no generator of AOTriton's that is known",
             why="no python/gpu_targets.py with modules, no v3python/generate.py and no v2python/generate_compile.py",
             fix="give a whole checkout of AOTriton",
@@ -225,6 +236,7 @@ def refuse_gpus_not_in(tree: Path, generator: str, gpus: Sequence[str]) -> None:
     text = (tree / file).read_text(encoding="utf-8", errors="replace")
     if missing := [gpu for gpu in gpus if not re.search(rf"{gpu}(?![0-9a-z])", text)]:
         raise UnsupportedError(
+            "gpu-not-in-aotriton",
             f"this AOTriton has no kernels for {', '.join(missing)}",
             why=f"its {file} does not name it",
             fix="choose others by --gpu, or give a newer AOTriton",
@@ -280,6 +292,7 @@ def check_databases(tree: Path, release: str, given: Path | None = None) -> Data
             _check_database(row, own, release, row.path)
         else:
             raise SourceError(
+                "tuning-missing",
                 f"the tuning database of {f'AOTriton {release}' if release else 'this AOTriton'} is not in its source",
                 why=f"without {row.path} the generator silently plans every possible kernel",
                 fix=f"{'put it there' if taken else f'--source {DATABASE}=PATH of it'}, or take the source by git; "
@@ -306,6 +319,7 @@ def _check_database(row: Database, path: Path, release: str, shown: str) -> None
     """Check an existing database; see `check_databases`."""
     if path.is_file() and not path.stat().st_size:
         raise SourceError(
+            "tuning-empty",
             f"the tuning database {row.path} is empty",
             why="sqlite makes such a file where none is; the generator then plans every kernel there could be",
             fix=f"--source {DATABASE}=PATH of the real one, whose git id is {row.id}",
@@ -313,6 +327,7 @@ def _check_database(row: Database, path: Path, release: str, shown: str) -> None
     if release and (id_ := git_id(path)) != row.id:
         same_id = ", ".join(name for like in _rows()[1] if like.id == id_ for name in like.releases)
         raise SourceError(
+            "tuning-mismatch",
             f"{shown} is not the tuning database of AOTriton {release}",
             why=f"its git id is {id_}{f', as in {same_id}' if same_id else ''}; that of {release} has {row.id}",
             fix="take that release's own; a tree with another one goes without a release: --source aotriton=PATH",
@@ -326,6 +341,7 @@ def _taken(rows: Sequence[Database], release: str, given: Path) -> Database:
     if not fits:
         known = ", ".join(f"{row.path} {row.id}" for row in rows)
         raise SourceError(
+            "tuning-unused",
             f"the source {DATABASE} is not one that {f'AOTriton {release}' if release else 'this AOTriton'} uses",
             why=f"its git id is {id_}; on record are {known or 'none'}",
             fix=f"leave --source {DATABASE} out: that release's own are in its tree",

@@ -45,7 +45,9 @@ def this_machine() -> str:
 def machine_of(arch: str) -> Machine:
     """Return the machine of an OCI architecture."""
     if arch not in MACHINES:
-        raise UnsupportedError(f"unknown architecture {arch!r}", fix=f"one of {', '.join(MACHINES)}")
+        raise UnsupportedError(
+            "unknown-architecture", f"unknown architecture {arch!r}", fix=f"one of {', '.join(MACHINES)}"
+        )
     return MACHINES[arch]
 
 
@@ -67,6 +69,7 @@ def emulator(arch: str, *, proof: bool = True) -> Path:
     if program is None:
         use = f"a layer for {arch} is proved by running" if proof else f"Triton for {arch} is built by running"
         raise EngineError(
+            "qemu-missing",
             f"{name} is not installed, and {use} what is in it",
             fix="apt-get install qemu-user-static" + ("; or --no-contract, and prove it elsewhere" if proof else ""),
         )

@@ -75,6 +75,7 @@ def _recipe(name: str, row: dict[str, Any], arch: str, source: Path) -> BaseReci
     recipe = typed_row(BaseRecipe, {**plain, **for_arch, "name": name, "arch": arch}, name, source)
     if "python" not in recipe.tools:
         raise ConfigError(
+            "base-without-python",
             f"{source}: base {name} names no Python",
             why="wheels are built for the Python of the base",
             fix='add its version to the table: tools.python = "3.13.5"',
@@ -88,12 +89,14 @@ def base_recipe(name: str, arch: str = "amd64") -> BaseRecipe:
     recipe = bases.get(name)
     if recipe is None:
         raise UnsupportedError(
+            "unknown-base",
             f"unknown base {name!r}{did_you_mean(name, bases, cutoff=0.5)}",
             why=f"known bases: {', '.join(bases)}",
             fix="name one of these, or give a local image with --base oci:DIR",
         )
     if recipe.kind == "containerfile" and not recipe.image:
         raise UnsupportedError(
+            "base-without-image",
             f"base {name} has no image pinned for {arch}",
             why=f"{DATA} names no digest, and a tag can be moved to other content",
             fix=f"add images.{arch} = REPOSITORY@sha256:DIGEST there, or give a local image with --base oci:DIR",

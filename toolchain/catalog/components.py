@@ -72,7 +72,10 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
     data = _data()
     if arch not in data["host"]:
         raise UnsupportedError(
-            f"unknown architecture {arch!r}", why=f"known: {', '.join(data['host'])}", fix="give one of these"
+            "unknown-architecture",
+            f"unknown architecture {arch!r}",
+            why=f"known: {', '.join(data['host'])}",
+            fix="give one of these",
         )
     extra: dict[str, Any] = {}
     wanted = version.strip()
@@ -80,6 +83,7 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
         extra = next((row for row in data["commit"] if row["commit"] == wanted.lower()), {})
         if not extra:
             raise UnsupportedError(
+                "triton-needs-unknown",
                 f"what Triton {wanted} needs from LLVM is not on record",
                 why="only releases and a few commits are",
                 fix="give the release it is nearest to: --triton VERSION",
@@ -91,7 +95,9 @@ def needs_for(version: str, arch: str = "amd64", *, features: Collection[str] = 
         known = f"known: {data['triton'][0]['from']} to {data['last']}"
         older = f"use Triton {data['last']} or older, or set `last` in llvm-config/components.toml"
         fix = older if rows else "use a newer Triton"
-        raise UnsupportedError(f"what Triton {version} needs from LLVM is not on record", why=known, fix=fix)
+        raise UnsupportedError(
+            "triton-needs-unknown", f"what Triton {version} needs from LLVM is not on record", why=known, fix=fix
+        )
     return replace(_assemble(data, [*rows, extra, {"features": sorted(features)}], arch), serves=version.strip())
 
 
@@ -111,6 +117,7 @@ def newest_triton_on(llvm: int) -> str:
     older = llvm < rows[0]["version"]
     edge = rows[0] if older else rows[-1]
     raise UnsupportedError(
+        "llvm-unfit",
         f"LLVM {llvm} is too {'old' if older else 'new'} for every Triton on record",
         why=f"the {'oldest' if older else 'newest'} that one is built with is LLVM {edge['version']}, "
         f"for Triton {edge['triton']}",
@@ -134,6 +141,7 @@ def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
     if not is_near(needs, llvm):
         old = llvm < own
         raise UnsupportedError(
+            "llvm-unfit",
             f"{where} is too {'old' if old else 'new'} for Triton {needs.serves}: LLVM {llvm}, not {own - 1} or {own}",
             why=f"Triton {needs.serves} is written for an LLVM between the releases {own - 1} and {own}",
             fix=f"use LLVM {own - 1} or {own}, or {_tritons_for(llvm)}",
@@ -141,6 +149,7 @@ def check_generation(needs: LlvmRequirements, llvm: int, *, where: str) -> None:
     if llvm < needs.since:
         fitting = str(own) if needs.since == own else f"{needs.since} or newer"
         raise UnsupportedError(
+            "llvm-unfit",
             f"{where} is too old for Triton {needs.serves}: LLVM {llvm}, not {fitting}",
             why=f"this Triton links libraries of LLVM, MLIR or lld that LLVM {needs.since} is the first to install",
             fix=f"use LLVM {fitting}",
@@ -202,6 +211,7 @@ def check_files(files: Collection[str], needs: LlvmRequirements, *, where: str, 
     parts = [name for name in ("clang", "lld") if getattr(needs, name) and any(name in entry for entry in missing)]
     what = f" without {' and '.join(parts)}" if parts else ""
     raise ContractError(
+        "llvm-layer-unfit",
         f"{consumer} cannot be built on the LLVM in {where}{what}",
         why=f"missing: {shown}",
         fix=f"build the layer for it: projects {';'.join(needs.projects)}, as `toolchain build llvm --triton` does",
@@ -247,7 +257,9 @@ def _line(version: str) -> tuple[int, int]:
     match = _LINE.fullmatch(version)
     if not match:
         fix = "give a version such as 3.7.1 or a commit of 40 digits"
-        raise PinError(f"{version!r} is not a Triton version", why="it reads MAJOR.MINOR[.PATCH]", fix=fix)
+        raise PinError(
+            "not-a-triton-version", f"{version!r} is not a Triton version", why="it reads MAJOR.MINOR[.PATCH]", fix=fix
+        )
     return int(match[1]), int(match[2])
 
 

@@ -51,12 +51,14 @@ def floor_of(glibc: str) -> Floor:
     usable = ", ".join(name for name, floor in floors.items() if floor.packages)
     if floor is None:
         raise UnsupportedError(
+            "unknown-glibc",
             f"no floor is known for glibc {glibc}",
             why=f"{DATA} has {', '.join(floors)}",
             fix=f"--glibc with one of {usable}; or name a base for a layer that is bound to it: --base debian13",
         )
     if not floor.packages:
         raise UnsupportedError(
+            "glibc-not-buildable",
             f"no LLVM is built against glibc {glibc} ({floor.system}) yet",
             why=f"its headers and libraries are in {(floor.images or {}).get('amd64', 'an image')}, and this version"
             f" only unpacks Debian packages; {floor.note}",

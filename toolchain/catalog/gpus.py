@@ -87,12 +87,14 @@ def check_gpu(gpu: str) -> str:
 def _unknown(word: str, rest: str) -> UnsupportedError:
     if ":" in word and word.split(":", 1)[0].lower() in _GPUS:
         return UnsupportedError(
+            "gpu-features",
             f"the GPU {word} names features",
             why="kernels are compiled for a GPU with its default features",
             fix=f"give {word.split(':', 1)[0].lower()}",
         )
     if _key(word) in load("gpus")["unsupported"]:
         return UnsupportedError(
+            "gpu-without-kernels",
             f"no kernels are built for {word}",
             why=f"AOTriton and flash-attn have none for it; they have for {', '.join(known_gpus())}",
             fix="leave it out of --gpu; LLVM and Triton are built without naming a GPU",
@@ -103,6 +105,7 @@ def _unknown(word: str, rest: str) -> UnsupportedError:
     written = {_key(name): name for gpu in _GPUS.values() for name in (gpu.name, *gpu.market)}
     hint = f"did you mean {' or '.join(written[key] for key in list(close)[:3])}? " if close else ""
     return UnsupportedError(
+        "unknown-gpu",
         f"unknown GPU {word!r}",
         why=f"known: {', '.join(known_gpus())}, and market names such as MI300X or Strix Halo",
         fix=f"{hint}names are separated by `,` or `;`",

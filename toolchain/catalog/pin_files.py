@@ -47,6 +47,7 @@ class _PinFile:
         named = {key: _repository(self.content[key], self.file) for key in _REPOSITORY_KEYS if key in self.content}
         if len(set(named.values())) > 1:
             raise PinError(
+                "pin-two-repositories",
                 f"{self.file} names two repositories",
                 why="; ".join(f"{key} is {name}" for key, name in named.items()),
                 fix="name one of them by --source llvm=URL@COMMIT",
@@ -65,17 +66,20 @@ def read_pin(path: Path) -> LlvmPin:
         if not files:
             if is_aotriton(path):
                 raise PinError(
+                    "pin-of-aotriton",
                     f"{path} is a checkout of AOTriton, which pins no LLVM itself",
                     why="its Triton is the submodule third_party/triton, and that pins the LLVM",
                     fix=f"check the submodule out and name it: {path / AOTRITON_SUBMODULE}",
                 )
             if (named := named_in_setup(path)) is not None:
                 raise PinError(
+                    "triton-without-pin-file",
                     f"this Triton is older than pin files: its setup.py names {named}",
                     why="that is not a full commit, and the archive that it stands for is not LLVM's source",
                     fix="name the LLVM: --source llvm=URL@COMMIT with all 40 digits, or distro:llvm-toolchain-17",
                 )
             raise PinError(
+                "pin-not-found",
                 f"no LLVM pin in {path}",
                 why="it has neither llvm-hash.txt nor llvm-info.json, also not in its cmake/ folder",
                 fix="name the pin file itself, or a Triton checkout",
@@ -84,6 +88,7 @@ def read_pin(path: Path) -> LlvmPin:
         files = [path]
         if _OTHER.fullmatch(path.name):
             raise PinError(
+                "pin-of-other-part",
                 f"{path} does not hold the pin of Triton's LLVM",
                 why="it names the LLVM of another part of Triton, or of a build that may run ahead of the pin",
                 fix="give llvm-hash.txt or llvm-info.json",
@@ -91,6 +96,7 @@ def read_pin(path: Path) -> LlvmPin:
     pins = [_parsed(file) for file in files]
     if len({pin.commit for pin in pins}) > 1:
         raise PinError(
+            "pins-contradict",
             f"the pins in {path} contradict each other",
             why="; ".join(f"{pin.file} says {pin.commit}" for pin in pins),
             fix="remove the stale file, or name the right one",
@@ -157,6 +163,7 @@ def read_codegen_pins(checkout: Path) -> tuple[CodegenPin, ...]:
         rule = codegen_named(name)
         if rule is None:
             raise UnsupportedError(
+                "unknown-codegen",
                 f"this Triton has a separate LLVM for {name}, for which there is no rule here",
                 why=f"{' and '.join(files)} in {checkout}; known are "
                 + ", ".join(f"{codegen.name} ({codegen.target})" for codegen in codegens()),
@@ -174,7 +181,9 @@ def _in_cmake(checkout: Path) -> list[str]:
         return []
     except OSError as error:
         why = error.strerror or str(error)
-        raise PinError(f"cannot read {checkout / 'cmake'}", why=why, fix="check its permissions") from error
+        raise PinError(
+            "pin-unreadable", f"cannot read {checkout / 'cmake'}", why=why, fix="check its permissions"
+        ) from error
 
 
 def _codegen_pin(file: Path, rule: Codegen) -> CodegenPin:
@@ -183,6 +192,7 @@ def _codegen_pin(file: Path, rule: Codegen) -> CodegenPin:
     if type(build) is not int or not 0 <= build < 10**6:
         shown = str(build)[:20] if isinstance(build, int | None) else f"a {type(build).__name__}"
         raise PinError(
+            "pin-without-build",
             f"{file} names no build of the library: build_number is {shown}",
             why="the library answers COMMIT-BUILD, and Triton keeps its kernels by that",
             fix="take the file from Triton again",
@@ -209,7 +219,7 @@ def pin_files(folder: Path) -> list[Path]:
     cmake = folder / "cmake"
     if cmake.is_symlink() and not cmake.exists():
         why = f"it is a link to nothing: {cmake.readlink()}"
-        raise PinError(f"cannot read {cmake}", why=why, fix="correct or remove the link")
+        raise PinError("pin-unreadable", f"cannot read {cmake}", why=why, fix="correct or remove the link")
     return [place / name for place in (folder, cmake) for name in _NAMES if _lies_there(place / name)]
 
 
@@ -221,7 +231,7 @@ def _lies_there(file: Path) -> bool:
         return False
     except OSError as error:
         raise PinError(
-            f"cannot look for {file}", why=error.strerror or str(error), fix="check its permissions"
+            "pin-unreadable", f"cannot look for {file}", why=error.strerror or str(error), fix="check its permissions"
         ) from error
     return True
 
@@ -234,14 +244,16 @@ def _text_of(file: Path) -> str:
         content = read_regular(file, MAX_PIN_BYTES, within=top)
     except FileNotFoundError as error:
         why = f"it is a link to nothing: {file.readlink()}" if file.is_symlink() else "it does not exist"
-        raise PinError(f"cannot read {file}", why=why, fix=_PUT) from error
+        raise PinError("pin-unreadable", f"cannot read {file}", why=why, fix=_PUT) from error
     except OSError as error:
-        raise PinError(f"cannot read {file}", why=error.strerror or str(error), fix=_PUT) from error
+        raise PinError("pin-unreadable", f"cannot read {file}", why=error.strerror or str(error), fix=_PUT) from error
     try:
         return content.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
         why = f"byte {error.start} is not UTF-8"
-        raise PinError(f"{file} is not a pin file", why=why, fix="give llvm-hash.txt or llvm-info.json") from error
+        raise PinError(
+            "not-a-pin-file", f"{file} is not a pin file", why=why, fix="give llvm-hash.txt or llvm-info.json"
+        ) from error
 
 
 def _object_in(file: Path, text: str) -> dict[str, Any]:
@@ -251,9 +263,9 @@ def _object_in(file: Path, text: str) -> dict[str, Any]:
         raise
     except json.JSONDecodeError as error:
         why = f"it cannot be read at line {error.lineno}, column {error.colno}"
-        raise PinError(f"{file} is not JSON", why=why, fix="take the file from Triton again") from error
+        raise PinError("pin-not-json", f"{file} is not JSON", why=why, fix="take the file from Triton again") from error
     if not isinstance(value, dict):
-        raise PinError(f"{file} holds no JSON object", fix="take the file from Triton again")
+        raise PinError("pin-not-json", f"{file} holds no JSON object", fix="take the file from Triton again")
     return value
 
 
@@ -263,6 +275,7 @@ def _parsed(file: Path) -> _PinFile:
     content: dict[str, Any] = {}
     if _CONFLICT.search(text):
         raise PinError(
+            "pin-merge-conflict",
             f"{file} holds the conflict markers of an unfinished merge",
             why="it names more than one LLVM, and git could not choose between them",
             fix="resolve the conflict in that file, so that it names one commit",
@@ -272,12 +285,19 @@ def _parsed(file: Path) -> _PinFile:
         content = _object_in(file, text)
         if "llvm_hash" not in content:
             why = f"the key llvm_hash is missing; there are {len(content)} others"
-            raise PinError(f"{file} names no LLVM", why=why, fix="take the file from Triton again")
+            raise PinError(
+                "pin-without-commit", f"{file} names no LLVM", why=why, fix="take the file from Triton again"
+            )
         value = content["llvm_hash"]
     commit = value.strip().lower() if isinstance(value, str) else ""
     if not is_commit(commit):
         fix = "give all 40 digits; a short value may mean more than one commit"
-        raise PinError(f"{file} holds no commit: {_excerpt(value)}", why="a commit has 40 hexadecimal digits", fix=fix)
+        raise PinError(
+            "pin-without-commit",
+            f"{file} holds no commit: {_excerpt(value)}",
+            why="a commit has 40 hexadecimal digits",
+            fix=fix,
+        )
     return _PinFile(file, commit, content)
 
 
@@ -305,6 +325,7 @@ def _repository_beside(pins: list[_PinFile]) -> tuple[str, list[str], bool]:
     if own := {pin.file: name for pin in pins if (name := pin.repository)}:
         if len(set(own.values())) > 1:
             raise PinError(
+                "pin-two-repositories",
                 "the pin files name different repositories",
                 why="; ".join(f"{file} says {name}" for file, name in own.items()),
                 fix="remove the stale file, or name the right one",
@@ -338,5 +359,10 @@ def _repository(named: object, file: Path) -> str:
     short = re.sub(r"^https://github\.com/|\.git$|/$", "", named) if isinstance(named, str) else ""
     if not REPOSITORY.fullmatch(short):
         why = "a repository is owner/name or an https://github.com/ URL"
-        raise PinError(f"{file} names no repository that is known here", why=why, fix="give --source llvm=URL@COMMIT")
+        raise PinError(
+            "pin-unknown-repository",
+            f"{file} names no repository that is known here",
+            why=why,
+            fix="give --source llvm=URL@COMMIT",
+        )
     return short

@@ -48,6 +48,7 @@ def python_of(version: str) -> Python:
     known = load_pythons()
     if (row := known.get(check_version(version))) is None:
         raise UnsupportedError(
+            "python-not-built",
             f"no portable wheel is built for Python {version}",
             why="its headers come from a released Debian, which has " + ", ".join(known),
             fix="name one of these: --python 3.11,3.13; or a base that has it, for a wheel of that base",
@@ -58,7 +59,7 @@ def python_of(version: str) -> Python:
 def check_version(version: str) -> str:
     """Return the version if it is one of Python, such as `3.13`."""
     if not _VERSION.fullmatch(version):
-        raise ConfigError(f"{version!r} is not a Python version", fix="give e.g. --python 3.13")
+        raise ConfigError("not-a-python-version", f"{version!r} is not a Python version", fix="give e.g. --python 3.13")
     return version
 
 
@@ -76,12 +77,14 @@ def check_range(version: str, requires: str, *, name: str) -> None:
         supported = SpecifierSet(requires)
     except InvalidSpecifier as error:
         raise PinError(
+            "python-range-unreadable",
             f"{name} supports no range of Pythons that can be read: {requires!r}",
             why="a range reads like >=3.8,<3.13",
             fix="correct python_requires in its source, or leave --python out",
         ) from error
     if not supported.contains(version):
         raise UnsupportedError(
+            "python-not-supported",
             f"{name} does not support Python {version}",
             why=f"it says python_requires = {requires}",
             fix="leave that version out of --python",

@@ -86,7 +86,7 @@ def _parsed(version: str) -> tuple[str, str | None, str]:
     match = _VERSION.fullmatch(version)
     if not match:
         fix = "give a version such as 3.7.1 or a commit of 40 digits"
-        raise PinError(f"{version!r} is not a Triton version", why=f"it reads {_FORM}", fix=fix)
+        raise PinError("not-a-triton-version", f"{version!r} is not a Triton version", why=f"it reads {_FORM}", fix=fix)
     major, minor, patch, local = match.groups()
     return f"{int(major)}.{int(minor)}", patch, local or ""
 
@@ -99,6 +99,7 @@ def _refuse_unknown_codegen(line: str, patch: str | None) -> None:
     if known or numbers(line) < first_with_codegen():
         return
     raise UnsupportedError(
+        "unknown-triton",
         f"Triton {version} is not on record, and since 3.9 Triton needs a second LLVM",
         why=f"{_neighbours(version)}. Since 3.9 its code for AMD's GPUs is made by an LLVM pinned apart from the "
         "one it links, and there may be more of them",
@@ -139,6 +140,7 @@ def check_release_gpus(name: str, gpus: Sequence[str], *, known: Sequence[str] =
             f"; its generator also names {', '.join(left_out)}, which upstream's build leaves out" if left_out else ""
         )
         raise UnsupportedError(
+            "gpu-not-in-aotriton",
             f"AOTriton {row.name} has no kernels for {', '.join(missing)}",
             why=f"it builds for {', '.join(row.gpus)}{named}",
             fix="choose others by --gpu" + (f", or take {' or '.join(releases[-2:])}" if releases else ""),
@@ -150,7 +152,9 @@ def aotriton_for_pytorch(version: str) -> PytorchRow:
     match = _VERSION.fullmatch(version.strip())
     if not match and version.strip() != "main":
         fix = "give a version such as 2.9, or main"
-        raise PinError(f"{version!r} is not a PyTorch version", why=f"it reads {_FORM}", fix=fix)
+        raise PinError(
+            "not-a-pytorch-version", f"{version!r} is not a PyTorch version", why=f"it reads {_FORM}", fix=fix
+        )
     wanted = f"{int(match[1])}.{int(match[2])}" if match else "main"
     by_name = {row.version: row for row in pytorch_rows()}
     row = by_name.get(wanted)
@@ -189,6 +193,7 @@ def _triton_by_commit(commit: str) -> TritonRelease:
                 commit_source=release.tag_source,
             )
     raise UnsupportedError(
+        "triton-llvm-unknown",
         f"the LLVM of Triton {commit} is not on record",
         why="only releases, AOTriton's submodules and a few commits are",
         fix="give the checkout: --source triton=PATH; its own pin file is used",
@@ -225,6 +230,7 @@ def _neighbours(version: str) -> str:
 def _no_such_triton(version: str) -> UnsupportedError:
     """Return the error of an unknown version; no neighbour replaces it, because its pin may differ."""
     return UnsupportedError(
+        "unknown-triton",
         f"Triton {version} is not on record",
         why=f"known: {', '.join(row.version for row in triton_releases() if row.version)}",
         fix=f"{_neighbours(version)}; or give what you have: --triton COMMIT, or --triton FOLDER of a checkout",
@@ -237,5 +243,8 @@ def _no_such(kind: str, name: str, known: Iterable[str], *, also: str = "") -> U
     close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     return UnsupportedError(
-        f"{kind} {name.strip()} is not on record", why=f"known: {', '.join(names)}", fix=f"{hint}{also}".strip()
+        "unknown-release",
+        f"{kind} {name.strip()} is not on record",
+        why=f"known: {', '.join(names)}",
+        fix=f"{hint}{also}".strip(),
     )

@@ -105,6 +105,7 @@ def rocm_of(text: str) -> Rocm:
         if row.major == major:
             return row
     raise UnsupportedError(
+        "unknown-rocm",
         f"no library is linked for ROCm {text.strip()[:40]!r}",
         why=f"known are {', '.join(row.major for row in rocms())}: the libamdhip64 of each has another name",
         fix="name one of these: --rocm 6,7; for another, your own base with its HIP: --base oci:DIR",
@@ -115,7 +116,7 @@ def parse_rocms(text: str) -> tuple[str, ...]:
     """Return major versions from an option's text, in the order of the data."""
     majors = {rocm_of(part).major for part in text.split(",") if part.strip()}
     if not majors:
-        raise ConfigError(f"--rocm {text!r} names no ROCm", fix="e.g. --rocm 6,7, or leave it out")
+        raise ConfigError("option-empty", f"--rocm {text!r} names no ROCm", fix="e.g. --rocm 6,7, or leave it out")
     return tuple(row.major for row in rocms() if row.major in majors)
 
 

@@ -75,7 +75,7 @@ def torch_row(base: str) -> TorchRow:
     """Return the PyTorch for a base by its recipe's name."""
     rows = load("wheels")["torch"]
     if base not in rows:
-        raise UnsupportedError(
+        raise UnsupportedError("base-without-pytorch",
             f"no PyTorch is known for base {base}", why=f"{_FILE.name} has one for {', '.join(rows)}",
             fix=f"use --base {next(iter(rows))}",
         )  # fmt: skip

@@ -55,7 +55,7 @@ def _main(
     try:
         if config == "":
             fix = "name a file, or leave --config out for ./toolchain.toml"
-            raise ConfigError("--config is empty", fix=fix)
+            raise ConfigError("option-empty", "--config is empty", fix=fix)
         if config or os.path.lexists("toolchain.toml"):
             from toolchain.cli.config_file import read_config  # noqa: PLC0415 - most calls have no file
 

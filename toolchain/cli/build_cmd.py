@@ -174,13 +174,21 @@ def _check_kernel_store(request: Request) -> None:
 def _require_kernels(stage: str) -> None:
     if stage not in stages.CAMPAIGNS:
         near = did_you_mean(stage, stages.CAMPAIGNS)
-        raise ConfigError(f"stage {stage!r} has no kernels{near}", fix=f"use one of {', '.join(stages.CAMPAIGNS)}")
+        raise ConfigError(
+            "stage-without-kernels",
+            f"stage {stage!r} has no kernels{near}",
+            fix=f"use one of {', '.join(stages.CAMPAIGNS)}",
+        )
 
 
 def _reuse(where: str | None, only: bool, key: Path | None, offline: bool) -> Reuse | None:
     if where is None:
         if only:
-            raise ConfigError("--reuse-only needs --reuse-from", fix="add --reuse-from REGISTRY/NS --public-key FILE")
+            raise ConfigError(
+                "option-needs-option",
+                "--reuse-only needs --reuse-from",
+                fix="add --reuse-from REGISTRY/NS --public-key FILE",
+            )
         return None
     from toolchain.pipeline.reuse import make_reuse  # noqa: PLC0415 - the registry client and cryptography
 
@@ -212,6 +220,7 @@ def _tell_known_bad(built: list[Built]) -> None:
                 for name in stage.facts.get("known_bad", ())[:20]
             ]
             raise KernelError(
+                "kernels-known-bad",
                 f"{bad} kernels of {stage.planned.image} did not compile and are marked as known bad",
                 why="\n".join(rows),
                 fix="the image was built and lists them; without --keep-going the build fails instead",

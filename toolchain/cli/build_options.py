@@ -159,6 +159,7 @@ def _one_line(flag: str, value: Any) -> None:
         barred = _CONTROL if isinstance(text, str) else {"\0"} if isinstance(text, Path) else set()
         if barred & set(str(text)):
             raise ConfigError(
+                "control-character",
                 f"{flag} {str(text)[:200]!r} contains a control character",
                 fix="remove line breaks, tabs and the like",
             )
@@ -168,6 +169,7 @@ def _floor(base: str | None, glibc: str | None) -> str:
     """Return the glibc of a portable LLVM; empty for a named base, because LLVM is then built for that base."""
     if base and glibc:
         raise ConfigError(
+            "options-exclude",
             f"--base {base} and --glibc {glibc} exclude each other",
             why="--base builds LLVM for that base only, --glibc for every system with that glibc or newer",
             fix="leave one of them out; --base '' overrides a base from a file or the environment",
@@ -251,7 +253,7 @@ def make_request(
     if both := sorted({*request.allow_binary} & {*request.drop_binary}):
         with _told_where(places):
             what = f"--allow-binary {both[0]} and --drop-binary {both[0]} exclude each other"
-            raise ConfigError(what, fix="leave one of them out")
+            raise ConfigError("options-exclude", what, fix="leave one of them out")
     _note_used(request.cache, request)
     lock: Lock | None = None
     if request.locked or request.lock_file is not None:

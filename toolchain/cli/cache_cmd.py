@@ -65,7 +65,10 @@ def cache_prune(
 
     if images and unfinished:
         raise ConfigError(
-            "--unfinished and IMAGE exclude each other", why="with IMAGE only the images go", fix="run it once for each"
+            "options-exclude",
+            "--unfinished and IMAGE exclude each other",
+            why="with IMAGE only the images go",
+            fix="run it once for each",
         )
     where = cache_of(cache)
     if not dry_run:
@@ -87,6 +90,7 @@ def cache_prune(
         console.note(f"{'would free' if dry_run else 'freed'} {console.size(_total(done.gone))}")
     if done.failed:
         raise ConfigError(
+            "cache-not-emptied",
             f"{len(done.failed)} of {len(done.gone) + len(done.failed)} entries could not be removed",
             why="\n".join(f"{name}: {why}" for name, why in done.failed[:10]),
             fix="remove them manually, as the user who created them",

@@ -52,7 +52,7 @@ def kernels_cached(
     from toolchain.kernels.cache_image import read_cache, require_hit  # noqa: PLC0415
 
     if env and in_ is None:
-        raise ConfigError("--env needs --in", fix="add --in IMAGE")
+        raise ConfigError("option-needs-option", "--env needs --in", fix="add --in IMAGE")
     home = cache_of(cache)
     with tempfile.TemporaryDirectory(prefix="toolchain-cached-") as scratch, contextlib.ExitStack() as stack:
         kernels = read_cache(*stack.enter_context(_image(cached, home, Path(scratch, "cache"))))
@@ -70,10 +70,10 @@ def kernels_cached(
 def _variables(texts: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in texts]
     if wrong := [name for name, between, _ in pairs if not name or not between]:
-        raise ConfigError(f"--env {wrong[0]!r} is not NAME=VALUE", fix="--env NAME=VALUE")
+        raise ConfigError("not-name-value", f"--env {wrong[0]!r} is not NAME=VALUE", fix="--env NAME=VALUE")
     names = [name for name, _, _ in pairs]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"--env gives {twice[0]} twice", fix="leave one of them out")
+        raise ConfigError("option-twice", f"--env gives {twice[0]} twice", fix="leave one of them out")
     return {name: value for name, _, value in pairs}
 
 
@@ -93,7 +93,9 @@ def _image(text: str, cache: Cache, scratch: Path) -> Iterator[tuple[Layout, Des
         layout, named = place.images(scratch)
         images = {image.digest: image for row in named for image in layout.images_below(row.image)}
         if len(images) != 1:
-            raise ConfigError(f"{text} names {len(images)} images", fix="name one image by tag or digest")
+            raise ConfigError(
+                "several-images", f"{text} names {len(images)} images", fix="name one image by tag or digest"
+            )
         yield layout, next(iter(images.values()))
 
 
@@ -117,6 +119,7 @@ def _triton_in(cache: Cache, layout: Layout, image: Descriptor, env: dict[str, s
         facts: dict[str, Any] = strict_json.read(done.stdout.splitlines()[0])
     except (ValueError, IndexError):
         raise ContractError(
+            "triton-not-importable",
             "Triton cannot be imported in the image",
             why="\n".join(done.tail),
             fix=f"use an image of a wheel, or give the path of its Triton: --env PYTHONPATH={SITE}",

@@ -54,16 +54,20 @@ def read_config(named: str | None) -> ConfigFile | None:
         if named is None and not os.path.lexists(path):
             return None
         raise ConfigError(
+            "config-unreadable",
             f"cannot read {path}",
             why=error.strerror or str(error),
             fix="correct the file, or use another one: --config FILE",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML", why=toml_text.why_not(error), fix="correct the file") from error
+        raise ConfigError(
+            "config-not-toml", f"{path} is not TOML", why=toml_text.why_not(error), fix="correct the file"
+        ) from error
     options = {option.name: option for option in file_options()}
     for name, value in content.items():
         if name not in options:
             raise ConfigError(
+                "config-unknown-key",
                 f"{path}: unknown key {name!r}{did_you_mean(name, options)}",
                 why=f"known keys: {', '.join(sorted(options))}",
                 fix="correct or remove the key",
@@ -71,6 +75,7 @@ def read_config(named: str | None) -> ConfigFile | None:
         _check_value(path, options[name], value)
         if named is None and not may_be_found(options[name], value):
             raise ConfigError(
+                "config-not-named",
                 f"{path} sets {name} = {value!r:.200}, and nobody named this file",
                 why="a file that was only found may not decide whose code, keys, paths or registries are used",
                 fix=f"if you trust it, name it: toolchain --config {path} …; otherwise remove the key",
@@ -99,14 +104,14 @@ def _check_value(path: Path, option: Option, value: Any) -> None:
         typed(kind, value, option.name)
     except TypedError as error:
         fix = f"write it as in: {option.name} = {form}"
-        raise ConfigError(f"{path}: bad value for {error.where}", why=error.why, fix=fix) from error
+        raise ConfigError("config-bad-value", f"{path}: bad value for {error.where}", why=error.why, fix=fix) from error
     if option.least is not None and value < option.least:
         why = f"it must be at least {option.least:g}"
     elif option.most is not None and value > option.most:
         why = f"it must be at most {option.most:g}"
     else:
         return
-    raise ConfigError(f"{path}: {option.name} is {value}", why=why, fix="correct it")
+    raise ConfigError("config-bad-value", f"{path}: {option.name} is {value}", why=why, fix="correct it")
 
 
 def _value(option: Option, value: Any, folder: Path) -> Any:

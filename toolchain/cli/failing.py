@@ -54,7 +54,7 @@ def _full_disk(failure: Exception) -> ResourceError | None:
     error: BaseException | None = failure
     while error is not None:
         if why := _no_space(error):
-            full = ResourceError("the disk is full", why=why, fix="free disk space and run it again")
+            full = ResourceError("disk-full", "the disk is full", why=why, fix="free disk space and run it again")
             if isinstance(failure, ToolchainError):
                 full.why, full.further = f"{failure.what}: {why}", failure.further  # with the place
             return full
@@ -69,14 +69,22 @@ def _bad_path(error: Exception) -> ConfigError | None:
     if not isinstance(error, OSError):
         return None
     if isinstance(error, FileNotFoundError) and error.filename is None and _nowhere():
-        return ConfigError("the current folder was deleted", fix="change to an existing folder, or use absolute paths")
+        return ConfigError(
+            "current-folder-deleted",
+            "the current folder was deleted",
+            fix="change to an existing folder, or use absolute paths",
+        )
     if error.errno == errno.EIO and error.filename is None:  # `read` does not name the file
         return ConfigError(
-            "a file cannot be read", why=error.strerror or str(error), fix="look for disk errors in the system log"
+            "file-unreadable",
+            "a file cannot be read",
+            why=error.strerror or str(error),
+            fix="look for disk errors in the system log",
         )
     if error.errno not in _OF_PATHS or error.filename is None:
         return None
     return ConfigError(
+        "path-unusable",
         # In a rename the user named the second one.
         f"{os.fsdecode(error.filename2 or error.filename)} cannot be used",
         why=error.strerror or str(error),
@@ -89,7 +97,7 @@ def _link_loop(text: str) -> ConfigError | None:
     if not text.startswith("Symlink loop from "):
         return None
     what = f"{text.removeprefix('Symlink loop from ')} cannot be used"
-    return ConfigError(what, why="its symbolic links form a loop", fix="name another path")
+    return ConfigError("path-unusable", what, why="its symbolic links form a loop", fix="name another path")
 
 
 def _nowhere() -> bool:

@@ -35,7 +35,9 @@ def lock(
     """Write toolchain.lock: every source, wheel, patch and base package of a stage, by digest. Fetches the sources."""
     if check and open_base:
         why = "the lock file says whether its base is locked"
-        raise ConfigError("--check and --open-base exclude each other", why=why, fix="leave --open-base out")
+        raise ConfigError(
+            "options-exclude", "--check and --open-base exclude each other", why=why, fix="leave --open-base out"
+        )
     from toolchain.pipeline.locking import check_file, make  # noqa: PLC0415 - reads stages and stores
     from toolchain.pipeline.plan import plan as plan_stages  # noqa: PLC0415
     from toolchain.pipeline.plan import settled  # noqa: PLC0415

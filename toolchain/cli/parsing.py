@@ -42,6 +42,7 @@ class Command(TyperCommand):
             empty = option.never_empty and not os.environ.get(option.variable, "-").strip()
             if empty and source_of(ctx, name) != COMMAND_LINE:
                 error = ConfigError(
+                    "variable-empty",
                     f"{option.variable} is set and empty",
                     why="it decides which signatures are accepted or made; an empty value would skip that check",
                     fix=f"give it a value (in CI: is the secret there?), or unset {option.variable}",
@@ -141,7 +142,7 @@ def errors_as_data() -> Iterator[None]:
             context = getattr(error, "ctx", None)
             named = context.command_path if context is not None else "toolchain"
             console.error_data(
-                {"error": "Usage", "exit_code": error.exit_code, "what": error.format_message(), "why": "",
-                 "fix": f"{named} --help"}
+                {"error": "Usage", "id": "usage", "exit_code": error.exit_code,
+                 "what": error.format_message(), "why": "", "fix": f"{named} --help"}
             )  # fmt: skip
         raise

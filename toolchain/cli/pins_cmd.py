@@ -88,6 +88,7 @@ def _resolve(pytorch: str | None, triton: str | None, aotriton: str | None, path
         release = aotriton_release(torch.aotriton, allow_unknown=True)
         if not release.llvm:
             raise PinError(
+                "aotriton-llvm-unknown",
                 f"PyTorch {pytorch} takes AOTriton {release.name}, whose LLVM is unknown",
                 why=release.source,
                 fix=f"name LLVM yourself: toolchain plan aotriton --aotriton {release.name} --source llvm=PATH|URL@SHA",

@@ -69,6 +69,7 @@ def _check_packages(rows: Sequence[PlanRow]) -> None:
         if source.digest is None and all(package.name != source.where for package in known_packages()):
             known = dict.fromkeys(package.name for package in known_packages())
             raise SourceError(
+                "unknown-package",
                 f"unknown distribution package {source.where}",
                 why=f"known: {', '.join(known)}",
                 fix="use one of these; if the distribution has it, `toolchain fetch` with the same options adds it",

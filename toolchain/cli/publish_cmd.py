@@ -68,16 +68,20 @@ def publish(
     where, names = _places(words or [], dest)
     target, how = parse_place(where, "the destination"), packing(compression)
     if key is not None and keyless:
-        raise ConfigError("--key and --keyless exclude each other", fix="leave one of them out")
+        raise ConfigError("options-exclude", "--key and --keyless exclude each other", fix="leave one of them out")
     if bundles and key is None:
         raise ConfigError(
-            "--bundles needs --key", why="--keyless always attaches Sigstore bundles", fix="add --key FILE"
+            "option-needs-option",
+            "--bundles needs --key",
+            why="--keyless always attaches Sigstore bundles",
+            fix="add --key FILE",
         )
     signer = replace(load_signer(key), bundles=bundles) if key is not None else Keyless(sigstore) if keyless else None
     if builder_id is not None:
         require_uri(builder_id)
         if signer is None:
             raise ConfigError(
+                "option-needs-option",
                 "--builder-id needs --key or --keyless",
                 why="it is written into the provenance, which is only attached if it is signed",
                 fix="add --key FILE or --keyless",
@@ -86,6 +90,7 @@ def publish(
     if refs := [name for name in names if not is_image_name(name)]:
         if len(refs) < len(names) or signer is not None or files or compression != "gzip":
             raise ConfigError(
+                "copy-with-options",
                 "a reference is copied as it is",
                 why="a copy keeps bytes and signatures, so it is neither signed, packed again, nor mixed with builds",
                 fix=f"toolchain publish {where} {' '.join(refs)}",
@@ -129,10 +134,14 @@ def _places(words: list[str], dest: str | None) -> tuple[str, list[str]]:
     if words and not is_image_name(words[0]):
         dest, words = words[0], words[1:]
     if not dest:
-        raise ConfigError("publish has no destination", fix="toolchain publish oci:DIR IMAGE, or REGISTRY/NS IMAGE")
+        raise ConfigError(
+            "no-destination", "publish has no destination", fix="toolchain publish oci:DIR IMAGE, or REGISTRY/NS IMAGE"
+        )
     if not words:
         raise ConfigError(
-            "publish names no image", fix=f"toolchain publish {dest} IMAGE; `toolchain images` lists what is finished"
+            "no-image-named",
+            "publish names no image",
+            fix=f"toolchain publish {dest} IMAGE; `toolchain images` lists what is finished",
         )
     return dest, words
 

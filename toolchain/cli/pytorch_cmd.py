@@ -36,7 +36,7 @@ def pytorch(
 
     for folder, name in ((archives, "--from"), (prefix, "--prefix")):
         if folder is not None and not folder.is_dir():
-            raise ConfigError(f"{name} {folder} is not a folder", fix="name an existing folder")
+            raise ConfigError("not-a-folder", f"{name} {folder} is not a folder", fix="name an existing folder")
     wanted = facts.read_pytorch(tree)
     gpus = parse_gpus(gpu)
     # With only a prefix PyTorch downloads nothing, and accepts any ROCm and any GPU.

@@ -63,7 +63,11 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
     cache, arch = cache_of(chosen["cache"]), str(chosen.get("arch") or "")
     key, attest, builder = given.pop("public_key"), given["attest"], given["builder_id"]
     if (attest is None) != (builder is None):
-        raise ConfigError("--attest and --builder-id need each other", fix="add --builder-id URI, or leave both out")
+        raise ConfigError(
+            "option-needs-option",
+            "--attest and --builder-id need each other",
+            fix="add --builder-id URI, or leave both out",
+        )
     if attest is not None:
         from toolchain.trust.rebuilt import require_uri  # noqa: PLC0415
 
@@ -71,7 +75,9 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
         # Fail before the build, which may take hours.
         if is_image_name(given["image"]):
             raise ConfigError(
-                "--attest needs a published image", fix="name it: oci:DIR:TAG, or REGISTRY/NS/NAME@DIGEST"
+                "attest-needs-reference",
+                "--attest needs a published image",
+                fix="name it: oci:DIR:TAG, or REGISTRY/NS/NAME@DIGEST",
             )
         load_signer(attest)
     if is_image_name(given["image"]):
@@ -83,6 +89,7 @@ def _asked(given: dict[str, Any], chosen: Mapping[str, Any]) -> tuple[str, dict[
         original = of_reference(cache, given["image"], arch, public, Path(scratch.name))
     if original.stage in of_packages():
         raise UnsupportedError(
+            "stage-not-reproducible",
             f"{original.name} cannot be rebuilt",
             why="it contains distribution packages, of which mirrors have only the current versions",
             fix="name an image of another stage",
@@ -125,6 +132,7 @@ def reproduce_image(
             console.text("attested by", document["attested"]["signed_by"], original.name)
     if not result.equal:
         raise NotReproducedError(
+            "not-reproduced",
             f"{result.image} was not reproduced: the bytes differ",
             why="\n".join(str(file) for file in result.differing[:_LISTED])
             or "the files are equal, the headers of the archive differ",
@@ -135,7 +143,9 @@ def reproduce_image(
 def _variation(*, vary: bool, seed: int | None) -> Variation | None:
     if not vary:
         if seed is not None:
-            raise ConfigError("--seed repeats the conditions of --vary, which is not given", fix="add --vary")
+            raise ConfigError(
+                "option-needs-option", "--seed repeats the conditions of --vary, which is not given", fix="add --vary"
+            )
         return None
     from toolchain.engine.variation import Variation  # noqa: PLC0415 - only this option needs it
 

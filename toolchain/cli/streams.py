@@ -59,7 +59,10 @@ class _Guarded(io.TextIOWrapper):
 
         what = "standard error" if self.fileno() == 2 else "standard output"
         lost = ResourceError(
-            f"{what} cannot be written", why=str(error.strerror), fix="free disk space where it is written"
+            "output-incomplete",
+            f"{what} cannot be written",
+            why=str(error.strerror),
+            fix="free disk space where it is written",
         )
         console.failure(lost, as_json=False)
         return OutputLostError(lost.code)

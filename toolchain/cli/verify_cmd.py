@@ -77,18 +77,21 @@ def verify(
     )
     if (identity is None) != (issuer is None) or (identity is not None and public_key is not None):
         raise ConfigError(
+            "identity-needs-issuer",
             "--identity and --issuer need each other, and exclude --public-key",
             why="an identity is only meaningful together with its issuer",
             fix="e.g. --issuer https://token.actions.githubusercontent.com",
         )
     if public_key is None and identity is None and not demands.empty:
         raise ConfigError(
+            "checks-need-key",
             "sources, age, policy and name cannot be checked without --public-key",
             why="they are part of the provenance, which is trusted only if its signature is verified",
             fix="give the publisher's public key: --public-key FILE, or --identity and --issuer",
         )
     if vsa is not None and public_key is None and identity is None and rebuilders is None:
         raise ConfigError(
+            "vsa-needs-signer",
             "--vsa needs --public-key, --identity or --rebuilders",
             why="a summary of an image whose author was not checked would say nothing",
             fix="add the publisher's key: --public-key FILE",
@@ -106,7 +109,9 @@ def verify(
         try:
             layout, images = place.images(Path(scratch))
         except (DigestError, DocumentError) as error:
-            raise UntrustedError(f"{ref}: digests: {error.what}", why=error.why, fix=_DO_NOT) from error
+            raise UntrustedError(
+                "image-damaged", f"{ref}: digests: {error.what}", why=error.why, fix=_DO_NOT
+            ) from error
         rows = []
         for named_image in images:
             row = trust.verify(place, layout, named_image.image, key=public, demands=demands, rebuilders=again)
@@ -122,7 +127,7 @@ def verify(
             _print(row)
     bad = next((row for row in rows if row.problems), None)
     if bad is not None:
-        raise UntrustedError(f"{bad.ref}: {bad.problems[0]}", fix=bad.fix or _DO_NOT)
+        raise UntrustedError(bad.id, f"{bad.ref}: {bad.problems[0]}", fix=bad.fix or _DO_NOT)
 
 
 def _print(row: Verdict) -> None:
@@ -157,7 +162,11 @@ def _rebuilders(needed: int | None, builders: Path | None) -> Rebuilders | None:
     from toolchain.trust.rebuilt import Rebuilders, read_builders  # noqa: PLC0415 - cryptography
 
     if (needed is None) != (builders is None):
-        raise ConfigError("--rebuilders and --builders need each other", fix="e.g. --rebuilders 2 --builders FILE")
+        raise ConfigError(
+            "option-needs-option",
+            "--rebuilders and --builders need each other",
+            fix="e.g. --rebuilders 2 --builders FILE",
+        )
     return None if needed is None or builders is None else Rebuilders(needed, read_builders(builders))
 
 
@@ -178,6 +187,7 @@ def _tell(row: Mapping[str, Any], inside: Contents) -> None:
 def took_too_long(ref: str, seconds: float) -> UnreachableError:
     """Return the error of a check that did not end in time."""
     return UnreachableError(
+        "verify-timeout",
         f"{ref} could not be checked within {seconds:g} s",
         why="the registry may be slow or withhold data; this says nothing about the image",
         fix="try again later, or raise the limit: verify --timeout SECONDS",

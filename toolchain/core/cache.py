@@ -153,7 +153,12 @@ class Cache:
         if not place.is_dir():
             why = "it is not a folder"
         if why:
-            raise ConfigError(f"the cache cannot be in {self.root}", why=f"{place}: {why}", fix="name another: --cache")
+            raise ConfigError(
+                "cache-unusable",
+                f"the cache cannot be in {self.root}",
+                why=f"{place}: {why}",
+                fix="name another: --cache",
+            )
 
 
 def cache_of(folder: Path | str | None = None) -> Cache:
@@ -175,5 +180,8 @@ def default_cache() -> Path:
         return Path.home() / ".cache" / "toolchain"
     except RuntimeError as error:
         raise ConfigError(
-            "there is no folder for the cache", why="this user has no home: HOME is not set", fix="name one: --cache"
+            "no-home",
+            "there is no folder for the cache",
+            why="this user has no home: HOME is not set",
+            fix="name one: --cache",
         ) from error

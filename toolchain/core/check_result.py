@@ -47,7 +47,9 @@ def require_right(numbers: Mapping[str, Any]) -> None:
     """Check that no kernel is wrong."""
     if wrong := [row for row in numbers["kernels"] if row["status"] == WRONG]:
         why = listed([(str(row["name"]), str(row["reason"])) for row in wrong])
-        raise NumbersError(f"{len(wrong)} of {numbers['checked']} kernels compute wrong numbers", why=why)
+        raise NumbersError(
+            "wrong-numbers", f"{len(wrong)} of {numbers['checked']} kernels compute wrong numbers", why=why
+        )
 
 
 def listed(rows: Sequence[tuple[str, str]]) -> str:

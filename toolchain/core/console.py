@@ -129,7 +129,7 @@ def failure(error: ToolchainError, *, as_json: bool) -> None:
     If the command has already printed its result as data, the error is not printed as data, because a second document
     would make the output unreadable for programs.
     """
-    err().print(_announced("error", f"{error.title}: {error.what}", ""), style="bold red", markup=False)
+    err().print(_announced("error", f"{error.title} [{error.id}]: {error.what}", ""), style="bold red", markup=False)
     if error.why:
         err().print(plain_lines(f"  why: {error.why}"), markup=False)
     if error.to_do:

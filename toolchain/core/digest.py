@@ -68,11 +68,16 @@ def write_output(path: Path, content: bytes, *, option: str) -> None:
         real = Path(os.path.realpath(path))
         if path.is_symlink() and not real.is_relative_to(os.path.realpath(path.parent)):
             raise ConfigError(
-                f"cannot write {path}", why=f"it is a link to {real}", fix=f"name that file: {option} FILE"
+                "output-is-link",
+                f"cannot write {path}",
+                why=f"it is a link to {real}",
+                fix=f"name that file: {option} FILE",
             )
         # The new file would replace a device such as /dev/null, which other programs need.
         if path.exists() and not path.is_file():
-            raise ConfigError(f"cannot write {path}", why="it is not a plain file", fix=fix)
+            raise ConfigError("output-unwritable", f"cannot write {path}", why="it is not a plain file", fix=fix)
         write_atomically(real, content, check=True)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}", why=error.strerror or str(error), fix=fix) from error
+        raise ConfigError(
+            "output-unwritable", f"cannot write {path}", why=error.strerror or str(error), fix=fix
+        ) from error

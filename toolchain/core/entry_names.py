@@ -32,14 +32,14 @@ class EntryNames:
         """Check a name, and return it without `.`, doubled slashes and a slash at the end."""
         parts = [part for part in name.split("/") if part not in {"", "."}]
         if name.startswith("/") or ".." in parts:
-            raise self._refused(name, "it leads out of the folder that it would be unpacked to")
+            raise self._refused("entry-escapes", name, "it leads out of the folder that it would be unpacked to")
         if not parts and not folder:
-            raise self._refused(name, "it names no file")
+            raise self._refused("entry-unnamed", name, "it names no file")
         if "\0" in name or (self._printable and ("\\" in name or not name.isprintable())):
-            raise self._refused(name, "systems would read it differently")
+            raise self._refused("entry-name-unsafe", name, "systems would read it differently")
         if _bytes(name) > LONGEST_PATH or any(_bytes(part) > LONGEST_PART for part in parts):
             why = f"file systems allow {LONGEST_PART} bytes in a name, and {LONGEST_PATH} in a path"
-            raise self._refused(name, why)
+            raise self._refused("entry-name-too-long", name, why)
         if parts:
             self._place(name, parts, folder=folder)
         return "/".join(parts)
@@ -57,26 +57,28 @@ class EntryNames:
             return
         key = self._key(path)
         if key in self._files:
-            raise self._refused(name, "the archive holds this name twice")
+            raise self._refused("entry-twice", name, "the archive holds this name twice")
         if key in self._folders:
-            raise self._refused(name, "a folder of the archive has the same name")
+            raise self._refused("entry-through-file", name, "a folder of the archive has the same name")
         self._files.add(key)
         if len(self._files) > MOST:
-            raise HostileInputError(f"{self._archive} holds more than {MOST} files", fix=_AGAIN)
+            raise HostileInputError(
+                "archive-too-many-files", f"{self._archive} holds more than {MOST} files", fix=_AGAIN
+            )
 
     def _note_folder(self, name: str, folder: str) -> None:
         key = self._key(folder)
         if key in self._files:
-            raise self._refused(name, f"{folder[:200]!r} is a file of the archive and a folder")
+            raise self._refused("entry-through-file", name, f"{folder[:200]!r} is a file of the archive and a folder")
         if self._folders.setdefault(key, hash(folder)) != hash(folder):
-            raise self._refused(name, "another folder of the archive differs from it in case alone")
+            raise self._refused("entry-case", name, "another folder of the archive differs from it in case alone")
 
     def _key(self, path: str) -> int:
         return hash(path.casefold() if self._ignore_case else path)
 
-    def _refused(self, name: str, why: str) -> HostileInputError:
+    def _refused(self, id: str, name: str, why: str) -> HostileInputError:
         shown = name if len(name) <= 200 else f"{name[:200]}…"
-        return HostileInputError(f"{self._archive} holds the name {shown!r}", why=why, fix=_AGAIN)
+        return HostileInputError(id, f"{self._archive} holds the name {shown!r}", why=why, fix=_AGAIN)
 
 
 def _bytes(name: str) -> int:

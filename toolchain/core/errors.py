@@ -21,6 +21,7 @@ class ToolchainError(Exception):
     """An expected failure. Its class decides the exit code and the title that users see.
 
     Args:
+        id: names the situation for programs; docs/exit-codes.md lists the ids of each exit code.
         what: what happened, in one sentence.
         why: the cause, as far as it is known.
         fix: what the user can do; `advice` of the class if it is empty.
@@ -37,8 +38,9 @@ class ToolchainError(Exception):
         super().__init_subclass__()
         cls.code, cls.title, cls.advice = code or cls.code, title or cls.title, advice or cls.advice
 
-    def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
-        super().__init__(what)
+    def __init__(self, id: str, what: str, *, why: str = "", fix: str = "") -> None:
+        super().__init__(id, what)
+        self.id = id
         self.what = what
         self.why = why
         self.fix = fix or self.advice
@@ -55,7 +57,8 @@ class ToolchainError(Exception):
 
     def as_json(self) -> dict[str, object]:
         """Return the error as `--json` prints it."""
-        return {"error": self.title, "exit_code": self.code, "what": self.what, "why": self.why, "fix": self.to_do}
+        named = {"error": self.title, "id": self.id, "exit_code": self.code}
+        return {**named, "what": self.what, "why": self.why, "fix": self.to_do}
 
 
 class ConfigError(ToolchainError, code=3, title="Configuration"):

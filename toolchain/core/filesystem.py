@@ -84,7 +84,9 @@ def read_built(tree: Path, name: str) -> str:
         return read_regular(tree / name, _LARGEST_BUILT, within=tree).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise HostileInputError(f"a build left no {name} that can be read", why=str(why), fix=_BUILD) from error
+        raise HostileInputError(
+            "build-left-unreadable", f"a build left no {name} that can be read", why=str(why), fix=_BUILD
+        ) from error
 
 
 def copy_built(tree: Path, name: str, target: Path) -> None:
@@ -95,7 +97,7 @@ def copy_built(tree: Path, name: str, target: Path) -> None:
             target.chmod(0o755 if os.fstat(source.fileno()).st_mode & 0o100 else 0o644)
     except OSError as error:
         raise HostileInputError(
-            f"a build left no {name} that can be copied", why=str(error.strerror), fix=_BUILD
+            "build-left-unreadable", f"a build left no {name} that can be copied", why=str(error.strerror), fix=_BUILD
         ) from error
 
 
@@ -191,5 +193,8 @@ def read_back(path: Path, digest: str) -> None:
         why = str(error.strerror or error)
     if why:
         raise DigestError(
-            f"{path} is not what was written there", why=why, fix="write to a folder that only you may write to"
+            "written-file-changed",
+            f"{path} is not what was written there",
+            why=why,
+            fix="write to a folder that only you may write to",
         )

@@ -41,6 +41,7 @@ def held(path: Path, *, what: str) -> Iterator[None]:
             lock.acquire(timeout=max(wait - PATIENCE, 0))
         except filelock.Timeout:
             raise LockHeldError(
+                "work-locked",
                 f"{what} is held by {holder}",
                 why="another invocation is at the same work",
                 fix="wait until it ends, or stop it",
@@ -56,7 +57,9 @@ def patience() -> float:
     text = os.environ.get("TOOLCHAIN_LOCK_TIMEOUT", "86400")
     if not re.fullmatch(r"\d+(\.\d+)?", text):
         raise ConfigError(
-            f"TOOLCHAIN_LOCK_TIMEOUT={text!r} is not a number of seconds", fix="give e.g. 3600, or 0 to not wait at all"
+            "lock-timeout-invalid",
+            f"TOOLCHAIN_LOCK_TIMEOUT={text!r} is not a number of seconds",
+            fix="give e.g. 3600, or 0 to not wait at all",
         )
     return float(text)
 
@@ -97,6 +100,7 @@ def alone(cache: Cache) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LockHeldError(
+                "cache-in-use",
                 f"{cache.root} is in use by {_holder(cache.use)}",
                 why="another invocation is at work there",
                 fix="wait until it ends",

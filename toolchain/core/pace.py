@@ -60,6 +60,7 @@ class Pace:
             return
         if self._moved < RATE * self._waited:
             raise TooSlowError(
+                "server-too-slow",
                 f"{self._host} is too slow",
                 why=f"{self._moved} bytes in {self._waited:.0f} s; at least {RATE:.0f} bytes a second are needed",
                 fix="try again later, or from another network",
@@ -85,6 +86,7 @@ class _Reader(io.RawIOBase):
             self.head -= count
             if self.head < 0:
                 raise UnreachableError(
+                    "headers-endless",
                     f"{self._host} sends headers without an end",
                     why=f"over {HEAD} bytes",
                     fix="check the address; if it is right, ask who runs the server",
@@ -159,7 +161,10 @@ class Adapter(HTTPAdapter):
         except OSError:
             fix = "correct REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE, or unset it"
             raise ConfigError(
-                "the certificate authorities cannot be read", why=f"{verify} is no such file", fix=fix
+                "certificates-unreadable",
+                "the certificate authorities cannot be read",
+                why=f"{verify} is no such file",
+                fix=fix,
             ) from None
 
     def proxy_manager_for(self, proxy: str, **more: Any) -> ProxyManager:

@@ -68,9 +68,14 @@ def plugins() -> tuple[Plugin, ...]:
         except Exception as error:
             missing = isinstance(error, ImportError) and error.name
             why = f"it needs the module {missing}" if missing else f"its code failed: {error}"
-            raise ConfigError(f"the plugin {name} cannot be loaded", why=why, fix=fix) from error
+            raise ConfigError("plugin-unloadable", f"the plugin {name} cannot be loaded", why=why, fix=fix) from error
         if not isinstance(plugin, Plugin):
-            raise ConfigError(f"the plugin {name} cannot be loaded", why=f"{entry.value} is not a Plugin", fix=fix)
+            raise ConfigError(
+                "plugin-unloadable",
+                f"the plugin {name} cannot be loaded",
+                why=f"{entry.value} is not a Plugin",
+                fix=fix,
+            )
         found.append(plugin)
     return tuple(found)
 
@@ -91,4 +96,4 @@ def hook(name: Hook, user: str) -> Any:
     for plugin in plugins():
         if function := getattr(plugin, name):
             return load(function)
-    raise ConfigError(f"{user} needs the package {LAB}", why="it is not installed", fix=INSTALL)
+    raise ConfigError("lab-missing", f"{user} needs the package {LAB}", why="it is not installed", fix=INSTALL)

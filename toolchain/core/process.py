@@ -40,7 +40,9 @@ class CommandError(ToolchainError):
         self.returncode = returncode
         self.tail = tuple(tail)
         how = f"was ended by {_signal(-returncode)}" if returncode < 0 else f"exited with {returncode}"
-        super().__init__(f"{argv[0]} {how}", why="\n".join(self.tail[-TAIL_LINES:]), fix=f"run: {shlex.join(argv)}")
+        super().__init__(
+            "program-failed", f"{argv[0]} {how}", why="\n".join(self.tail[-TAIL_LINES:]), fix=f"run: {shlex.join(argv)}"
+        )
 
 
 def _signal(number: int) -> str:
@@ -90,8 +92,10 @@ def which(program: str, *, fix: str = "") -> str:
     path = find(program)
     if path is None:
         if "/" in program:
-            raise EngineError(f"{program} is not an executable file", fix=fix or "check the path")
-        raise EngineError(f"{program} is not installed", fix=fix or f"apt-get install {program}")
+            raise EngineError(
+                "program-not-executable", f"{program} is not an executable file", fix=fix or "check the path"
+            )
+        raise EngineError("program-missing", f"{program} is not installed", fix=fix or f"apt-get install {program}")
     return path
 
 
@@ -227,6 +231,7 @@ class Lines:
             self._kept += len(line)
             if self._kept > _LARGEST_OUTPUT:
                 raise LimitError(
+                    "program-too-loud",
                     "a program printed more than can be read",
                     why=f"the limit is {_LARGEST_OUTPUT >> 20} MiB",
                     fix="look at the program that was run; the log names it",

@@ -71,6 +71,7 @@ class Mount:
             return ["--volume", f"{source}:{self.target}:{'ro' if self.read_only else 'rw'}"]
         if "," in source + self.target:
             raise ConfigError(
+                "unmountable-path",
                 f"{source} cannot be mounted",
                 why="engines accept no path with both a colon and a comma",
                 fix="rename the folder",
@@ -112,6 +113,7 @@ def root() -> Path:
         if (candidate / "containerfiles").is_dir() and (candidate / "llvm-config").is_dir():
             return candidate
     raise ConfigError(
+        "recipes-missing",
         "the recipe files are missing",
         why=f"there is no containerfiles/ next to {package}",
         fix="install toolchain again",

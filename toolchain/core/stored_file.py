@@ -39,7 +39,9 @@ class StoredFile:
         with self.start() as stream:
             content = stream.read(self.size + 1)
         if len(content) > self.size:
-            raise HostileInputError(f"{self.path} has more bytes than its archive says", why=f"{self.size} bytes")
+            raise HostileInputError(
+                "entry-size-mismatch", f"{self.path} has more bytes than its archive says", why=f"{self.size} bytes"
+            )
         return content
 
     def head(self, count: int) -> bytes:
@@ -62,7 +64,9 @@ class StoredFile:
 
 def too_large(name: str, size: int, limit: int) -> HostileInputError:
     """Return the error of a file with more bytes than are read of its kind."""
-    return HostileInputError(f"{name} has {size} bytes", why=f"at most {limit} bytes of such a file are read")
+    return HostileInputError(
+        "entry-too-large", f"{name} has {size} bytes", why=f"at most {limit} bytes of such a file are read"
+    )
 
 
 def on_disk(path: Path, name: str, within: Path) -> StoredFile:

@@ -38,39 +38,39 @@ def read(content: bytes | str, name: str = "the document", *, keys: Keys | None 
             too many bytes or values, or nesting that is too deep. It is a ValueError too.
     """
     if len(content) > limit:
-        raise _error(name, f"it has {len(content)} bytes; {limit} are accepted")
+        raise _error("json-too-large", name, f"it has {len(content)} bytes; {limit} are accepted")
     text = content if isinstance(content, str) else content.decode("utf-8")
     # A value of two bytes needs some hundred bytes of memory.
     if (count := sum(text.count(sign) for sign in "[{,")) > _MOST:
-        raise _error(name, f"it has {count} values; {_MOST} are accepted")
+        raise _error("json-too-many-values", name, f"it has {count} values; {_MOST} are accepted")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         value: dict[str, Any] = {}
         for key, item in pairs:
             if key in value:
-                raise _error(name, f"the key {key[:40]!r} occurs twice")
+                raise _error("json-key-twice", name, f"the key {key[:40]!r} occurs twice")
             value[key] = item
         return value
 
     def finite(digits: str) -> float:
         number = float(digits)
         if not math.isfinite(number):
-            raise _error(name, f"the number {digits[:40]} is too large")
+            raise _error("json-not-finite", name, f"the number {digits[:40]} is too large")
         return number
 
     def constant(word: str) -> NoReturn:
-        raise _error(name, f"{word} is not a number")
+        raise _error("json-not-finite", name, f"{word} is not a number")
 
     try:
         value = json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=constant)
     except RecursionError:
-        raise _error(name, _DEEP) from None
+        raise _error("json-too-deep", name, _DEEP) from None
     _require_shallow(value, name)
     if _SURROGATE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise _error(name, "it holds half a surrogate pair") from None
+            raise _error("json-half-surrogate", name, "it holds half a surrogate pair") from None
     if keys is not None:
         _require_case(value, keys, name)
     return value
@@ -86,7 +86,7 @@ def _require_shallow(value: Any, name: str) -> None:
         if not groups:
             return
         level = [item for group in groups for item in (group.values() if isinstance(group, dict) else group)]
-    raise _error(name, _DEEP)
+    raise _error("json-too-deep", name, _DEEP)
 
 
 def _require_case(value: Any, keys: Keys, name: str) -> None:
@@ -97,10 +97,10 @@ def _require_case(value: Any, keys: Keys, name: str) -> None:
         folded = {key.casefold(): key for key in keys}
         for key, item in value.items():
             if (known := folded.setdefault(key.casefold(), key)) != key:
-                raise _error(name, f"the key {key[:40]!r} differs from {known[:40]!r} in case alone")
+                raise _error("json-key-case", name, f"the key {key[:40]!r} differs from {known[:40]!r} in case alone")
             if (below := keys.get(key)) is not None:
                 _require_case(item, below, name)
 
 
-def _error(name: str, why: str) -> DocumentError:
-    return DocumentError(f"{name}: {why}", why="programs would read it differently, or not at all")
+def _error(id: str, name: str, why: str) -> DocumentError:
+    return DocumentError(id, f"{name}: {why}", why="programs would read it differently, or not at all")

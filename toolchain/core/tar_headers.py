@@ -66,6 +66,7 @@ def require() -> None:
     # The long name's own header, the member's, and the end mark.
     if seen[:3] != [True, True, False]:
         raise EngineError(
+            "tar-reader-unknown",
             "this Python reads tar archives in a way that this version of the tool does not know",
             why=f"of three headers it showed {len(seen)}",
             fix="use another Python, or a newer version of the tool",

@@ -57,7 +57,7 @@ class _Zip(zipfile.ZipFile):
         if flags & _ENCRYPTED or method != row.compress_type:
             raise _ContradictionError(f"the header of {row.filename} contradicts the list of entries")
         if row.header_offset + 30 + name + extra + row.compress_size > self.ends[row.header_offset]:
-            raise HostileInputError(f"{row.filename} overlaps another entry of its archive", fix=_AGAIN)
+            raise HostileInputError("zip-overlap", f"{row.filename} overlaps another entry of its archive", fix=_AGAIN)
 
 
 def open_wheel(path: Path) -> contextlib.AbstractContextManager[zipfile.ZipFile]:
@@ -83,7 +83,9 @@ def open_zip(
         archive = _opened(source, name, kind)
     except OSError as error:
         why = error.strerror or str(error)
-        raise SourceError(f"{name} cannot be read", why=why, fix=f"name a {kind} that you may read") from error
+        raise SourceError(
+            "archive-unreadable", f"{name} cannot be read", why=why, fix=f"name a {kind} that you may read"
+        ) from error
     except (*_BROKEN, ValueError, OverflowError) as error:
         raise _incomplete(name, kind, error) from error
     with archive:
@@ -123,7 +125,9 @@ class _Entry(io.RawIOBase):
         super().close()
 
     def _damaged(self, error: Exception) -> SourceError:
-        return SourceError(f"{self._name} is damaged in its archive", why=_damage(error), fix=_AGAIN)
+        return SourceError(
+            "archive-incomplete", f"{self._name} is damaged in its archive", why=_damage(error), fix=_AGAIN
+        )
 
 
 def _opened(source: Path | BinaryIO, name: str, kind: str) -> _Zip:
@@ -147,7 +151,7 @@ def _damage(error: Exception) -> str:
 
 
 def _incomplete(name: str, kind: str, error: Exception) -> SourceError:
-    return SourceError(f"{name} is not a complete {kind}", why=_damage(error), fix=_AGAIN)
+    return SourceError("archive-incomplete", f"{name} is not a complete {kind}", why=_damage(error), fix=_AGAIN)
 
 
 def _check_list(stream: BinaryIO, name: str, kind: str) -> None:
@@ -157,34 +161,49 @@ def _check_list(stream: BinaryIO, name: str, kind: str) -> None:
     tail = stream.read()
     at = tail.rfind(_END)
     if at < 0 or len(tail) - at < _END_BYTES:
-        raise SourceError(f"{name} is not a complete {kind}", why="it has no list of entries at its end", fix=_AGAIN)
+        raise SourceError(
+            "archive-incomplete",
+            f"{name} is not a complete {kind}",
+            why="it has no list of entries at its end",
+            fix=_AGAIN,
+        )
     entries, listed = struct.unpack_from("<10xHL", tail, at)
     if tail[max(0, at - _LOCATOR_BYTES) : at].startswith(b"PK\x06\x07") or listed == 0xFFFFFFFF:
-        raise HostileInputError(f"{name} is a zip archive of more than 4 GiB", why=f"no {kind} has so many bytes")
+        raise HostileInputError(
+            "zip-too-large", f"{name} is a zip archive of more than 4 GiB", why=f"no {kind} has so many bytes"
+        )
     if entries > _MOST_ENTRIES or listed > _LARGEST_LIST:
-        raise HostileInputError(f"{name} has a list of entries of {listed} bytes", why=f"no {kind} has so many")
+        raise HostileInputError(
+            "zip-too-many-entries", f"{name} has a list of entries of {listed} bytes", why=f"no {kind} has so many"
+        )
 
 
 def _check_entries(archive: _Zip, name: str, kind: str, *, ignore_case: bool) -> None:
     names, total = EntryNames(name, ignore_case=ignore_case), 0
     if len(archive.filelist) > _MOST_ENTRIES:
-        raise HostileInputError(f"{name} has {len(archive.filelist)} entries", why=f"no {kind} has so many")
+        raise HostileInputError(
+            "zip-too-many-entries", f"{name} has {len(archive.filelist)} entries", why=f"no {kind} has so many"
+        )
     for row in archive.filelist:
         if row.header_offset < 0:
             raise _ContradictionError(f"{row.filename} begins before the archive")
         names.add(row.filename, folder=row.filename.endswith("/"))
         if row.flag_bits & _ENCRYPTED:
-            raise HostileInputError(f"{name} is encrypted", why=row.filename, fix=_AGAIN)
+            raise HostileInputError("zip-encrypted", f"{name} is encrypted", why=row.filename, fix=_AGAIN)
         # bzip2 and lzma may allocate gigabytes for the first byte.
         if row.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
             why = f"method {row.compress_type}; only `deflate` and none are read"
-            raise HostileInputError(f"{name} packs {row.filename} in an unusual way", why=why, fix=_AGAIN)
+            raise HostileInputError(
+                "zip-unusual", f"{name} packs {row.filename} in an unusual way", why=why, fix=_AGAIN
+            )
         form = stat.S_IFMT(row.external_attr >> 16)
         if row.create_system == 3 and form not in {0, stat.S_IFREG, stat.S_IFDIR}:  # Unix
-            raise HostileInputError(f"{name} holds a link or a device: {row.filename}", fix=_AGAIN)
+            raise HostileInputError("zip-link", f"{name} holds a link or a device: {row.filename}", fix=_AGAIN)
         total += row.file_size
         if total > LIMIT_BYTES:
-            raise HostileInputError(f"{name} unpacks to more than {LIMIT_BYTES} bytes", why=f"no {kind} does")
+            raise HostileInputError(
+                "zip-bomb", f"{name} unpacks to more than {LIMIT_BYTES} bytes", why=f"no {kind} does"
+            )
     _check_places(archive, name)
 
 
@@ -195,5 +214,7 @@ def _check_places(archive: _Zip, name: str) -> None:
     archive.ends = {}
     for row, end in zip(ordered, starts[1:], strict=True):
         if row.header_offset + 30 + row.compress_size > end:
-            raise HostileInputError(f"{name} holds {row.filename}, which overlaps another entry", fix=_AGAIN)
+            raise HostileInputError(
+                "zip-overlap", f"{name} holds {row.filename}, which overlaps another entry", fix=_AGAIN
+            )
         archive.ends[row.header_offset] = end

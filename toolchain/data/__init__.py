@@ -31,7 +31,7 @@ def read_toml(
         status = path.stat()
         return _parsed(path, status.st_mtime_ns, status.st_size)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as failure:
-        raise error(f"the data file {path.name} is unusable", why=str(failure), fix=fix) from failure
+        raise error("data-unusable", f"the data file {path.name} is unusable", why=str(failure), fix=fix) from failure
 
 
 @cache
@@ -55,5 +55,8 @@ def typed_row(
         return typed(kind, content, name)
     except TypedError as failure:
         raise error(
-            f"{source}: bad value for {failure.where!r}", why=failure.why, fix="correct or remove the key"
+            "data-bad-value",
+            f"{source}: bad value for {failure.where!r}",
+            why=failure.why,
+            fix="correct or remove the key",
         ) from failure

@@ -140,7 +140,9 @@ class Buildah(Storage):
         try:
             text = render(recipe, source.read_text(encoding="utf-8"), self._variation)
         except OSError as error:
-            raise EngineError(f"cannot read {source}", why=str(error.strerror), fix="reinstall toolchain") from error
+            raise EngineError(
+                "recipe-unreadable", f"cannot read {source}", why=str(error.strerror), fix="reinstall toolchain"
+            ) from error
         preloaded = self._preloaded(recipe.base)
         witness = isolating.NetworkProbe(on_line)
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -225,6 +227,7 @@ class Buildah(Storage):
         for name, path in sorted(recipe.contexts.items()):
             if not path.is_dir():
                 raise EngineError(
+                    "build-tree-missing",
                     f"{recipe.name}: the tree {name!r} is missing",
                     why=f"{path} is not a folder",
                     fix="run the command again; it makes the folder again if it was deleted",

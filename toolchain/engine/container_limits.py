@@ -64,6 +64,7 @@ def values() -> dict[str, float]:
             value = 0
         if name not in found or not 0 < value < float("inf"):
             raise ConfigError(
+                "limit-invalid",
                 f"{_VARIABLE}: {pair!r} is not a limit",
                 why=f"a limit is NAME=NUMBER with one of {', '.join(found)}",
                 fix=f"for example {_VARIABLE}=hours=96,written-bytes=200000000000",
@@ -131,4 +132,4 @@ def limit_error(name: str, what: str) -> LimitError:
     else:
         why = f"it reached {value:,.10g} {row.what.partition(';')[0]}"
         fix = f"look at what its sources do; if they need more, raise the limit: {_VARIABLE}={name}=NUMBER"
-    return LimitError(f"{what} was ended at the limit {name}", why=why, fix=fix)
+    return LimitError("container-limit", f"{what} was ended at the limit {name}", why=why, fix=fix)

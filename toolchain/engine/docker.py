@@ -103,6 +103,7 @@ class DockerRunner:
             side = {}
         if answer.returncode != 0 or not side.get("Version"):
             raise EngineError(
+                "docker-failed",
                 f"docker version failed{f' at {self.address}' if self.address else ''}",
                 why="\n".join(line for line in answer.tail[-3:] if not line.startswith("{")),
                 fix="is its daemon running? try: docker info",
@@ -145,6 +146,7 @@ class DockerRunner:
                 process.run(argv, cwd=folder)
             except CommandError as error:
                 raise EngineError(
+                    "image-not-converted",
                     f"cannot convert {digest} for docker",
                     why=error.why,
                     fix="check that skopeo works here and that the temporary folder has room",
@@ -153,6 +155,7 @@ class DockerRunner:
                 self._client.image.load(folder / "image.tar", quiet=True)
         if self._layers(reference) != layers:
             raise EngineError(
+                "docker-other-layers",
                 f"docker holds other layers under {reference} than it was given",
                 why=f"given: {', '.join(layers)}; there: {', '.join(self._layers(reference)) or 'nothing'}",
                 fix=f"docker image rm {reference}",
@@ -209,6 +212,7 @@ class DockerRunner:
             raise container_limits.limit_error(watch.reached, f"{argv[0]} in a container of {image}")
         if code == _ENGINE_FAILED:
             raise EngineError(
+                "docker-failed",
                 "docker could not run a container",
                 why="\n".join(lines.tail),
                 fix="see what the daemon's log says",
@@ -345,6 +349,7 @@ class DockerRunner:
             yield
         except DockerException as error:
             raise EngineError(
+                "docker-failed",
                 f"docker {what} failed",
                 why=_said(error),
                 fix="is its daemon running? try: docker info",

@@ -131,6 +131,7 @@ def _wrong(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path
         if any(str(path) in error.why for path in (shown, *scripts)):
             raise _unseen(runner, error.why) from error
         raise EngineError(
+            "docker-without-network-isolation",
             "docker cannot run containers without network here",
             why=error.why,
             fix=f"correct that, then run `toolchain doctor --runner docker`; or {_INSTEAD}",
@@ -145,6 +146,7 @@ def _wrong(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path
         else:
             saw = f"a container that was started with --network none sees {numbers[0]} interfaces besides lo"
         raise EngineError(
+            "docker-not-isolated",
             "docker is refused: its containers are not cut off from the network",
             why=saw,
             fix=f"correct what starts docker's containers, or {_INSTEAD}",
@@ -162,6 +164,7 @@ def _wrong(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path
         return _unseen(runner, f"what a container wrote to {shown} did not arrive: {last}")
     if back.stat().st_uid != os.geteuid():
         return EngineError(
+            "docker-remapped",
             f"docker is refused: files of its containers would not belong to {namespace.user_name()}",
             why=f"a file that a container wrote belongs to user {back.stat().st_uid}",
             fix=f"switch off the daemon's remapping of users, or run a rootless daemon; or {_INSTEAD}",
@@ -172,6 +175,7 @@ def _wrong(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path
 def _unseen(runner: DockerRunner, why: str) -> EngineError:
     where = f" at {runner.address}" if runner.address else ""
     return EngineError(
+        "docker-other-machine",
         f"docker is refused: its daemon{where} does not see the folders of this machine",
         why=why,
         fix=f"name a daemon of this machine (DOCKER_HOST, `docker context`), or let it share them; or {_INSTEAD}",

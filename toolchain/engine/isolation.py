@@ -93,7 +93,11 @@ def tiny_root(folder: Path) -> Path:
     static = busybox is not None and not _libraries(Path(busybox))
     program = Path(busybox) if busybox is not None and static else shell
     if not program.exists():
-        raise EngineError("the isolation of builds cannot be tried: there is no /bin/sh", fix="apt-get install dash")
+        raise EngineError(
+            "isolation-untested",
+            "the isolation of builds cannot be tried: there is no /bin/sh",
+            fix="apt-get install dash",
+        )
     (folder / "bin").mkdir(parents=True)
     shutil.copy2(program.resolve(), folder / "bin" / "sh")
     for library in _libraries(program):
@@ -157,6 +161,7 @@ class NetworkProbe:
         if number:
             seen = "the network could not be probed" if number < 0 else f"{number} network interfaces are visible"
             raise EngineError(
+                "build-not-isolated",
                 "a build without network is not isolated",
                 why=f"inside it, {seen}",
                 fix="try another buildah or kernel, or run the build as root",

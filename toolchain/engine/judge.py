@@ -39,7 +39,10 @@ def require_inside(tree: Path, name: str) -> None:
             else:
                 why = f"/{os.path.relpath(path, tree)} is neither file, link nor folder"
             raise HostileInputError(
-                f"the build of {name} made a tree that is refused", why=why, fix="look at the source's install rules"
+                "build-tree-hostile",
+                f"the build of {name} made a tree that is refused",
+                why=why,
+                fix="look at the source's install rules",
             )
 
 
@@ -51,7 +54,7 @@ def build_error(name: str, error: process.CommandError) -> BuildError:
     messages = [line.removeprefix("toolchain: ") for line in lines if line.startswith("toolchain: ")]
     if messages:
         what = f"{what}: {messages[-1]}"
-    return BuildError(what, why=first_error(lines), fix="read the end of the log")
+    return BuildError("build-failed", what, why=first_error(lines), fix="read the end of the log")
 
 
 def first_error(lines: Sequence[str]) -> str:

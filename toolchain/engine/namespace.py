@@ -56,6 +56,7 @@ def require() -> None:
         count = subordinate_ids(Path(file), user, os.geteuid())
         if count < ENOUGH:
             raise EngineError(
+                "subordinate-ids-missing",
                 f"{user} has {count or 'no'} subordinate ids in {file}, and containers need {ENOUGH}",
                 why="the files of a base belong to many users",
                 fix=_FIX_IDS.format(first=100000, last=100000 + ENOUGH - 1, user=user)
@@ -64,6 +65,7 @@ def require() -> None:
     tried = process.run([*_UNSHARE, "true"], capture=True, check=False, timeout=30)
     if tried.returncode != 0:
         raise EngineError(
+            "user-namespace-refused",
             "this user cannot create a user namespace",
             why=" ".join(tried.tail[-3:]),
             fix="run this as root; on Ubuntu 23.10 and later an AppArmor profile for unshare allows it, or"

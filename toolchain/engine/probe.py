@@ -128,6 +128,7 @@ def judge(result: process.Result) -> None:
         out.append(f"no answer: {', '.join(missing) or 'the network'} (exit code {result.returncode}): {last}")
     if out:
         raise EngineError(
+            "build-not-isolated",
             "builds are not isolated here",
             why="\n".join(out),
             fix="try a newer buildah or kernel, then run `toolchain doctor`; the tool builds nothing until then",

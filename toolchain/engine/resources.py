@@ -126,6 +126,7 @@ def require_disk(path: Path, needed: int) -> None:
     free = disk_free(path)
     if free < needed:
         raise ResourceError(
+            "disk-too-small",
             f"too little disk space at {path}",
             why=f"{console.size(free)} free, {console.size(needed)} needed",
             fix="free some, or name another folder with --cache",

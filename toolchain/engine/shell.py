@@ -48,7 +48,10 @@ def require_terminal(argv: Sequence[str]) -> None:
     """Raise ConfigError if an interactive shell would have no terminal."""
     if not argv and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
-            "a shell needs a terminal", why="standard input or output is not one", fix="give a command: -- COMMAND..."
+            "shell-needs-terminal",
+            "a shell needs a terminal",
+            why="standard input or output is not one",
+            fix="give a command: -- COMMAND...",
         )
 
 
@@ -79,7 +82,7 @@ def step_of(containerfile: str) -> Step:
     lines = containerfile.splitlines()
     begins = [number for number, line in enumerate(lines) if _RUN.match(line)]
     if not begins:
-        raise EngineError("this stage's Containerfile runs nothing", fix="read its log")
+        raise EngineError("stage-without-container", "this stage's Containerfile runs nothing", fix="read its log")
     end = begins[-1]
     while lines[end].rstrip().endswith("\\"):
         end += 1
@@ -187,7 +190,12 @@ class Shell:
         with terminal.connected():
             work()
         if self._code is None and not self._begun:
-            raise BuildError("the container did not start", why="\n".join(self._last[-10:]), fix="toolchain doctor")
+            raise BuildError(
+                "container-not-started",
+                "the container did not start",
+                why="\n".join(self._last[-10:]),
+                fix="toolchain doctor",
+            )
         return 1 if self._code is None else self._code
 
 

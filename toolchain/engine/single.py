@@ -54,7 +54,9 @@ def _content(layout: Path, digest: str) -> bytes:
     try:
         return (layout.absolute() / "blobs" / digest.replace(":", "/")).read_bytes()
     except OSError as error:
-        raise EngineError(f"{layout} has no image {digest}", why=str(error.strerror), fix="build it again") from error
+        raise EngineError(
+            "build-image-missing", f"{layout} has no image {digest}", why=str(error.strerror), fix="build it again"
+        ) from error
 
 
 def _as_oci(manifest: Mapping[str, Any]) -> dict[str, Any]:

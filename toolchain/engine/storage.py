@@ -181,7 +181,9 @@ class Storage:
         try:
             return self.attempt(self.command(*words, show=show), capture=True, check=check, timeout=timeout)
         except process.CommandError as error:
-            raise EngineError(f"buildah {os.fspath(words[0])} failed", why=error.why, fix=error.fix) from error
+            raise EngineError(
+                "buildah-failed", f"buildah {os.fspath(words[0])} failed", why=error.why, fix=error.fix
+            ) from error
 
     @property
     def driver(self) -> str:
@@ -205,6 +207,7 @@ class Storage:
             # A driver refuses a folder that another driver has used.
             shutil.rmtree(self.root, ignore_errors=True)
         raise EngineError(
+            "storage-unusable",
             "buildah cannot use its storage",
             why="\n".join(tails),
             fix=f"name a folder on another file system with --cache; it is {self.root} now",

@@ -64,6 +64,7 @@ def ids() -> tuple[int, int]:
     # The last id is `nobody`, which few files have.
     if have < COUNT - 1:
         raise EngineError(
+            "subordinate-ids-missing",
             f"containers need {COUNT} ids of their own, and there are {max(have, 0)} here",
             why="the files of a base belong to many users, and none of them may be the caller's",
             fix="run this as a user with subordinate ids, or as root of the machine",

@@ -68,14 +68,17 @@ def open_aks2(stream: BinaryIO, size: int, budget: UnpackBudget | None = None) -
     """
     head = stream.read(_HEADER.size)
     if head[:4] != MAGIC or len(head) < _HEADER.size:
-        raise KernelError("not an AKS2 file", why=f"it begins with {head[:4]!r}", fix=_AGAIN)
+        raise KernelError("not-aks2", "not an AKS2 file", why=f"it begins with {head[:4]!r}", fix=_AGAIN)
     _, total, count, directory = _HEADER.unpack(head)
     if directory > total or count * _ENTRY.size > directory:
         raise _damaged("with impossible sizes", f"{total} bytes, directory {directory}, {count} kernels")
     budget = budget or UnpackBudget(size)
     if total > _LARGEST or directory > _LARGEST_DIRECTORY or not budget.takes(total):
         raise HostileInputError(
-            f"an AKS2 file of {size} bytes unpacks to {total}", why=f"its directory has {directory}", fix=_AGAIN
+            "aks2-bomb",
+            f"an AKS2 file of {size} bytes unpacks to {total}",
+            why=f"its directory has {directory}",
+            fix=_AGAIN,
         )
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as spooled:
         unpacked = cast("BinaryIO", spooled)
@@ -147,12 +150,14 @@ def _require_apart(kernels: Sequence[Kernel]) -> None:
     end = 0
     for kernel in sorted((kernel for kernel in kernels if kernel.size), key=lambda kernel: kernel._start):
         if kernel._start < end:
-            raise HostileInputError(f"an AKS2 file holds {kernel.name}, which overlaps another kernel", fix=_AGAIN)
+            raise HostileInputError(
+                "aks2-overlap", f"an AKS2 file holds {kernel.name}, which overlaps another kernel", fix=_AGAIN
+            )
         end = kernel._start + kernel.size
 
 
 def _damaged(how: str, why: str) -> KernelError:
-    return KernelError(f"an AKS2 file {how}", why=why, fix=_AGAIN)
+    return KernelError("aks2-damaged", f"an AKS2 file {how}", why=why, fix=_AGAIN)
 
 
 def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
@@ -166,7 +171,7 @@ def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
     with open_zip(path, path.name) as archive:
         for member in archive.infolist():
             if member.compress_type != 0:
-                raise KernelError(f"{path.name} is compressed", why=member.filename, fix=_AGAIN)
+                raise KernelError("aks2-compressed", f"{path.name} is compressed", why=member.filename, fix=_AGAIN)
             yield from _opened(entry(archive, member))
 
 

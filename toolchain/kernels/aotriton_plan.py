@@ -117,7 +117,9 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
         rule = reader.rule(fields)
         known = rules.setdefault(rule.out, rule)
         if known is not rule and known != rule:
-            raise SourceError(f"AOTriton's generator plans {rule.out} twice, differently", fix=_REPORT)
+            raise SourceError(
+                "plan-contradictory", f"AOTriton's generator plans {rule.out} twice, differently", fix=_REPORT
+            )
     if of.layout == "flatzip":
         archives = tuple(_archive(folder, fields, build) for fields in _lines(folder / FLATZIP, 4))
     else:
@@ -147,16 +149,19 @@ def _lines(path: Path, least: int) -> Iterator[list[str]]:
                 fields = line.rstrip("\n").split(";")
                 if len(fields) < least:
                     raise SourceError(
+                        "plan-malformed",
                         f"{path.name}:{number} has {len(fields)} fields, {least} or more expected",
                         why=line[:200],
                         fix=_REPORT,
                     )
                 yield fields
     except OSError as error:
-        raise SourceError(f"AOTriton's generator left no {path.name}", why=str(error.strerror), fix=_REPORT) from error
+        raise SourceError(
+            "plan-missing", f"AOTriton's generator left no {path.name}", why=str(error.strerror), fix=_REPORT
+        ) from error
     except UnicodeDecodeError as error:
         raise SourceError(
-            f"{path.name} of AOTriton's generator is not text", why="it is not UTF-8", fix=_REPORT
+            "plan-malformed", f"{path.name} of AOTriton's generator is not text", why="it is not UTF-8", fix=_REPORT
         ) from error
 
 
@@ -168,7 +173,9 @@ def _below(path: str, top: str) -> str:
             raise ValueError(path)
         inside = _folder_below(folder or slash, top)
     except ValueError:
-        raise SourceError(f"AOTriton's generator names {path}, which is not in {top}", fix=_REPORT) from None
+        raise SourceError(
+            "plan-escapes", f"AOTriton's generator names {path}, which is not in {top}", fix=_REPORT
+        ) from None
     return f"{inside}/{name}" if inside else name
 
 
@@ -191,15 +198,18 @@ def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str,
         rows = [line.split("\0") for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         why = str(error.strerror) if isinstance(error, OSError) else "it is not UTF-8"
-        raise SourceError(f"cannot read {path.name} of AOTriton's plan", why=why, fix=_REPORT) from error
+        raise SourceError(
+            "plan-unreadable", f"cannot read {path.name} of AOTriton's plan", why=why, fix=_REPORT
+        ) from error
     if any(len(row) != 3 for row in rows) or [row[0] for row in rows] != list(listed) or not rows:
         raise SourceError(
+            "plan-contradictory",
             f"the manifest {path} and AOTriton's plan name different files",
             why=f"{len(rows)} rows here, {len(listed)} files in the plan",
             fix="build again; report it if that does not help",
         )
     if len({row[1] for row in rows}) < len(rows):
-        raise SourceError(f"the manifest {path} gives one name to two files", fix=_REPORT)
+        raise SourceError("plan-contradictory", f"the manifest {path} gives one name to two files", fix=_REPORT)
     return tuple((_below(row[0], build), row[1]) for row in rows)
 
 
@@ -231,6 +241,7 @@ def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Seq
     ):
         if names:
             raise SourceError(
+                "plan-contradictory",
                 f"AOTriton's plan contradicts itself: {what}",
                 why=f"{len(names)}, {min(names)} for one",
                 fix="build again; report it if that does not help",
@@ -300,7 +311,10 @@ class _Rules:
             )
         except ValueError:
             raise SourceError(
-                f"{COMPILE}: {out} has launch values that are not numbers", why=";".join(fields), fix=_REPORT
+                "plan-malformed",
+                f"{COMPILE}: {out} has launch values that are not numbers",
+                why=";".join(fields),
+                fix=_REPORT,
             ) from None
 
     def _signature(self, file: str, kernel: str, text: str, *, where: str) -> Signature:
@@ -325,7 +339,10 @@ def parse_signature(
     parts = text.split(",")
     if len(parts) != len(names):
         raise SourceError(
-            f"{where}: {len(parts)} arguments for a kernel with {len(names)}", why=text[:300], fix=_REPORT
+            "plan-malformed",
+            f"{where}: {len(parts)} arguments for a kernel with {len(names)}",
+            why=text[:300],
+            fix=_REPORT,
         )
     known = {} if known is None else known
     kinds: list[tuple[str, str]] = []
@@ -345,7 +362,9 @@ def _argument(name: str, part: str, where: str) -> Signature:
     if value is None and mark:
         number = _constant(hint)
         if number not in _HINTS or isinstance(number, bool):
-            raise SourceError(f"{where}: {name} has the hint {hint!r}", why=f"known: {_HINTS}", fix=_REPORT)
+            raise SourceError(
+                "plan-malformed", f"{where}: {name} has the hint {hint!r}", why=f"known: {_HINTS}", fix=_REPORT
+            )
         if number == 1:
             value = 1
     if value is not None:
@@ -373,7 +392,7 @@ def _argument_names(path: Path, kernel: str) -> tuple[str, ...]:
         for name in node.names:
             if (name.asname or name.name) == kernel:
                 return _argument_names(path.parent / f"{node.module}.py", name.name)
-    raise SourceError(f"{path} has no function {kernel}", fix=_REPORT)
+    raise SourceError("kernel-function-missing", f"{path} has no function {kernel}", fix=_REPORT)
 
 
 def _imports(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
@@ -392,6 +411,6 @@ def _distinct(rules: Iterable[Rule], *, alike: bool = False) -> tuple[tuple[Rule
     for rule in sorted(rules, key=lambda rule: rule.out):
         if (first := seen.setdefault(rule.id, rule)) is not rule:
             if not alike:
-                raise KernelError(f"{rule.out} and {first.out} are the same rule", fix=_REPORT)
+                raise KernelError("rule-twice", f"{rule.out} and {first.out} are the same rule", fix=_REPORT)
             copies.setdefault(first.out, []).append(rule.out)
     return tuple(seen.values()), {out: tuple(more) for out, more in copies.items()}

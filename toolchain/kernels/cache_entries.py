@@ -85,6 +85,7 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
                 raise ValueError(f"it is for {metadata['target']['arch']}, hash {metadata['hash']}")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise KernelError(
+                "cache-entry-damaged",
                 f"the cache entry of {name} is incomplete",
                 why=f"{source.name}: {_why(error)}",
                 fix="run it again with --fresh",
@@ -109,7 +110,10 @@ def packed_kernels(path: Path) -> tuple[tuple[tuple[str, str], ...], Mapping[str
         return kernels, dict(beside["about"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise KernelError(
-            f"the list of kernels beside {path} cannot be read", why=_why(error), fix="run it again with --fresh"
+            "cache-entry-damaged",
+            f"the list of kernels beside {path} cannot be read",
+            why=_why(error),
+            fix="run it again with --fresh",
         ) from error
 
 
@@ -139,7 +143,9 @@ def unpack(path: Path, made: Path) -> None:
                     new.stream.write(content.read())
                     new.finish(replace=False, flush=False)
     except (OSError, ValueError, tarfile.TarError) as error:
-        raise KernelError(f"{path} is not what a worker packed", why=_why(error), fix="run it again") from error
+        raise KernelError(
+            "cache-entry-damaged", f"{path} is not what a worker packed", why=_why(error), fix="run it again"
+        ) from error
 
 
 def check_packed(path: Path, gpu: str) -> None:

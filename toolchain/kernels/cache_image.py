@@ -63,6 +63,7 @@ def read_cache(layout: Layout, image: Descriptor) -> TritonCache:
     image_labels = labels_of(layout.read_json(config))
     if ENTRIES not in image_labels:
         raise ContractError(
+            "not-a-triton-cache",
             "this image is not a Triton cache",
             why=f"it has no label {ENTRIES}",
             fix="name an image of `build triton-cache` (`toolchain images`)",
@@ -212,7 +213,7 @@ def _text(value: Any) -> str:
 
 
 def _broken(what: str, why: str, fix: str = "build or fetch it again") -> ContractError:
-    return ContractError(f"no Triton cache as MCV takes it: {what}", why=why, fix=fix)
+    return ContractError("cache-mcv-unfit", f"no Triton cache as MCV takes it: {what}", why=why, fix=fix)
 
 
 def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
@@ -224,6 +225,7 @@ def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
     image_labels = cache.labels
     if f"sha256:{here['triton_key']}" != image_labels.get(labels.CACHE_TRITON_KEY):
         raise PinError(
+            "cache-other-triton",
             "the cache is for a different Triton, and every kernel would be compiled again",
             why=f"Triton {here['triton']} has the key {here['triton_key'][:12]}…, the cache is for"
             f" {image_labels.get(labels.CACHE_TRITON_KEY, 'none')[:19]}…",
@@ -232,18 +234,21 @@ def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
         )
     if here["path"] != (path := image_labels.get(labels.CACHE_TRITON_PATH)):
         raise ContractError(
+            "cache-other-path",
             "Triton is not where it was when the cache was made, and every kernel would be compiled again",
             why=f"it is {here['path']}, and was {path}: kernels are found by the path of its bitcode too",
             fix=f"put Triton at {path}",
         )
     if here["variables"]:
         raise ConfigError(
+            "cache-variables-set",
             f"{', '.join(sorted(here['variables']))}: set, and every kernel would be compiled again",
             why="Triton finds kernels by these variables too, even where they hold their defaults",
             fix="unset them",
         )
     if here["cache"] != (mount := image_labels.get(labels.CACHE_MOUNT)):
         raise ConfigError(
+            "cache-other-folder",
             f"Triton looks for its cache in {here['cache']}",
             why=f"the files of this one name each other by paths below {mount}",
             fix=f"copy it to {mount} and set TRITON_CACHE_DIR={mount}",

@@ -104,7 +104,7 @@ def calls_of(wheel: str) -> WheelCalls:
     """Return the calls of a wheel."""
     rows = {row["wheel"]: row for row in load("calls")["wheel"]}
     if wheel not in rows:
-        raise UnsupportedError(
+        raise UnsupportedError("wheel-without-calls",
             f"no calls of {wheel} are listed", why=f"{_FILE.name} has those of {', '.join(rows)}",
             fix=f"use --wheel {next(iter(rows))}; another wheel needs a module that makes its calls",
         )  # fmt: skip
@@ -123,6 +123,7 @@ def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
         if not axes:
             named = sorted({name for row in table.call for name in row.get("gpus", table.gpus)})
             raise UnsupportedError(
+                "gpu-without-calls",
                 f"no calls of {table.wheel} are listed for {gpu}",
                 why=f"they are for {', '.join(named)}",
                 fix="name one of these GPUs, or list calls for yours: `kernels run triton-cache --calls FILE`",
@@ -149,6 +150,7 @@ def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
         for gpu in axes.get("gpus", ()):
             if not isinstance(gpu, str):
                 raise ConfigError(
+                    "calls-invalid",
                     f"call {number} of --calls: {json.dumps(gpu)} is not a GPU",
                     fix=f"gpus = {json.dumps(table.gpus[:1])}",
                 )
@@ -157,7 +159,9 @@ def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
         count += math.prod(len(values) for name, values in axes.items() if name != "gpus")
         rows.append(axes)
     if not 0 < count <= _MOST:
-        raise ConfigError(f"--calls has {count} calls", why=f"1 to {_MOST} can be made", fix="list others")
+        raise ConfigError(
+            "calls-invalid", f"--calls has {count} calls", why=f"1 to {_MOST} can be made", fix="list others"
+        )
     named = {gpu for row in rows for gpu in row.get("gpus", table.gpus)}
     return replace(table, call=tuple(rows), gpus=tuple(gpus) or tuple(sorted(named)))
 
@@ -168,6 +172,7 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
     for value in axes.get(selector) or [None]:
         if value not in known:
             raise ConfigError(
+                "calls-invalid",
                 f"{where} has no {selector}, only {', '.join(axes) or 'nothing'}"
                 if value is None
                 else f"{where}: no such {selector}: {value!r}",
@@ -181,13 +186,17 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
             *(f"{name} is not one of its arguments" for name in axes if name not in takes),
         ]:
             raise ConfigError(
-                f"{where}: {wrong[0]}", why=f"{value} takes {', '.join(takes)}", fix="name each of them, and no other"
+                "calls-invalid",
+                f"{where}: {wrong[0]}",
+                why=f"{value} takes {', '.join(takes)}",
+                fix="name each of them, and no other",
             )
         for name in takes:
             examples = [example for row in like for example in row[name]]
             for given in axes[name]:
                 if not any(_alike(given, example) for example in examples):
                     raise ConfigError(
+                        "calls-invalid",
                         f"{where}: {name} = {json.dumps(given)} is not possible",
                         why=f"{name} is {_kind(examples)}",
                         fix=f"{name} = {json.dumps(examples[:1])}",
@@ -236,7 +245,9 @@ def local_memory(gpu: str) -> int:
     """Return the bytes of LDS that a workgroup can have."""
     limits = limits_of(gpu)
     if limits is None:
-        raise UnsupportedError(f"the LDS of {gpu} is unknown", fix="add the GPU to data/occupancy.toml")
+        raise UnsupportedError(
+            "gpu-lds-unknown", f"the LDS of {gpu} is unknown", fix="add the GPU to data/occupancy.toml"
+        )
     return limits.lds
 
 

@@ -187,6 +187,7 @@ def _settle(result: CampaignResult, ledger: Ledger, out: Path, *, keep_going: bo
     bad = result.bad
     if bad and not keep_going:
         raise KernelError(
+            "kernels-failed",
             f"{len(bad)} of {len(result.entries)} kernels did not compile",
             why=_listed([f"{entry.out}: {_brief(entry.reason)}" for entry in bad]),
             fix=f"see {ledger.path}; --keep-going of `kernels run` marks them as known bad and continues",
@@ -278,6 +279,7 @@ class _Run:
             self.record(entry, reused=True)
         if self.todo:
             raise KernelError(
+                "kernels-missing",
                 f"{len(self.todo)} kernels are in none of {', '.join(str(store.root) for store in shared.stores)}",
                 why=_listed([rule.out for rule in self.todo.values()]),
                 fix="run the shards that lack them again, with the same options",
@@ -288,6 +290,7 @@ def _blame_the_machine(entry: Entry, out: Path) -> None:
     """Raise ResourceError if the machine caused a failure, because the kernel would be marked as bad forever."""
     if entry.status == FAILED and (what := machine_fault(entry.reason, out)):
         raise ResourceError(
+            "kernel-resources",
             what,
             why=f"{entry.out}: {_brief(entry.reason)}",
             fix="free disk or memory, or give fewer --jobs, and run it again: it continues with this kernel",
@@ -314,6 +317,7 @@ def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Pa
     path = out / rule.out
     if not is_inside(path, out) or path.is_symlink():
         raise KernelError(
+            "kernel-path-escapes",
             f"{rule.out} leads out of {out}",
             why="a worker or a rule made a link or a path that does",
             fix="remove what is there, then run it again: it continues",
@@ -333,7 +337,7 @@ def _lay(outcome: Outcome, rule: Rule, out: Path) -> None:
         write_unflushed(path, outcome["code"])
     except OSError as error:
         fix = "free disk space and run it again: it continues"
-        raise ResourceError(f"cannot write {path}", why=str(error.strerror), fix=fix) from error
+        raise ResourceError("results-unwritable", f"cannot write {path}", why=str(error.strerror), fix=fix) from error
 
 
 def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:

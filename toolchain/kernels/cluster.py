@@ -52,7 +52,9 @@ class ClusterExecutor:
         except (OSError, ValueError) as error:
             fix = "start one: `dask scheduler`, in the same version as here"
             why = "it is not running, or it cannot be reached from here"
-            raise UnreachableError(f"no scheduler answers at {address}", why=why, fix=fix) from error
+            raise UnreachableError(
+                "scheduler-unreachable", f"no scheduler answers at {address}", why=why, fix=fix
+            ) from error
 
     def __enter__(self) -> Self:
         check_version(self._address, self._client.get_versions()["scheduler"])
@@ -86,6 +88,7 @@ class ClusterExecutor:
                 fitted = now if slots else fitted
             if now > fitted + PATIENCE:
                 raise KernelError(
+                    "no-worker-fits",
                     f"no worker at {self._address} fits this campaign",
                     why="\n".join(self._unfit) or "the scheduler has no workers",
                     fix="start some with the options of this campaign: `toolchain kernels worker`; then run it again",
@@ -109,6 +112,7 @@ class ClusterExecutor:
         """Return how many tasks the fitting workers can run at once."""
         if self._client.status not in ("running", "connecting"):
             raise UnreachableError(
+                "scheduler-lost",
                 f"the scheduler at {self._address} was lost and did not come back",
                 fix="start it again, then run the same command: it continues",
             )
@@ -127,6 +131,7 @@ class ClusterExecutor:
         """Yield an outcome for each rule of a finished task."""
         if failed and isinstance(error := result[1], distributed.KilledWorker):
             raise ResourceError(
+                "workers-lost",
                 "the workers of one task were lost again and again",
                 why=f"the last one was {error.last_worker.name}; its kernels: {', '.join(rule.out for rule in share)}",
                 fix="see the output of the workers, then run the same command: it continues",

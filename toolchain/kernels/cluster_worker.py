@@ -90,7 +90,7 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
                 outcome, files = {**outcome, "status": FAILED, "reason": str(error.strerror)}, {}
         if outcome["status"] == FAILED and (what := machine_fault(str(outcome["reason"]), self._setup.out)):
             fix = "free disk or memory, or give fewer --jobs, and start this worker again"
-            raise ResourceError(what, why=f"{rule.out}: {outcome['reason']}", fix=fix)
+            raise ResourceError("kernel-resources", what, why=f"{rule.out}: {outcome['reason']}", fix=fix)
         return {**outcome, **files}
 
 
@@ -110,7 +110,9 @@ async def serve(address: str, compiler: Compiler, *, name: str, provides: Iterab
         except (OSError, RuntimeError, TimeoutError) as error:
             why = str(error.__cause__ or error) or type(error).__name__
             fix = "start one: `dask scheduler`, in the same version as here; each worker needs its own --name"
-            raise UnreachableError(f"no scheduler takes a worker at {address}", why=why, fix=fix) from error
+            raise UnreachableError(
+                "scheduler-unreachable", f"no scheduler takes a worker at {address}", why=why, fix=fix
+            ) from error
         async with worker:
             check_version(address, await worker.scheduler.versions(packages=[]))
             await worker.finished()

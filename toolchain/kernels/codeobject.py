@@ -103,7 +103,9 @@ def check_object(path: Path, gpu: str, kernel: str) -> None:
     except (OSError, ValueError) as error:
         why = str(error.strerror or error) if isinstance(error, OSError) else str(error)
     if why:
-        raise KernelError(f"{path} is not a code object for {gpu}", why=why, fix="compile it again")
+        raise KernelError(
+            "not-a-code-object", f"{path} is not a code object for {gpu}", why=why, fix="compile it again"
+        )
 
 
 def _fault(elf: ElfTables, gpu: str, kernel: str) -> str:

@@ -64,6 +64,7 @@ def _copy(top: Path, path: str, target: Path, digest: str) -> None:
     content = read_regular(source, _LARGEST_FILE, within=top)
     if sha256_bytes(content) != digest:
         raise SourceError(
+            "source-changed",
             f"{source} was changed while its kernels were compiled",
             why="the names of their results cover its earlier content",
             fix="run it again",

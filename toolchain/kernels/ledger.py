@@ -181,6 +181,7 @@ class Ledger:
                     self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", (key, value))  # noqa: S608 - ours
         except sqlite3.Error as error:
             raise ResourceError(
+                "ledger-unwritable",
                 f"the ledger {self.path} cannot be written",
                 why=_reason(error),
                 fix="free disk space and run it again: it continues",
@@ -325,11 +326,11 @@ def _unusable(path: Path, error: sqlite3.DatabaseError) -> ConfigError:
     # A ledger that is locked or cannot be opened may be intact, so nobody should remove it.
     whole = isinstance(error, sqlite3.OperationalError)
     fix = "see what else uses it, check its permissions and the disk, and run it again" if whole else f"remove {path}"
-    return ConfigError(f"the ledger {path} cannot be used", why=_reason(error), fix=fix)
+    return ConfigError("ledger-unusable", f"the ledger {path} cannot be used", why=_reason(error), fix=fix)
 
 
 def _not_ours(path: Path, why: str) -> ConfigError:
-    return ConfigError(f"the ledger {path} cannot be used", why=why, fix=f"remove {path}")
+    return ConfigError("ledger-unusable", f"the ledger {path} cannot be used", why=why, fix=f"remove {path}")
 
 
 def reproducible(entries: Iterable[Entry]) -> list[dict[str, Any]]:

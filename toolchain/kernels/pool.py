@@ -243,6 +243,7 @@ class WorkerPool:
         except (DiedError, TimedOutError) as error:
             why = str(error) or f"no answer for {START_SECONDS:.0f} s"
             raise KernelError(
+                "worker-not-started",
                 "a kernel worker does not start",
                 why=why,
                 fix="see the last lines of the worker, and run `toolchain doctor`",

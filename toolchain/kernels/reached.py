@@ -80,6 +80,7 @@ class Reach:
         if key not in self._found:
             if not self._is_file(source):
                 raise SourceError(
+                    "kernel-source-missing",
                     f"the tree has no kernel source {source}",
                     why="it is missing, or a link that leads out of the tree",
                     fix="check the kernel source",

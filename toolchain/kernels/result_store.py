@@ -231,18 +231,23 @@ class KernelStore:
             if os.path.lexists(marker):
                 content = strict_json.read(read_regular(marker, _LARGEST_LINE, within=root))
                 if content != {"format": FORMAT}:
-                    raise ConfigError(f"{root} is a kernel store of another format", fix="name another folder")
+                    raise ConfigError(
+                        "store-format", f"{root} is a kernel store of another format", fix="name another folder"
+                    )
                 return
             # Another process may be writing the marker: partial names begin with a dot.
             if root.exists() and any(not path.name.startswith(".") for path in root.iterdir()):
                 raise ConfigError(
+                    "not-a-kernel-store",
                     f"{root} is not a kernel store",
                     why="there are other files in it",
                     fix="name an empty or a new folder",
                 )
         except (OSError, ValueError) as error:
             why = str(error.strerror) if isinstance(error, OSError) else f"{marker} is not what this tool writes"
-            raise ConfigError(f"{root} cannot be a kernel store", why=why, fix="name another folder") from error
+            raise ConfigError(
+                "store-unusable", f"{root} cannot be a kernel store", why=why, fix="name another folder"
+            ) from error
 
     @property
     def exists(self) -> bool:
@@ -290,7 +295,10 @@ class KernelStore:
             return read_regular(path, _LARGEST_NOTE, within=self.root)
         except OSError as error:
             raise ConfigError(
-                f"cannot read the note {path} of a campaign", why=str(error.strerror), fix="name another store"
+                "store-unreadable",
+                f"cannot read the note {path} of a campaign",
+                why=str(error.strerror),
+                fix="name another store",
             ) from error
 
     def _write(self, path: Path, content: bytes) -> None:
@@ -308,6 +316,7 @@ class KernelStore:
                 new.finish()
         except OSError as error:
             raise ResourceError(
+                "store-unwritable",
                 f"the kernel store {self.root} cannot be written",
                 why=f"{error.filename or path}: {error.strerror}",
                 fix="free disk space or fix its permissions, and run it again: it continues",

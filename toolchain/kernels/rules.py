@@ -123,7 +123,11 @@ def cut(rules: Iterable[Rule], *, select: str | None = None, limit: int | None =
     """
     everything = tuple(rules)
     if limit is not None and limit < 1:
-        raise ConfigError(f"a limit of {limit} kernels compiles nothing", fix="give --limit 1 or more, or leave it out")
+        raise ConfigError(
+            "kernel-limit-invalid",
+            f"a limit of {limit} kernels compiles nothing",
+            fix="give --limit 1 or more, or leave it out",
+        )
     clusters: dict[str, list[Rule]] = {}
     for rule in everything:
         clusters.setdefault(rule.cluster, []).append(rule)
@@ -132,6 +136,7 @@ def cut(rules: Iterable[Rule], *, select: str | None = None, limit: int | None =
         if not clusters:
             kernels = ", ".join(sorted({rule.kernel for rule in everything}))
             raise ConfigError(
+                "select-no-match",
                 f"--select {select!r} matches no kernel",
                 why=f"kernels: {kernels}",
                 fix="give a glob that matches one of these",
@@ -183,7 +188,9 @@ def load_rules(
         seen: set[str] = set()
         for rule in rules:
             if getattr(rule, what) in seen:
-                raise ConfigError(f"{data}: two rules have the {what} {getattr(rule, what)}", fix="make them differ")
+                raise ConfigError(
+                    "rules-collide", f"{data}: two rules have the {what} {getattr(rule, what)}", fix="make them differ"
+                )
             seen.add(getattr(rule, what))
     return cut(rules, select=select, limit=limit)
 
@@ -227,7 +234,9 @@ def parsed(path: Path) -> ast.Module:
         return ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
         why = str(error.strerror) if isinstance(error, OSError) else "it is not valid Python in UTF-8"
-        raise SourceError(f"cannot read the kernel source {path}", why=why, fix="check the kernel source") from error
+        raise SourceError(
+            "kernel-source-unreadable", f"cannot read the kernel source {path}", why=why, fix="check the kernel source"
+        ) from error
 
 
 def arguments_of(module: ast.Module, function: str) -> list[ast.arg] | None:
@@ -242,7 +251,11 @@ def _arguments(path: Path, function: str) -> dict[str, bool]:
     """Return the arguments of a function in their order, and whether each must be a constant."""
     arguments = arguments_of(parsed(path), function)
     if arguments is None:
-        raise SourceError(f"{path} has no function {function}", fix="take the source version that the data file names")
+        raise SourceError(
+            "kernel-function-missing",
+            f"{path} has no function {function}",
+            fix="take the source version that the data file names",
+        )
     return {
         argument.arg: argument.annotation is not None and "constexpr" in ast.unparse(argument.annotation)
         for argument in arguments
@@ -261,7 +274,9 @@ def _resolve(
             pattern = next((p for p in arguments if fnmatch.fnmatchcase(name, p)), None)
         if pattern is None:
             raise SourceError(
-                f"{where}: the argument {name} has no type or value", fix="take the source version the data file names"
+                "kernel-argument-missing",
+                f"{where}: the argument {name} has no type or value",
+                fix="take the source version the data file names",
             )
         used.add(pattern)
         value = _fill(arguments[pattern], choice)
@@ -270,12 +285,18 @@ def _resolve(
         elif value == NONE:
             resolved[name] = ("constexpr", None)
         elif constant:
-            raise ConfigError(f"{where}: {name} is a constant of the kernel, {value!r} is a type", fix="give a value")
+            raise ConfigError(
+                "kernel-argument-constant",
+                f"{where}: {name} is a constant of the kernel, {value!r} is a type",
+                fix="give a value",
+            )
         else:
             resolved[name] = (value, None)
     if idle := sorted(set(arguments) - used):
         raise SourceError(
-            f"{where}: no such argument: {', '.join(idle)}", fix="take the source version the data file names"
+            "kernel-argument-unknown",
+            f"{where}: no such argument: {', '.join(idle)}",
+            fix="take the source version the data file names",
         )
     return resolved
 

@@ -24,9 +24,10 @@ def check_address(text: str) -> str:
     match = re.fullmatch(r"(tcp|tls)://(\[[0-9a-fA-F:.]+\]|[\w.-]+):([1-9][0-9]{0,4})", text, re.ASCII)
     if match is None or int(match[3]) > 65535:
         fix = "e.g. tcp://127.0.0.1:8786, or tls://HOST:8786"
-        raise ConfigError(f"{text!r} is not an address of a scheduler", fix=fix)
+        raise ConfigError("scheduler-address-invalid", f"{text!r} is not an address of a scheduler", fix=fix)
     if match[1] == "tcp" and not _is_loopback(match[2].strip("[]")):
         raise ConfigError(
+            "scheduler-without-tls",
             f"the scheduler at {text} is not on this machine, and has no TLS",
             why="anyone who reaches it can run any code on it and on its workers",
             fix=f"start it with certificates and give tls{text[3:]}, or tcp://127.0.0.1:{match[3]} through a tunnel",
@@ -50,6 +51,7 @@ def library() -> Any:
     except ImportError as error:
         fix = f"{sys.executable} -m pip install '.[dask]' in a checkout of the tool"
         raise ConfigError(
+            "dask-missing",
             "a Dask scheduler needs Dask, which is not installed",
             why="the package distributed cannot be imported",
             fix=fix,
@@ -67,6 +69,7 @@ def security(address: str, role: Literal["client", "worker"]) -> Any:
     except (OSError, ValueError) as error:
         names = ("CA_FILE", f"{role.upper()}__CERT", f"{role.upper()}__KEY")
         raise ConfigError(
+            "scheduler-without-certificate",
             f"{address} needs the certificate of this {role} and that of the authority",
             why="they are not named, or the files cannot be read",
             fix=f"set {', '.join(f'DASK_DISTRIBUTED__COMM__TLS__{name}' for name in names)} to PEM files",
@@ -79,4 +82,6 @@ def check_version(address: str, versions: Mapping[str, Any]) -> None:
     there, here = versions["packages"]["distributed"], library().__version__
     if there != here:
         why, fix = f"distributed {there} there, {here} here", f"install distributed=={there} here, or {here} there"
-        raise ConfigError(f"the scheduler at {address} has another version of Dask", why=why, fix=fix)
+        raise ConfigError(
+            "dask-other-version", f"the scheduler at {address} has another version of Dask", why=why, fix=fix
+        )

@@ -39,6 +39,7 @@ def cut(rules: Iterable[Rule], count: int) -> dict[str, int]:
     clusters = Counter(rule.cluster for rule in rules)
     if count > len(clusters):
         raise ConfigError(
+            "too-many-shards",
             f"{len(clusters)} clusters of kernels cannot be cut into {count} shards",
             why="kernels that are packed as one stay together",
             fix=f"give --shard K/{len(clusters)} or fewer",
@@ -103,6 +104,7 @@ def _identity(rules: RuleSet, shared: SharedResults) -> dict[str, Any]:
 def without_store(part: tuple[int, int]) -> ConfigError:
     """Return the error for a shard without a kernel store."""
     return ConfigError(
+        "option-needs-option",
         f"--shard {part[0]}/{part[1]} needs --kernel-store",
         why="`kernels merge` reads the results of a shard from its store",
         fix="name a folder that `kernels merge` can read, or that you copy to its machine",
@@ -144,6 +146,7 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
     complete = [count for count, by_number in by_count.items() if len(by_number) == count]
     if len(by_count) > 1 and not complete:
         raise ConfigError(
+            "shards-incomplete",
             "no campaign is complete here",
             why=f"these are shards of campaigns in {', '.join(map(str, sorted(by_count)))} shards",
             fix="run the missing shards of one of them",
@@ -152,6 +155,7 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
     by_number = by_count[count]
     if missing := [f"{number}/{count}" for number in range(1, count + 1) if number not in by_number]:
         raise KernelError(
+            "shards-missing",
             f"{len(missing)} of {count} shards are missing: {', '.join(missing)}",
             why=f"{', '.join(str(store.root) for store in shared.stores)} hold the others",
             fix="run them, or name the stores that they wrote to",
@@ -175,6 +179,7 @@ def _marks(store: KernelStore, shared: SharedResults, identity: Mapping[str, Any
                 continue
             known = isinstance(error, DamagedError | UnsignedError)
             raise ConfigError(
+                "shard-mark-invalid",
                 f"{store.root}: the mark {name} is invalid",
                 why=str(error) if known else "it has not the form that a shard writes",
                 fix="run that shard again",
@@ -188,6 +193,7 @@ def _bad(mark: Mapping[str, Any]) -> list[Entry]:
         rows = [typed(Entry, {**row, "bitcode": ()}) for row in mark["bad"]]
     except (KeyError, TypeError, TypedError) as error:
         raise ConfigError(
+            "shard-mark-invalid",
             "the mark of a shard is malformed",
             why="its list of failed kernels has not the form that a shard writes",
             fix="run that shard again",
@@ -203,7 +209,7 @@ def _no_shard(store: KernelStore, marks: Sequence[Mapping[str, Any]], identity: 
     what = f"{store.root} holds no shard of this campaign"
     if not marks:
         fix = "wait for its shards, or name the right store"
-        return ConfigError(what, why="no shard is finished", fix=fix)
+        return ConfigError("shards-incomplete", what, why="no shard is finished", fix=fix)
     nearest = min((_unlike(mark, identity) for mark in marks), key=len)
     why = "its shards are of " + ", ".join(_WORDS[name] for name in nearest)
-    return ConfigError(what, why=why, fix="give the options that the shards were given")
+    return ConfigError("shards-other-options", what, why=why, fix="give the options that the shards were given")

@@ -137,7 +137,10 @@ class SharedResults:
             write_unflushed(path, result.code)
         except OSError as error:
             raise ResourceError(
-                f"cannot write {path}", why=str(error.strerror), fix="free disk space and run it again: it continues"
+                "results-unwritable",
+                f"cannot write {path}",
+                why=str(error.strerror),
+                fix="free disk space and run it again: it continues",
             ) from error
         try:
             check_made(path, rule.target, rule.kernel)
@@ -177,6 +180,7 @@ class SharedResults:
         digests = tuple(hashlib.sha256(content).hexdigest() for content in (code, metadata))
         if digests != (entry.sha256, entry.metadata_sha256):
             raise KernelError(
+                "kernel-changed",
                 f"{path} has changed since it was compiled",
                 why="a kernel store only gets what compile processes made",
                 fix="run it again: it compiles this kernel again",

@@ -138,7 +138,10 @@ class Authorizer:
             raise self.refused("the address of the token service, or one that it redirects to, is not valid") from None
         except requests.RequestException as error:
             raise UnreachableError(
-                f"the token service of {self._host} does not answer", why=type(error).__name__, fix="try again later"
+                "token-service-unreachable",
+                f"the token service of {self._host} does not answer",
+                why=type(error).__name__,
+                fix="try again later",
             ) from None
         if status in {401, 403}:
             raise self.refused("the token service refuses the login" if self._login else "it wants a login")
@@ -165,7 +168,9 @@ class Authorizer:
 
     def refused(self, why: str) -> RegistryError:
         """Return the error for a refused login."""
-        return RegistryError(f"{self._host} refuses the login", why=why, fix=f"log in: {login_command(self._host)}")
+        return RegistryError(
+            "login-refused", f"{self._host} refuses the login", why=why, fix=f"log in: {login_command(self._host)}"
+        )
 
 
 def _parameters(text: str) -> dict[str, str]:

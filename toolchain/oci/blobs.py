@@ -33,6 +33,7 @@ class Blobs:
         for folder in (self._blobs.parent, self._blobs):
             if folder.is_symlink() and not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(self.root)):
                 raise RegistryError(
+                    "blobs-link-escapes",
                     f"{folder} is a link that leads out of {self.root}",
                     why="blobs would be read and written elsewhere",
                     fix="replace the link by a folder, or name the folder that it leads to",
@@ -64,7 +65,7 @@ class Blobs:
     def blob(self, digest: str) -> Path:
         """Return the file of a blob."""
         if not self.has(digest):
-            raise RegistryError(f"{self.root} lacks {digest}", fix="build or fetch the image again")
+            raise RegistryError("blob-missing", f"{self.root} lacks {digest}", fix="build or fetch the image again")
         return self._path(digest)
 
     def open(self, digest: str) -> BinaryIO:
@@ -73,7 +74,9 @@ class Blobs:
         try:
             return open_regular(path)
         except OSError as error:
-            raise RegistryError(f"cannot read {path}", why=str(error.strerror), fix="fetch the image again") from error
+            raise RegistryError(
+                "blob-unreadable", f"cannot read {path}", why=str(error.strerror), fix="fetch the image again"
+            ) from error
 
     def digest_of(self, digest: str) -> str:
         """Return the digest of the content under a digest."""
@@ -109,7 +112,10 @@ class Blobs:
             actual, size = self._store(path, digest, move)
         except OSError as error:
             raise RegistryError(
-                f"cannot store {path} in {self.root}", why=error.strerror or "", fix="check the path and its rights"
+                "layout-unwritable",
+                f"cannot store {path} in {self.root}",
+                why=error.strerror or "",
+                fix="check the path and its rights",
             ) from error
         return Descriptor(media_type, actual, size)
 
@@ -155,6 +161,7 @@ class Blobs:
                 write_atomically(self._path(digest), content, check=True)
             except OSError as error:
                 raise RegistryError(
+                    "layout-unwritable",
                     f"cannot write to {self.root}",
                     why=error.strerror or "",
                     fix="check its rights, or name another folder",
@@ -188,6 +195,7 @@ class Blobs:
             content = stream.read(MANIFEST_LIMIT + 1)
         if len(content) > MANIFEST_LIMIT:
             raise RegistryError(
+                "manifest-too-large",
                 f"{descriptor.digest} is too large for a manifest",
                 why=f"more than {MANIFEST_LIMIT} bytes",
                 fix="name a manifest; this is something else",
@@ -212,5 +220,8 @@ class Blobs:
 def _compare(path: Path, expected: str | None, actual: str) -> None:
     if expected is not None and expected != actual:
         raise DigestError(
-            f"{path.name} has the wrong digest", why=f"expected {expected}, found {actual}", fix="fetch it again"
+            "blob-digest-mismatch",
+            f"{path.name} has the wrong digest",
+            why=f"expected {expected}, found {actual}",
+            fix="fetch it again",
         )

@@ -111,7 +111,7 @@ class _Check:
                 while piece := stream.read(CHUNK):
                     self._left -= len(piece)
                     if self._left < 0:
-                        raise BombError("the layers of this image unpack to more than any real image")
+                        raise BombError("image-bomb", "the layers of this image unpack to more than any real image")
                     sha256.update(piece)
         except BombError as error:
             return f"nothing ({error.what})"

@@ -73,7 +73,9 @@ class _Bounded:
         self._left -= len(piece)
         if self._left < 0:
             why = f"{self._name} unpacks to more than {self._most} bytes"
-            raise BombError("a layer unpacks to more than any layer holds", why=why, fix="do not use this image")
+            raise BombError(
+                "layer-bomb", "a layer unpacks to more than any layer holds", why=why, fix="do not use this image"
+            )
         return piece
 
 
@@ -90,4 +92,4 @@ def unpacked(path: Path, media_type: str) -> Iterator[Readable]:
         with path.open("rb") as stream:
             yield stream
     else:
-        raise UntrustedError(f"a layer has an unknown media type: {media_type}", why=path.name)
+        raise UntrustedError("layer-media-type", f"a layer has an unknown media type: {media_type}", why=path.name)

@@ -70,6 +70,7 @@ def ask_helper(name: str, key: str) -> str | None:
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError):
         raise RegistryError(
+            "credential-helper-failed",
             f"{program} answers without a login",
             why="a credential helper gives JSON with Username and Secret",
             fix=f"see what it says: printf %s {key} | {program} get",

@@ -54,6 +54,7 @@ def check_digest(text: str) -> str:
     """Return `text` if it is `sha256:` and 64 lower-case hexadecimal digits, and so safe as part of a path."""
     if not _DIGEST.fullmatch(text):
         raise RegistryError(
+            "not-a-digest",
             f"{text[:120]!r} is not a digest",
             why="expected sha256: and 64 hexadecimal digits",
             fix="give sha256: and all 64 digits",
@@ -145,6 +146,7 @@ class Descriptor:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RegistryError(
+                "descriptor-malformed",
                 "a descriptor is malformed",
                 why="a field is missing or has the wrong type",
                 fix="publish or export it again, or report it to its publisher",

@@ -71,7 +71,9 @@ def write_files(layout: Layout, subject: Descriptor, paths: Sequence[Path], *, t
     for path in sorted(paths, key=lambda path: path.name):
         _require_plain(path.name)
         if path.name in layers:
-            raise RegistryError(f"two files are called {path.name}", fix="publish the architectures one by one")
+            raise RegistryError(
+                "files-same-name", f"two files are called {path.name}", fix="publish the architectures one by one"
+            )
         blob = layout.put_file(path, move=True, media_type=file_media_type(path.name))
         layers[path.name] = blob.annotated({TITLE: path.name})
     notes = standard_annotations(title)
@@ -97,6 +99,7 @@ def read_files(value: Mapping[str, Any], manifest: Descriptor) -> tuple[PlainFil
     """Return the files in an artifact's untrusted manifest; refuse names that are not plain or occur twice."""
     if not are_files(value):
         raise RegistryError(
+            "not-a-files-artifact",
             f"{manifest.digest} holds no files",
             why=f"it is of the type {value.get('artifactType')!r}",
             fix="name an artifact that `toolchain publish --files` made",
@@ -106,7 +109,7 @@ def read_files(value: Mapping[str, Any], manifest: Descriptor) -> tuple[PlainFil
         name = blob.annotations.get(TITLE, "")
         _require_plain(name)
         if name in files:
-            raise HostileInputError(f"the artifact holds {name} twice", fix="do not use it")
+            raise HostileInputError("artifact-file-twice", f"the artifact holds {name} twice", fix="do not use it")
         files[name] = PlainFile(name, blob.plain)
     return tuple(files.values())
 
@@ -114,5 +117,8 @@ def read_files(value: Mapping[str, Any], manifest: Descriptor) -> tuple[PlainFil
 def _require_plain(name: str) -> None:
     if not is_plain_name(name):
         raise HostileInputError(
-            f"the artifact holds the name {name[:200]!r}", why="it is not a plain name of a file", fix="do not use it"
+            "artifact-name-unsafe",
+            f"the artifact holds the name {name[:200]!r}",
+            why="it is not a plain name of a file",
+            fix="do not use it",
         )

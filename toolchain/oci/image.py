@@ -66,6 +66,7 @@ def read_layers(layout: Layout, manifest: Descriptor) -> tuple[LayerBlob, ...]:
     diff_ids = diff_ids_of(layout.read_json(config))
     if len(diff_ids) != len(layers):
         raise RegistryError(
+            "image-malformed",
             f"the image {manifest.digest} is malformed",
             why=f"{len(layers)} layers, {len(diff_ids)} diff_ids",
             fix="fetch it again",
@@ -137,18 +138,22 @@ def write_index(
 ) -> Descriptor:
     """Store an index over images, sorted by platform so that the order of builds does not change it."""
     if not manifests:
-        raise RegistryError("an index of no image cannot be written", fix="build at least one architecture")
+        raise RegistryError(
+            "index-empty", "an index of no image cannot be written", fix="build at least one architecture"
+        )
     keyed: dict[Platform, Descriptor] = {}
     for manifest in manifests:
         layout.blob(manifest.digest)
         if manifest.platform is None:
             raise RegistryError(
+                "image-without-platform",
                 f"{manifest.digest} has no platform",
                 why="an index tells images by platform",
                 fix="build the image again",
             )
         if keyed.setdefault(manifest.platform, manifest).digest != manifest.digest:
             raise RegistryError(
+                "platform-twice",
                 f"two images for {manifest.platform}",
                 why=f"{keyed[manifest.platform].digest}, {manifest.digest}",
                 fix="leave one of them out",

@@ -108,7 +108,9 @@ def write_tar_gz(tree: Path, out: Path, *, top: str, exclude: Sequence[str] = ()
         exclude: shell patterns over paths relative to `tree`; a matching folder is left out with its content.
     """
     if not top or "/" in top or top in {".", ".."}:
-        raise ConfigError(f"{top!r} cannot be the top folder of an archive", fix="give one plain name")
+        raise ConfigError(
+            "top-folder-invalid", f"{top!r} cannot be the top folder of an archive", fix="give one plain name"
+        )
     with HashedFile(out) as sink, GzipSink(sink) as packer:
         _write_tree(tree, packer, exclude=exclude, prefix=os.fsencode(top))
     return sink.digest
@@ -126,7 +128,9 @@ def _write_tree(
 ) -> None:
     """Write the content of `tree` as a tar into `sink`, with `prefix` before every name (see `write_layer`)."""
     if not tree.is_dir():
-        raise SourceError(f"{tree} is not a folder", fix="give the folder whose content becomes the layer")
+        raise SourceError(
+            "layer-tree-missing", f"{tree} is not a folder", fix="give the folder whose content becomes the layer"
+        )
     first: dict[tuple[int, int], bytes] = {}
     root = os.fsencode(tree)
     if prefix:
@@ -135,6 +139,7 @@ def _write_tree(
         path = os.path.join(root, name)  # noqa: PTH118 - bytes paths: names need not be UTF-8
         if not whiteouts and name.rpartition(b"/")[2].startswith(_WHITEOUT):
             raise HostileInputError(
+                "whiteout-in-tree",
                 f"{os.fsdecode(path)} would delete a file of the layers below",
                 why="a name that starts with .wh. is a whiteout of OCI images, so the file itself is never unpacked",
                 fix="rename it, or exclude it from what is installed",
@@ -181,7 +186,9 @@ def _member(path: bytes, name: bytes, status: os.stat_result, *, normalise: bool
     if normalise:
         if kind not in {tar.REGULAR, tar.DIRECTORY, tar.SYMLINK}:
             raise HostileInputError(
-                f"{os.fsdecode(path)} is neither file, link nor folder", fix="remove it or exclude it from the layer"
+                "special-file-in-tree",
+                f"{os.fsdecode(path)} is neither file, link nor folder",
+                fix="remove it or exclude it from the layer",
             )
         plain = 0o777 if kind == tar.SYMLINK else 0o755 if kind == tar.DIRECTORY or mode & 0o100 else 0o644
         return tar.Member(name=name, kind=kind, mode=plain, mtime=EPOCH, size=size, link=link)
@@ -194,7 +201,9 @@ def _member(path: bytes, name: bytes, status: os.stat_result, *, normalise: bool
             xattrs[tar.CAPABILITY] = plain_capability(os.getxattr(path, tar.CAPABILITY, follow_symlinks=False))
     uid, gid = status.st_uid - first_id, status.st_gid - first_id
     if min(uid, gid) < 0:
-        raise HostileInputError(f"{os.fsdecode(path)} has an owner outside its image", fix="make the tree again")
+        raise HostileInputError(
+            "owner-outside-image", f"{os.fsdecode(path)} has an owner outside its image", fix="make the tree again"
+        )
     return tar.Member(
         name=name, kind=kind, mode=0o777 if kind == tar.SYMLINK else mode, mtime=EPOCH, uid=uid, gid=gid, size=size,
         link=link, device=(os.major(status.st_rdev), os.minor(status.st_rdev)) if of_device else (0, 0), xattrs=xattrs,
@@ -239,7 +248,7 @@ def normalise_tar(tar_in: Path, out: Path) -> Layer:
                 _rewrite(source, info, sink)
             sink.write(tar.END)
     except tarfile.TarError as error:
-        raise SourceError(f"{tar_in} is not a complete tar", fix="make it again") from error
+        raise SourceError("tar-incomplete", f"{tar_in} is not a complete tar", fix="make it again") from error
     return Layer(sink.digest, sink.size, out)
 
 
@@ -276,7 +285,7 @@ def _raw(text: str) -> bytes:
 def _inside(name: str) -> bytes:
     parts = [part for part in name.split("/") if part not in {"", "."}]
     if name.startswith("/") or ".." in parts:
-        raise HostileInputError(f"{name!r} leaves the root of its tar", fix="use another archive")
+        raise HostileInputError("tar-name-escapes", f"{name!r} leaves the root of its tar", fix="use another archive")
     return _raw("/".join(parts))
 
 

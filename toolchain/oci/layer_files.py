@@ -65,12 +65,18 @@ class LayerMember(CheckedHeader):
             member = read()
         except tarfile.HeaderError as error:
             if any(block):  # tarfile would take it for the end, but other readers may continue
-                raise UntrustedError("a layer holds garbage between its members") from error
+                raise UntrustedError("layer-garbage", "a layer holds garbage between its members") from error
             raise
         if member.type not in _LONG | _MEMBERS:
-            raise UntrustedError(f"a layer holds a member of the kind {member.type!r}", why="readers disagree about it")
+            raise UntrustedError(
+                "layer-member-kind",
+                f"a layer holds a member of the kind {member.type!r}",
+                why="readers disagree about it",
+            )
         if member.size < 0 or (member.type in _LONG and member.size > _HEADER_LIMIT):
-            raise UntrustedError("a layer has a header of impossible size", why=f"{member.size} bytes")
+            raise UntrustedError(
+                "layer-header-size", "a layer has a header of impossible size", why=f"{member.size} bytes"
+            )
         return member
 
 
@@ -123,7 +129,9 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except _DAMAGED as error:
-        raise UntrustedError("a layer cannot be read", why=f"{path.name} is damaged", fix="fetch it again") from error
+        raise UntrustedError(
+            "layer-unreadable", "a layer cannot be read", why=f"{path.name} is damaged", fix="fetch it again"
+        ) from error
 
 
 def read_member(path: Path, media_type: str, name: str, *, limit: int = _GLANCE_LIMIT) -> bytes | None:
@@ -181,31 +189,39 @@ def _walk(path: Path, media_type: str) -> Iterator[tuple[str, tarfile.TarInfo, t
             names += len(name) + len(member.linkname)
             if len(folders) >= MOST or names > _LARGEST_NAMES:
                 why = f"more than {MOST} members, or {_LARGEST_NAMES} characters of names"
-                raise UntrustedError("a layer holds more members than any real one", why=why)
+                raise UntrustedError("layer-too-many-members", "a layer holds more members than any real one", why=why)
             if name in folders:
-                raise UntrustedError(f"a layer holds {name} twice", why=path.name)
+                raise UntrustedError("layer-member-twice", f"a layer holds {name} twice", why=path.name)
             folders[name] = member.isdir()
             if member.islnk() and _linked(member) not in known:
-                raise UntrustedError(f"a hard link in a layer leads nowhere: {name}")
+                raise UntrustedError("layer-hard-link", f"a hard link in a layer leads nowhere: {name}")
             if member.isreg() or member.issym() or member.islnk():
                 known.add(name)
                 yield name, member, tar
         while stream.read(CHUNK):  # so that the decompressor checks its checksums
             pass
         if stream.last > tar.offset:
-            raise UntrustedError("a layer holds data after its end mark", why=f"{stream.last - tar.offset} bytes")
+            raise UntrustedError(
+                "layer-trailing-data", "a layer holds data after its end mark", why=f"{stream.last - tar.offset} bytes"
+            )
     _require_folders(folders)
 
 
 def _name(member: tarfile.TarInfo) -> str:
     """Return the path of a member; refuse names that readers could interpret differently."""
     if any(key.startswith("GNU.sparse") for key in member.pax_headers):
-        raise UntrustedError("a layer holds a sparse file", why="readers disagree about it")
+        raise UntrustedError("layer-sparse-file", "a layer holds a sparse file", why="readers disagree about it")
     if max(len(member.name), len(member.linkname)) > LONGEST_PATH:
-        raise UntrustedError("a layer holds a name that is longer than a path", why=f"{shown(member.name[:100])} …")
+        raise UntrustedError(
+            "layer-name-too-long",
+            "a layer holds a name that is longer than a path",
+            why=f"{shown(member.name[:100])} …",
+        )
     name = member.name.removeprefix("./")
     if name not in {"", "."} and not {"", ".", ".."}.isdisjoint(name.split("/")):
-        raise UntrustedError(f"a layer holds a name that is not a plain path: {shown(member.name)}")
+        raise UntrustedError(
+            "layer-name-unsafe", f"a layer holds a name that is not a plain path: {shown(member.name)}"
+        )
     return shown(name)
 
 
@@ -215,7 +231,7 @@ def _require_folders(folders: Mapping[str, bool]) -> None:
         above = name.rpartition("/")[0]
         while above:
             if not folders.get(above, True):
-                raise UntrustedError(f"a layer holds {name} below {above}, which is not a folder")
+                raise UntrustedError("layer-below-file", f"a layer holds {name} below {above}, which is not a folder")
             above = above.rpartition("/")[0]
 
 

@@ -49,7 +49,10 @@ class Layout(Blobs):
                     write_atomically(self._index, canonical(_EMPTY), check=True)
         except OSError as error:
             raise RegistryError(
-                f"{self.root} cannot be an OCI layout", why=error.strerror or "", fix="name another folder"
+                "layout-unusable",
+                f"{self.root} cannot be an OCI layout",
+                why=error.strerror or "",
+                fix="name another folder",
             ) from error
         self._require_version()
         return self
@@ -60,6 +63,7 @@ class Layout(Blobs):
         version = parse_object(content, str(self.root / "oci-layout"), keys=_MARKER).get("imageLayoutVersion")
         if version != "1.0.0":
             raise RegistryError(
+                "layout-version",
                 f"{self.root} is an OCI layout of version {str(version)[:20]!r}",
                 why="only 1.0.0 is known",
                 fix="name another folder",
@@ -71,12 +75,14 @@ class Layout(Blobs):
             return read_regular(self.root / name, limit, within=self.root)
         except FileNotFoundError as error:
             raise RegistryError(
+                "not-a-layout",
                 f"{self.root} is not an OCI layout",
                 why=f"it has no {name}" if self.root.exists() else "it does not exist",
                 fix=f"name a folder that {_WRITERS} wrote",
             ) from error
         except OSError as error:  # such as a loop of symlinks, or a name that is too long
             raise RegistryError(
+                "layout-unreadable",
                 f"{self.root} cannot be read as an OCI layout",
                 why=f"{name}: {error.strerror}",
                 fix=f"name a folder that {_WRITERS} wrote, and that you may read",
@@ -90,6 +96,7 @@ class Layout(Blobs):
             held = FileLock(self.root / ".index.lock").acquire()
         except OSError as error:
             raise RegistryError(
+                "layout-unwritable",
                 f"{self.root} cannot be changed",
                 why=f".index.lock: {error.strerror}",
                 fix="check its rights, and remove that file if it is a link",
@@ -98,7 +105,7 @@ class Layout(Blobs):
             yield
 
     def _no_index(self, why: str) -> RegistryError:
-        return RegistryError(f"{self._index} is not an index", why=why, fix="publish to another folder")
+        return RegistryError("not-an-index", f"{self._index} is not an index", why=why, fix="publish to another folder")
 
     def _entries(self) -> dict[str, Any]:
         content = parse_object(self._small(self._index.name, MANIFEST_LIMIT), str(self._index))
@@ -195,6 +202,7 @@ class Layout(Blobs):
         for name in ("manifest.json", "repositories"):
             if os.path.lexists(self.root / name):
                 raise DigestError(
+                    "layout-of-docker",
                     f"{self.root} is an OCI layout and holds docker's {name} too",
                     why="`docker load` goes by that file, and other programs by index.json",
                     fix=f"remove {name}, or copy the image: skopeo copy oci:DIR:TAG oci:OTHER:TAG",
@@ -225,6 +233,7 @@ class Layout(Blobs):
         if name not in refs:
             known = ", ".join(refs) or "none"
             raise RegistryError(
+                "layout-image-missing",
                 f"{self.root} has no image {name!r}",
                 why=f"images there: {known}",
                 fix="name one of these, or publish it there",
@@ -294,6 +303,7 @@ def check_name(name: str) -> None:
     """Refuse a name that cannot be a tag in a layout folder, which has other rules than a registry."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
+            "not-a-tag",
             f"{name!r} cannot be a tag of a folder",
             why="it is letters and digits, with . _ or - between them",
             fix="name another tag",
@@ -311,6 +321,7 @@ def _ref_name(entry: Mapping[str, Any]) -> str:
 def _require_same(root: Path, name: str, descriptor: Descriptor, again: Descriptor) -> None:
     if descriptor.plain != again.plain:
         raise DigestError(
+            "layout-tag-twice",
             f"{root} lists {name!r} twice",
             why=f"{descriptor.digest} and {again.digest}",
             fix="name what is meant by its digest, or publish it again",

@@ -44,7 +44,7 @@ class LayoutPlace(Place):
             NamedImage(image.digest, self.ref.at(digest=image.digest), image) for image in _unnamed(self._layout)
         ]
         if not images:
-            raise ConfigError(f"{self.ref} holds no image", fix="publish one there first")
+            raise ConfigError("place-empty", f"{self.ref} holds no image", fix="publish one there first")
         return self._layout, tuple(images)
 
     def require_one_reading(self) -> None:
@@ -72,7 +72,7 @@ class LayoutPlace(Place):
             pushed += 0 if same else self._copy(layout, item)
             with_size(there, item)
         if there.read(descriptor) != layout.read(descriptor):
-            raise DigestError(f"{self.ref} does not hold what was published", fix="publish again")
+            raise DigestError("publish-changed", f"{self.ref} does not hold what was published", fix="publish again")
         for tag in tags:
             there.tag(descriptor, tag)
         ref, skipped = str(self.ref.at(digest=descriptor.digest)), sum(item.size for item in items) - pushed
@@ -145,6 +145,7 @@ def resolve(ref: LayoutRef) -> Descriptor:
     digests = {image.digest for image in named} or {image.digest for image in _unnamed(there)}
     if len(digests) != 1:
         raise RegistryError(
+            "place-ambiguous",
             f"{ref} holds {'several images' if digests else 'no image'}",
             why=f"images there: {', '.join(refs or sorted(digests)) or 'none'}",
             fix=f"name one: {ref}{':TAG' if refs else '@DIGEST'}" if digests else "build or fetch one",

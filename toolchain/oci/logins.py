@@ -102,7 +102,12 @@ def _written(file: _File, name: str) -> str:
 
 
 def _unreadable(path: Path, why: str) -> RegistryError:
-    return RegistryError(f"the login file {path} cannot be read", why=why, fix="correct that file, or log in again")
+    return RegistryError(
+        "login-file-unreadable",
+        f"the login file {path} cannot be read",
+        why=why,
+        fix="correct that file, or log in again",
+    )
 
 
 def registry_name(text: str) -> str:

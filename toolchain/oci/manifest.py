@@ -45,9 +45,9 @@ def parse_object(content: bytes, name: str, *, keys: Keys | None = MANIFEST_KEYS
     except DocumentError:
         raise
     except ValueError as error:
-        raise RegistryError(f"{name} is not JSON", fix=_OTHER) from error
+        raise RegistryError("manifest-malformed", f"{name} is not JSON", fix=_OTHER) from error
     if not isinstance(value, dict):
-        raise RegistryError(f"{name} is not a JSON object", fix=_OTHER)
+        raise RegistryError("manifest-malformed", f"{name} is not a JSON object", fix=_OTHER)
     return value
 
 
@@ -65,12 +65,14 @@ def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descript
     own_type = value.get("mediaType")
     if own_type is not None and own_type != descriptor.media_type:
         raise RegistryError(
+            "manifest-type-mismatch",
             f"{descriptor.digest} calls itself {str(own_type)[:100]!r}",
             why=f"it is listed as {descriptor.media_type!r}, and programs differ in which type they use",
             fix=_OTHER,
         )
     if "manifests" in value and value.keys() & {"config", "layers"}:
         raise RegistryError(
+            "manifest-ambiguous",
             f"{descriptor.digest} is an image and an index",
             why="programs differ in what they take it for",
             fix=_OTHER,
@@ -80,4 +82,6 @@ def children_of(value: dict[str, Any], descriptor: Descriptor) -> tuple[Descript
             return tuple(Descriptor.from_json(entry) for entry in value["manifests"])
         return tuple(Descriptor.from_json(entry) for entry in [value["config"], *value["layers"]])
     except (KeyError, TypeError) as error:
-        raise RegistryError(f"{descriptor.digest} is not a manifest", why="it lacks a list", fix=_OTHER) from error
+        raise RegistryError(
+            "manifest-malformed", f"{descriptor.digest} is not a manifest", why="it lacks a list", fix=_OTHER
+        ) from error

@@ -189,7 +189,9 @@ def require_shallow(item: Descriptor, depth: int) -> None:
     """Refuse indexes that are nested deeper than any image needs."""
     if depth > media.DEEPEST:
         raise RegistryError(
-            f"{item.digest} is below more than {media.DEEPEST} indexes", fix="name an image that is less deep"
+            "index-too-deep",
+            f"{item.digest} is below more than {media.DEEPEST} indexes",
+            fix="name an image that is less deep",
         )
 
 
@@ -198,6 +200,7 @@ def with_size(layout: Layout, item: Descriptor) -> Path:
     path = layout.blob(item.digest)
     if path.stat().st_size != item.size:
         raise DigestError(
+            "blob-size-mismatch",
             f"{item.digest} has the wrong size in {layout.root}",
             why=f"expected {item.size} bytes",
             fix="fetch or build it again",
@@ -215,5 +218,7 @@ def _choose(images: Sequence[Descriptor], platform: Platform, ref: str) -> Descr
     ]
     if not fitting:
         known = ", ".join(str(image.platform) for image in images if image.platform) or "none"
-        raise RegistryError(f"{ref} has no image for {platform}", why=f"it has {known}", fix="choose another --arch")
+        raise RegistryError(
+            "platform-missing", f"{ref} has no image for {platform}", why=f"it has {known}", fix="choose another --arch"
+        )
     return fitting[0]

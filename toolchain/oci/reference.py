@@ -84,6 +84,7 @@ def _repository(text: str, whole: str) -> str:
             raise _no_reference(whole, f"{part!r} cannot be part of a repository's name", fix)
     if len(text) > 255:
         raise ConfigError(
+            "reference-too-long",
             f"{whole[:60]!r}… is too long",
             why=f"a repository's name has {len(text)} of 255 characters",
             fix="shorten the name",
@@ -95,6 +96,7 @@ def check_tag(tag: str) -> None:
     """Refuse a text that cannot be a tag in a registry."""
     if not TAG.fullmatch(tag):
         raise ConfigError(
+            "not-a-tag",
             f"{tag!r} is not a tag",
             why="at most 128 letters, digits, . _ -, and neither . nor - first",
             fix="name another",
@@ -102,7 +104,7 @@ def check_tag(tag: str) -> None:
 
 
 def _no_reference(text: str, why: str, fix: str) -> ConfigError:
-    return ConfigError(f"{text!r} is not a reference", why=why, fix=fix)
+    return ConfigError("not-a-reference", f"{text!r} is not a reference", why=why, fix=fix)
 
 
 def _digest(text: str, whole: str) -> str:
@@ -146,6 +148,7 @@ def parse_place(text: str, what: str) -> Target:
     place = parse(text)
     if place.tag or place.digest:
         raise ConfigError(
+            "place-names-image",
             f"{what} {text} names one image",
             why="it is the place of several, by names of their own",
             fix="name the place alone: REGISTRY/NS or oci:DIR (oci:DIR/ if its name has a colon)",

@@ -54,6 +54,7 @@ class Registry(Transport):
                     free = shutil.disk_usage(new.path.parent).free
                     if blob.size > free:
                         raise ResourceError(
+                            "disk-too-small",
                             f"{blob.digest} of {self.host} does not fit on the disk",
                             why=f"{blob.size} bytes by its manifest, {free} free in {new.path.parent}",
                             fix="make room, or set TMPDIR to a folder on a larger disk",
@@ -65,11 +66,13 @@ class Registry(Transport):
                 self.traffic.repeated += 1
         except OSError as error:
             raise ResourceError(
+                "blob-not-written",
                 f"cannot write {blob.digest} to {layout.root}",
                 why=error.strerror or "",
                 fix="make room, then try again",
             ) from error
         raise DigestError(
+            "registry-blob-mismatch",
             f"{self.host} sent other bytes than requested",
             why=f"expected {blob.digest}, got {actual}",
             fix="do not use this image; report it to the registry's operator",
@@ -85,6 +88,7 @@ class Registry(Transport):
             value = page.get("tags")
             if not isinstance(value, list | None) or not all(isinstance(tag, str) for tag in value or ()):
                 raise RegistryError(
+                    "registry-list-malformed",
                     f"{self.host} returned an invalid list of the tags of {repository}",
                     fix="is it an OCI registry? try: skopeo list-tags",
                 )
@@ -121,6 +125,7 @@ class Registry(Transport):
                 content = whole_body(got, MANIFEST_LIMIT)
             if content is None:
                 raise RegistryError(
+                    "registry-list-too-long",
                     f"the list of {name} of {self.host} is too long",
                     why=f"over {MANIFEST_LIMIT} bytes",
                     fix="check the name; if it is right, report it to the registry's operator",
@@ -132,6 +137,7 @@ class Registry(Transport):
                 return
             path = further[1]
         raise RegistryError(
+            "registry-list-too-long",
             f"{self.host} lists {name} without an end",
             why=f"more than {most} pages",
             fix="report it to the registry's operator",
@@ -153,6 +159,7 @@ class Registry(Transport):
         content, content_type = self.retries().run(lambda: self._read_manifest(repository, reference))
         if len(content) > MANIFEST_LIMIT:
             raise RegistryError(
+                "manifest-too-large",
                 f"{repository}:{reference} is too large for a manifest",
                 why=f"over {MANIFEST_LIMIT} bytes",
                 fix="check the name: it is not an image",
@@ -161,6 +168,7 @@ class Registry(Transport):
         digest = sha256_bytes(content)
         if reference.startswith("sha256:") and digest != reference:
             raise DigestError(
+                "registry-manifest-mismatch",
                 f"{self.host} sent another manifest than requested",
                 why=f"expected {reference}, got {digest}",
                 fix="do not use it; report it to the registry's operator",

@@ -75,6 +75,7 @@ def check_repository(rules: Rules, host: str, repository: str) -> None:
     parts = repository.count("/") + 1
     if parts < rules.least_parts or 0 < rules.most_parts < parts:
         raise ConfigError(
+            "repository-name-refused",
             f"{rules.name} has no repository {repository!r}",
             why=f"the name has {parts} parts; there it is {rules.names}",
             fix=f"publish to {host}/{rules.names}",
@@ -88,6 +89,7 @@ def check_sizes(rules: Rules, items: Iterable[Descriptor]) -> None:
         kind, limit = ("manifest", rules.manifest_limit) if is_manifest else ("layer", rules.layer_limit)
         if 0 < limit < item.size:
             raise RegistryError(
+                "registry-size-limit",
                 f"{rules.name} takes no {kind} as large as {item.digest}",
                 why=f"{item.size} bytes; its limit is {limit}",
                 fix="publish to another registry, or to oci:DIR",

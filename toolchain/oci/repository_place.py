@@ -68,7 +68,11 @@ class RepositoryPlace(Place):
             elif not registry.push_blob(repository, item, with_size(layout, item)):
                 skipped += item.size
             elif registry.blob_size(repository, item.digest) is None:
-                raise RegistryError(f"{registry.host} took {item.digest} but does not have it", fix="publish again")
+                raise RegistryError(
+                    "registry-lost-blob",
+                    f"{registry.host} took {item.digest} but does not have it",
+                    fix="publish again",
+                )
         for tag in tags:
             self._put_manifest(layout, descriptor, tag)
         ref, pushed = str(self.ref.at(digest=descriptor.digest)), registry.traffic.sent - before
@@ -88,6 +92,7 @@ class RepositoryPlace(Place):
             self._registry.put_manifest(repository, reference, content, manifest.media_type)
         if self._registry.get_manifest(repository, reference)[1] != content:
             raise DigestError(
+                "publish-changed",
                 f"{self.ref.at()}: {reference} is not what was published",
                 why="the registry holds other bytes, or another publisher wrote at the same time",
                 fix="publish again",
@@ -117,7 +122,11 @@ class RepositoryPlace(Place):
             content = layout.read(artifact)
             registry.put_manifest(repository, artifact.digest, content, media.MANIFEST)
             if registry.get_manifest(repository, artifact.digest)[1] != content:
-                raise DigestError(f"{registry.host} does not hold the artifact that was published", fix="publish again")
+                raise DigestError(
+                    "publish-changed",
+                    f"{registry.host} does not hold the artifact that was published",
+                    fix="publish again",
+                )
         # The header OCI-Subject is ignored, because registries send it and list nothing, or list without sending it.
         by_api = self._listed_by_api(subject, missing)
         if not by_api:
@@ -163,6 +172,7 @@ class RepositoryPlace(Place):
         def read() -> dict[str, Any] | None:
             if written and self._registry.manifest_digest(self.ref.repository, tag) == subject:
                 raise RegistryError(
+                    "registry-tag-for-digest",
                     f"{self._registry.host} takes the tag {tag} for a digest, so nothing can be attached to an image",
                     why="it has no referrers API, and answers with the image where the list of referrers was written",
                     fix="publish to a registry that lists referrers, or to a folder: oci:DIR",
@@ -214,6 +224,9 @@ def _entries(index: Mapping[str, Any], name: str) -> list[Any]:
     entries = index.get("manifests")
     if not isinstance(entries, list):
         raise RegistryError(
-            f"{name} is not an index", why="it has no list of manifests", fix="report it to the registry's operator"
+            "not-an-index",
+            f"{name} is not an index",
+            why="it has no list of manifests",
+            fix="report it to the registry's operator",
         )
     return entries

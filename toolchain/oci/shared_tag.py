@@ -82,6 +82,7 @@ def add_to_all(tags: Sequence[SharedTag]) -> None:
         # A random wait, so that publishers do not stay in step. The content is read again after it.
         time.sleep(random.uniform(0.0, 0.1 * 2 ** min(attempt + 1, 4)))  # noqa: S311 - no secret
     raise RegistryError(
+        "tag-keeps-changing",
         f"{tags[0].repository}:{tags[0].tag} keeps changing",
         why=f"other publishers replaced it in each of {_ROUNDS} rounds",
         fix="publish again when no other publisher is at this image",

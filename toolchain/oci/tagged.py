@@ -67,9 +67,16 @@ def read_layers_under(content: bytes, name: str) -> dict[str, Any]:
     value = parse_object(content, name)
     layers = value.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
-        raise RegistryError(f"{name} is not a list of statements", why="it has no list of layers", fix=_TAKEN)
+        raise RegistryError(
+            "statements-tag-taken", f"{name} is not a list of statements", why="it has no list of layers", fix=_TAKEN
+        )
     if any(str(layer.get("mediaType", "")).startswith(_OF_IMAGES) for layer in layers):
-        raise RegistryError(f"{name} is an image", why="under this tag cosign keeps signatures of an image", fix=_TAKEN)
+        raise RegistryError(
+            "statements-tag-taken",
+            f"{name} is an image",
+            why="under this tag cosign keeps signatures of an image",
+            fix=_TAKEN,
+        )
     return value
 
 

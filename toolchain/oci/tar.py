@@ -82,7 +82,9 @@ def copy_content(source: IO[bytes], sink: Sink, size: int, *, name: str) -> None
     while left:
         piece = source.read(min(left, CHUNK))
         if not piece:
-            raise BuildError(f"{name} became shorter while it was read", fix="leave the tree alone, then try again")
+            raise BuildError(
+                "file-shrank", f"{name} became shorter while it was read", fix="leave the tree alone, then try again"
+            )
         sink.write(piece)
         left -= len(piece)
     sink.write(padding(size))

@@ -244,6 +244,7 @@ class Transport:
         code, text = error or self.error_of(response)
         sending = response.request.method not in {"GET", "HEAD"}
         return RegistryError(
+            "registry-refused",
             what,
             why=f"HTTP {response.status_code} {text}".rstrip(),
             fix=_advice(self.host, response.status_code, code, sending=sending),
@@ -251,6 +252,7 @@ class Transport:
 
     def _unreadable(self) -> RegistryError:
         return RegistryError(
+            "redirect-invalid",
             f"{self.host} redirects to an address that cannot be used",
             why="the address in its answer is not a valid URL",
             fix="check the name; if it is right, report it to the registry's operator",
@@ -259,6 +261,7 @@ class Transport:
     def unreachable(self, error: Exception) -> UnreachableError:
         """Return the error for no answer."""
         return UnreachableError(
+            "registry-unreachable",
             f"{self.host} does not answer",
             why=self._auth.redact(getattr(root := _root(error), "strerror", None) or str(root))[:300],
             fix="check the name, the network and whether the registry runs",

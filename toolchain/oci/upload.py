@@ -129,6 +129,7 @@ class Upload:
         size = self._registry.blob_size(self._repository, self._blob.digest)
         if size is not None and size not in {0, self._blob.size}:
             raise RegistryError(
+                "registry-size-mismatch",
                 f"{self._registry.host} has {self._blob.digest} with another size",
                 why=f"{size} bytes there, {self._blob.size} here",
                 fix="report it to the registry's operator",
@@ -171,6 +172,7 @@ class Upload:
                 self._offset = min(reached, end)
                 if self._offset <= start:
                     problem = RegistryError(
+                        "upload-stuck",
                         f"{self._registry.host} keeps {self._offset} of {end} bytes of an upload to {self._repository}",
                         fix="try again later, or report it to the registry's operator",
                     )
@@ -200,7 +202,10 @@ class Upload:
         status = got.status_code
         if status == 400 and (actual := sha256_file(self._path)) != self._blob.digest:
             return DigestError(
-                f"{self._path} is damaged", why=f"expected {self._blob.digest}, found {actual}", fix="build it again"
+                "blob-digest-mismatch",
+                f"{self._path} is damaged",
+                why=f"expected {self._blob.digest}, found {actual}",
+                fix="build it again",
             )
         if status in refusals and code not in _NOT_THE_WAY:
             return _RefusedError(problem, status)

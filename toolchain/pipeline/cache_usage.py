@@ -93,6 +93,7 @@ def prune(
     """
     if not cache.is_ours:
         raise ConfigError(
+            "not-our-cache",
             f"{cache.root} is not a cache of this tool alone",
             why=f"it holds no {cache.mark.name}, which this tool writes into a folder that it made or found empty",
             fix="name another cache with --cache, or delete the contents of this one by hand",
@@ -128,6 +129,7 @@ def _named(cache: Cache, images: Sequence[Record]) -> list[Item]:
     ]
     if standing:
         raise ConfigError(
+            "images-in-use",
             f"{len(standing)} images are built on the named ones",
             why="\n".join(standing[:20]),
             fix="name them too, or remove those first: their SBOM and provenance describe the stages below",

@@ -119,6 +119,7 @@ def _named(finished: Sequence[Record], text: str) -> list[Record]:
         matching = [record for record in finished if record.input_digest.removeprefix("sha256:").startswith(digits)]
     if not matching:
         raise SourceError(
+            "image-not-found",
             f"no finished image here is named {text[:200]!r}{_near(finished, text)}",
             why="\n".join(_lines(finished[:_LISTED])) or "this cache has no finished image",
             fix="`toolchain images` lists the images here; `toolchain build STAGE` builds another",
@@ -132,7 +133,9 @@ def _named(finished: Sequence[Record], text: str) -> list[Record]:
 
 def _ambiguous(text: str, matching: Sequence[Record]) -> ConfigError:
     why = "\n".join(_lines(matching))
-    return ConfigError(f"{text!r} means {len(matching)} images", why=why, fix="give the whole name of one of them")
+    return ConfigError(
+        "image-ambiguous", f"{text!r} means {len(matching)} images", why=why, fix="give the whole name of one of them"
+    )
 
 
 def _lines(images: Iterable[Record]) -> list[str]:
@@ -147,6 +150,7 @@ def require_below(record: Record, below: Sequence[Record]) -> None:
             digest = made.inputs.get(row.name)
             if isinstance(digest, str) and digest.startswith("sha256:") and digest not in known:
                 raise SourceError(
+                    "record-missing",
                     f"the record of the {row.name} below {full_name(made)} is missing",
                     why=f"its SBOM and provenance name that {row.name}, with the input digest {digest}",
                     fix=f"build it again with the same options: toolchain build {row.name}",

@@ -78,6 +78,7 @@ def check_stores(request: Request) -> None:
     for place in request.shards:
         if not KernelStore(place).exists:
             raise ConfigError(
+                "kernel-store-missing",
                 f"there is no kernel store at {place}",
                 why="a shard makes one there with its first result",
                 fix="name the folder that was the shard's --kernel-store",

@@ -204,7 +204,7 @@ def render(lock: Lock) -> bytes:
     except UnicodeEncodeError as error:
         name = ascii(error.object[max(error.start - 20, 0) : error.end + 20])
         raise ConfigError(
-            "a lock cannot hold a name that is not UTF-8", why=f"near {name}", fix="rename that file"
+            "name-not-utf8", "a lock cannot hold a name that is not UTF-8", why=f"near {name}", fix="rename that file"
         ) from error
 
 
@@ -252,7 +252,10 @@ def read(path: Path, *, option: str = "--lock-file") -> Lock:
         return parse(read_regular(path, _LIMIT, within=path.parent), str(path))
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path}", why=str(error.strerror), fix=f"make it: toolchain lock, or name it: {option} FILE"
+            "lock-unreadable",
+            f"cannot read {path}",
+            why=str(error.strerror),
+            fix=f"make it: toolchain lock, or name it: {option} FILE",
         ) from error
 
 
@@ -262,11 +265,15 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
         value = tomllib.loads(content.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
-            f"{name} is not TOML", why="it is not UTF-8, or breaks a rule of TOML", fix="make it again: toolchain lock"
+            "lock-malformed",
+            f"{name} is not TOML",
+            why="it is not UTF-8, or breaks a rule of TOML",
+            fix="make it again: toolchain lock",
         ) from error
     schema = value.pop("schema", None)
     if schema != SCHEMA:
         raise ConfigError(
+            "lock-schema",
             f"{name} is a lock of schema {schema!r}",
             why=f"this version reads {SCHEMA}",
             fix=f"make it again: {again}",
@@ -275,6 +282,7 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
     systems = [(stage, row) for stage in of_packages() for row in _rows(value.pop(stage, []))]
     if any(isinstance(row, dict) and "stage" in row for _, row in systems):
         raise ConfigError(
+            "lock-malformed",
             f"{name}: unknown key 'stage' of a base",
             why="the name of its table is its stage",
             fix="make it again: toolchain lock",
@@ -284,9 +292,11 @@ def parse(content: bytes, name: str, *, again: str = "toolchain lock, with the o
     try:
         lock = typed(Lock, value)
     except TypedError as error:
-        raise ConfigError(f"{name}: bad value for {error.where!r}", why=error.why, fix="make it again") from error
+        raise ConfigError(
+            "lock-malformed", f"{name}: bad value for {error.where!r}", why=error.why, fix="make it again"
+        ) from error
     for wrong in _malformed(lock):
-        raise ConfigError(f"{name}: {wrong}", fix="make it again: toolchain lock")
+        raise ConfigError("lock-malformed", f"{name}: {wrong}", fix="make it again: toolchain lock")
     return lock
 
 

@@ -77,6 +77,7 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):  # before any fetch
         raise ConfigError(
+            "output-unwritable",
             f"cannot write {path}",
             why="it is a folder, or its folder does not exist or is not writable",
             fix="name another file: -o FILE",
@@ -86,6 +87,7 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
     loose = [source.ref for source in lock.sources if not source.digest]
     if loose:
         raise SourceError(
+            "sources-not-lockable",
             f"the sources {', '.join(loose)} cannot be locked",
             why="their digests are unknown before a fetch",
             fix="run the command again without --offline; sources that were fetched have digests",
@@ -142,6 +144,7 @@ def refused(differing: Sequence[str], what: str) -> LockedError:
     """Return the error that names the differences."""
     more = [f"… and {len(differing) - _LISTED} more"] if len(differing) > _LISTED else []
     return LockedError(
+        "lock-differs",
         what,
         why="\n".join([*differing[:_LISTED], *more]),
         fix="if the change is wanted, make the lock again: toolchain lock, with the same options",
@@ -265,6 +268,7 @@ def _package(row: Any) -> LockedPackage:
     match = re.fullmatch(r"([^:=]+):([^=]+)=([^,]+),?(.*)", str(row))
     if match is None:
         raise SourceError(
+            "base-packages-unreadable",
             f"the base's list of packages cannot be read: {str(row)[:80]!r}",
             why="a row names a package, its architecture and its version",
             fix="build the base again: toolchain build base",

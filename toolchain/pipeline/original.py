@@ -71,13 +71,14 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
     with open_place(parse(ref)) as place:
         layout, refs = place.images(scratch)
         if len(refs) != 1:
-            raise UnsupportedError(f"{ref} names {len(refs)} images", fix="name one: oci:DIR:TAG")
+            raise UnsupportedError("original-ambiguous", f"{ref} names {len(refs)} images", fix="name one: oci:DIR:TAG")
         top = refs[0].image
         images = layout.images_below(top)
         configs = [(image, layout.read_json(layout.children(image)[0])) for image in images]
         chosen = [row for row in configs if len(images) == 1 or row[1].get("architecture") == arch]
         if len(chosen) != 1:
             raise UnsupportedError(
+                "original-ambiguous",
                 f"{ref} holds {len(images)} images, {len(chosen)} for {arch or 'no architecture'}",
                 fix="name one: --arch",
             )
@@ -86,6 +87,7 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
         layers, diff_ids = layout.children(manifest)[1:], diff_ids_of(content)
         if not layers or len(layers) != len(diff_ids):
             raise UnsupportedError(
+                "not-our-image",
                 f"{ref} holds no image of this tool",
                 why=f"it has {len(layers)} layers, and its config names {len(diff_ids)}",
                 fix="name an image that `toolchain publish` or `toolchain build` made",
@@ -105,12 +107,15 @@ def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scrat
             verdict = verify(place, layout, manifest, key=key)
             if verdict.problems or verdict.provenance is None:
                 raise UntrustedError(
-                    f"{ref}: {verdict.problems[0] if verdict.problems else 'no provenance'}", fix=verdict.fix
+                    verdict.id,
+                    f"{ref}: {verdict.problems[0] if verdict.problems else 'no provenance'}",
+                    fix=verdict.fix,
                 )
             return _of_provenance(ref, verdict.provenance, expected)
     record = known_record(cache, label)
     if record is None:
         raise ConfigError(
+            "original-unproved",
             f"no trusted record says how {ref} was made",
             why="without --public-key no provenance is trusted, and no image here was built from the same inputs",
             fix="give the publisher's key: --public-key FILE",
@@ -159,6 +164,7 @@ def given_options(original: Original, cache: Cache) -> dict[str, Any]:
         for digest in digests:
             if (path := store.file(digest)) is None:
                 raise ConfigError(
+                    "patch-not-stored",
                     f"a patch of {name} is not in the store: {digest}",
                     fix=f"name all patches of that source: --patch {name}=FILE",
                 )

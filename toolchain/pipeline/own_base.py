@@ -105,6 +105,7 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
         for need in lacking
     ]
     raise UnsupportedError(
+        "base-incomplete",
         f"the base {request.base} lacks: {names}",
         why="\n".join(lines),
         fix="\n".join([*_install(lacking, tools), f"what a base must hold: {page(DOCS)}"]),
@@ -191,7 +192,10 @@ def _require_intact(request: Request, image: LocalImage) -> None:
     top = Descriptor(image.media_type, image.digest, layout.blob(image.digest).stat().st_size)
     if problems := verify_layout(layout, top):
         raise UntrustedError(
-            f"the base {request.base} is not what its digests say", why=problems[0], fix="fetch or make it again"
+            "image-damaged",
+            f"the base {request.base} is not what its digests say",
+            why=problems[0],
+            fix="fetch or make it again",
         )
 
 
@@ -206,6 +210,7 @@ def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[s
     lines = done.stdout.splitlines()
     if "probed" not in lines:
         raise UnsupportedError(
+            "base-without-shell",
             "the base does not run a shell",
             why="\n".join(done.tail[-5:]),
             fix=f"builds are shell scripts: see {page(DOCS)} for what a base must hold",

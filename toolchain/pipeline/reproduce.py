@@ -71,13 +71,16 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
     """
     if len(request.arch) != 1:
         raise UnsupportedError(
-            f"{len(request.arch)} architectures cannot be reproduced at once", fix="name one: --arch amd64"
+            "several-architectures",
+            f"{len(request.arch)} architectures cannot be reproduced at once",
+            fix="name one: --arch amd64",
         )
     rows = plan(request, target)
     top = rows[-1]
     missing = [row.planned for row in rows[:-1] if row.built is None]
     if missing:
         raise SourceError(
+            "stages-not-built",
             f"not built yet: {', '.join(planned.image for planned in missing)}",
             why="a stage is reproduced on the stages that it was built on",
             # Each stage is named, because a base, a sysroot and CPythons do not bring each other.
@@ -86,6 +89,7 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
     digest = top.planned.input_digest
     if digest != expected["input_digest"]:
         raise UnsupportedError(
+            "other-inputs",
             f"these options build {top.planned.image} from other inputs than those of the image",
             why=f"input digest {digest}, the image says {expected['input_digest']}",
             fix="use the options, the sources and the version of the tool that built it",
@@ -106,7 +110,9 @@ def expected_of(cache: Cache, record: Record) -> dict[str, Any]:
 def require_whole(layout: Layout, image: Descriptor, name: str) -> None:
     """Check that an image's layers match its config, because the config's digests are compared."""
     for problem in verify_layout(layout, image):
-        raise DigestError(f"{name} does not match its digests", why=problem, fix="fetch or build it again")
+        raise DigestError(
+            "stage-digest-mismatch", f"{name} does not match its digests", why=problem, fix="fetch or build it again"
+        )
 
 
 def _own_layer(record: Record, layout: Layout) -> dict[str, Any]:

@@ -59,6 +59,7 @@ def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: boo
     """Return the checked values of the options."""
     if key is None:
         raise ConfigError(
+            "reuse-needs-key",
             "--reuse-from needs --public-key",
             why="a label or a tag says nothing about who made an image; only a signature does",
             fix="give the publisher's public key: --public-key FILE",
@@ -66,7 +67,9 @@ def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: boo
     place = parse_place(where, "--reuse-from")
     if offline and place.remote:
         raise ConfigError(
-            "--offline does not let --reuse-from ask a registry", fix="leave one of the two out, or use oci:DIR"
+            "reuse-offline",
+            "--offline does not let --reuse-from ask a registry",
+            fix="leave one of the two out, or use oci:DIR",
         )
     return Reuse(place=place, key=load_public(key), only=only)
 
@@ -95,6 +98,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
     if planned.input_digest is None:
         if reuse.only:
             raise SourceError(
+                "reuse-digest-unknown",
                 f"no publisher can be asked for {planned.image}",
                 why="one of its inputs is not locked, so its input digest is unknown",
                 fix="build it once, or bring the lock of its base",
@@ -114,6 +118,7 @@ def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
         problem = f"{ref} does not verify"
         if reuse.only:
             raise UntrustedError(
+                error.id,
                 f"{problem}: {error.what}",
                 why=error.why,
                 fix="build it (without --reuse-only); its publisher has to publish it again",
@@ -136,7 +141,9 @@ def _note(planned: Planned, problem: str, why: str) -> None:
 
 def _take(request: Request, planned: Planned, ref: Target, key: PublicKey) -> Built:
     def problem() -> UnreachableError:
-        return UnreachableError(f"{ref} could not be checked within {LONGEST_CHECK:g} s", fix="try again later")
+        return UnreachableError(
+            "verify-timeout", f"{ref} could not be checked within {LONGEST_CHECK:g} s", fix="try again later"
+        )
 
     with deadline(LONGEST_CHECK, problem), open_place(ref) as place:
         return _look(request, planned, place, key)
@@ -168,7 +175,9 @@ def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> B
         demands = Policy(source_only=True, allow=let_in_names(request), input_digest=planned.input_digest)
         verdict = verify(place, scratch, manifest, key=key, demands=demands, accept=proved)
         if verdict.problems or verdict.provenance is None:
-            raise UntrustedError(verdict.problems[0] if verdict.problems else "no provenance names its builder")
+            raise UntrustedError(
+                verdict.id, verdict.problems[0] if verdict.problems else "no provenance names its builder"
+            )
         made, record = proved(verdict.provenance)
         _bring(scratch, manifest, Layout(request.cache.images).ensure(), planned)
     write_record(request.cache, record)
@@ -206,15 +215,27 @@ def _as_proved(
         named = (str(inner["stage"]), str(inner["image"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UntrustedError(
+            "provenance-malformed",
             "provenance: the statement is malformed",
             why="a field is missing or has another type",
         ) from error
     if named != (planned.name, planned.image):
-        raise UntrustedError(f"provenance: it is about {named[0]} {named[1]}, not {planned.name} {planned.image}")
+        raise UntrustedError(
+            "provenance-other-stage",
+            f"provenance: it is about {named[0]} {named[1]}, not {planned.name} {planned.image}",
+        )
     if not proved.facts:
-        raise UntrustedError("provenance: it holds no build report", fix="publish it again with this version")
+        raise UntrustedError(
+            "provenance-without-report",
+            "provenance: it holds no build report",
+            fix="publish it again with this version",
+        )
     if planned.has_contract_check and request.contract and proved.request.get("contract") is False:
-        raise UntrustedError("provenance: it was built without the contract check", fix="to accept it: --no-contract")
+        raise UntrustedError(
+            "provenance-without-contract",
+            "provenance: it was built without the contract check",
+            fix="to accept it: --no-contract",
+        )
     return proved
 
 

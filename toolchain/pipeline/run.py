@@ -60,6 +60,7 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
     rows = with_tree(request, target, rows, fetch=reuse is None, proved=request.contract)
     if reuse is None and (names := undecided_in(rows, request)):
         raise PolicyError(
+            "prebuilt-not-allowed",
             f"no option allows or drops the prebuilt {', '.join(names)} in Triton's source",
             why="prebuilt files are refused by default, and the build would end so after hours of LLVM",
             fix=f"leave it out: --drop-binary {names[0]}; or let it in: --allow-binary {names[0]}",
@@ -184,6 +185,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
         images = " and ".join(planned.image for planned in away)
         verbs = dict.fromkeys(f"`toolchain build {planned.name} --arch {','.join(request.arch)}`" for planned in away)
         raise UnreachableError(
+            "offline-missing",
             f"{images} not in the cache and --offline forbids making {'it' if len(away) == 1 else 'them'}",
             fix=f"run {' and '.join(verbs)} once with a network and the same options, or import a bundle",
         )
@@ -218,6 +220,7 @@ def _allowed(request: Request, planned: Planned, built: Built | None) -> None:
     names = {*planned.binaries, *(built.binaries if built else ())}
     for name in sorted(names.difference(let_in_names(request) if names else ())):
         raise PolicyError(
+            "prebuilt-not-allowed",
             f"{planned.image} needs the prebuilt {name}, which is refused by default",
             why="; ".join(source.ref for source in planned.sources),
             fix=f"allow it by name: --allow-binary {name}",
@@ -258,7 +261,7 @@ def _build_stage(
     except ToolchainError as error:
         # Do not advise a command inside a container that no longer exists.
         failure = (
-            BuildError(error.what, why=error.why, fix="read the end of the log")
+            BuildError("build-failed", error.what, why=error.why, fix="read the end of the log")
             if isinstance(error, CommandError)
             else error
         )

@@ -73,7 +73,9 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
         show: called with each line of a command's output.
     """
     if len(request.arch) > 1:
-        raise ConfigError("a shell is opened for one architecture", fix=f"--arch {request.arch[0]}")
+        raise ConfigError(
+            "shell-several-architectures", "a shell is opened for one architecture", fix=f"--arch {request.arch[0]}"
+        )
     from toolchain.engine.shell import Shell, require_terminal  # noqa: PLC0415 - as the engine itself
 
     require_terminal(argv)
@@ -84,11 +86,12 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
     below = {stage: row.built for stage, row in rows.items() if stage != name}
     if missing := [stage for stage, built in below.items() if built is None]:
         raise ConfigError(
+            "shell-not-built",
             f"{name} has no container yet: {rows[missing[0]].planned.image} is not finished here",
             fix=f"toolchain shell {missing[0]}, where that failed; or toolchain build {missing[0]}",
         )
     if not planned.engine or planned.input_digest is None:
-        raise UnsupportedError(f"{name} is made without a container", fix="read its log")
+        raise UnsupportedError("stage-not-in-container", f"{name} is made without a container", fix="read its log")
     from toolchain.engine.progress import Progress  # noqa: PLC0415 - after what can be refused
 
     own = request_of(last, request)
@@ -112,4 +115,4 @@ def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Call
         return left.code
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    raise UnsupportedError(f"{name} is made without a container", fix="read its log")
+    raise UnsupportedError("stage-not-in-container", f"{name} is made without a container", fix="read its log")

@@ -26,7 +26,9 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
     """
     if target not in catalog.targets():
         near = did_you_mean(target, catalog.targets())
-        raise UnsupportedError(f"no such stage: {target!r}{near}", fix=f"one of {', '.join(catalog.targets())}")
+        raise UnsupportedError(
+            "unknown-stage", f"no such stage: {target!r}{near}", fix=f"one of {', '.join(catalog.targets())}"
+        )
     (arch,) = request.arch
     foreign = arch != this_machine()
     # A base is for this machine only. Another machine has the system that LLVM is compiled against.
@@ -36,6 +38,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
         cross = cross_machines(row, request)
         if row.machines and (arch not in cross if foreign else arch not in row.machines):
             raise UnsupportedError(
+                "stage-not-for-architecture",
                 f"{target} is not built for {arch}",
                 why="kernels and AOTriton are only built for amd64, on amd64; Triton from source, on a portable LLVM,"
                 " for arm64 too; other architectures get their LLVM layer",
@@ -46,6 +49,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
         _add(row, request, made)
     if not made:
         raise UnsupportedError(
+            "stage-not-for-base",
             f"{target} is not needed for {arch}: builds are compiled against that base itself, {request.base}",
             fix="leave --base out for a portable LLVM, which is compiled against an old system",
         )

@@ -65,6 +65,7 @@ def settle(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice:
         return _as_path(choice, users_path(text), cache)
     else:
         raise PinError(
+            "not-a-triton",
             f"--triton {choice.triton!r} names no Triton",
             why="it is not a Triton version such as 3.7.1, no commit of 40 digits, and nothing of that name is here",
             fix="give one of these, or the folder of a checkout",
@@ -97,6 +98,7 @@ def _as_locked(choice: Choice, lock: Lock) -> Choice:
     version, release = held.get("triton"), held.get("aotriton")
     if version is not None and not (is_version(str(version)) or is_commit(str(version))):
         raise ConfigError(
+            "lock-triton-invalid",
             f"the lock was made for --triton {version!r}",
             why="the value is neither a version nor a commit",
             fix="make the lock again: toolchain lock",
@@ -130,6 +132,7 @@ def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice
     if tree is None or not commit:
         why = f"{AOTRITON_SUBMODULE} is empty, and git does not tell its commit" if tree else "its tree is not here yet"
         raise PinError(
+            "aotriton-triton-unknown",
             f"the Triton of --source aotriton={spec} is unknown",
             why=f"it is at no release on record, and {why}",
             fix=f"name it: --source triton=URL@COMMIT, as `git ls-tree HEAD {AOTRITON_SUBMODULE}` in AOTriton shows it",
@@ -186,6 +189,7 @@ def _as_path(choice: Choice, path: Path, cache: Cache) -> Choice:
         return _as_folder(choice, path, cache)
     if choice.target not in {"llvm", "base"} and path.exists():
         raise PinError(
+            "not-a-triton",
             f"--triton {path} names no Triton",
             why="a file is the pin of an LLVM, which does not determine a Triton",
             fix="give a version, a commit or the folder of a checkout; a pin file is only for `llvm`",
@@ -215,6 +219,7 @@ def _llvm_named(choice: Choice, cache: Cache) -> list[tuple[str, str]]:
 def _as_folder(choice: Choice, path: Path, cache: Cache) -> Choice:
     if not pin_files(path) and not _is_checkout(path):
         raise PinError(
+            "not-a-triton",
             f"--triton {path} is not a checkout of Triton",
             why="it holds neither Triton's files nor an LLVM pin",
             fix="name the top folder of a checkout, a version or a commit",
@@ -299,6 +304,7 @@ _ANOTHER = "; for the release with another Triton, --source triton="
 
 def _two(first: str, second: str, first_value: str, second_value: str, also: str = "") -> PinError:
     return PinError(
+        "options-differ",
         f"{first} and {second} differ",
         why=f"the first is {first_value}, the second {second_value}",
         fix=f"leave one of them out{also}",

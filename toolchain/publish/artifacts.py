@@ -140,6 +140,7 @@ def _bring(request: Request, planned: Planned, missing: Mapping[str, str], where
             for digest, name in missing.items():
                 if digest not in files:
                     raise SourceError(
+                        "artifact-file-missing",
                         f"the files of {image} have no {name} with the digest {digest}",
                         fix="publish them again with --files where they were built, or build the stage here",
                     )

@@ -106,7 +106,11 @@ def _named(source: Target) -> list[Target]:
     images = Layout(source.path).images()
     refs = {image.digest: source.at(tag=tag) for tag, image in reversed(images.items()) if image.artifact_type != FILES}
     if not refs:
-        raise ConfigError(f"{source} holds no image with a tag", fix="name one by its digest, or publish one there")
+        raise ConfigError(
+            "copy-without-tag",
+            f"{source} holds no image with a tag",
+            fix="name one by its digest, or publish one there",
+        )
     return list(refs.values())
 
 
@@ -130,6 +134,7 @@ def _gather(place: Place, layout: Layout, known: frozenset[str]) -> _Everything:
                 waiting.append(artifact.digest)
         if found.attached > _MOST_ARTIFACTS:
             raise RegistryError(
+                "too-many-attached",
                 f"more than {_MOST_ARTIFACTS} artifacts are attached to {place.ref}",
                 why="a copy would have to leave some of them out",
                 fix="delete what does not belong there, and copy again",
@@ -173,6 +178,7 @@ def _name(place: Place, found: _Everything, known: frozenset[str]) -> None:
     }
     if not found.name or top not in found.tags.values():
         raise ConfigError(
+            "copy-without-tag",
             f"{ref} has no tag that can be copied",
             why="an image without a tag is not found in the destination, and registries delete it",
             fix="name it by a tag: REGISTRY/NS/NAME:TAG or oci:DIR:NAME",
@@ -223,6 +229,7 @@ def _require_complete(there: Place, found: _Everything) -> None:
 
 def _lost(there: Place, digest: str, subject: str) -> RegistryError:
     return RegistryError(
+        "copy-lost-attached",
         f"{there.ref} does not list {digest}, which is attached to {subject} in the source",
         why="the copy would have lost it, so no tag was moved",
         fix="copy again; if it happens again, this registry cannot hold attached artifacts",
@@ -234,6 +241,7 @@ def _require_intact(place: Place, layout: Layout, top: Descriptor, when: str) ->
     verdict = verify(place, layout, top)
     if verdict.problems:
         raise UntrustedError(
+            verdict.id,
             f"{place.ref}: {verdict.problems[0]}",
             why=f"this was found {when}",
             fix="do not use it; build or publish the image again",

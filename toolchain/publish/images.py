@@ -69,6 +69,7 @@ def deliver(
         raise no_plain_form("--files", "publish")
     if compression != "gzip" and "triton-cache" in stages:
         raise ConfigError(
+            "compression-not-for-cache",
             f"a Triton cache is not published as {compression}",
             why="MCV, which unpacks it, only reads gzip layers",
             fix="leave --compression out",
@@ -80,6 +81,7 @@ def deliver(
         arches = [record.arch for record in images]
         if len(set(arches)) < len(arches):
             raise ConfigError(
+                "architecture-twice",
                 f"two images called {name} are for the same architecture",
                 why=", ".join(f"{record.arch}: {record.input_digest}" for record in images),
                 fix="publish them one after the other, because an index holds one image for each architecture",

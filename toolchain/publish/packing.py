@@ -31,7 +31,7 @@ def packing(text: str) -> Packing:
     for name in PACKINGS:
         if text == name:
             return name
-    raise ConfigError(f"unknown compression {text!r}", fix=f"one of {', '.join(PACKINGS)}")
+    raise ConfigError("unknown-compression", f"unknown compression {text!r}", fix=f"one of {', '.join(PACKINGS)}")
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,7 @@ def _unpack(blob: Path, layer: LayerBlob, tar: Path) -> int:
 
 def _damaged(blob: Path, layer: LayerBlob, why: str) -> DigestError:
     return DigestError(
+        "layer-damaged",
         f"the layer {layer.descriptor.digest} in the cache is damaged",
         why=why,
         fix=f"delete {blob} and build the stage again",

@@ -51,6 +51,7 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
         tree = spec.path if name in counted else None
         if tree is not None and tree.is_dir() and folder.resolve().is_relative_to(tree.resolve()):
             raise ConfigError(
+                "archive-in-source",
                 f"--archive {folder} is in the source {name}",
                 why=f"every file in {tree} is an input: the next build would include these files, and start again",
                 fix="name a folder outside of it: --archive "
@@ -62,7 +63,9 @@ def check_folder(target: str, folder: Path, sources: Mapping[str, SourceSpec]) -
             pass
     except OSError as error:
         why = str(error.strerror)
-        raise ConfigError(f"nothing can be written to --archive {folder}", why=why, fix="name a folder") from error
+        raise ConfigError(
+            "archive-unwritable", f"nothing can be written to --archive {folder}", why=why, fix="name a folder"
+        ) from error
 
 
 def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> list[Path]:
@@ -79,6 +82,7 @@ def write_archives(cache: Cache, records: Sequence[Record], folder: Path) -> lis
 def no_plain_form(option: str, verb: str) -> ConfigError:
     """Return the error for an option that needs plain files, given for stages without any."""
     return ConfigError(
+        "option-not-for-stage",
         f"{option} is for {', '.join(FORMS)}",
         why="the other stages have no plain form",
         fix=f"leave {option} out, or {verb} one of these",
@@ -142,6 +146,7 @@ def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
         kept = in_store(cache, wheel["digest"])
         if kept is None:
             raise SourceError(
+                "stored-wheel-missing",
                 f"{wheel['file']} is no longer in the store",
                 why="the image holds it unpacked",
                 fix="fetch it from where it was published with --files (--reuse-from), or delete the record of this "
@@ -149,7 +154,9 @@ def wheels(cache: Cache, record: Record, folder: Path) -> list[Path]:
             )
         if not is_plain_name(wheel["file"]):
             raise HostileInputError(
-                f"the wheel of {record.image} is called {wheel['file'][:200]!r}", fix="do not use the image; build it"
+                "wheel-name-unsafe",
+                f"the wheel of {record.image} is called {wheel['file'][:200]!r}",
+                fix="do not use the image; build it",
             )
         out = folder / wheel["file"]
         # A copy instead of a hard link, so that an edit of this file does not change the store.

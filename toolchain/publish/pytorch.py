@@ -96,6 +96,7 @@ class Wanted:
         if rocm and runtime is None:
             other = "it compiles the library itself" if self.choice == "exact" else "its file names no archive"
             raise UnsupportedError(
+                "pytorch-without-rocm",
                 f"this PyTorch names no AOTriton runtime for ROCm {rocm}",
                 why=f"it has runtimes for {', '.join(dict.fromkeys(self.rocms))}; for ROCm {rocm} {other}",
                 fix=f"build with one of those, or set AOTRITON_INSTALLED_PREFIX to a prefix of {self.release}",
@@ -105,6 +106,7 @@ class Wanted:
         if lacking := [gpu for gpu in gpus if gpu not in known or (packs and known[gpu] not in packs)]:
             one = f"one archive, for {', '.join(sorted(known))}"
             raise UnsupportedError(
+                "pytorch-without-gpu",
                 f"this PyTorch downloads no images for {', '.join(lacking)}",
                 why=f"it has {', '.join(sorted(packs)) or one}",
                 fix="without them attention falls back to slower kernels or fails; leave the GPU out",
@@ -166,6 +168,7 @@ def read_pytorch(path: Path) -> Wanted:
     if _JOIN.search(text):
         release = next(iter(values.get("VER", [])), "")
         raise UnsupportedError(
+            "pytorch-lists-empty",
             f"CMake finds no archive in {cmake}",
             why="it fills its lists by list(JOIN …) of texts, which CMake reads as names of lists; they stay empty",
             fix=f"take a newer commit of that PyTorch, or set AOTRITON_INSTALLED_PREFIX to a prefix of {release}",
@@ -174,12 +177,14 @@ def read_pytorch(path: Path) -> Wanted:
         return _of_version_file(text, top / VERSION_FILE)
     if tag := re.search(r"\bGIT_TAG\s+\"?([0-9A-Za-z._-]+)", text):
         raise UnsupportedError(
+            "pytorch-compiles-aotriton",
             f"this PyTorch downloads no AOTriton: it compiles {tag[1]} itself",
             why=f"{cmake} has a GIT_TAG, and neither a list of archives nor aotriton_version.txt",
             fix="build that commit, and set AOTRITON_INSTALLED_PREFIX to its prefix: toolchain build aotriton"
             f" --source aotriton=https://github.com/ROCm/aotriton@{tag[1]}",
         )
     raise SourceError(
+        "pytorch-without-aotriton",
         f"{cmake} names no AOTriton",
         why="it sets no __AOTRITON_SHA256_LIST and reads no aotriton_version.txt",
         fix=f"give PyTorch's tree, or its {CMAKE}",
@@ -189,12 +194,12 @@ def read_pytorch(path: Path) -> Wanted:
 def _text(path: Path, fix: str = f"give PyTorch's tree, or its {CMAKE}") -> str:
     try:
         if path.stat().st_size > _LARGEST:
-            raise SourceError(f"{path} is larger than {_LARGEST} bytes", fix=fix)
+            raise SourceError("pytorch-unreadable", f"{path} is larger than {_LARGEST} bytes", fix=fix)
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise SourceError(f"cannot read {path}", why="it is not UTF-8 text", fix=fix) from error
+        raise SourceError("pytorch-unreadable", f"cannot read {path}", why="it is not UTF-8 text", fix=fix) from error
     except OSError as error:
-        raise SourceError(f"cannot read {path}", why=error.strerror or "", fix=fix) from error
+        raise SourceError("pytorch-unreadable", f"cannot read {path}", why=error.strerror or "", fix=fix) from error
 
 
 def _check_names(path: Path, names: Iterable[str]) -> None:
@@ -202,6 +207,7 @@ def _check_names(path: Path, names: Iterable[str]) -> None:
     for name in names:
         if not _NAME.fullmatch(name):
             raise SourceError(
+                "pytorch-name-unsafe",
                 f"{path} names {name[:80]!r}",
                 why="a release, ROCm, floor or pack is part of a file's name",
                 fix="give PyTorch's own file",
@@ -216,6 +222,7 @@ def _of_lists(cmake: Path, text: str, values: Mapping[str, list[str]]) -> Wanted
     release = next(iter([*values.get("RELEASE_PAGE", []), *versions]), "")
     if not release or not len(versions) == len(rocms) == len(floors) == len(sums) or len(images) != len(image_sums):
         raise SourceError(
+            "pytorch-lists-differ",
             f"the lists of {cmake} do not fit together",
             why=f"{len(versions)} releases, {len(rocms)} ROCms, {len(floors)} floors, {len(sums)} digests; "
             f"{len(images)} packs, {len(image_sums)} digests",
@@ -254,13 +261,16 @@ def _of_version_file(text: str, path: Path) -> Wanted:
     lines = _text(path, "add it from PyTorch's repository: this PyTorch reads its AOTriton there").splitlines()
     if len(lines) < 5 or not all(_DIGEST.fullmatch(digest) for digest in lines[4].strip().split(";")):
         raise SourceError(
+            "pytorch-form-unknown",
             f"{path} has an unknown form",
             why="expected five lines: release, floor, ROCm, commit and SHA-256",
             fix="give PyTorch's own file",
         )
     release, floors, rocms, commit, digests = (line.strip().split(";") for line in lines[:5])
     if not len(floors) == len(rocms) == len(digests):
-        raise SourceError(f"the lists of {path} do not fit together", fix="give PyTorch's own file")
+        raise SourceError(
+            "pytorch-lists-differ", f"the lists of {path} do not fit together", fix="give PyTorch's own file"
+        )
     _check_names(path, [*release, *floors, *rocms])
     archives = tuple(
         Archive(f"aotriton-{release[0]}-{floor}_x86_64-{rocm}-shared.tar.gz", digest, rocm=rocm.removeprefix("rocm"))
@@ -327,6 +337,7 @@ def check_prefix(prefix: Path, wanted: Wanted, gpus: Sequence[str], rocm: str = 
             faults.append(f"lib/ also holds {', '.join(foreign)}: PyTorch copies all of lib/ into torch/lib")
     if faults:
         raise ContractError(
+            "prefix-unfit",
             f"{prefix} does not serve this PyTorch",
             why="; ".join(faults),
             fix=f"give a prefix of AOTriton {wanted.release} with images for every GPU that is named",

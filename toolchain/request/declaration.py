@@ -117,7 +117,7 @@ class Option:
                 if name not in known:
                     near = did_you_mean(name, known)
                     fix = f"{self.flag} with one of {', '.join(known)}"
-                    raise UnsupportedError(f"{self.flag} has no value {name!r}{near}", fix=fix)
+                    raise UnsupportedError("unknown-value", f"{self.flag} has no value {name!r}{near}", fix=fix)
             parts.sort(key=known.index)
         if self.kind == "commas":
             return tuple(dict.fromkeys(parts))

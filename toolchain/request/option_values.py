@@ -43,7 +43,7 @@ def arches(text: str) -> tuple[str, ...]:
     for name in names:
         machine_of(name)
     if not names:
-        raise ConfigError("--arch names no architecture", fix="e.g. --arch amd64, or leave it out")
+        raise ConfigError("option-empty", "--arch names no architecture", fix="e.g. --arch amd64, or leave it out")
     return names
 
 
@@ -51,7 +51,9 @@ def gpus(text: str) -> tuple[str, ...]:
     """Return GPUs by LLVM's names, sorted."""
     names = parse_gpus(text)
     if not names:
-        raise ConfigError(f"--gpu {text!r} names no GPU", fix="e.g. --gpu gfx942,gfx1100, or leave it out")
+        raise ConfigError(
+            "option-empty", f"--gpu {text!r} names no GPU", fix="e.g. --gpu gfx942,gfx1100, or leave it out"
+        )
     return names
 
 
@@ -80,22 +82,26 @@ def calls(text: str) -> str:
         )
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else toml_text.why_not(error)
-        raise ConfigError(f"--calls {text[:200]} cannot be read", why=why or "", fix=fix) from error
+        raise ConfigError("calls-unreadable", f"--calls {text[:200]} cannot be read", why=why or "", fix=fix) from error
     rows = tables.get("call")
     if set(tables) != {"call"} or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         why = f"it has {', '.join(map(repr, tables)) or 'nothing'}, and tables [[call]] were expected"
-        raise ConfigError(f"--calls {text[:200]} is not a list of calls", why=why, fix=fix)
+        raise ConfigError("calls-invalid", f"--calls {text[:200]} is not a list of calls", why=why, fix=fix)
     try:
         return json.dumps(rows, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:  # dates, and numbers that JSON has not
         why = "a value is a date, a time, or a number that is not finite"
-        raise ConfigError(f"--calls {text[:200]} has a value that no call takes", why=why, fix=fix) from error
+        raise ConfigError(
+            "calls-invalid", f"--calls {text[:200]} has a value that no call takes", why=why, fix=fix
+        ) from error
 
 
 def kernel_store(given: Path) -> Path:
     """Return the folder of a kernel store."""
     if str(given).startswith("oci:"):
-        raise ConfigError(f"{given} is not a folder", why="a kernel store is a plain folder", fix="name a folder")
+        raise ConfigError(
+            "not-a-folder", f"{given} is not a folder", why="a kernel store is a plain folder", fix="name a folder"
+        )
     return given
 
 
@@ -110,7 +116,9 @@ def shard(text: str) -> tuple[int, int]:
     """Return the part and the number of parts: (2, 4) for `2/4`."""
     match = re.fullmatch(r"(\d{1,5})/(\d{1,5})", text.strip())
     if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise ConfigError(f"--shard {text!r} is not K/N", why="K goes from 1 to N", fix="e.g. --shard 2/4")
+        raise ConfigError(
+            "not-a-shard", f"--shard {text!r} is not K/N", why="K goes from 1 to N", fix="e.g. --shard 2/4"
+        )
     return int(match[1]), int(match[2])
 
 
@@ -133,7 +141,7 @@ def sources(values: Sequence[str]) -> dict[str, SourceSpec]:
     by_name = dict(named)
     if len(named) > len(by_name):
         twice = sorted({name for name, _ in named if sum(name == later for later, _ in named) > 1})
-        raise ConfigError(f"--source names {', '.join(twice)} more than once", fix="leave one of them")
+        raise ConfigError("option-twice", f"--source names {', '.join(twice)} more than once", fix="leave one of them")
     specs = {name: parse_source_spec(text, project=name) for name, text in by_name.items()}
     for name, spec in specs.items():
         check_local(name, spec)
@@ -146,7 +154,7 @@ def patches(values: Sequence[str]) -> dict[str, tuple[Path, ...]]:
     for name, file in _pairs(values, "--patch"):
         path = Path(file)
         if not path.is_file():
-            raise ConfigError(f"--patch {name}={file}: no such file", fix="check the path")
+            raise ConfigError("patch-missing", f"--patch {name}={file}: no such file", fix="check the path")
         by_source[name] = (*by_source.get(name, ()), path.absolute())
     return by_source
 
@@ -156,10 +164,12 @@ def _pairs(values: Sequence[str], flag: str) -> list[tuple[str, str]]:
     for value in values:
         name, sep, rest = value.partition("=")
         if not sep or not name or not rest:
-            raise ConfigError(f"{flag} {value!r} is not NAME=VALUE", fix=f"e.g. {flag} llvm=/path/to/llvm-project")
+            raise ConfigError(
+                "not-name-value", f"{flag} {value!r} is not NAME=VALUE", fix=f"e.g. {flag} llvm=/path/to/llvm-project"
+            )
         if name not in SOURCES:
             near = did_you_mean(name, SOURCES)
-            raise ConfigError(f"unknown source {name!r}{near}", fix=f"one of {', '.join(SOURCES)}")
+            raise ConfigError("unknown-source", f"unknown source {name!r}{near}", fix=f"one of {', '.join(SOURCES)}")
         pairs.append((name, rest))
     return pairs
 
@@ -174,5 +184,5 @@ def mirrors(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
 def check(text: str, flag: str = "--check") -> int:
     """Return the number of kernels to check; 0 for all."""
     if text != "all" and not (text.isascii() and text.isdigit() and int(text)):
-        raise ConfigError(f"{flag} {text!r} is not a number of kernels", fix=f"e.g. {flag} 300, or all")
+        raise ConfigError("not-a-number", f"{flag} {text!r} is not a number of kernels", fix=f"e.g. {flag} 300, or all")
     return 0 if text == "all" else int(text)

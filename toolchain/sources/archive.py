@@ -154,6 +154,7 @@ class _Download:
             answer.close()
             url = check_http_url(urljoin(url, answer.headers["Location"]), plain_allowed=plain)
         raise SourceError(
+            "redirects-endless",
             f"{self.name}: too many redirects",
             why=without_query(self.url),
             fix="give the URL that the redirects end at",
@@ -162,6 +163,7 @@ class _Download:
     def _too_large(self, count: int) -> SourceError:
         self.partial.unlink(missing_ok=True)
         return SourceError(
+            "download-too-large",
             f"{self.name} is too large",
             why=f"{count} bytes; at most {self.limit} are allowed",
             fix="check the URL: it gives something else than a source",
@@ -170,13 +172,17 @@ class _Download:
     def _refused(self, answer: requests.Response) -> ToolchainError:
         why = f"{without_query(self.url)} answered {answer.status_code} {answer.reason}"
         if answer.status_code == 429 or answer.status_code >= 500:
-            return UnreachableError(f"the server of {self.name} fails", why=why, fix="try again later")
+            return UnreachableError("server-failed", f"the server of {self.name} fails", why=why, fix="try again later")
         return SourceError(
-            f"the server does not give {self.name}", why=why, fix="check the URL; for access use ~/.netrc"
+            "download-refused",
+            f"the server does not give {self.name}",
+            why=why,
+            fix="check the URL; for access use ~/.netrc",
         )
 
     def _unreachable(self, error: Exception) -> UnreachableError:
         return UnreachableError(
+            "download-interrupted",
             f"{self.name} could not be fetched whole",
             why=f"{without_query(self.url)}: {_reason(error)}",
             fix="run the command again; it continues",

@@ -62,7 +62,9 @@ def first_holder(
         return url, tree
     fix = f"name the repository: --source {name}=URL@{commit}"
     kind = SourceError if silent is None else UnreachableError
-    raise kind(f"no repository that was asked has commit {commit}", why="\n".join(failures), fix=fix)
+    raise kind(
+        "commit-not-found", f"no repository that was asked has commit {commit}", why="\n".join(failures), fix=fix
+    )
 
 
 def _note(commit: str, cache: Cache) -> Path:

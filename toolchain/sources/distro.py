@@ -63,6 +63,7 @@ def known_distro(
     known = load("distro")["suites"]
     if suite not in known and (close := difflib.get_close_matches(suite, known, n=1, cutoff=0.85)):
         raise SourceError(
+            "unknown-suite",
             f"unknown suite {suite!r}; did you mean {close[0]}?",
             why=f"known: {', '.join(known)}",
             fix=f"write distro:{package}@{close[0]}",
@@ -162,10 +163,11 @@ def _first(
     unread = [error for error in failures.values() if not isinstance(error, NoSuiteError)]
     if unread:
         what = f"{wanted} is in no suite that could be read; {unread[0].what}"
-        raise type(unread[0])(what, why=f"{known}\n{unread[0].why}", fix=unread[0].fix)
+        raise type(unread[0])(unread[0].id, what, why=f"{known}\n{unread[0].why}", fix=unread[0].fix)
     if failures and not answered:
         raise next(iter(failures.values()))
     raise SourceError(
+        "package-not-found",
         f"the distribution has no source package {wanted}",
         why=known,
         fix="check the name of the source package, or give the archive itself as URL#sha256=DIGEST",
@@ -174,7 +176,7 @@ def _first(
 
 def _notes(package: str, version: str, cache: Cache) -> Path:
     if not PACKAGE.fullmatch(package) or not VERSION.fullmatch(version):
-        raise SourceError(f"not a package: {package[:80]!r}", fix="write distro:NAME=VERSION")
+        raise SourceError("not-a-package", f"not a package: {package[:80]!r}", fix="write distro:NAME=VERSION")
     return cache.store / "distro" / f"{package}{'=' if version else ''}{version}.toml"
 
 
@@ -202,6 +204,7 @@ def _agree(package: Package, digest: str | None) -> None:
     """Refuse an index that names another digest than the known one."""
     if digest not in (None, f"sha256:{package.sha256}"):
         raise DigestError(
+            "package-digest-mismatch",
             f"the Sources index disagrees about {package.name}={package.version}",
             why=f"expected {digest}, the index says sha256:{package.sha256}",
             fix="the package changed under one version: check which is right before you trust either",

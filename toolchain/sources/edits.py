@@ -69,6 +69,7 @@ class EditFile:
         """Refuse a tree in which a file is missing or has another digest."""
         for file, expected, actual in self._others(tree):
             raise PatchError(
+                "edit-tree-mismatch",
                 f"{self.path.name} does not fit this tree: {file} has another digest",
                 why=f"expected sha256:{expected}, found {actual or 'no such file'}",
                 fix=f"undo the change to {file}; or commit it: the edits are only for commit {self.commit[:12]}",
@@ -99,6 +100,7 @@ def read_edits(path: Path) -> EditFile:
     heads = {name: content.get(name) for name in ("source", "commit", "llvm")}
     if not isinstance(rows, list) or not rows or not all(isinstance(value, str) for value in heads.values()):
         raise PatchError(
+            "edit-malformed",
             f"{path.name} is not an edit file",
             why="it needs source, commit and llvm as texts, and at least one [[edit]]",
             fix="compare it with those in toolchain/data/edits",
@@ -109,7 +111,9 @@ def read_edits(path: Path) -> EditFile:
     for file, own in _by_file(edits).items():
         for before, after in pairwise(own):
             if after.first <= before.last or after.first == before.first:
-                raise PatchError(f"{path.name} edits the same lines of {file} twice", fix="make one edit of the two")
+                raise PatchError(
+                    "edit-overlap", f"{path.name} edits the same lines of {file} twice", fix="make one edit of the two"
+                )
     return EditFile(path=path, edits=edits, **{name: str(value) for name, value in heads.items()})
 
 
@@ -126,7 +130,9 @@ def _edited(path: Path, edits: Sequence[Edit], name: str) -> bytes:
     for edit in reversed(edits):
         if max(edit.last, edit.first - 1) > len(lines):
             raise PatchError(
-                f"{name} names line {edit.last} of {edit.file}, which has {len(lines)}", fix="correct the edit file"
+                "edit-line-missing",
+                f"{name} names line {edit.last} of {edit.file}, which has {len(lines)}",
+                fix="correct the edit file",
             )
         lines[edit.first - 1 : edit.last] = [edit.text.encode()]
     return b"".join(lines)
@@ -145,10 +151,14 @@ def _check(edit: Edit, path: Path) -> None:
     # Under a second name such as `./FILE`, a second edit of the same file would overwrite the first.
     if edit.file.startswith("/") or {"..", ".", ".git", ""} & set(parts) or "\0" in edit.file:
         raise PatchError(
-            f"{path.name} names no path below a tree", why=f"it names {edit.file!r}", fix="do not use this file"
+            "edit-escapes",
+            f"{path.name} names no path below a tree",
+            why=f"it names {edit.file!r}",
+            fix="do not use this file",
         )
     if edit.first < 1 or edit.last < edit.first - 1 or (edit.text and not edit.text.endswith("\n")):
         raise PatchError(
+            "edit-malformed",
             f"{path.name}: lines {edit.first} to {edit.last} of {edit.file} are not lines to replace",
             why="lines are numbered from 1, `last` is at least `first - 1`, and the text ends with a newline",
             fix="correct the edit file",

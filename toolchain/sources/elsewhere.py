@@ -62,7 +62,7 @@ def first_or_elsewhere(fetch: Callable[[], Path], wanted: Wanted, store: Store, 
     except (SourceError, UnreachableError) as error:
         if offline:
             fix = "\n".join(filter(None, (error.fix, wanted.how_to_bring_it)))
-            raise UnreachableError(error.what, why=wanted.promised, fix=fix) from error
+            raise UnreachableError(error.id, error.what, why=wanted.promised, fix=fix) from error
         failed: list[tuple[str, ToolchainError]] = [(wanted.first, error)]
     for url in wanted.mirrors:
         console.note(f"{wanted.first} does not give {wanted.file} ({failed[0][1].what}); trying {without_query(url)}")
@@ -82,6 +82,7 @@ def _gone(wanted: Wanted, failed: Sequence[tuple[str, ToolchainError]]) -> Toolc
     kind = UnreachableError if silent else SourceError
     later = ["run the command again later"] if silent else []
     return kind(
+        "nowhere-available",
         f"{wanted.file} is not available from any source",
         why="\n".join([wanted.promised, *causes]),
         fix="\n".join([wanted.how_to_bring_it, *later]),

@@ -58,7 +58,10 @@ def fetch_git(
     """
     if not _SHA.fullmatch(sha):
         raise SourceError(
-            f"{sha[:80]!r} is not a commit", why="a branch or tag can move", fix="give all 40 hexadecimal digits"
+            "not-a-commit",
+            f"{sha[:80]!r} is not a commit",
+            why="a branch or tag can move",
+            fix="give all 40 hexadecimal digits",
         )
     url = mirrored(repository_url, mirrors)
     protocol = git_protocol(url)
@@ -87,7 +90,9 @@ def commit_of_tag(repository_url: str, tag: str, store: Store, *, offline: bool,
     commits = {name: sha for sha, _, name in (line.partition("\t") for line in output.splitlines())}
     commit = next((commits[name] for name in names if name in commits), "")
     if not _SHA.fullmatch(commit):
-        raise SourceError(f"{url} has no tag {tag}", why=output[:200], fix="name a commit: --triton COMMIT")
+        raise SourceError(
+            "tag-not-found", f"{url} has no tag {tag}", why=output[:200], fix="name a commit: --triton COMMIT"
+        )
     return commit
 
 
@@ -133,7 +138,10 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part:
         _git(env, "init", "--quiet", "--bare", "--template=", env["GIT_DIR"])
     except CommandError as error:
         raise SourceError(
-            "git cannot make a repository", why=error.why, fix="check the room and the rights of the cache"
+            "git-failed",
+            "git cannot make a repository",
+            why=error.why,
+            fix="check the room and the rights of the cache",
         ) from error
     try:
         _git(env, "fetch", "--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules", "--", url, sha)
@@ -143,6 +151,7 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part:
         head = _git(env, "rev-parse", "--verify", "--end-of-options", "FETCH_HEAD^{commit}")
         if head != sha:
             raise DigestError(
+                "commit-mismatch",
                 f"{url} answered with another commit",
                 why=f"expected {sha}, found {head}",
                 fix="do not use this repository; report it to its operator",
@@ -151,6 +160,7 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part:
         names = [name for name in top if part.holds(name)]
         if not names:
             raise SourceError(
+                "commit-tree-empty",
                 f"the tree of {sha[:12]} is empty or holds none of {', '.join(part.taken)}",
                 fix="name another commit, or check that it is the right repository",
             )
@@ -159,7 +169,10 @@ def _archive(url: str, sha: str, scratch: Path, *, env: Mapping[str, str], part:
         _git(env, "archive", "--format=tar", f"--output={archive}", sha, "--", *wanted)
     except CommandError as error:
         raise SourceError(
-            f"the tree of {sha[:12]} cannot be written", why=error.why, fix="check the room and the rights of the cache"
+            "git-failed",
+            f"the tree of {sha[:12]} cannot be written",
+            why=error.why,
+            fix="check the room and the rights of the cache",
         ) from error
     return archive
 
@@ -168,14 +181,26 @@ def _fetch_error(url: str, sha: str, error: CommandError) -> ToolchainError:
     output = "\n".join(error.tail[-5:])
     low = output.lower()
     if "fsck" in low or "invalid index-pack" in low:
-        return SourceError(f"{url} sent objects that git refuses", why=output, fix="do not use this repository")
+        return SourceError(
+            "git-objects-refused", f"{url} sent objects that git refuses", why=output, fix="do not use this repository"
+        )
     if any(mark in low for mark in _ABSENT):
         return SourceError(
-            f"{url} has no commit {sha}", why=output, fix="check the repository (a fork may hold it) and the commit"
+            "commit-not-found",
+            f"{url} has no commit {sha}",
+            why=output,
+            fix="check the repository (a fork may hold it) and the commit",
         )
     if any(mark in low for mark in _NO_REPOSITORY):
-        return SourceError(f"there is no repository {url}", why=output, fix="check the URL")
+        return SourceError("repository-not-found", f"there is no repository {url}", why=output, fix="check the URL")
     if any(mark in low for mark in _REFUSED):
-        return SourceError(f"{url} refuses access", why=output, fix="put credentials into ~/.netrc or load an SSH key")
+        return SourceError(
+            "repository-refused",
+            f"{url} refuses access",
+            why=output,
+            fix="put credentials into ~/.netrc or load an SSH key",
+        )
     what = "fails" if "returned error" in low else "does not answer"
-    return UnreachableError(f"{url} {what}", why=output, fix="check the network, or give a checkout by its path")
+    return UnreachableError(
+        "repository-unreachable", f"{url} {what}", why=output, fix="check the network, or give a checkout by its path"
+    )

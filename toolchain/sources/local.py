@@ -27,20 +27,22 @@ def check_local(name: str, spec: SourceSpec) -> None:
     if not path.exists():
         link = f"it is a link to nothing: {path.readlink()}" if path.is_symlink() else ""
         why = link or f"nothing lies at {path.absolute()}"
-        raise SourceError(f"{given} names no source", why=why, fix=_meant(name, spec.where))
+        raise SourceError("not-a-source", f"{given} names no source", why=why, fix=_meant(name, spec.where))
     if not path.is_file():
         fix = "name a folder, a tar archive or a wheel"
-        raise SourceError(f"{given} is not a source", why="it is neither a file nor a folder", fix=fix)
+        raise SourceError("not-a-source", f"{given} is not a source", why="it is neither a file nor a folder", fix=fix)
     try:
         why = _not_a_source(path)
     except EOFError:
         why = "it ends early"
     except OSError as error:
         why = error.strerror or str(error)
-        raise SourceError(f"{given} cannot be read", why=why, fix="check path and rights") from error
+        raise SourceError(
+            "source-unreadable", f"{given} cannot be read", why=why, fix="check path and rights"
+        ) from error
     if why:
         fix = "name a folder, a tar archive (.tar.gz, .tar.xz, .tar.bz2, .tar.zst, .tar) or a wheel (.whl)"
-        raise SourceError(f"{given} is not a source", why=why, fix=fix)
+        raise SourceError("not-a-source", f"{given} is not a source", why=why, fix=fix)
 
 
 def check_tree_form(source: Source, what: str) -> None:
@@ -48,7 +50,9 @@ def check_tree_form(source: Source, what: str) -> None:
     file = source.path if source.path is not None and source.path.is_file() else None
     if source.kind == "pypi" or (file is not None and not TAR.search(file.name)):
         raise SourceError(
-            f"{source.ref} is not a source tree of {what}", fix="give a folder, a tar archive or a commit"
+            "not-a-source-tree",
+            f"{source.ref} is not a source tree of {what}",
+            fix="give a folder, a tar archive or a commit",
         )
 
 

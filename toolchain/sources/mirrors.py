@@ -49,7 +49,10 @@ def apt_mirrors() -> list[Mirror]:
         listing = process.run(ask, capture=True).stdout or process.run([*ask, *_UNREAD], capture=True).stdout
     except (CommandError, EngineError) as error:
         raise SourceError(
-            "apt cannot name its mirrors", why=error.why or error.what, fix="this needs a Debian or Ubuntu machine"
+            "mirrors-unknown",
+            "apt cannot name its mirrors",
+            why=error.why or error.what,
+            fix="this needs a Debian or Ubuntu machine",
         ) from error
     codename = _codename()
     rows: dict[tuple[str, str], tuple[list[str], str]] = {}
@@ -68,6 +71,7 @@ def apt_mirrors() -> list[Mirror]:
     ]
     if not mirrors:
         raise SourceError(
+            "mirrors-unknown",
             "apt has no mirror of the distribution configured",
             fix="add one to /etc/apt/sources.list.d, then apt-get update",
         )

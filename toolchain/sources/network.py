@@ -24,6 +24,7 @@ def refuse_offline(what: str, *, offline: bool) -> None:
     """Raise UnreachableError if `offline` is set."""
     if offline:
         raise UnreachableError(
+            "offline-missing",
             f"{what} is not in the store and --offline forbids fetching it",
             fix="run `toolchain fetch` once with a network, or import a bundle",
         )
@@ -40,6 +41,7 @@ def check_http_url(url: str, *, plain_allowed: bool = True) -> str:
     parts = urlsplit(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and plain_allowed and web.is_loopback(parts.hostname)):
         raise SourceError(
+            "insecure-url",
             f"refusing {parts.scheme}:// from {parts.hostname}",
             why="what is fetched without TLS can be changed on its way",
             fix="use https",
@@ -59,6 +61,7 @@ def git_protocol(url: str) -> str:
     if parts.scheme == "http" and web.is_loopback(parts.hostname):
         return "http"
     raise SourceError(
+        "repository-url-refused",
         f"refusing the repository {url[:200]!r}",
         why="only https, ssh, file:// and absolute paths are used",
         fix="use https",
@@ -76,12 +79,19 @@ def check_address(url: str) -> str:
         # The exception's text may repeat a password.
         why = "the port must be a number from 1 to 65535" if "ort" in str(error) else "the host cannot be one"
         raise SourceError(
-            f"not a URL: {without_query(url.rpartition('@')[2])[:200]!r}", why=why, fix="write it as https://HOST/PATH"
+            "not-a-url",
+            f"not a URL: {without_query(url.rpartition('@')[2])[:200]!r}",
+            why=why,
+            fix="write it as https://HOST/PATH",
         ) from None
     if not parts.hostname and parts.scheme != "file":
-        raise SourceError(f"not a URL: {url[:200]!r}", why="it names no host", fix="write it as https://HOST/PATH")
+        raise SourceError(
+            "not-a-url", f"not a URL: {url[:200]!r}", why="it names no host", fix="write it as https://HOST/PATH"
+        )
     if parts.scheme != "file" and any(ord(char) <= 32 for char in url):
-        raise SourceError(f"not a URL: {url[:200]!r}", why="it holds white space", fix="write %20 for a space")
+        raise SourceError(
+            "not-a-url", f"not a URL: {url[:200]!r}", why="it holds white space", fix="write %20 for a space"
+        )
     return f"{scheme.lower()}{sign}{rest}"
 
 
@@ -92,9 +102,10 @@ def refuse_credentials(url: str) -> None:
         secret = any(_SECRET.search(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True))
     except ValueError as error:
         # Neither URL nor cause is shown, because they may hold a password.
-        raise SourceError("not a URL", why=type(error).__name__, fix="give an https:// URL") from None
+        raise SourceError("not-a-url", "not a URL", why=type(error).__name__, fix="give an https:// URL") from None
     if parts.password or secret or (parts.username and parts.scheme in {"http", "https"}):
         raise SourceError(
+            "url-credentials",
             f"the URL for {parts.hostname} holds credentials",
             why="they would end in logs and records",
             fix="put them into ~/.netrc and leave them out of the URL",
@@ -119,13 +130,16 @@ def parse_mirrors(values: Sequence[str]) -> Mirrors:
         if not match:
             fix = "e.g. --mirror https://github.com/=https://git.example/github/"
             raise ConfigError(
-                f"--mirror {value[:200]!r} is not of the form URL=URL", why="two URLs with a = between", fix=fix
+                "mirror-invalid",
+                f"--mirror {value[:200]!r} is not of the form URL=URL",
+                why="two URLs with a = between",
+                fix=fix,
             )
         for url in match.groups():
             refuse_credentials(url)
         old, new = (url if url.startswith("/") else check_address(url) for url in match.groups())
         if any(old.rstrip("/") == earlier.rstrip("/") for earlier, _ in pairs):
-            raise ConfigError(f"--mirror names {old} more than once", fix="leave one of them")
+            raise ConfigError("option-twice", f"--mirror names {old} more than once", fix="leave one of them")
         pairs.append((old, new))
     return tuple(pairs)
 

@@ -31,7 +31,10 @@ def copy_tree(source: Path, dest: Path) -> None:
         process.run(["cp", "-a", "--reflink=auto", "--no-target-directory", "--", source, dest])
     except CommandError as error:
         raise SourceError(
-            f"cannot copy {source}", why=error.why, fix="check the room and the rights of the cache"
+            "source-not-copied",
+            f"cannot copy {source}",
+            why=error.why,
+            fix="check the room and the rights of the cache",
         ) from error
 
 
@@ -62,6 +65,7 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
                 process.run([*argv, *mode, "--", patch.absolute()], cwd=dest, env=env)
             except CommandError as error:
                 raise PatchError(
+                    "patch-does-not-apply",
                     f"{patch.name} does not apply",
                     why=error.why,
                     fix="make it against exactly this source, with -p1 paths",
@@ -70,7 +74,10 @@ def apply_patches(tree: Path, patches: Sequence[Path], dest: Path) -> None:
         check_links(dest)
     except HostileInputError as error:
         raise PatchError(
-            f"the patches make a link that leaves the tree: {error.what}", why=error.why, fix="do not use this patch"
+            "patch-link-escapes",
+            f"the patches make a link that leaves the tree: {error.what}",
+            why=error.why,
+            fix="do not use this patch",
         ) from error
 
 
@@ -80,22 +87,28 @@ def check_patch(patch: Path) -> None:
         content = patch.read_bytes() if patch.stat().st_size <= _LIMIT else None
     except OSError as error:
         raise PatchError(
-            f"cannot read the patch {patch}", why=str(error.strerror), fix="check --patch NAME=FILE"
+            "patch-unreadable", f"cannot read the patch {patch}", why=str(error.strerror), fix="check --patch NAME=FILE"
         ) from error
     if content is None:
         raise PatchError(
-            f"{patch.name} is larger than {_LIMIT} bytes", fix="split it, or give a source that has the change"
+            "patch-too-large",
+            f"{patch.name} is larger than {_LIMIT} bytes",
+            fix="split it, or give a source that has the change",
         )
     if patch.suffix == EDITS:
         read_edits(patch)
         return
     names = list(_names(content))
     if not names:
-        raise PatchError(f"{patch.name} is empty", why="it changes no file", fix="check --patch NAME=FILE")
+        raise PatchError(
+            "patch-empty", f"{patch.name} is empty", why="it changes no file", fix="check --patch NAME=FILE"
+        )
     for name in names:
         parts = name.split("/")
         if name.startswith("/") or ".." in parts or ".git" in parts or "\0" in name:
-            raise PatchError(f"{patch.name} leaves its tree", why=f"it names {name!r}", fix="do not use this patch")
+            raise PatchError(
+                "patch-escapes", f"{patch.name} leaves its tree", why=f"it names {name!r}", fix="do not use this patch"
+            )
 
 
 _HEADER = re.compile(

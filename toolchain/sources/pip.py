@@ -57,12 +57,17 @@ def pip_error(what: str, error: CommandError) -> SourceError | UnreachableError:
     """Return the error for a pip that could not fetch `what`."""
     output = "\n".join(error.tail[-6:])
     if "No module named pip" in output:
-        return SourceError("this Python has no pip", why=output, fix="install it: python -m ensurepip")
+        return SourceError("pip-missing", "this Python has no pip", why=output, fix="install it: python -m ensurepip")
     if "No matching distribution" in output and "connection" not in output.lower():
         return SourceError(
-            f"the index has no {what}", why=output, fix="check `pip config list`: which index serves this machine"
+            "not-in-index",
+            f"the index has no {what}",
+            why=output,
+            fix="check `pip config list`: which index serves this machine",
         )
-    return UnreachableError(f"{what} could not be fetched", why=output, fix="check the network and `pip config list`")
+    return UnreachableError(
+        "index-unreachable", f"{what} could not be fetched", why=output, fix="check the network and `pip config list`"
+    )
 
 
 def index_url() -> str:
@@ -73,5 +78,5 @@ def index_url() -> str:
         raise pip_error("the index", error) from error
     match = re.search(r"Python Package Index \(default\s+(\S+?)\)", text)
     if match is None:
-        raise SourceError("pip does not say which index it uses", fix="check `pip config list`")
+        raise SourceError("index-unknown", "pip does not say which index it uses", fix="check `pip config list`")
     return match[1].rstrip("/")

@@ -58,6 +58,7 @@ def pypi_row(project: str, version: str) -> PypiFile:
             return row
     known = ", ".join(f"{row.project}=={row.version}" for row in rows or known_files())
     raise SourceError(
+        "wheel-digest-unknown",
         f"no digest is known for {project}{'==' + version if version else ''}",
         why=f"known: {known}",
         fix="use one of these, or give the file as PATH or URL#sha256=DIGEST",
@@ -80,7 +81,9 @@ def _wheel_name(file: str) -> re.Match[str]:
     match = _WHEEL.search(file)
     if match is None:
         raise SourceError(
-            f"{file} is not named as a wheel", fix="give the file by its whole name: NAME-VERSION-…-PLATFORM.whl"
+            "not-a-wheel-name",
+            f"{file} is not named as a wheel",
+            fix="give the file by its whole name: NAME-VERSION-…-PLATFORM.whl",
         )
     return match
 
@@ -143,6 +146,7 @@ def download_wheel(name: str, version: str, folder: Path, *, machine: str) -> Pa
     came = sorted(folder.glob("*.whl"))
     if len(came) != 1:
         raise SourceError(
+            "not-in-index",
             f"the index has no {what}",
             why=f"pip brought {len(came)} files",
             fix="give a version that it has, or the wheel as a file",
@@ -172,6 +176,7 @@ def _wheel(name: str, version: str, filename: str, digest: str, store: Store) ->
         if not path.is_file():
             came = ", ".join(sorted(p.name for p in Path(folder).iterdir()))
             raise DigestError(
+                "index-file-mismatch",
                 f"the index gave another file than {filename}",
                 why=f"it gave {came or 'nothing'}",
                 fix="check `pip config list`: the index that serves this machine is at fault",
@@ -188,17 +193,25 @@ def _address(project: str, filename: str) -> str:
             status, page, base = answer.status_code, answer.text, answer.url
     except OSError as error:
         raise UnreachableError(
-            "the Python index does not answer", why=type(error).__name__, fix="check the network and `pip config list`"
+            "index-unreachable",
+            "the Python index does not answer",
+            why=type(error).__name__,
+            fix="check the network and `pip config list`",
         ) from error
     if status >= 500:
-        raise UnreachableError("the Python index fails", why=f"it answered {status}", fix="try again later")
+        raise UnreachableError(
+            "index-unreachable", "the Python index fails", why=f"it answered {status}", fix="try again later"
+        )
     for link in re.findall(r"""<a\s[^>]*href=["']([^"']+)["']""", page, re.IGNORECASE):
         with contextlib.suppress(ValueError):  # an invalid URL
             address, _ = urldefrag(urljoin(base, html.unescape(link)))
             if unquote(address.rpartition("/")[2]) == filename:
                 return address
     raise SourceError(
-        f"the index has no {filename}", why=f"its page of {project} answered {status}", fix="check `pip config list`"
+        "not-in-index",
+        f"the index has no {filename}",
+        why=f"its page of {project} answered {status}",
+        fix="check `pip config list`",
     )
 
 

@@ -89,7 +89,9 @@ def _locate_stored(name: str, spec: SourceSpec, cache: Cache) -> Source:
     path = next((tree for tree in trees if tree is not None), None) or store.file(spec.version)
     if path is None:
         raise SourceError(
-            f"the source {name} is not in the store: {spec.version}", fix="bring it in: toolchain bundle import REF"
+            "not-stored",
+            f"the source {name} is not in the store: {spec.version}",
+            fix="bring it in: toolchain bundle import REF",
         )
     return Source(
         name=name, kind="local", where=spec.where, version="", digest=spec.version, path=path, locked=False,
@@ -106,7 +108,9 @@ def _locate_local(name: str, path: Path, cache: Cache) -> Source:
             make_private(cache.store)
         digest = tree_digest(path, _stat_cache(path, cache))
     else:
-        raise SourceError(f"the source {name} is not there: {path}", fix=f"check --source {name}=...: {FORMS}")
+        raise SourceError(
+            "source-missing", f"the source {name} is not there: {path}", fix=f"check --source {name}=...: {FORMS}"
+        )
     shown = one_line(os.fsencode(path.name).decode("utf-8", "backslashreplace"))  # a form that a lock can hold
     return Source(name=name, kind="local", where=shown, version="", digest=digest, path=path, locked=False)
 
@@ -276,7 +280,7 @@ def _tree_of(file: Path, digest: str, store: Store, how: _How) -> Path:
 def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
     """Store a snapshot of a checkout, so that later edits do not reach the build."""
     if source.path is None or source.digest is None:
-        raise SourceError(f"the source {source.name} has no path", fix="give --source NAME=PATH")
+        raise SourceError("source-without-path", f"the source {source.name} has no path", fix="give --source NAME=PATH")
     top, digest = source.path, source.digest
     if top.is_file():
         return _tree_of(_keep(top, digest, store, cache), digest, store, how)
@@ -301,12 +305,13 @@ def _fetch_local(source: Source, store: Store, cache: Cache, how: _How) -> Path:
         fix = "remove the link, or name a clean copy: a git worktree, or URL@COMMIT"
         check_links(dest, what=str(top), fix=fix)
         if tree_digest(top, _stat_cache(top, cache)) != digest:
-            raise SourceError(f"{top} was changed while it was copied", fix="run the command again")
+            raise SourceError("source-changed", f"{top} was changed while it was copied", fix="run the command again")
 
     path = store.tree(digest, unpack, part=how.part.name, verify=how.verify, take_brought=stored)
     info = store.tree_info(digest, part=how.part.name)
     if not how.part.name and (info is None or info.digest != digest):
         raise DigestError(
+            "stored-tree-digest",
             f"the tree of {source.name} in the store is not what names it",
             why=f"expected {digest}, found {info.digest if info else 'nothing'}",
             fix=f"remove {path}",
@@ -329,7 +334,9 @@ def _keep(file: Path, digest: str, store: Store, cache: Cache) -> Path:
             if file.is_relative_to(store.root):
                 raise
             # Only the copy was removed, not the user's file.
-            raise SourceError(f"{file} was changed while it was copied", fix="run the command again") from error
+            raise SourceError(
+                "source-changed", f"{file} was changed while it was copied", fix="run the command again"
+            ) from error
 
 
 def _patched(source: FetchedSource, patches: Sequence[Path], store: Store, how: _How) -> Path:
@@ -347,7 +354,9 @@ def _patched(source: FetchedSource, patches: Sequence[Path], store: Store, how: 
                 copies[-1].parent.mkdir()
                 copy_tree(patch.resolve(), copies[-1])
                 if sha256_file(copies[-1]) != digest:  # the tree's name has this digest
-                    raise SourceError(f"{patch} was changed while it was copied", fix="run the command again")
+                    raise SourceError(
+                        "source-changed", f"{patch} was changed while it was copied", fix="run the command again"
+                    )
             apply_patches(source.path, copies, dest)
 
     return store.tree(source.digest, unpack, part=part, verify=how.verify, brought=brought, take_brought=brought)

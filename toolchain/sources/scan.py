@@ -148,6 +148,7 @@ def _look(path: Path) -> Iterator[tuple[str, str]]:
             yield from _inside(stream, "", _DEPTH)
         except _UNREADABLE as error:
             raise SourceError(
+                "scan-incomplete",
                 f"{path} cannot be looked into",
                 why="it is damaged, or unpacks to more than this looks at",
                 fix="remove it by a patch",

@@ -78,10 +78,12 @@ def users_path(text: str) -> Path:
     except RuntimeError as error:
         fix = "write the folder itself, or ./~NAME for one that is called so"
         why = "no user of that name has a home here"
-        raise SourceError(f"there is no such path: {text}", why=why, fix=fix) from error
+        raise SourceError("source-missing", f"there is no such path: {text}", why=why, fix=fix) from error
     except OSError as error:
         why = error.strerror or ""
-        raise SourceError(f"cannot look at {text}", why=why, fix="check path and rights") from error
+        raise SourceError(
+            "source-unreadable", f"cannot look at {text}", why=why, fix="check path and rights"
+        ) from error
     return path
 
 
@@ -119,12 +121,15 @@ def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
     bundle brought into the store.
     """
     if not text or "\0" in text or "\n" in text:
-        raise SourceError("a source cannot be empty or span lines", fix=f"give {FORMS}")
+        raise SourceError("not-a-source", "a source cannot be empty or span lines", fix=f"give {FORMS}")
     if text.startswith("distro:"):
         named, sign, suite = text.partition("@")
         if sign and not _SUITE.fullmatch(suite):
             raise SourceError(
-                f"not a package: {text!r}", why=f"{suite!r} is not a name of a suite", fix="write distro:PACKAGE@trixie"
+                "not-a-package",
+                f"not a package: {text!r}",
+                why=f"{suite!r} is not a name of a suite",
+                fix="write distro:PACKAGE@trixie",
             )
         where, version = _pair(named, "distro:", "=", PACKAGE, "package")
         return SourceSpec(kind="distro", where=where, version=version, suite=suite, text=text)
@@ -137,13 +142,18 @@ def parse_source_spec(text: str, *, project: str = "") -> SourceSpec:
         return _commit_archive(text)
     if text.startswith("stored:"):
         if (match := _STORED.fullmatch(text)) is None:
-            raise SourceError(f"not a tree in the store: {text!r}", fix="write stored:NAME@sha256:DIGEST")
+            raise SourceError(
+                "not-a-source", f"not a tree in the store: {text!r}", fix="write stored:NAME@sha256:DIGEST"
+            )
         return SourceSpec(kind="stored", where=match[1], version=match[2], text=text)
     if re.match(r"[a-zA-Z][a-zA-Z0-9+.\-]*://", text):
         return _parse_url(text)
     if re.match(r"[\w.\-]+@[\w.\-]+:", text):
         raise SourceError(
-            f"not a source: {text!r}", why="git's short form names no scheme", fix="write ssh://git@HOST/PATH@COMMIT"
+            "not-a-source",
+            f"not a source: {text!r}",
+            why="git's short form names no scheme",
+            fix="write ssh://git@HOST/PATH@COMMIT",
         )
     return SourceSpec(kind="local", where=text, text=text)
 
@@ -154,6 +164,7 @@ def _commit_archive(text: str) -> SourceSpec:
     if row is None:
         known = ", ".join(archive.commit for archive in commit_archives())
         raise SourceError(
+            "archive-unknown",
             f"no archive of a commit is on record as {text[:120]!r}",
             why=f"on record are those of {known}",
             fix="give its URL and digest, URL#sha256=DIGEST; or take the commit by git, URL@COMMIT",
@@ -175,7 +186,7 @@ def _pair(text: str, prefix: str, separator: str, pattern: re.Pattern[str], what
     else:
         return where, version
     fix = f"write {prefix}{what.upper()} or {prefix}{what.upper()}{separator}VERSION"
-    raise SourceError(f"not a {what}: {text!r}", why=why, fix=fix)
+    raise SourceError("not-a-source", f"not a {what}: {text!r}", why=why, fix=fix)
 
 
 def _parse_url(text: str) -> SourceSpec:
@@ -192,6 +203,7 @@ def _parse_url(text: str) -> SourceSpec:
         return SourceSpec(kind="archive", where=check_http_url(url), version=check_sha256(sha), text=text)
     check_address(url or text)
     raise SourceError(
+        "source-not-pinned",
         f"{without_query(text)} names no commit and no digest",
         why="what a URL, branch or tag gives can change",
         fix="append @<40 hex digits of the commit>, or #sha256=<digest> for an archive",
@@ -203,6 +215,9 @@ def check_sha256(text: str) -> str:
     value = text.strip().lower().removeprefix("sha256:")
     if not re.fullmatch(r"[0-9a-f]{64}", value):
         raise DigestError(
-            f"{text[:100]!r} is not a SHA-256", why="expected 64 hexadecimal digits", fix="give all 64 digits"
+            "digest-malformed",
+            f"{text[:100]!r} is not a SHA-256",
+            why="expected 64 hexadecimal digits",
+            fix="give all 64 digits",
         )
     return f"sha256:{value}"

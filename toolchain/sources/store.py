@@ -49,11 +49,12 @@ class Store:
             name: its name in the store; by default its present name.
         """
         if not _is_plain(path):
-            raise SourceError(f"{path.name} is not a plain file", fix="name the file itself")
+            raise SourceError("not-a-plain-file", f"{path.name} is not a plain file", fix="name the file itself")
         actual = sha256_file(path)
         if actual != digest:
             path.unlink()
             raise DigestError(
+                "file-digest-mismatch",
                 f"{name or path.name} has the wrong digest",
                 why=f"expected {digest}, found {actual}",
                 fix="check the digest and where the file came from; the file was removed",
@@ -139,7 +140,9 @@ class Store:
                 normalise(partial)
                 info = scan_tree(partial, self._stat_cache(key), trust_cache=False)
                 if info.files == 0:
-                    raise SourceError(f"the source {digest} is empty", fix="check what the source names")
+                    raise SourceError(
+                        "source-empty", f"the source {digest} is empty", fix="check what the source names"
+                    )
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
@@ -197,6 +200,7 @@ class Store:
     def _file_home(self, digest: str) -> Path:
         if not _SHA256.fullmatch(digest):
             raise DigestError(
+                "digest-malformed",
                 f"{digest!r} is not a digest",
                 why="expected sha256: and 64 hexadecimal digits",
                 fix="give sha256: and all 64 digits",
@@ -207,6 +211,7 @@ class Store:
         """Return a folder name for a digest, distinct for each repository and part."""
         if not (_SHA256.fullmatch(digest) or _GIT.fullmatch(digest)):
             raise DigestError(
+                "digest-malformed",
                 f"{digest!r} is not a source digest",
                 why="expected sha256:<64 hex> or git:<40 hex>@<repository>",
                 fix="give all digits of it",

@@ -116,6 +116,7 @@ class Suite:
         output = _worst(error)
         if _EXPIRED.search(output):
             return SourceError(
+                "suite-outdated",
                 f"the index of the suite {self.name} is out of date",
                 why=f"{output}\nan old index hides newer versions, and no digest of this package is on record",
                 fix="use a mirror that is kept up to date, or give the archive itself as URL#sha256=DIGEST; "
@@ -123,9 +124,13 @@ class Suite:
             )
         if _GONE.search(output):
             return NoSuiteError(
-                f"the mirror does not have the suite {self.name}", why=output, fix="name another one after the @"
+                "suite-missing",
+                f"the mirror does not have the suite {self.name}",
+                why=output,
+                fix="name another one after the @",
             )
         return UnreachableError(
+            "suite-unreachable",
             f"the source index of the suite {self.name} cannot be read",
             why=output,
             fix="check that apt-get update works here",
@@ -164,6 +169,7 @@ class Suite:
             if match and match[2] == package.file:
                 return match[1]
         raise SourceError(
+            "package-without-address",
             f"apt names no address for {package.file}",
             fix="apt-get update, then run it again; or give URL#sha256=DIGEST",
         )
@@ -192,10 +198,14 @@ class Suite:
         output = _worst(error)
         if "mismatch" in output.lower():
             return DigestError(
-                f"{package.file} has the wrong digest", why=output, fix="the mirror is out of step; try again later"
+                "package-digest-mismatch",
+                f"{package.file} has the wrong digest",
+                why=output,
+                fix="the mirror is out of step; try again later",
             )
         if _GONE.search(output):
             return SourceError(
+                "package-gone",
                 f"the mirror no longer has {package.file}"
                 if package.pool
                 else f"the suite {self.name} names {package.file}, but the mirror no longer has that file",
@@ -203,7 +213,10 @@ class Suite:
                 fix="name another version or suite (see `toolchain pins --distro`), or give URL#sha256=DIGEST",
             )
         return UnreachableError(
-            f"{package.file} could not be fetched", why=output, fix="check that apt-get update works here"
+            "package-unreachable",
+            f"{package.file} could not be fetched",
+            why=output,
+            fix="check that apt-get update works here",
         )
 
     def _run(self, program: str, *words: str) -> str:

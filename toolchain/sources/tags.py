@@ -72,6 +72,7 @@ def asked_again(source: Source, *, cache: Cache, locked: bool, mirrors: Mirrors 
 
 def _moved(source: Source, now: str) -> LockedError:
     return LockedError(
+        "tag-moved",
         f"the tag {source.tag} of {source.where} moved",
         why=f"it was at {source.version} when it was resolved or locked, and is at {now} now",
         fix=f"find out why; the commit it was at: --triton {source.version}; to take the new one: toolchain fetch, "

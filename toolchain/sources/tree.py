@@ -102,6 +102,7 @@ class Source:
         """Refuse a source whose commit is named by something that is not here, or in part only."""
         if self.pending:
             raise PinError(
+                "commit-unknown",
                 f"the commit of the source {self.name} is not known",
                 why=f"all that names it is {self.pending}",
                 fix=f"name it: --source {self.name}=URL@COMMIT with all 40 digits, or a package of the distribution",
@@ -112,6 +113,7 @@ class Source:
         self.require_commit()
         if self.digest is None:
             raise SourceError(
+                "source-without-digest",
                 f"the source {self.name} has no digest",
                 why="without one nothing can be recorded",
                 fix="name it by a commit or with a digest",
@@ -188,7 +190,10 @@ def scan_tree(path: Path, stat_cache: Path | None = None, *, trust_cache: bool =
             lines.append((os.fsencode(rel), (b"x" if info.st_mode & 0o111 else b"f") + content.encode()))
     except OSError as error:
         raise SourceError(
-            f"cannot read {error.filename or path}", why=str(error.strerror), fix="check path and rights"
+            "source-unreadable",
+            f"cannot read {error.filename or path}",
+            why=str(error.strerror),
+            fix="check path and rights",
         ) from error
     if stat_cache is not None and fresh != known:
         try:
@@ -226,6 +231,7 @@ def _walk(top: Path) -> Iterator[tuple[str, str, os.DirEntry[str]]]:
                     yield rel, "f", entry
                 else:
                     raise SourceError(
+                        "special-file-in-source",
                         f"{entry.path} is a socket, a pipe or a device",
                         why="a source holds files, folders and links only",
                         fix="remove it, or give the source as a commit or an archive",
@@ -268,6 +274,7 @@ def require(tree: Path, *paths: str, what: str = "source") -> None:
     missing = [path for path in paths if not (tree / path).exists()]
     if missing:
         raise SourceError(
+            "source-incomplete",
             f"the {what} tree lacks {', '.join(missing)}",
             why=f"{tree} is not a whole {'' if what == 'source' else what + ' '}source tree",
             fix="give the top folder of a complete checkout or archive",
@@ -325,7 +332,9 @@ def check_link_map(links: Mapping[str, str], *, what: str, fix: str = _DO_NOT_US
     """Refuse links (path from the top → target) that lead out, also through other links, or in a circle."""
     for path, target in links.items():
         if reason := _escape(path, target, links):
-            raise HostileInputError(f"{what}: the link {path} {reason}", why=f"its target is {target[:200]!r}", fix=fix)
+            raise HostileInputError(
+                "link-escapes", f"{what}: the link {path} {reason}", why=f"its target is {target[:200]!r}", fix=fix
+            )
 
 
 def _escape(path: str, target: str, links: Mapping[str, str]) -> str:

@@ -56,12 +56,15 @@ def unpack_tar(archive: Path, dest: Path, *, strip: int = 1, part: Part = WHOLE)
         done = True
     except CommandError as error:
         raise SourceError(
+            "archive-damaged",
             f"{archive.name} cannot be decompressed",
             why=error.tail[-1] if error.tail else error.what,
             fix="fetch it again",
         ) from error
     except (tarfile.TarError, lzma.LZMAError, EOFError, ValueError, RecursionError) as error:
-        raise SourceError(f"{archive.name} is damaged or no tar archive", fix="fetch it again") from error
+        raise SourceError(
+            "archive-damaged", f"{archive.name} is damaged or no tar archive", fix="fetch it again"
+        ) from error
     except OSError as error:
         raise _os_error(archive, error) from error
     finally:
@@ -71,10 +74,16 @@ def unpack_tar(archive: Path, dest: Path, *, strip: int = 1, part: Part = WHOLE)
 
 def _os_error(archive: Path, error: OSError) -> Exception:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceError(f"no space to unpack {archive.name}", why=str(error.strerror), fix="free some disk space")
+        return ResourceError(
+            "disk-full", f"no space to unpack {archive.name}", why=str(error.strerror), fix="free some disk space"
+        )
     if error.errno == errno.ENAMETOOLONG:
-        return HostileInputError(f"{archive.name} holds a name that is too long for any file system")
-    return SourceError(f"cannot unpack {archive.name}", why=error.strerror or "", fix="fetch it again")
+        return HostileInputError(
+            "entry-name-too-long", f"{archive.name} holds a name that is too long for any file system"
+        )
+    return SourceError(
+        "archive-not-unpacked", f"cannot unpack {archive.name}", why=error.strerror or "", fix="fetch it again"
+    )
 
 
 class _Unpacker:
@@ -103,6 +112,7 @@ class _Unpacker:
                     total += member.size if member.isreg() else 0
                     if count > LIMIT_FILES or total > LIMIT_BYTES:
                         raise self._hostile(
+                            "archive-bomb",
                             "it unpacks to more than is allowed",
                             f"limits: {LIMIT_FILES} members, {LIMIT_BYTES} bytes",
                         )
@@ -113,7 +123,10 @@ class _Unpacker:
         # A failed decompressor has raised its own error by now.
         if not self.ended:
             raise SourceError(
-                f"{self.archive.name} ends too early", why="its end mark is missing", fix="fetch it again"
+                "archive-damaged",
+                f"{self.archive.name} ends too early",
+                why="its end mark is missing",
+                fix="fetch it again",
             )
         # Links are made last, so that nothing can be written through one.
         check_link_map(self.links, what=self.archive.name)
@@ -135,13 +148,15 @@ class _Unpacker:
                 except tarfile.HeaderError as error:
                     if any(block):  # tarfile would take garbage between members for the end
                         raise SourceError(
-                            f"{outer.archive.name} is damaged or no tar archive", fix="fetch it again"
+                            "archive-damaged",
+                            f"{outer.archive.name} is damaged or no tar archive",
+                            fix="fetch it again",
                         ) from error
                     raise
                 if member.size < 0 or (member.type in _LONG and member.size > _LIMIT_HEADER):
-                    raise outer._hostile("a header has an impossible size", f"{member.size} bytes")
+                    raise outer._hostile("tar-header-size", "a header has an impossible size", f"{member.size} bytes")
                 if member.type == tarfile.GNUTYPE_SPARSE:
-                    raise outer._hostile("it holds a sparse file", member.name)
+                    raise outer._hostile("tar-sparse-file", "it holds a sparse file", member.name)
                 return member
 
         return Member
@@ -149,9 +164,9 @@ class _Unpacker:
     def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         path = self._path(member.name)
         if member.ischr() or member.isblk() or member.isfifo():
-            raise self._hostile("it holds a device or a pipe", member.name)
+            raise self._hostile("tar-device", "it holds a device or a pipe", member.name)
         if member.issparse():
-            raise self._hostile("it holds a sparse file", member.name)
+            raise self._hostile("tar-sparse-file", "it holds a sparse file", member.name)
         if not path:
             return
         if member.isdir():
@@ -168,17 +183,19 @@ class _Unpacker:
             if self.part.holds(path):
                 self._write(tar, member, path)
         else:
-            raise self._hostile("it holds a member of unknown kind", f"{member.name}: {member.type!r}")
+            raise self._hostile(
+                "tar-member-kind", "it holds a member of unknown kind", f"{member.name}: {member.type!r}"
+            )
 
     def _path(self, name: str) -> str:
         """Return the member's path below the destination; empty if `strip` removes all of it."""
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/"):
-            raise self._hostile("it holds an absolute path", name)
+            raise self._hostile("entry-absolute", "it holds an absolute path", name)
         if ".." in parts:
-            raise self._hostile("it holds a path that leaves it", name)
+            raise self._hostile("entry-escapes", "it holds a path that leaves it", name)
         if _CONTROL.search(name):
-            raise self._hostile("it holds a name with control characters", repr(name))
+            raise self._hostile("entry-name-unsafe", "it holds a name with control characters", repr(name))
         return "/".join(parts[self.strip :])
 
     def _enter(self, path: str, kind: str) -> None:
@@ -188,7 +205,7 @@ class _Unpacker:
             self._enter_folders(above)
         before = self.kinds.get(path)
         if before is not None and not (before == kind == "d"):
-            raise self._hostile("it holds the same name twice", path)
+            raise self._hostile("entry-twice", "it holds the same name twice", path)
         if before is None:
             self._note(path, kind)
 
@@ -200,23 +217,26 @@ class _Unpacker:
             if kind is None:
                 self._note(folder, "d")
             elif kind != "d":
-                raise self._hostile("a member would be written through a link or a file", path)
+                raise self._hostile("entry-through-link", "a member would be written through a link or a file", path)
 
     def _note(self, path: str, kind: str) -> None:
         folded = path.casefold() if path.isascii() else unicodedata.normalize("NFC", path).casefold()
         earlier = self.folded.setdefault(folded, path)
         if earlier != path:
-            raise self._hostile("it holds names that differ in case only", f"{earlier} and {path}")
+            raise self._hostile("entry-case", "it holds names that differ in case only", f"{earlier} and {path}")
         self.kinds[path] = kind
 
     def _hard_link(self, path: str, member: tarfile.TarInfo) -> None:
         target = self._path(member.linkname)
         if self.kinds.get(target) != "f":
-            raise self._hostile("a hard link leads to what is no file in it", f"{member.name} -> {member.linkname}")
+            raise self._hostile(
+                "tar-hard-link", "a hard link leads to what is no file in it", f"{member.name} -> {member.linkname}"
+            )
         self._enter(path, "f")
         if self.part.holds(path):
             if not self.part.holds(target):
                 raise SourceError(
+                    "hard-link-left-out",
                     f"{path} is a hard link to {target}, which is left out",
                     fix="report it, with the name of the archive",
                 )
@@ -242,7 +262,9 @@ class _Unpacker:
             while left:
                 chunk = content.read(min(left, CHUNK))
                 if not chunk:
-                    raise SourceError(f"{self.archive.name} ends in the middle of {path}", fix="fetch it again")
+                    raise SourceError(
+                        "archive-damaged", f"{self.archive.name} ends in the middle of {path}", fix="fetch it again"
+                    )
                 left -= len(chunk)
                 view = memoryview(chunk)
                 while view:
@@ -259,10 +281,12 @@ class _Unpacker:
         while chunk := stream.read(CHUNK):
             left -= len(chunk)
             if left < 0:
-                raise self._hostile("much follows its end mark", f"more than {_LIMIT_TRAILER} bytes")
+                raise self._hostile(
+                    "tar-trailing-data", "much follows its end mark", f"more than {_LIMIT_TRAILER} bytes"
+                )
 
-    def _hostile(self, what: str, why: str) -> HostileInputError:
-        return HostileInputError(f"{self.archive.name}: {what}", why=why[:300], fix="do not use this source")
+    def _hostile(self, id: str, what: str, why: str) -> HostileInputError:
+        return HostileInputError(id, f"{self.archive.name}: {what}", why=why[:300], fix="do not use this source")
 
 
 @contextlib.contextmanager

@@ -276,7 +276,10 @@ def assemble(
         # The library looks for its images beside itself. They are the same for every ROCm.
         if not is_inside(folder, tree):
             raise HostileInputError(
-                f"{installed} holds a link where AOTriton's library is", why=str(folder), fix="look at its sources"
+                "aotriton-library-link",
+                f"{installed} holds a link where AOTriton's library is",
+                why=str(folder),
+                fix="look at its sources",
             )
         (folder / IMAGES).symlink_to(f"../../lib/{IMAGES}")
     images, result = tree / prefix.lstrip("/") / "lib" / IMAGES, made.result
@@ -288,7 +291,10 @@ def assemble(
             target = images / file.relative_to(made.folder)
             if not is_inside(target, tree):
                 raise HostileInputError(
-                    f"{installed} holds a link where AOTriton's images go", why=str(target), fix="look at its sources"
+                    "aotriton-library-link",
+                    f"{installed} holds a link where AOTriton's images go",
+                    why=str(target),
+                    fix="look at its sources",
                 )
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
@@ -371,6 +377,9 @@ def consumed(
     printed = done.stdout.strip().splitlines()
     if done.returncode != 0 or not printed or not printed[-1].startswith("aotriton "):
         raise ContractError(
-            "a program cannot be built on this AOTriton", why="\n".join(printed[-40:]), fix=f"see the log: {log}"
+            "program-not-buildable",
+            "a program cannot be built on this AOTriton",
+            why="\n".join(printed[-40:]),
+            fix=f"see the log: {log}",
         )
     return printed[-1].removeprefix("aotriton ")

@@ -47,6 +47,7 @@ def read_answers(printed: str) -> dict[str, Answer]:
 
 def _malformed(why: str) -> ContractError:
     return ContractError(
+        "comparison-failed",
         "the comparison with AOTriton's own script gave no result",
         why=why,
         fix="see the log; --no-contract skips the comparison, and compiles nothing again",
@@ -75,6 +76,7 @@ def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str,
     ]
     if differing or unlike:
         raise ContractError(
+            "comparison-differs",
             f"{len(differing)} of {len(chosen)} sampled kernels differ from what AOTriton's own script makes, and "
             f"{len(unlike)} of {len(bad)} failures differ there",
             why="\n".join([*differing, *unlike][:20]),

@@ -283,6 +283,7 @@ def require_gpus(gpus: Sequence[str], planned: AbstractSet[str]) -> None:
     """Check that the plan has kernels for every GPU, because upstream's generator skips names that it does not know."""
     if missing := sorted(set(gpus) - planned):
         raise UnsupportedError(
+            "gpu-not-in-aotriton",
             f"this AOTriton plans no kernel for {', '.join(missing)}",
             why=f"its plan is for {', '.join(sorted(planned)) or 'nothing'}",
             fix="leave it out of --gpu, or take an AOTriton that knows it",
@@ -351,7 +352,7 @@ def check_images(
 
 
 def _differs(what: str, why: str = "") -> ContractError:
-    return ContractError(what, why=why, fix="build the stage again; report it if it stays")
+    return ContractError("aotriton-images-wrong", what, why=why, fix="build the stage again; report it if it stays")
 
 
 def _launch(path: Path) -> tuple[int, int]:

@@ -96,6 +96,7 @@ def loaded(runner: Runner, image: str, libraries: Mapping[str, str], workspace: 
         done = runner.run(image, command, mounts=mounts, env=environment, log=workspace.log, capture=True, check=False)
         if done.returncode != 0:
             raise ContractError(
+                "library-not-loadable",
                 f"AOTriton's library{f' for ROCm {rocm}' if rocm else ''} does not load",
                 why="\n".join((done.stdout or "").strip().splitlines()[-5:]),
                 fix=f"see the log: {workspace.log}",

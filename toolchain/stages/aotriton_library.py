@@ -218,7 +218,10 @@ def library_facts(
         path = library_in(built / "prefix" / what.prefix.lstrip("/"), major)
         if not is_inside(path, built):
             raise HostileInputError(
-                f"{built} holds a link where AOTriton's library is", why=str(path), fix="look at its sources"
+                "aotriton-library-link",
+                f"{built} holds a link where AOTriton's library is",
+                why=str(path),
+                fix="look at its sources",
             )
         linked = read_linked(path)
         rows[major] = {
@@ -237,7 +240,9 @@ def library_in(prefix: Path, major: str) -> Path:
         path for path in sorted(folder.glob("libaotriton*_v2.so*")) if path.is_file() and not path.is_symlink()
     ]
     if len(libraries) != 1:
-        raise BuildError(f"the build left no library for ROCm {major}", why=f"in {folder}", fix="see the log")
+        raise BuildError(
+            "library-missing", f"the build left no library for ROCm {major}", why=f"in {folder}", fix="see the log"
+        )
     return libraries[0]
 
 
@@ -247,6 +252,7 @@ def aotriton_source(request: Request) -> Source:
 
     if not request.glibc and request.base.image is None and not base_recipe(request.base.recipe, request.arch[0]).hip:
         raise UnsupportedError(
+            "base-without-hip",
             f"AOTriton cannot be built on {request.base}",
             why="it has no HIP with hipStreamGetDevice, which AOTriton calls",
             fix="leave --base out, for a library on an old system with headers of HIP, or use --base debian13",
@@ -256,12 +262,15 @@ def aotriton_source(request: Request) -> Source:
         commit = aotriton_release(request.aotriton, allow_unknown=True).commit
         if not commit:
             raise PinError(
+                "aotriton-commit-unknown",
                 f"the commit of AOTriton {request.aotriton} is not known",
                 fix="give --source aotriton=PATH or URL@COMMIT",
             )
         spec = SourceSpec(kind="git", where=UPSTREAM, version=commit)
     if spec is None:
-        raise PinError("no AOTriton is named", fix="give --aotriton RELEASE or --source aotriton=PATH")
+        raise PinError(
+            "aotriton-not-named", "no AOTriton is named", fix="give --aotriton RELEASE or --source aotriton=PATH"
+        )
     return request.locate("aotriton", spec)
 
 
@@ -305,6 +314,7 @@ def require_aotriton(tree: Path, release: str = "") -> Generation:
     """Check that a source is a tree of AOTriton whose kernels can be planned; return its generation."""
     if (tree / "third_party").is_dir() and not any((tree / name).exists() for name in _GENERATORS):
         raise UnsupportedError(
+            "aotriton-not-buildable",
             "this AOTriton cannot be built",
             why=f"it has none of {', '.join(_GENERATORS)}: it is older than the first release's generator",
             fix=f"take a release: {page('docs/compatibility.md')} lists those that can be built",
@@ -314,6 +324,7 @@ def require_aotriton(tree: Path, release: str = "") -> Generation:
     generation = generation_in(tree, release)
     if generation.refused:
         raise UnsupportedError(
+            "aotriton-not-buildable",
             "this AOTriton cannot be built",
             why=f"it plans its kernels as {', '.join(generation.releases)}: {generation.refused}",
             fix=f"take another release: {page('docs/compatibility.md')} lists those that can be built",

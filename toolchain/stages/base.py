@@ -140,6 +140,7 @@ def parse_packages(text: str) -> list[dict[str, str]]:
     rows = [row for row in named if row]
     if not rows:
         raise BuildError(
+            "base-packages-empty",
             "the base's package list is empty",
             why="apt-cache in the new root named no package",
             fix="run it again; if it stays, check that the mirror serves whole package lists",
@@ -189,13 +190,16 @@ def run_mmdebstrap(
 
     if workspace.request.offline:
         raise UnreachableError(
+            "offline-missing",
             f"{what} is not in the cache and --offline forbids making it",
             fix="run this once with a network, or import a bundle",
         )
     main = next((mirror for mirror in apt_mirrors() if not mirror.security), None)
     if main is None:
         raise SourceError(
-            "apt has no package mirror configured", fix="add one to /etc/apt/sources.list and apt-get update"
+            "mirrors-unknown",
+            "apt has no package mirror configured",
+            fix="add one to /etc/apt/sources.list and apt-get update",
         )
     signed = f"[signed-by={main.keyring}] " if main.keyring else ""
     process.which("mmdebstrap")
@@ -233,17 +237,20 @@ def _bootstrap_error(what: str, error: CommandError) -> BuildError | Unreachable
     output = "\n".join(error.tail)
     if match := re.search(r"(?:Temporary failure|Could not) resolv(?:ing|e) '?([^'\s]+)'?", output):
         return UnreachableError(
+            "mirror-unreachable",
             f"{what} could not be made, because the host {match[1].strip(chr(39))} could not be resolved",
             why="the packages of a base come from the distribution's mirror",
             fix="check the network, the name server, or the proxy in http_proxy",
         )
     if match := re.search(r"(?:Could not|Unable to) connect to '?([^'\s]+)", output):
         return UnreachableError(
+            "mirror-unreachable",
             f"{what} could not be made, because {match[1].rstrip(':')} does not answer",
             why="the packages of a base come from the distribution's mirror",
             fix="check the network, or the proxy in http_proxy; then run the command again",
         )
     return BuildError(
+        "base-not-made",
         f"mmdebstrap could not make {what}",
         why=error.why,
         fix="check that the mirror serves this suite, then run the command again",
@@ -254,6 +261,7 @@ def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspa
     """Make a base from the distribution's own image, which is pulled by digest; the network brings further packages."""
     if workspace.request.offline:
         raise UnreachableError(
+            "offline-missing",
             f"base {recipe.name} is not in the cache and --offline forbids making it",
             why=f"it starts from {recipe.image} and installs packages",
             fix="run this once with a network, or import a bundle",
@@ -283,7 +291,7 @@ def local_image(request: Request) -> LocalImage:
     from toolchain.oci.layout_place import resolve  # noqa: PLC0415 - the registry client, and most bases are recipes
 
     if request.base.image is None:
-        raise UnsupportedError(f"{request.base} is not a local image", fix="name one: --base oci:DIR")
+        raise UnsupportedError("base-not-local", f"{request.base} is not a local image", fix="name one: --base oci:DIR")
     layout = Layout(request.base.image.path)
     top = resolve(request.base.image)
     for image in layout.images_below(top):
@@ -292,6 +300,7 @@ def local_image(request: Request) -> LocalImage:
             manifest = layout.read_json(image)
             return LocalImage(root=layout.root, digest=image.digest, manifest=manifest, media_type=image.media_type)
     raise UnsupportedError(
+        "base-not-for-architecture",
         f"{request.base} holds no image for {request.arch[0]}",
         fix=f"name an image for {request.arch[0]}, or choose another --arch",
     )
@@ -316,6 +325,7 @@ def _take_local(planned: Planned, image: LocalImage, workspace: Workspace) -> Bu
     content = layout.blob(image.digest).read_bytes()
     if sha256_bytes(content) != image.digest:
         raise SourceError(
+            "base-image-damaged",
             f"{workspace.request.base} is damaged",
             why=f"its manifest is not {image.digest}",
             fix="make or copy that image again",
@@ -376,6 +386,7 @@ def _require_arch(recipe: BaseRecipe, layout: Layout, manifest: Descriptor) -> N
     platform = platform_of(layout.read_json(config))
     if platform.arch != recipe.arch:
         raise UnsupportedError(
+            "base-image-platform",
             f"the image that base {recipe.name} starts from is for {platform}",
             why=f"{recipe.image} is what {DATA} names for {recipe.arch}",
             fix=f"name the image for {recipe.arch} there",

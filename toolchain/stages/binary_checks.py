@@ -38,6 +38,7 @@ def check_stub(path: Path, stub: Stub) -> None:
     nodes = {node for node, _ in stub.nodes}
     faults += [f"no row names {name}" for name in sorted(library.exports.keys() - stub.symbols.keys() - nodes)]
     _refuse(
+        "hip-stub-wrong",
         faults,
         f"the library to link with {stub.soname} is not what toolchain/data/hip.toml says",
         fix="see the log, and build it again; report it if it stays",
@@ -81,6 +82,7 @@ def check_linked(path: Path, stubs: Mapping[str, Stub], *, soname: str, floor: F
             f"it asks for GLIBC_{glibc} and GLIBCXX_{glibcxx}; {floor.system} has {floor.glibc} and {floor.glibcxx}"
         )
     _refuse(
+        "library-unfit",
         faults,
         f"{path.name} does not serve {floor.system} with {soname}",
         fix="see in the log what of the base was linked; a new HIP function needs a row in toolchain/data/hip.toml",
@@ -119,6 +121,7 @@ def check_codegen(library: Path, *, revision: str, exports: Sequence[str], arch:
     if inside - {revision} or f"{revision}\0".encode() not in content:
         faults.append(f"its revision is {' and '.join(sorted(inside)) or 'unknown'}, the pin is {revision}")
     _refuse(
+        "codegen-library-wrong",
         faults,
         f"{library.name} is not the library that Triton pins",
         fix="see in the log what was linked, and build it again from this Triton and the LLVM that it pins",
@@ -172,6 +175,7 @@ def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str,
     if not binaries:
         faults.append("there is no program or library in it")
     _refuse(
+        "wheel-contents-wrong",
         faults,
         f"{wheel.name} is not the wheel that it should be",
         fix="see the log: the wheel has files of the base or of another Python",
@@ -199,6 +203,7 @@ def check_carried(wheel: Path, libraries: Mapping[str, str]) -> None:
             if digest != wanted:
                 faults.append(f"{path}: {digest}, built was {wanted}")
     _refuse(
+        "wheel-lacks-libraries",
         faults,
         f"{wheel.name} does not carry the libraries that were built for it",
         fix="see the log: something fetched or built another one, or Triton's build did not take it",
@@ -226,6 +231,6 @@ def _dotted(version: Sequence[int]) -> str:
     return ".".join(map(str, version))
 
 
-def _refuse(faults: Sequence[str], what: str, *, fix: str) -> None:
+def _refuse(id: str, faults: Sequence[str], what: str, *, fix: str) -> None:
     if faults:
-        raise ContractError(what, why="\n".join(faults[:_SHOWN]), fix=fix)
+        raise ContractError(id, what, why="\n".join(faults[:_SHOWN]), fix=fix)

@@ -92,6 +92,7 @@ class CodegenLibraryStage:
         intake, findings = take_in("triton", files, request)
         if findings:
             raise PolicyError(
+                "prebuilt-in-library",
                 f"the files of Triton that {rule.library} is built from hold prebuilt ones",
                 why=", ".join(finding.file for finding in findings),
                 fix="this library is only built from source",
@@ -113,7 +114,7 @@ class CodegenLibraryStage:
         )
         library = out / rule.library
         if not library.is_file():
-            raise BuildError(f"building {rule.library} left no such file", fix="see the log")
+            raise BuildError("library-missing", f"building {rule.library} left no such file", fix="see the log")
         facts = check_codegen(
             library, revision=revision, exports=exported_by(out / rule.exports), arch=arch, glibc=request.glibc
         )
@@ -162,6 +163,7 @@ def read_files(tree: Path, rule: Codegen, *, patched: bool = False) -> list[str]
         inside = [path] if path.is_file() else [file for file in path.rglob("*") if not file.is_dir()]
         if not inside and not patched:
             raise SourceError(
+                "codegen-source-missing",
                 f"this Triton has no {name}, which {rule.library} is built from",
                 why=f"its {rule.pin_file} says that it takes this library",
                 fix="give a whole checkout; for a Triton whose project moved, correct toolchain/data/codegen.toml",
@@ -169,6 +171,7 @@ def read_files(tree: Path, rule: Codegen, *, patched: bool = False) -> list[str]
         names |= {file.relative_to(tree).as_posix() for file in inside}
     if links := [name for name in sorted(names) if (tree / name).is_symlink() or not (tree / name).is_file()]:
         raise SourceError(
+            "codegen-source-link",
             f"{links[0]} of this Triton is not a plain file",
             why=f"{rule.library} is built from it",
             fix="give a checkout that has the file itself",
@@ -237,9 +240,12 @@ def _answer(workspace: Workspace, image: str, rule: Codegen, revision: str) -> s
     last = (done.stdout.strip().splitlines() or [""])[-1]
     answer = last.removeprefix("answers ") if done.returncode == 0 and last.startswith("answers ") else ""
     if not answer:
-        raise ContractError(f"{rule.library} does not load", why="\n".join(done.tail[-10:]), fix="see the log")
+        raise ContractError(
+            "library-not-loadable", f"{rule.library} does not load", why="\n".join(done.tail[-10:]), fix="see the log"
+        )
     if answer != revision:
         raise ContractError(
+            "codegen-revision-differs",
             f"{rule.library} reports a different revision from the one it was built for",
             why=f"{rule.answers}() returns {answer}, expected was {revision}",
             fix=f"see how {rule.project} takes {rule.revision}",
@@ -258,6 +264,7 @@ def exported_by(script: Path) -> tuple[str, ...]:
         match = None
     if match is None:
         raise ContractError(
+            "codegen-version-script",
             f"building the library left no version script {script.name} of the form that is known",
             why="it names the symbols that are global, each by its whole name, and keeps all others local",
             fix="see whether Triton's project writes it otherwise now: toolchain/data/codegen.toml names it",

@@ -128,6 +128,7 @@ def require_portable(name: str, request: Request) -> Codegen:
     rule = next(rule for rule in codegens() if name in {rule.llvm, rule.stage})
     if not request.glibc:
         raise UnsupportedError(
+            "stage-not-for-base",
             f"{rule.llvm} and {rule.stage} are not built for a base",
             why="they are compiled against an old system, so that one of each serves every later one",
             fix="leave --base out",
@@ -191,6 +192,7 @@ def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[st
         if pins.get(target) != planned.get(target)
     )
     raise PinError(
+        "plan-outdated",
         "the LLVMs for GPUs in this Triton's tree are not the planned ones",
         why=differing,
         fix="run the command again: the plan then reads the tree, which is here now",
@@ -204,6 +206,7 @@ def rules_of(request: Request) -> tuple[Codegen, ...]:
         rule = codegen_of(pin.target)
         if rule is None:
             raise UnsupportedError(
+                "unknown-codegen",
                 f"this Triton has a separate LLVM for {pin.target}, and the tool has no rule for it",
                 why=pin.source,
                 fix="take an older Triton, or add its table to toolchain/data/codegen.toml",
@@ -218,6 +221,7 @@ def pin_of(rule: Codegen, request: Request) -> CodegenPin:
         if pin.target == rule.target:
             return pin
     raise UnsupportedError(
+        "triton-without-codegen",
         f"this Triton takes no separate LLVM for {rule.target}",
         why=f"it has no {rule.pin_file}, and makes that code with the LLVM that it links",
         fix=f"name a Triton that has one: --triton 3.9.0; or an LLVM to try: --source {rule.llvm}=...",
@@ -254,6 +258,7 @@ def refuse_unused(request: Request, rules: tuple[Codegen, ...]) -> None:
     for rule in codegens():
         if rule.llvm in request.sources and rule not in rules:
             raise ConfigError(
+                "source-unused",
                 f"--source {rule.llvm}={request.sources[rule.llvm]} is not used by this Triton",
                 why=f"it has no {rule.pin_file}: it makes code for {rule.target} with the LLVM that it links",
                 fix=f"leave it out, or name a Triton that has one; alone it is built by: toolchain build {rule.llvm}",

@@ -203,6 +203,7 @@ def _failed(prefix: str, failed: Sequence[Check], log: Path) -> ContractError:
     names = ", ".join(check.name for check in failed)
     advice = [f"{check.name}: {_FIXES.get(check.name, 'read the log')}" for check in causes]
     return ContractError(
+        "llvm-contract-failed",
         f"the LLVM in {prefix} does not hold what its consumer needs: {names}",
         why="\n".join(f"{check.name}: {check.detail}" for check in causes),
         fix="\n".join([*dict.fromkeys(advice), f"full log: {log}"]),
@@ -211,6 +212,7 @@ def _failed(prefix: str, failed: Sequence[Check], log: Path) -> ContractError:
 
 def _unfinished(prefix: str, returncode: int, tail: Sequence[str], log: Path) -> ContractError:
     return ContractError(
+        "contract-unfinished",
         f"the contract check of {prefix} did not finish (exit code {returncode})",
         why="\n".join(tail[-10:]),
         fix=f"see that the image has a shell, CMake and a compiler; full log: {log}",

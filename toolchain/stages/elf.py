@@ -56,7 +56,7 @@ def read_linked(path: Path) -> Linked:
         raise _damaged(path.name, "it cannot be read") from error
     linked = linked_of(path.name, content)
     if not linked.dynamic:
-        raise ContractError(f"{path.name} is not a shared library", fix="see the log, and build it again")
+        raise ContractError("not-an-elf", f"{path.name} is not a shared library", fix="see the log, and build it again")
     return linked
 
 
@@ -88,7 +88,9 @@ def linked_of(name: str, content: bytes) -> Linked:
 
 
 def _damaged(name: str, why: str) -> ContractError:
-    return ContractError(f"{name} is not a complete ELF file", why=why, fix="see the log, and build it again")
+    return ContractError(
+        "not-an-elf", f"{name} is not a complete ELF file", why=why, fix="see the log, and build it again"
+    )
 
 
 def _symbols(elf: ELFFile, symbols: SymbolTableSection) -> Iterator[tuple[str, bool, tuple[str, str]]]:

@@ -127,6 +127,7 @@ def hip_stage(_: str, request: Request) -> HipStage | None:
         return HipStage()
     if request.rocm:
         raise UnsupportedError(
+            "rocm-with-base",
             f"--rocm and --base {request.base} name two libraries",
             why="on a named base AOTriton's library is linked with the HIP that is in it",
             fix="leave one of them out",
@@ -174,12 +175,14 @@ def check_headers(tree: Path, row: Headers) -> Path:
     folder, given = headers_in(tree), f"--source {row.name}="
     if folder is None:
         raise SourceError(
+            "hip-headers-missing",
             f"the source {row.name} holds no headers of HIP",
             why=f"none of {', '.join(f'{name}/hip_version.h' for name in _WHERE)} is there",
             fix=f"{given}PATH: ROCm's include folder, or third_party/amd/backend/include of a Triton",
         )
     if missing := [name for name in _NEEDS if not (folder / name).exists()]:
         raise SourceError(
+            "hip-headers-missing",
             f"the headers of the source {row.name} are not whole",
             why=f"{', '.join(missing)} is missing in {folder.relative_to(tree)}",
             fix=f"{given}PATH of all of HIP's headers, or leave it out",
@@ -187,6 +190,7 @@ def check_headers(tree: Path, row: Headers) -> Path:
     version = version_in(folder)
     if int(version.partition(".")[0]) not in row.hip:
         raise UnsupportedError(
+            "hip-version-unfit",
             f"the source {row.name} is HIP {version}",
             why=f"it must be HIP {' or '.join(map(str, row.hip))}: objects compiled with another are for another ROCm",
             fix=f"{given}PATH of such headers, or leave it out",
@@ -195,6 +199,7 @@ def check_headers(tree: Path, row: Headers) -> Path:
     wanted = [name for stub in stubs_of([str(row.hip[0])])[:1] for name in stub.symbols]
     if missing := [name for name in wanted if not re.search(rf"\b{name}\b", text)]:
         raise UnsupportedError(
+            "hip-version-unfit",
             f"the HIP {version} of the source {row.name} has no {', '.join(missing)}",
             why="AOTriton's library calls it",
             fix=f"{given}PATH of a newer HIP, or leave it out for the distribution's package",
@@ -208,7 +213,9 @@ def version_in(folder: Path) -> str:
     parts = [re.search(rf"#define HIP_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     if not all(parts):
         raise SourceError(
-            f"{folder.name}/hip_version.h names no version", fix="give the headers as an installed HIP has them"
+            "hip-headers-missing",
+            f"{folder.name}/hip_version.h names no version",
+            fix="give the headers as an installed HIP has them",
         )
     return ".".join(part[1] for part in parts if part)
 
@@ -241,7 +248,9 @@ def _content(path: Path, into: Path, workspace: Workspace) -> Path:
         return path
     if path.suffix != ".deb":
         raise SourceError(
-            f"{path.name} is neither a folder nor a Debian package", fix="give a folder that holds HIP's headers"
+            "hip-headers-missing",
+            f"{path.name} is neither a folder nor a Debian package",
+            fix="give a folder that holds HIP's headers",
         )
     emptied(into)
     process.which("dpkg-deb")
@@ -260,6 +269,7 @@ def _take_lzma(content: Path, into: Path) -> None:
             copy_tree(root / "lzma", into / "include" / "lzma")
             return
     raise SourceError(
+        "liblzma-headers-missing",
         "the source liblzma holds no lzma.h",
         fix="--source liblzma=PATH of a folder with lzma.h and lzma/, or leave it out",
     )

@@ -57,6 +57,7 @@ def llvm_pin(request: Request) -> LlvmPin:
     if spec.kind == "git":
         return triton_release(spec.version).pin
     raise PinError(
+        "llvm-pin-unfetched",
         f"which LLVM the Triton of --source triton={spec} pins is not known without fetching it",
         why="only the pins of releases and of a few commits are on record",
         fix="give a checkout: --source triton=PATH; or name its LLVM: --source llvm=URL@COMMIT",

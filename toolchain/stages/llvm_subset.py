@@ -101,4 +101,6 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
             native=(), disk=3_000_000_000,
         )  # fmt: skip
     known = ", ".join((TABLEGEN, MLIR_TBLGEN, SUPPORT))
-    raise UnsupportedError(f"no such part of LLVM: {only!r}", fix=f"--only with one of {known}, or without for all")
+    raise UnsupportedError(
+        "unknown-llvm-part", f"no such part of LLVM: {only!r}", fix=f"--only with one of {known}, or without for all"
+    )

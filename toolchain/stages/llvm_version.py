@@ -25,6 +25,7 @@ def version_of_tree(tree: Path) -> str:
         if len(numbers) == 3:
             return f"{numbers['MAJOR']}.{numbers['MINOR']}.{numbers['PATCH']}"
     raise SourceError(
+        "llvm-version-unknown",
         "this LLVM source does not name its version",
         why=f"neither {' nor '.join(_FILES)} sets LLVM_VERSION_MAJOR, _MINOR and _PATCH",
         fix="give the top folder of a whole llvm-project, cmake/ included",

@@ -163,12 +163,14 @@ def take_in(
     odd = sorted(name for name in (*dropped, *replaced) if set(name) & set(_ODD))
     if odd:
         raise PolicyError(
+            "prebuilt-names-unsafe",
             f"the source {source} holds prebuilt files whose names cannot be passed on",
             why=", ".join(map(repr, odd)),
             fix=f"remove them by --patch {source}=FILE",
         )
     if unknown:
         raise PolicyError(
+            "prebuilt-not-allowed",
             f"the source {source} holds {len(unknown)} prebuilt file{'s' if len(unknown) > 1 else ''}",
             why="\n".join(_described(finding, _row_of(finding.file, rows)) for finding in unknown[:_LISTED])
             + (f"\n… and {len(unknown) - _LISTED} more" if len(unknown) > _LISTED else ""),
@@ -177,6 +179,7 @@ def take_in(
         )
     if whole and dropped:
         raise PolicyError(
+            "prebuilt-not-droppable",
             f"prebuilt files of {source} cannot be left out",
             why=", ".join(sorted(dropped)),
             fix=f"leave --drop-binary out; --allow-binary NAME lets them in, --patch {source}=FILE removes them",

@@ -53,6 +53,7 @@ def refined(details: TritonDetails, tree: Path) -> TritonDetails:
     bound = bindings_of(tree)
     if bound.project != details.bindings.project:
         raise PinError(
+            "plan-outdated",
             f"this Triton is bound by {bound.project}, which was not planned",
             fix="run the command again: the plan then reads the tree, which is here now",
         )
@@ -83,6 +84,7 @@ def stands_on(request: Request) -> tuple[str, ...]:
     refuse_unused(request, rules)
     if rules and not request.glibc:
         raise UnsupportedError(
+            "stage-not-for-base",
             f"a Triton with a separate LLVM for {', '.join(rule.target for rule in rules)} is not built for a base",
             why="its libraries are compiled against an old system, on a portable LLVM",
             fix="leave --base out",

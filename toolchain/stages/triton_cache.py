@@ -194,7 +194,10 @@ def requested_calls(request: Request) -> TritonCacheDetails:
     """Return the calls that a request names."""
     if len(request.wheels) > 1:
         raise UnsupportedError(
-            "a cache is of one wheel", why=f"--wheel names {', '.join(request.wheels)}", fix="build one for each"
+            "several-wheels",
+            "a cache is of one wheel",
+            why=f"--wheel names {', '.join(request.wheels)}",
+            fix="build one for each",
         )
     table = calls_of(_wheel(request))
     if request.calls is not None:
@@ -271,6 +274,7 @@ def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
     bad = [outcome for outcome in outcomes if not outcome.done and not outcome.refused]
     if bad and not keep_going:
         raise KernelError(
+            "kernels-failed",
             f"{len(bad)} of {len(outcomes)} calls did not compile",
             why=_reasons(bad),
             fix="`kernels run triton-cache`: --keep-going leaves them out, --kernel-timeout SECONDS gives them longer",
@@ -281,7 +285,9 @@ def _require_any(outcomes: Sequence[Outcome]) -> None:
     """Raise UnsupportedError if the wheel refused all calls: it has nothing for these GPUs."""
     if not any(outcome.done for outcome in outcomes):
         why = _reasons(outcomes)
-        raise UnsupportedError("the wheel refuses every call", why=why, fix="name other GPUs (--gpu)")
+        raise UnsupportedError(
+            "wheel-refuses-calls", "the wheel refuses every call", why=why, fix="name other GPUs (--gpu)"
+        )
 
 
 def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:
@@ -327,6 +333,7 @@ def _check_hits(
             if done.returncode != 0 or not all(kernel["hit"] for kernel in seen) or len(seen) < wanted:
                 missed = ", ".join(sorted({str(kernel["name"]) for kernel in seen if not kernel["hit"]}))
                 raise ContractError(
+                    "cache-not-served",
                     f"the cache does not serve {gpu} in a fresh container",
                     why=f"compiled again: {missed}" if missed else "\n".join(done.tail),
                     fix="see the log",

@@ -43,6 +43,7 @@ def check_edits(request: Request) -> None:
     missed = [path for path in with_edits(request, _SOURCE).get(_SOURCE, ()) if path not in known]
     if missed:
         raise PinError(
+            "plan-outdated",
             f"this Triton takes edits on {request.sources['llvm']}, and was planned without them",
             why=f"its release was unknown before the fetch; the next plan applies {missed[0].name}",
             fix="run the command again",

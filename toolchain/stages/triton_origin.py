@@ -48,6 +48,7 @@ def triton_spec(request: Request) -> SourceSpec:
         raise older_than_backends(f"{row.title} cannot be built here")
     if not row.commit and not row.tag:
         raise PinError(
+            "triton-source-unknown",
             f"unknown source of Triton {row.version}",
             why="upstream has no such release; only its LLVM is on record",
             fix="give --source triton=PATH or URL@COMMIT",

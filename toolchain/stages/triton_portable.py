@@ -142,6 +142,7 @@ def _own_among(request: Request, versions: Sequence[str]) -> str:
     own = own_python(request)
     if own not in versions:
         raise UnsupportedError(
+            "python-left-out",
             f"--python {','.join(versions)} leaves out Python {own}",
             why=f"the image of base {request.base} and the wheel runs that one",
             fix=f"--python {','.join([*versions, own])}; most objects are compiled once for all versions",
@@ -156,6 +157,7 @@ def check_pythons(versions: Sequence[str], tree: Path, name: str) -> None:
         check_range(version, requires, name=f"Triton {name}")
     if "3.9" in versions and "importlib-metadata" in setup_text(tree):
         raise UnsupportedError(
+            "python-not-built",
             f"no wheel of Triton {name} is built for CPython 3.9",
             why="it imports importlib-metadata there, and Debian 11's version is too old to try the wheel with",
             fix="leave 3.9 out of --python",

@@ -16,12 +16,17 @@ def lit_totals(path: Path) -> dict[str, Any]:
         cases = list(ET.parse(path).getroot().iter("testcase"))  # noqa: S314 - written by our own build
     except ET.ParseError as error:
         raise BuildError(
+            "lit-report-unusable",
             f"{path.name} is not a JUnit file",
             why="it is not well-formed XML",
             fix="see the log; --no-contract leaves these tests out",
         ) from error
     if not cases:
-        raise BuildError(f"{path.name} has no test: lit ran none", fix="see the log; --no-contract leaves them out")
+        raise BuildError(
+            "lit-report-unusable",
+            f"{path.name} has no test: lit ran none",
+            fix="see the log; --no-contract leaves them out",
+        )
     failures, skipped = {}, {}
     for case in cases:
         name = f"{case.get('classname', '')}/{case.get('name', '')}"
@@ -52,5 +57,9 @@ def lit(out: Path, *, required: bool) -> dict[str, Any]:
     """Return the totals by Python version."""
     totals = {path.stem.removeprefix("lit-"): lit_totals(path) for path in sorted(out.glob("lit-*.xml"))}
     if required and not totals:
-        raise BuildError("upstream's lit tests left no report", fix="see the log; --no-contract leaves them out")
+        raise BuildError(
+            "lit-report-unusable",
+            "upstream's lit tests left no report",
+            fix="see the log; --no-contract leaves them out",
+        )
     return totals

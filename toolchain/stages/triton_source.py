@@ -51,6 +51,7 @@ class TritonSourceStage:
         details = TritonDetails.of(request, dependencies, request.pythons)
         if details.bindings.project != "pybind11":
             raise UnsupportedError(
+                "stage-not-for-base",
                 f"a Triton that is bound by {details.bindings.project} is not built for a base",
                 why="its wheel is only built by the portable recipe",
                 fix="leave --base out",
@@ -82,6 +83,7 @@ def _check_pythons(request: Request) -> None:
     own = own_python(request)
     if absent := [version for version in versions_of(request) if version != own]:
         raise UnsupportedError(
+            "python-not-in-base",
             f"base {request.base} has no Python {', '.join(absent)}",
             why=f"a wheel that is bound to a base is for the base's own Python, {own}",
             fix=f"--python {own}; or leave --base out: the portable wheels are for each Python that is named",
@@ -109,6 +111,7 @@ def plan_from_source(
         check_no_download(tree, details.rules)
     if dependencies["llvm"].partial:
         raise ContractError(
+            "llvm-layer-unfit",
             f"Triton cannot be built on {dependencies['llvm'].image}",
             why=f"that layer holds {dependencies['llvm'].partial}",
             fix="leave out --only, or take a wheel of the index: --source triton=pypi:VERSION",
@@ -217,7 +220,7 @@ def wheels_in(out: Path) -> list[Path]:
     """Return the wheels that a recipe left."""
     wheels = sorted((out / "wheel").glob("*.whl"))
     if not wheels:
-        raise BuildError("Triton's build left no wheel", fix="see the log")
+        raise BuildError("wheel-not-built", "Triton's build left no wheel", fix="see the log")
     return wheels
 
 
@@ -310,9 +313,10 @@ def run_contract(
         why = "\n".join(done.tail[-40:])
         missing = re.search(r"undefined symbol: (\S+)", why)
         fix = f"its library asks for {missing[1]}, which nothing beside it has" if missing else ""
-        raise ContractError(dead, why=why, fix=fix) from None
+        raise ContractError("triton-check-failed", dead, why=why, fix=fix) from None
     if done.returncode != 0 or result["failed"]:
         raise ContractError(
+            "triton-check-failed",
             f"{name} does not compile for " + ", ".join(sorted(result["failed"])),
             why="\n".join(f"{gpu}: {why}" for gpu, why in sorted(result["failed"].items())),
             fix="see the log; it may not fit the LLVM it was built with",
@@ -331,6 +335,7 @@ def for_python(wheels: Sequence[Path], version: str) -> Path:
         if tag in wheel.name or (stable and int(stable[1]) <= minor):
             return wheel
     raise BuildError(
+        "wheel-not-built",
         f"no wheel was built for the base's own Python {version}",
         why="the image of base and wheel runs that one; there are " + ", ".join(wheel.name for wheel in wheels),
         fix=f"add {version} to --python",

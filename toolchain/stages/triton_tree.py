@@ -50,9 +50,14 @@ def setup_text(tree: Path) -> str:
 def require_tree(tree: Path, name: str) -> None:
     """Require a source tree of Triton that can be built: its setup.py, and both of its backends."""
     if tree.is_file():
-        raise SourceError(f"{name} is not a source tree of Triton", fix="give a folder, a tar archive or a commit")
+        raise SourceError(
+            "not-a-source-tree",
+            f"{name} is not a source tree of Triton",
+            fix="give a folder, a tar archive or a commit",
+        )
     if not any((tree / setup).is_file() for setup in _SETUPS):
         raise SourceError(
+            "source-incomplete",
             f"the source tree of Triton has no setup.py: {name}",
             why=f"looked for {' and '.join(_SETUPS)}",
             fix="give the top folder of a complete checkout or archive",
@@ -63,6 +68,7 @@ def require_tree(tree: Path, name: str) -> None:
     read = [*_BACKENDS, *(folder for folder in submodules_of(tree) if f"add_subdirectory({folder}" in cmake)]
     if empty := [folder for folder in read if _is_empty(tree, folder)]:
         raise SourceError(
+            "submodules-missing",
             f"submodules of this Triton are not checked out: {', '.join(dict.fromkeys(empty))}",
             why="their folders are empty or missing, and Triton's build reads them",
             fix="check them out: git submodule update --init",
@@ -78,6 +84,7 @@ def require_backends(tree: Path) -> None:
 def older_than_backends(what: str) -> UnsupportedError:
     """Return the error for a Triton from before its two backends."""
     return UnsupportedError(
+        "triton-too-old",
         what,
         why="it is older than the two backends: the recipes build the AMD and the NVIDIA backend, which are in Triton's"
         " tree since January 2024",
@@ -99,6 +106,7 @@ def check_setup(tree: Path) -> None:
     if unknown := sorted(named - _SERVED):
         packages = ", ".join(name.removesuffix("_SYSPATH").lower() for name in unknown)
         raise SourceError(
+            "build-would-download",
             f"building this Triton would download {packages}",
             why=f"its setup.py takes that from {', '.join(unknown)}, which no recipe here sets",
             fix="take a Triton from before that; containerfiles/triton/setup.sh holds what is set",
@@ -175,6 +183,7 @@ def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
         lacking = [name for name in (rule.variable, "TRITON_OFFLINE_BUILD") if name not in text]
         if lacking:
             raise SourceError(
+                "build-would-download",
                 f"building this Triton would download {rule.library}",
                 why=f"its {rule.pin_file} names one, and none of {', '.join(files)} knows {' and '.join(lacking)}",
                 fix="take another Triton, or correct its row in toolchain/data/codegen.toml",
@@ -237,11 +246,21 @@ def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
     fix = "leave one of them out; a tree alone is built as it is, with its own LLVM pin"
     if not rows:
         what = "its commit" if is_commit(wanted) else "its version or its LLVM"
-        raise PinError(f"nothing shows that {name} is Triton {wanted}", why=f"nothing in it tells {what}", fix=fix)
+        raise PinError(
+            "triton-version-unproved",
+            f"nothing shows that {name} is Triton {wanted}",
+            why=f"nothing in it tells {what}",
+            fix=fix,
+        )
     for actual, expected, what in rows:
         if actual != expected:
             why = f"{what} there is {actual}; that of Triton {wanted} is {expected}"
-            raise PinError(f"--triton {wanted} and {name} refer to different Triton versions", why=why, fix=fix)
+            raise PinError(
+                "triton-version-differs",
+                f"--triton {wanted} and {name} refer to different Triton versions",
+                why=why,
+                fix=fix,
+            )
 
 
 def _facts(tree: Path, wanted: str, *, llvm: bool) -> list[tuple[str, str, str]]:
@@ -269,6 +288,7 @@ def _check_generation(tree: Path, llvm: Source) -> None:
     if not own - 1 <= there <= own + 1:
         how = "old" if there < own else "new"
         raise UnsupportedError(
+            "llvm-unfit",
             f"{llvm.ref} is too {how} for this Triton: LLVM {there}, not {own - 1} or {own}",
             why=f"the tree calls itself Triton {version}, which is written for an LLVM between these releases",
             fix=f"use LLVM {own - 1} or {own}, or another Triton",
@@ -290,6 +310,7 @@ def check_tree(tree: Path, request: Request, llvm: Source) -> None:
     if pin.commit != llvm.version:
         file = Path(pin.origin).relative_to(tree)
         raise PinError(
+            "pin-differs",
             "this Triton does not pin the LLVM that is on record for it",
             why=f"its {file} says {pin.commit}, and the plan has {llvm.version}",
             fix=f"build it on its own pin: --source llvm={of_github(pin.repository, pin.commit)}",

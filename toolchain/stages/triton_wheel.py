@@ -31,6 +31,7 @@ class TritonWheelStage:
         source = wheel_source(request)
         if patches := request.patches.get("triton"):
             raise ConfigError(
+                "patch-without-source",
                 f"--patch triton={patches[0]} has nothing to patch",
                 why="Triton comes as the wheel of the index; only its source can be patched",
                 fix="name a source too: --source triton=PATH or URL@COMMIT",
@@ -65,6 +66,7 @@ def wheel_source(request: Request) -> Source:
     source = request.locate("triton", spec)
     if source.kind != "pypi":
         raise UnsupportedError(
+            "not-a-wheel-of-index",
             f"--source triton={spec} is not a wheel of the Python index",
             why="no row of toolchain/data/pypi.toml has its digest" if spec.wheel else "",
             fix="name one: --source triton=pypi:VERSION",
@@ -81,6 +83,7 @@ def _check_python(request: Request, source: Source) -> None:
     if numbers(has) == numbers(wanted) or (later and numbers(has) > numbers(wanted)):
         return
     raise UnsupportedError(
+        "wheel-other-python",
         f"{file} is for CPython {wanted}{' and later' if later else ''}, and base {request.base} has {has}",
         fix="use another base, or build it from source: --triton VERSION",
     )

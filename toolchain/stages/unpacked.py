@@ -169,6 +169,7 @@ def _of_base(base: BaseRef, arch: str) -> System:
     here = this_machine()
     if base.image is not None:
         raise UnsupportedError(
+            "base-not-for-architecture",
             f"nothing is built for {arch} on the local image {base}",
             why=f"a build for {arch} on a machine for {here} needs that system's headers and libraries for {arch}",
             fix=f"name a base that is made from packages, such as debian13, or build on a machine for {arch}",
@@ -176,6 +177,7 @@ def _of_base(base: BaseRef, arch: str) -> System:
     recipe = base_recipe(base.recipe, arch)
     if not recipe.sysroot:
         raise UnsupportedError(
+            "base-not-for-architecture",
             f"nothing is built for {arch} on base {recipe.name}",
             why=f"its recipe names no packages to compile against on a machine for {here}",
             fix=f"use --base debian13, or build on a machine for {arch}",
@@ -206,6 +208,7 @@ def torch_of(request: Request) -> Unpacked:
     """Return the PyTorch for the request's base."""
     if request.base.image is not None:
         raise UnsupportedError(
+            "base-without-pytorch",
             f"no PyTorch is known for the local image {request.base}",
             why="it is unpacked from the packages of the suite that a base is made of",
             fix="use --base debian13",
@@ -272,7 +275,9 @@ def own_python(request: Request) -> str:
     """Return the Python that the base has: `3.13`."""
     if request.base.image is not None:
         raise PinError(
-            f"the Python of {request.base} is unknown before it runs", fix="name the versions: --python 3.13"
+            "base-python-unknown",
+            f"the Python of {request.base} is unknown before it runs",
+            fix="name the versions: --python 3.13",
         )
     return ".".join(base_recipe(request.base.recipe).tools["python"].split(".")[:2])
 

@@ -102,7 +102,9 @@ class WheelStage:
             raise _failure(self.name, *map(str, failed))
         wheels = sorted((out / "wheel").glob("*.whl"))
         if len(wheels) != 1:
-            raise BuildError(f"the build of {self.name} left {len(wheels)} wheels", fix="see the log")
+            raise BuildError(
+                "wheel-not-built", f"the build of {self.name} left {len(wheels)} wheels", fix="see the log"
+            )
         content = check_content(row, wheels[0])
         tree = emptied(workspace.work() / "tree")
         unzip(wheels[0], tree / SITE.lstrip("/"))
@@ -218,9 +220,12 @@ def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[s
         try:
             result: dict[str, Any] = strict_json.read((done.stdout.strip().splitlines() or [""])[-1])
         except ValueError:
-            raise ContractError("nothing imports in the image", why="\n".join(done.tail), fix="see the log") from None
+            raise ContractError(
+                "wheel-not-importable", "nothing imports in the image", why="\n".join(done.tail), fix="see the log"
+            ) from None
         if wrong := [name for name in wanted if name in result["failed"]]:
             raise ContractError(
+                "wheel-not-importable",
                 f"{wrong[0]} does not import in its image",
                 why="\n".join(f"{name}: {result['failed'][name]}" for name in wrong),
                 fix="see that `run` of its row in data/wheels.toml has the variables that it needs",
@@ -260,6 +265,7 @@ def require_needs(row: WheelRow, tree: Path, ref: str) -> None:
     """Check that a source has the files that the recipe of its wheel needs."""
     if missing := [name for name in row.needs if not (tree / name).exists()]:
         raise SourceError(
+            "source-incomplete",
             f"the source of {row.name} has no {missing[0]}",
             why=f"the recipe is for a source with that file, and {ref} is another one",
             fix=f"give a whole checkout: --source {row.name}=PATH or URL@COMMIT",
@@ -290,6 +296,7 @@ def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
         wrong.append(f"it holds {', '.join(tops)}, expected was {', '.join(row.packages)}")
     if wrong:
         raise ContractError(
+            "wheel-row-mismatch",
             f"{wheel.name} is not the wheel that its row expects",
             why="\n".join(wrong),
             fix=f"correct [wheels.{row.name}] in data/wheels.toml for this source",
@@ -304,4 +311,4 @@ def elsewhere(findings: Sequence[Finding], folders: Sequence[str]) -> list[Findi
 
 def _failure(name: str, kind: str, what: str, why: str) -> ToolchainError:
     error, fix = _FAILURES[kind]
-    return error(f"{name}: {what}", why=why, fix=fix)
+    return error("wheel-build-refused", f"{name}: {what}", why=why, fix=fix)

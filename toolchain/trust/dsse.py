@@ -69,7 +69,9 @@ def from_bundle(content: bytes) -> Envelope:
     try:
         value = strict_json.read(content, "the bundle", keys=BUNDLE)["dsseEnvelope"]
     except (ValueError, KeyError, TypeError) as error:
-        raise UntrustedError("what is attached is not a bundle with an envelope", why=_reason(error)) from error
+        raise UntrustedError(
+            "not-a-sigstore-bundle", "what is attached is not a bundle with an envelope", why=_reason(error)
+        ) from error
     return _envelope(value)
 
 
@@ -78,7 +80,9 @@ def read(content: bytes) -> Envelope:
     try:
         value = strict_json.read(content, "the envelope", keys=_ENVELOPE)
     except ValueError as error:
-        raise UntrustedError("what is attached is not a signed envelope", why=_reason(error)) from error
+        raise UntrustedError(
+            "envelope-malformed", "what is attached is not a signed envelope", why=_reason(error)
+        ) from error
     return _envelope(value)
 
 
@@ -97,10 +101,14 @@ def _envelope(value: Any) -> Envelope:
             ),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UntrustedError("what is attached is not a signed envelope", why=type(error).__name__) from error
+        raise UntrustedError(
+            "envelope-malformed", "what is attached is not a signed envelope", why=type(error).__name__
+        ) from error
     if len(envelope.signatures) > MOST_SIGNATURES:
         # Each costs a look at the whole payload, and anybody may attach an envelope.
-        raise UntrustedError(f"an attached envelope has more than {MOST_SIGNATURES} signatures")
+        raise UntrustedError(
+            "envelope-too-many-signatures", f"an attached envelope has more than {MOST_SIGNATURES} signatures"
+        )
     if not envelope.signatures:
-        raise UntrustedError("an attached envelope has no signature")
+        raise UntrustedError("envelope-unsigned", "an attached envelope has no signature")
     return envelope

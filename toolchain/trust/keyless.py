@@ -79,12 +79,16 @@ class Identity:
                 Bundle.from_json(content), Demand(identity=self.name, issuer=self.issuer)
             )
         except Error as error:
-            raise UntrustedError("a bundle is not signed by this identity", why=_short(error)) from error
+            raise UntrustedError(
+                "identity-mismatch", "a bundle is not signed by this identity", why=_short(error)
+            ) from error
         except DocumentError as error:
-            raise UntrustedError("what is attached is not a bundle", why=error.what) from error
+            raise UntrustedError("not-a-sigstore-bundle", "what is attached is not a bundle", why=error.what) from error
         except Exception as error:
             # Untrusted certificates and JSON reach deep into libraries, which raise all kinds of exceptions.
-            raise UntrustedError("what is attached is not a bundle", why=type(error).__name__) from error
+            raise UntrustedError(
+                "not-a-sigstore-bundle", "what is attached is not a bundle", why=type(error).__name__
+            ) from error
         return Envelope(kind, payload, ((self.name, b""),))
 
 
@@ -124,6 +128,7 @@ def require() -> None:
         import sigstore.models  # noqa: F401, PLC0415
     except ImportError as error:
         raise ConfigError(
+            "sigstore-missing",
             "signatures by identity need sigstore, which is not installed",
             why=f"Python finds no module {error.name}",
             fix="pip install '.[keyless]' in a checkout of the tool, or use --key",
@@ -142,6 +147,7 @@ def trust_config(path: Path | None) -> ClientTrustConfig:
         return ClientTrustConfig.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
+            "trust-config-malformed",
             f"{path} is not a trust config of Sigstore",
             why=error.strerror if isinstance(error, OSError) and error.strerror else "it lacks a value, or is no JSON",
             fix="give its ClientTrustConfig, the JSON that its operator provides",
@@ -157,11 +163,13 @@ def _identity() -> IdentityToken:
             return IdentityToken(raw)
     except IdentityError as error:
         raise ConfigError(
+            "identity-unusable",
             "the identity of this process cannot be used",
             why=str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__,
             fix="on GitHub: permissions: id-token: write",
         ) from None
     raise ConfigError(
+        "identity-missing",
         "--keyless needs an identity, and this process has none",
         why=f"no CI that hands out OIDC tokens was recognised, and {TOKEN} is not set",
         fix="run it in such a CI (on GitHub: permissions: id-token: write), or sign with --key FILE",
@@ -180,7 +188,10 @@ def _translated(what: str, *, secret: str = "") -> Iterator[None]:
         raise
     except (requests.RequestException, NetworkError, TUFError) as error:
         raise UnreachableError(
-            what, why=_short(error, secret), fix="check the network; --sigstore FILE names another Sigstore"
+            "sigstore-unreachable",
+            what,
+            why=_short(error, secret),
+            fix="check the network; --sigstore FILE names another Sigstore",
         ) from None
     except Exception as error:
         # Its clients' errors are of classes that it does not export.
@@ -190,7 +201,9 @@ def _translated(what: str, *, secret: str = "") -> Iterator[None]:
         response = cause.response if isinstance(cause, requests.HTTPError) else None
         status = f"HTTP {response.status_code}: " if response is not None else ""
         kind = UnreachableError if response is not None and response.status_code >= 500 else ConfigError
-        raise kind(what, why=status + _short(error, secret), fix="check the identity and its rights") from None
+        raise kind(
+            "sigstore-refused", what, why=status + _short(error, secret), fix="check the identity and its rights"
+        ) from None
 
 
 def _patiently(call: Callable[[], T]) -> T:
@@ -210,7 +223,12 @@ def _patiently(call: Callable[[], T]) -> T:
     if failed:
         raise failed[0]
     if not result:
-        raise UnreachableError("Sigstore stopped answering", why=f"no answer in {PATIENCE:g} s", fix="try again later")
+        raise UnreachableError(
+            "sigstore-unreachable",
+            "Sigstore stopped answering",
+            why=f"no answer in {PATIENCE:g} s",
+            fix="try again later",
+        )
     return result[0]
 
 

@@ -92,14 +92,16 @@ def new_key(path: Path) -> PublicKey:
     With the variable TOOLCHAIN_KEY_PASSPHRASE the private half is encrypted with it.
     """
     if not path.name:
-        raise ConfigError(f"{path} is not a name of a file", fix="e.g. toolchain keygen release-key")
+        raise ConfigError("not-a-file-name", f"{path} is not a name of a file", fix="e.g. toolchain keygen release-key")
     if not path.parent.is_dir():
         fix = f"make it, for you alone: mkdir -m 700 -p {shlex.quote(str(path.parent))}"
-        raise ConfigError(f"cannot write {path}", why=f"there is no folder {path.parent}", fix=fix)
+        raise ConfigError("output-unwritable", f"cannot write {path}", why=f"there is no folder {path.parent}", fix=fix)
     public = path.with_name(f"{path.name}.pub")
     for file in (path, public):
         if file.exists() or file.is_symlink():
-            raise ConfigError(f"{file} is there already", why="a key is never written over", fix="name another file")
+            raise ConfigError(
+                "key-exists", f"{file} is there already", why="a key is never written over", fix="name another file"
+            )
     signer = Signer(ed25519.Ed25519PrivateKey.generate())
     secret = _passphrase()
     how = serialization.BestAvailableEncryption(secret) if secret else serialization.NoEncryption()
@@ -115,7 +117,9 @@ def new_key(path: Path) -> PublicKey:
         write_atomically(public, signer.public.pem(), check=True)
         begun = None
     except OSError as error:
-        raise ConfigError(f"cannot write {path}", why=str(error.strerror), fix="name another file") from error
+        raise ConfigError(
+            "output-unwritable", f"cannot write {path}", why=str(error.strerror), fix="name another file"
+        ) from error
     finally:
         if begun is not None:
             begun.unlink(missing_ok=True)  # half of a pair is useless, also after an interrupt
@@ -126,6 +130,7 @@ def _passphrase() -> bytes | None:
     passphrase = os.environb.get(PASSPHRASE.encode(), b"")
     if len(passphrase) > _LONGEST_PASSPHRASE:
         raise ConfigError(
+            "passphrase-too-long",
             f"the passphrase in {PASSPHRASE} has {len(passphrase):,} bytes",
             why=f"a key is encrypted with at most {_LONGEST_PASSPHRASE:,}",
             fix="set a shorter one",
@@ -139,9 +144,12 @@ def _content(path: Path) -> bytes:
         with path.open("rb") as stream:
             content = stream.read(_LARGEST)
     except OSError as error:
-        raise ConfigError(f"cannot read the key {path}", why=str(error.strerror), fix="check the path") from error
+        raise ConfigError(
+            "key-unreadable", f"cannot read the key {path}", why=str(error.strerror), fix="check the path"
+        ) from error
     if not content.strip():
         raise ConfigError(
+            "key-empty",
             f"the key {path} is empty",
             why="nothing was written there; a pipe also gives what it holds once only",
             fix="name another file; toolchain keygen FILE makes a key",
@@ -165,12 +173,14 @@ def _signer(content: bytes, path: Path) -> Signer:
     label = match[1] if match else b""
     if label == b"PUBLIC KEY":
         raise ConfigError(
+            "not-a-private-key",
             f"{path} is not a private key",
             why="it is a public key, which can only verify",
             fix="name the private half; keygen writes it beside FILE.pub as FILE",
         )
     if label in _OF_COSIGN:
         raise ConfigError(
+            "not-a-private-key",
             f"{path} is not a private key that can be used",
             why="it is encrypted in cosign's own way, which is not read here",
             fix="make one with toolchain keygen FILE; `cosign import-key-pair --key FILE` gives it to cosign. "
@@ -192,9 +202,12 @@ def _signer(content: bytes, path: Path) -> Signer:
                 else "the passphrase does not open it"
             )
             fix = f"put its passphrase into the variable {PASSPHRASE}"
-        raise ConfigError(f"{path} is not a private key that can be used", why=why, fix=fix) from error
+        raise ConfigError(
+            "not-a-private-key", f"{path} is not a private key that can be used", why=why, fix=fix
+        ) from error
     if not isinstance(key, _PRIVATE) or not _p256(key):
         raise ConfigError(
+            "key-kind",
             f"{path} is a key of another kind",
             why="Ed25519 and ECDSA on P-256 are known",
             fix="make one with toolchain keygen FILE",
@@ -211,10 +224,14 @@ def load_public(path: Path) -> PublicKey:
         key = serialization.load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(
-            f"{path} is not a public key", why="no PEM of a public key", fix="toolchain keygen FILE makes one"
+            "not-a-public-key",
+            f"{path} is not a public key",
+            why="no PEM of a public key",
+            fix="toolchain keygen FILE makes one",
         ) from error
     if not isinstance(key, _PUBLIC) or not _p256(key):
         raise ConfigError(
+            "key-kind",
             f"{path} is a key of another kind",
             why="Ed25519 and ECDSA on P-256 are known",
             fix="give the publisher's key as PEM, of one of these kinds",

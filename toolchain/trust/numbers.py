@@ -36,10 +36,10 @@ def result(statements: Iterable[Mapping[str, Any]], needed: set[str]) -> str:
     try:
         rows = [dict(text["predicate"]["numbers"]) for text in texts]
         if any(row["wrong"] for row in rows):
-            raise UntrustedError("numbers: kernels in it compute wrong numbers, as its publisher says")
+            raise UntrustedError("numbers-wrong", "numbers: kernels in it compute wrong numbers, as its publisher says")
         best = max(rows, key=lambda row: int(row["checked"]), default=None)
         return "" if best is None else describe(best)
     except (KeyError, TypeError, ValueError) as error:
         raise UntrustedError(
-            "numbers: the statement is malformed", why="a field is missing, or has another form"
+            "numbers-malformed", "numbers: the statement is malformed", why="a field is missing, or has another form"
         ) from error

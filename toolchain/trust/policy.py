@@ -68,7 +68,9 @@ def make_policy(
     """A policy from option values."""
     names = [] if name is None else [part.strip() for part in name.split(",")]
     if unknown := [part for part in names if part not in POLICIES]:
-        raise ConfigError(f"no such policy: {unknown[0]!r}", fix=f"one of {', '.join(POLICIES)}, comma-separated")
+        raise ConfigError(
+            "unknown-policy", f"no such policy: {unknown[0]!r}", fix=f"one of {', '.join(POLICIES)}, comma-separated"
+        )
     return Policy(
         source_only="source-only" in names,
         isolated="isolated" in names,
@@ -87,7 +89,12 @@ def normal_repository(text: str) -> str:
         text = f"https://github.com/{text}"
     parts = urlsplit(text)
     if parts.fragment:
-        raise ConfigError(f"{text!r} is not a repository", why="it names a part of one", fix="leave out what follows #")
+        raise ConfigError(
+            "not-a-repository",
+            f"{text!r} is not a repository",
+            why="it names a part of one",
+            fix="leave out what follows #",
+        )
     if parts.scheme in {"https", "http", "ssh"} and parts.netloc:
         host = parts.netloc.lower()
         path = parts.path.rstrip("/").removesuffix(".git")
@@ -96,7 +103,9 @@ def normal_repository(text: str) -> str:
         return f"{parts.scheme}://{host}{path.lower() if host == 'github.com' else path}{query}"
     if re.fullmatch(r"[a-z0-9]+", text):
         return text
-    raise ConfigError(f"{text!r} is not a repository", fix="give OWNER/NAME or the URL, as https://HOST/PATH")
+    raise ConfigError(
+        "not-a-repository", f"{text!r} is not a repository", fix="give OWNER/NAME or the URL, as https://HOST/PATH"
+    )
 
 
 def _same(repository: str, wanted: Sequence[str]) -> bool:
@@ -113,7 +122,7 @@ def _reading(check: str) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UntrustedError(
-            f"{check}: the statement is malformed", why="a field is missing, or has another form"
+            "statement-malformed", f"{check}: the statement is malformed", why="a field is missing, or has another form"
         ) from error
 
 
@@ -133,25 +142,36 @@ def _check_provenance(statement: Mapping[str, Any], demands: Policy, label: str 
     """Check that this tool made the provenance, and that it agrees with itself and with the image."""
     definition = statement["predicate"]["buildDefinition"]
     if definition["buildType"] != attest.BUILD_TYPE:
-        raise UntrustedError(f"provenance: it is of another kind of build: {definition['buildType']}")
+        raise UntrustedError(
+            "provenance-build-type", f"provenance: it is of another kind of build: {definition['buildType']}"
+        )
     inner = definition["internalParameters"]
     inputs = inner["inputDigest"]
     if sha256_json(inner["inputs"]) != inputs:
-        raise UntrustedError("provenance: input digest mismatch: its inputs have another digest than it names")
+        raise UntrustedError(
+            "provenance-digest-mismatch",
+            "provenance: input digest mismatch: its inputs have another digest than it names",
+        )
     if label is not None and inputs != label:
-        raise UntrustedError(f"provenance: it is about the inputs {inputs}, the image was labelled with {label}")
+        raise UntrustedError(
+            "provenance-label-mismatch",
+            f"provenance: it is about the inputs {inputs}, the image was labelled with {label}",
+        )
     if demands.input_digest is not None and inputs != demands.input_digest:
         raise UntrustedError(
-            f"provenance: it is about the inputs {inputs}, wanted is what is made from {demands.input_digest}"
+            "provenance-other-inputs",
+            f"provenance: it is about the inputs {inputs}, wanted is what is made from {demands.input_digest}",
         )
     if demands.image is not None and inner["image"] != demands.image:
-        raise UntrustedError(f"provenance: it is about {inner['image']}, not about {demands.image}")
+        raise UntrustedError(
+            "provenance-other-image", f"provenance: it is about {inner['image']}, not about {demands.image}"
+        )
     for row in inner.get("kernelStores", ()):
         stored(row)
     if not any(row["annotations"]["role"] == "source" for row in definition["resolvedDependencies"]) and (
         inner["stage"] not in of_packages()  # they are packages, which the SBOM lists
     ):
-        raise UntrustedError("provenance: it names no source")
+        raise UntrustedError("provenance-without-source", "provenance: it names no source")
 
 
 @_reading("source-repo")
@@ -167,12 +187,15 @@ def _check_sources(statement: Mapping[str, Any], demands: Policy) -> None:
         if (row["annotations"]["role"], row["annotations"]["stage"]) == ("source", stage)
     ]
     if not rows:
-        raise UntrustedError("source-repo: the image has no source of its own")
+        raise UntrustedError("image-without-source", "source-repo: the image has no source of its own")
     wanted = " or ".join(demands.source_repos)
     for row in rows:
         repository = str(row["annotations"]["repository"])
         if not _same(repository, demands.source_repos):
-            raise UntrustedError(f"source-repo: the source {row['name']} comes from {repository}, not from {wanted}")
+            raise UntrustedError(
+                "source-other-repository",
+                f"source-repo: the source {row['name']} comes from {repository}, not from {wanted}",
+            )
 
 
 @_reading("age")
@@ -181,9 +204,11 @@ def _check_age(statement: Mapping[str, Any], demands: Policy, now: datetime) -> 
     text = str(statement["predicate"]["runDetails"]["metadata"]["finishedOn"])
     finished = datetime.strptime(text, _TIME).replace(tzinfo=UTC)
     if finished > now + _SLACK:
-        raise UntrustedError(f"age: the build ended at {text}, which is in the future")
+        raise UntrustedError("build-in-future", f"age: the build ended at {text}, which is in the future")
     if demands.max_age is not None and (now - finished).total_seconds() > demands.max_age * _DAY:
-        raise UntrustedError(f"age: the build ended at {text}, longer ago than {demands.max_age:g} days")
+        raise UntrustedError(
+            "build-too-old", f"age: the build ended at {text}, longer ago than {demands.max_age:g} days"
+        )
 
 
 @_reading("policy")
@@ -192,7 +217,8 @@ def check_binaries(statement: Mapping[str, Any], listed: Sequence[str]) -> None:
     named = _binaries(statement)
     if named != list(listed):
         raise UntrustedError(
-            f"policy: provenance and SBOM disagree about prebuilt inputs: {', '.join(named)} and {', '.join(listed)}"
+            "prebuilt-lists-differ",
+            f"policy: provenance and SBOM disagree about prebuilt inputs: {', '.join(named)} and {', '.join(listed)}",
         )
 
 
@@ -203,18 +229,19 @@ def require_policy(statement: Mapping[str, Any], demands: Policy) -> None:
     names = [name for name in _binaries(statement) if name not in demands.allow] if demands.source_only else []
     if names:
         raise UntrustedError(
+            "prebuilt-forbidden",
             f"policy: it was made with the prebuilt {', '.join(names)}, which is not allowed",
             fix=f"if you accept them: {' '.join(f'--allow-binary {name}' for name in names)}",
         )
     how = "--fresh for `fresh`, no --kernel-store for `no-kernel-store`"
     again = f"have it built again as the policy demands ({how}), or demand less"
     if demands.isolated and str(inner["isolation"]) == "none":
-        raise UntrustedError("policy: no isolation of the build was proved", fix=again)
+        raise UntrustedError("isolation-unproved", "policy: no isolation of the build was proved", fix=again)
     if demands.fresh and str(inner["compilerCache"]) != "none":
         why = f"it was built with the compiler cache {inner['compilerCache']}, and not with `fresh`"
-        raise UntrustedError(f"policy: {why}", fix=again)
+        raise UntrustedError("compiler-cache-used", f"policy: {why}", fix=again)
     if demands.no_kernel_store and (taken := [stored(row) for row in inner["kernelStores"]]):
-        raise UntrustedError(f"policy: {'; '.join(taken)}", fix=again)
+        raise UntrustedError("kernel-store-used", f"policy: {'; '.join(taken)}", fix=again)
 
 
 def _binaries(statement: Mapping[str, Any]) -> list[str]:

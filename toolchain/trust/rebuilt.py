@@ -50,7 +50,9 @@ def provenance(
 def require_uri(builder: str) -> None:
     """Refuse a builder's id that is not a URI."""
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*:[!-~]+", builder):
-        raise ConfigError(f"{builder!r} is not a URI", fix="e.g. --builder-id https://ci.example.org/builder")
+        raise ConfigError(
+            "not-a-uri", f"{builder!r} is not a URI", fix="e.g. --builder-id https://ci.example.org/builder"
+        )
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Rebuilders:
         most = min(len({row.operator for row in self.builders}), len({row.key.id for row in self.builders}))
         if not 1 <= self.needed <= most:
             raise ConfigError(
+                "rebuilders-not-listed",
                 f"--rebuilders {self.needed} cannot be met",
                 why=f"the file of --builders lists {most} different operators with keys of their own",
                 fix="list more builders, or require fewer",
@@ -81,7 +84,11 @@ class Rebuilders:
         owners: dict[str, str] = {}
         for row in self.builders:
             if owners.setdefault(row.key.id, row.operator) != row.operator:
-                raise ConfigError(f"--builders: two operators have the key {row.key.id}", fix="give each its own key")
+                raise ConfigError(
+                    "rebuilders-same-key",
+                    f"--builders: two operators have the key {row.key.id}",
+                    fix="give each its own key",
+                )
 
 
 def read_builders(path: Path) -> tuple[Builder, ...]:
@@ -98,6 +105,7 @@ def read_builders(path: Path) -> tuple[Builder, ...]:
 
 def _unusable(path: Path) -> ConfigError:
     return ConfigError(
+        "builders-unreadable",
         f"{path} lists no builders",
         why="it cannot be read, or it is not TOML with tables [[builder]] of exactly id, key and operator",
         fix="see the example in docs/trust.md",
@@ -123,6 +131,7 @@ def require(rebuilders: Rebuilders, evidence: Iterable[Evidence], digest: str, *
         operators |= {row.operator for row in signers if _is_about(text, row.id, digest, input_digest)}
     if len(operators) < rebuilders.needed:
         raise UntrustedError(
+            "rebuilders-too-few",
             f"rebuilders: {len(operators)} independent builders made it, {rebuilders.needed} are needed",
             why=f"with provenance: {', '.join(sorted(operators)) or 'none'}",
             fix="ask the rebuilders, or build it again yourself: toolchain reproduce REF",

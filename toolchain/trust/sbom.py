@@ -91,13 +91,15 @@ class Format:
         try:
             return self.parse(document)
         except _MALFORMED as error:
-            raise UntrustedError("sbom: it is malformed", why="a field is missing, or has another form") from error
+            raise UntrustedError(
+                "sbom-malformed", "sbom: it is malformed", why="a field is missing, or has another form"
+            ) from error
 
 
 def _files(rows: Sequence[tuple[str, str]]) -> dict[str, str]:
     files = dict(rows)
     if len(files) != len(rows):
-        raise UntrustedError("sbom: it lists a file twice")
+        raise UntrustedError("sbom-file-twice", "sbom: it lists a file twice")
     return files
 
 

@@ -77,6 +77,7 @@ def _contents(place: Place, artifact: Descriptor, subject: str, scratch: Layout,
         path = place.blob(layer, scratch)
         if path.stat().st_size != layer.size:
             raise DigestError(
+                "attestation-size-mismatch",
                 f"{layer.digest} has another size than its artifact says",
                 fix="do not use the image; its publisher has to publish it again",
             )
@@ -111,6 +112,7 @@ def signed_by(
     who = f"the key {key.id}" if isinstance(key, PublicKey) else key.id
     if not contents or not (good or names or isinstance(key, Identity)):
         raise UntrustedError(
+            "signature-missing",
             f"signature: nothing signed is attached to {digest}",
             why=broken,
             fix="if this is a mirror, copy it again by `toolchain publish DEST REF`, because skopeo leaves signatures"
@@ -125,6 +127,7 @@ def signed_by(
             broken = f"{error.what}: {error.why}"
     if not statements:
         raise UntrustedError(
+            "signature-other-key",
             f"signature: none of {len(contents)} envelopes is signed by {who}",
             why=broken if good or not names else f"they name {', '.join(sorted(names)[:3])}",
         )
@@ -136,11 +139,13 @@ def about(statements: Sequence[dict[str, Any]], needed: Set[str], kind: str, nam
     """Return the statements of a kind whose subjects have all required digests."""
     of_kind = [statement for statement in statements if statement["predicateType"] == kind]
     if not of_kind:
-        raise UntrustedError(f"{name}: none is signed by this key")
+        raise UntrustedError("statement-other-key", f"{name}: none is signed by this key")
     matching = [statement for statement in of_kind if needed <= subjects_of(statement)]
     if not matching:
         missing = sorted(needed - subjects_of(of_kind[-1]))
-        raise UntrustedError(f"{name}: what is signed is about other images, not about {missing[0]}")
+        raise UntrustedError(
+            "statement-other-image", f"{name}: what is signed is about other images, not about {missing[0]}"
+        )
     return matching
 
 
@@ -172,7 +177,9 @@ def opened(envelope: dsse.Envelope) -> dict[str, Any]:
         return {**value, "predicateType": str(value["predicateType"]), "subject": list(value["subject"])}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UntrustedError(
-            "signature: an envelope holds no in-toto statement", why="a field is missing, or has another form"
+            "statement-not-in-toto",
+            "signature: an envelope holds no in-toto statement",
+            why="a field is missing, or has another form",
         ) from error
 
 

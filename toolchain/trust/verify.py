@@ -36,6 +36,7 @@ class Verdict:
 
     Args:
         problems: what is wrong; of several the first.
+        id: of the error that the image is refused with; empty if nothing is wrong.
         checks: the checks that passed, in order, each with a text for display.
         fix: what would make it right, where that is in the caller's hands; not in `as_json`.
         provenance: the signed statement that was believed; of several images that of the last. In `as_json` what it
@@ -48,6 +49,7 @@ class Verdict:
     checks: dict[str, str] = field(default_factory=dict)
     provenance: Mapping[str, Any] | None = None
     fix: str = ""
+    id: str = ""
 
     @property
     def verdict(self) -> Literal["trusted", "intact", "untrusted"]:
@@ -66,6 +68,7 @@ class Verdict:
             **({"provenance": policy.summary(self.provenance)} if self.provenance is not None else {}),
             "verdict": self.verdict,
             "problems": self.problems,
+            **({"id": self.id} if self.id else {}),
             "checks": self.checks,
         }
 
@@ -98,8 +101,9 @@ def verify(
     try:
         place.require_one_reading()
         verdict.problems = [f"digests: {problem}" for problem in verify_layout(layout, top)]
+        verdict.id = "image-damaged" if verdict.problems else ""
     except DigestError as error:
-        verdict.problems = [f"digests: {error.what}"]
+        verdict.problems, verdict.id = [f"digests: {error.what}"], error.id
     if verdict.problems:
         return verdict
     verdict.checks["digests"] = "every blob and every unpacked layer has the digest that names it"
@@ -109,9 +113,11 @@ def verify(
             try:
                 files = read_files(value, top)
             except (HostileInputError, RegistryError) as error:
-                raise UntrustedError(f"names: {error.what}", why=error.why) from error
+                raise UntrustedError("artifact-names-unusable", f"names: {error.what}", why=error.why) from error
             if rebuilders is not None:
-                raise UntrustedError("rebuilders: these are files, and images are rebuilt", fix="name the image")
+                raise UntrustedError(
+                    "rebuilders-for-files", "rebuilders: these are files, and images are rebuilt", fix="name the image"
+                )
             if key is not None:
                 evidence = gather(place, [top.digest], layout)
                 verdict.provenance = _signed_files(
@@ -132,7 +138,7 @@ def verify(
                 look.rebuilt(rebuilders)
     except UntrustedError as error:
         verdict.problems = [error.what + (f" ({error.why})" if error.why else "")]
-        verdict.fix = error.fix
+        verdict.fix, verdict.id = error.fix, error.id
         verdict.provenance = None
     return verdict
 
@@ -169,7 +175,9 @@ def _signed_files(
         chosen = statement
     if left or chosen is None:
         names = ", ".join(sorted(name for name, _ in left)) or "nothing"
-        raise problem or UntrustedError(f"provenance: what is signed does not name {names}, or names other bytes")
+        raise problem or UntrustedError(
+            "artifact-not-named", f"provenance: what is signed does not name {names}, or names other bytes"
+        )
     checks["provenance"] = f"it names every file ({len(files)}) by name and digest, and agrees with itself"
     checks |= policy.facts_that_held(demands) | policy.policy_that_held(demands)
     return chosen
@@ -178,7 +186,9 @@ def _signed_files(
 def _images(layout: Layout, top: Descriptor) -> list[Descriptor]:
     if images := layout.images_below(top):
         return images
-    raise UntrustedError("digests: there is no image in it", why=top.artifact_type or top.media_type)
+    raise UntrustedError(
+        "index-without-image", "digests: there is no image in it", why=top.artifact_type or top.media_type
+    )
 
 
 def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
@@ -189,7 +199,9 @@ def _one_floor(layout: Layout, images: Sequence[Descriptor]) -> str:
         floors[labels_of(config).get(GLIBC, "")] = str(config.get("architecture"))
     if len(floors) > 1:
         by_arch = [f"{arch}: {f'glibc {floor}' if floor else 'bound to its base'}" for floor, arch in floors.items()]
-        raise UntrustedError("floor: the index holds layers for different systems", why="; ".join(sorted(by_arch)))
+        raise UntrustedError(
+            "floor-mismatch", "floor: the index holds layers for different systems", why="; ".join(sorted(by_arch))
+        )
     (floor,) = floors
     return f"links with glibc {floor} and later" if floor else ""
 
@@ -292,14 +304,15 @@ class _Image:
 
     def _compare(self, listing: Listing) -> None:
         if listing.manifest != self._image.digest:
-            raise UntrustedError(f"sbom: it describes {listing.manifest}, not {self._image.digest}")
+            raise UntrustedError("sbom-other-image", f"sbom: it describes {listing.manifest}, not {self._image.digest}")
         if listing.diff_id != self._diff_id:
             raise UntrustedError(
-                f"sbom: it lists the layer {listing.diff_id}, the image's top layer is {self._diff_id}"
+                "sbom-other-layer",
+                f"sbom: it lists the layer {listing.diff_id}, the image's top layer is {self._diff_id}",
             )
         if self._files is None:
             if self._layer is None or self._path is None:
-                raise UntrustedError("sbom: it describes a layer, and the image has none")
+                raise UntrustedError("sbom-without-layer", "sbom: it describes a layer, and the image has none")
             self._files = layer_files(self._path, self._layer.media_type)
         for difference in listing.differences(self._files):
-            raise UntrustedError(f"sbom: {difference}")
+            raise UntrustedError("sbom-differs", f"sbom: {difference}")

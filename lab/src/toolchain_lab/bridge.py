@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from toolchain_lab.emulator.metadata import Metadata
 
 _LARGEST_IR = 64 << 20  # bytes
-_CLASSES: dict[type[EmulatorError], type[errors.ToolchainError]] = {
+CLASSES: dict[type[EmulatorError], type[errors.ToolchainError]] = {
     CodeObjectError: errors.KernelError,
     DisassemblerError: errors.EngineError,
     FaultyKernelError: errors.NumbersError,
@@ -44,7 +44,7 @@ _CLASSES: dict[type[EmulatorError], type[errors.ToolchainError]] = {
 
 def translated(error: EmulatorError) -> errors.ToolchainError:
     """Return the tool's error for one of the emulator, which has an exit code."""
-    return _CLASSES[type(error)](error.what, why=error.why, fix=error.fix)
+    return CLASSES[type(error)](error.id, error.what, why=error.why, fix=error.fix)
 
 
 @contextlib.contextmanager
@@ -136,5 +136,7 @@ def require_numpy(user: str = "the emulator") -> Path:
     spec = find_spec("numpy")
     if spec is None or spec.origin is None:
         # By a path: the Python index does not have the lab, and another project may take the name there.
-        raise errors.ConfigError(f"{user} needs numpy", fix="pip install './lab[emulator]' in a checkout of the tool")
+        raise errors.ConfigError(
+            "numpy-missing", f"{user} needs numpy", fix="pip install './lab[emulator]' in a checkout of the tool"
+        )
     return Path(spec.origin).resolve().parents[1]

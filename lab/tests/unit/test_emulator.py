@@ -546,8 +546,8 @@ def test_every_error_has_an_exit_code_of_the_tool() -> None:
     assert codes.keys() == set(EmulatorError.__subclasses__())
     codes[OutsideError] = 27
     for kind, code in codes.items():
-        told = bridge.translated(kind("it failed", why="so", fix="do"))
-        assert (told.code, told.what, told.why, told.fix) == (code, "it failed", "so", "do")
+        told = bridge.translated(kind("some-id", "it failed", why="so", fix="do"))
+        assert (told.id, told.code, told.what, told.why, told.fix) == ("some-id", code, "it failed", "so", "do")
 
 
 @pytest.mark.timeout(60)

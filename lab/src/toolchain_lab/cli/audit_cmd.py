@@ -81,13 +81,18 @@ def audit(
         signer = load_signer(key)
     if (key is None) if statement is not None else (key is not None and (Path(what).exists() or is_image_name(what))):
         raise ConfigError(
+            "option-needs-option",
             "--statement and --key belong together",
             fix="--key FILE --statement FILE; for an image reference only --key",
         )
     if not rebuild and any(option is not None for option in (source, triton_wheel, with_python)):
-        raise ConfigError("--source, --triton-wheel and --with-python need --rebuild", fix="add --rebuild N")
+        raise ConfigError(
+            "option-needs-option", "--source, --triton-wheel and --with-python need --rebuild", fix="add --rebuild N"
+        )
     if rebuild and source is None:
-        raise ConfigError("--rebuild needs the kernels' source", fix="--source DIR --triton-wheel VERSION")
+        raise ConfigError(
+            "option-needs-option", "--rebuild needs the kernels' source", fix="--source DIR --triton-wheel VERSION"
+        )
     where = cache_of(cache)
     result = look(what, where, gpus=gpus, plan=plan)
     if rebuild and source is not None:
@@ -104,7 +109,9 @@ def audit(
             _sign(result, where, document, signer, statement)
         except UnicodeEncodeError as error:
             why = "the name of a file in it is not UTF-8"
-            raise ConfigError(f"the audit of {what} cannot be signed", why=why, fix="rename the file") from error
+            raise ConfigError(
+                "audit-not-signable", f"the audit of {what} cannot be signed", why=why, fix="rename the file"
+            ) from error
     if json_:
         console.data(document)
     else:
@@ -112,6 +119,7 @@ def audit(
             console.text(line)
     if problems:
         raise KernelError(
+            "audit-failed",
             f"{what} failed the audit",
             why="\n".join(problems),
             fix="compile what is missing, or ask its publisher; --json lists everything",

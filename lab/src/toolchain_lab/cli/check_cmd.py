@@ -72,7 +72,7 @@ def kernels_check(
     """
     count = number_of_kernels(sample, "--sample") or None
     if (plan is None) != (source is None):
-        raise ConfigError("--plan and --source need each other", fix="give both, or neither")
+        raise ConfigError("option-needs-option", "--plan and --source need each other", fix="give both, or neither")
     disassembler = decoder(objdump)
     from toolchain_lab.examine.places import opened  # noqa: PLC0415 - for a verb that runs
     from toolchain_lab.numbers import campaign, journal  # noqa: PLC0415 - numpy
@@ -153,6 +153,7 @@ def _raise(report: Report, unknown: Sequence[str], *, allow_skipped: bool) -> No
     report.require_right()
     if rows := report.of(REFUSED):
         raise EmulationError(
+            "kernels-not-emulated",
             f"{len(rows)} of {len(report.rows)} kernels cannot be emulated",
             why=listed([(row.name, row.reason) for row in rows]),
             fix="report them with the code objects",
@@ -160,6 +161,7 @@ def _raise(report: Report, unknown: Sequence[str], *, allow_skipped: bool) -> No
     skipped = [] if allow_skipped else [(row.name, row.reason) for row in report.of(SKIPPED)]
     if skipped := [*skipped, *((path, "it does not record how its kernels are launched") for path in unknown)]:
         raise NotCheckedError(
+            "kernels-not-checked",
             f"{len(skipped)} kernels or packs were not checked",
             why=listed(skipped),
             fix="--allow-skipped to accept them, or `toolchain emulate --expect` with results of your own",

@@ -57,7 +57,9 @@ def kernels_diff(
     if gpus:
         sides = [[kernel for kernel in side if kernel.gpu in gpus] for side in sides]
     if not all(sides):
-        raise ConfigError(f"{a if not sides[0] else b} has no kernel for {gpu}", fix="leave --gpu out to see all")
+        raise ConfigError(
+            "no-kernel-for-gpu", f"{a if not sides[0] else b} has no kernel for {gpu}", fix="leave --gpu out to see all"
+        )
     difference, unseen = settle(compare(sides[0], sides[1]), (a, b), where)
     if unseen:
         console.note(
@@ -81,7 +83,9 @@ def conditions_of(text: str) -> list[str]:
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     if odd := [name for name in names if name not in CONDITIONS]:
-        raise ConfigError(f"--fail-on {', '.join(odd)} is unknown", fix=f"one or more of {', '.join(CONDITIONS)}")
+        raise ConfigError(
+            "unknown-condition", f"--fail-on {', '.join(odd)} is unknown", fix=f"one or more of {', '.join(CONDITIONS)}"
+        )
     return names
 
 
@@ -96,7 +100,10 @@ def fail(difference: Difference, conditions: Sequence[str]) -> None:
         counts = "; ".join(f"{name}: {len(rows)}" for name, rows in bad.items() if rows)
         listed = dict.fromkeys(row.key for rows in bad.values() for row in rows)
         raise RegressionError(
-            f"B is worse than A: {counts}", why="\n".join(list(listed)[:10]), fix="compare the compilers of A and B"
+            "kernels-worse",
+            f"B is worse than A: {counts}",
+            why="\n".join(list(listed)[:10]),
+            fix="compare the compilers of A and B",
         )
 
 

@@ -98,7 +98,7 @@ def emulate(
     """
     if grid is None and (workgroup or arg or out is not None or reverse or signature or kernel or expect):
         what = "--arg, --expect, --kernel, --out, --reverse, --signature and --workgroup need --grid"
-        raise ConfigError(what, why="without it no kernel runs", fix="add --grid X,Y,Z")
+        raise ConfigError("grid-missing", what, why="without it no kernel runs", fix="add --grid X,Y,Z")
     tool = decoder(objdump)
     with tempfile.TemporaryDirectory(prefix="toolchain-emulate-") as scratch:
         unpacked = [found for path in objects for found in _code_objects(path, gpu, Path(scratch))]
@@ -107,6 +107,7 @@ def emulate(
             return
         if len(unpacked) != 1:
             raise ConfigError(
+                "grid-for-several",
                 f"--grid with {len(unpacked)} code objects",
                 why=", ".join(name for name, _ in unpacked[:9]),
                 fix="give one, with --gpu GPU if it is a bundle; or leave --grid out",
@@ -123,7 +124,9 @@ def emulate(
         parameters, values = _arguments(metadata, _pairs("--arg", arg or []), seed)
         expected = _pairs("--expect", expect or [])
         if odd := sorted(name for name in expected if getattr(values.get(name), "size", 0) == 0):
-            raise ConfigError(f"--expect names {', '.join(odd)}", why="no such buffer is given", fix="name a buffer")
+            raise ConfigError(
+                "unknown-buffer", f"--expect names {', '.join(odd)}", why="no such buffer is given", fix="name a buffer"
+            )
         program = Program.of(code, tool, exact=not fast)
         launch = Launch(
             parameters=list(parameters.values()),
@@ -157,6 +160,7 @@ def emulate(
             _show(document, {name: buffer.size for name, buffer in done.buffers.items()})
         if wrong := [f"{name}: {one}" for name, one in compared.items() if one.differing]:
             raise NumbersError(
+                "wrong-numbers",
                 f"{code.kernel} computes other numbers than expected",
                 why="\n".join(wrong),
                 fix="check the arguments and the tolerance; if they are right, the kernel is wrong",
@@ -199,7 +203,10 @@ def _code_objects(path: Path, gpu: str, scratch: Path) -> Iterator[tuple[str, Pa
         yield str(path), path
     elif gpu and gpu not in names:
         raise ConfigError(
-            f"{path} has no code object for {gpu}", why=f"it has {', '.join(names)}", fix="name one of these"
+            "no-kernel-for-gpu",
+            f"{path} has no code object for {gpu}",
+            why=f"it has {', '.join(names)}",
+            fix="name one of these",
         )
 
 
@@ -222,7 +229,7 @@ def place(text: str, option: str) -> tuple[int, int, int]:
     """
     parts = text.split(",")
     if not 1 <= len(parts) <= 3 or not all(re.fullmatch(r"\s*\d{1,9}\s*", part) for part in parts):
-        raise ConfigError(f"{option} {text!r} is not X,Y,Z", fix=f"e.g. {option} 2,1,1")
+        raise ConfigError("not-a-grid", f"{option} {text!r} is not X,Y,Z", fix=f"e.g. {option} 2,1,1")
     rest = [1 if option == "--grid" else 0] * (3 - len(parts))
     x, y, z = [*(int(part) for part in parts), *rest]
     return x, y, z
@@ -234,9 +241,9 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     for pair in given:
         name, sign, text = pair.partition("=")
         if not sign:
-            raise ConfigError(f"{option} {pair!r} has no value", fix=f"{option} NAME=VALUE")
+            raise ConfigError("not-name-value", f"{option} {pair!r} has no value", fix=f"{option} NAME=VALUE")
         if name in texts:
-            raise ConfigError(f"{option} gives {name} twice", fix="leave one of them out")
+            raise ConfigError("option-twice", f"{option} gives {name} twice", fix="leave one of them out")
         texts[name] = text
     return texts
 
@@ -248,13 +255,16 @@ def _arguments(metadata: Metadata, texts: Mapping[str, str], seed: int) -> tuple
     known = {parameter.name: parameter for parameter in metadata.parameters}
     if odd := sorted(texts.keys() - known.keys()):
         raise ConfigError(
+            "unknown-argument",
             f"{metadata.kernel} has no argument {', '.join(odd)}",
             why=f"it has {', '.join(f'{name} ({one.type})' for name, one in known.items())}",
             fix="name one of these",
         )
     missing = [f"{name} ({one.type})" for name, one in known.items() if name not in texts and not one.optional]
     if missing:
-        raise ConfigError("missing kernel arguments", why=", ".join(missing), fix="--arg NAME=VALUE for each")
+        raise ConfigError(
+            "arguments-missing", "missing kernel arguments", why=", ".join(missing), fix="--arg NAME=VALUE for each"
+        )
     values: dict[str, Any] = {}
     for name, text in texts.items():
         known[name], values[name] = parse_argument(known[name], text, seed=seed)
@@ -270,7 +280,10 @@ def _write(folder: Path, buffers: Mapping[str, Any]) -> None:
             np.save(folder / f"{name}.npy", buffer, allow_pickle=False)
     except OSError as error:
         raise ConfigError(
-            f"cannot write to {folder}", why=error.strerror or "it cannot be written", fix="name another folder"
+            "output-unwritable",
+            f"cannot write to {folder}",
+            why=error.strerror or "it cannot be written",
+            fix="name another folder",
         ) from error
 
 
@@ -303,6 +316,7 @@ def _list(objects: Sequence[tuple[str, Path]], tool: Disassembler, *, as_json: b
         console.text(f"{len(rows)} objects: {total}; decoded by {tool.label}")
     if refused:
         raise EmulationError(
+            "instruction-not-emulated",
             f"the emulator does not support {len(refused)} instructions",
             why="\n".join(sorted({error.what for error in refused})),
             fix="report them with the code object",

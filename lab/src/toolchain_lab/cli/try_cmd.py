@@ -60,7 +60,12 @@ def kernels_try(
     kernel = kernel.parent / f"{kernel.stem}.hsaco"
     rule: dict[str, Any] = rule_of(kernel, source)
     if not kernel.is_file():
-        raise ConfigError(f"there is no {kernel}", why="its JSON alone is there", fix="keep both files together")
+        raise ConfigError(
+            "kernel-object-missing",
+            f"there is no {kernel}",
+            why="its JSON alone is there",
+            fix="keep both files together",
+        )
     triton = chosen_triton(triton_wheel, with_python, where)
     with tempfile.TemporaryDirectory(prefix="toolchain-try-") as scratch:
         sides = [Path(scratch, name, rule["target"]) for name in ("before", "after")]
@@ -71,7 +76,12 @@ def kernels_try(
             [{**rule, "out": str(sides[1] / "kernel.hsaco")}], triton, where, timeout=kernel_timeout
         )
         if answer["status"] != "done":
-            raise KernelError(f"{kernel.name} does not compile", why=str(answer["reason"]), fix="try another Triton")
+            raise KernelError(
+                "kernel-not-compiled",
+                f"{kernel.name} does not compile",
+                why=str(answer["reason"]),
+                fix="try another Triton",
+            )
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             for suffix in (".hsaco", ".json"):
@@ -95,9 +105,11 @@ def chosen_triton(wheel: str | None, python: str | None, cache: Cache) -> Any:
     from toolchain_lab.examine.recompile import Triton, triton_of_wheel  # noqa: PLC0415 - for a verb that runs
 
     if wheel is not None and python is not None:
-        raise ConfigError("--triton-wheel and --with-python exclude each other", fix="leave one of them out")
+        raise ConfigError(
+            "options-exclude", "--triton-wheel and --with-python exclude each other", fix="leave one of them out"
+        )
     if python == "":
-        raise ConfigError("--with-python is empty", fix="--with-python PATH, or leave it out")
+        raise ConfigError("option-empty", "--with-python is empty", fix="--with-python PATH, or leave it out")
     if wheel is not None:
         return triton_of_wheel(wheel, cache)
     return Triton(python or sys.executable)

@@ -26,7 +26,9 @@ def inspect_wheel(ref: str, cache: Cache, *, use: bool, json_: bool) -> None:
         PinError: an LLVM in it is missing, contradictory, or not the pin of this Triton.
     """
     if use:
-        raise ConfigError("--use is for images", why=f"{ref} is a wheel", fix=f"toolchain inspect {ref}")
+        raise ConfigError(
+            "option-not-for-wheel", "--use is for images", why=f"{ref} is a wheel", fix=f"toolchain inspect {ref}"
+        )
     with wheel_named(ref, cache) as path:
         wheel = read_wheel(path)
     if json_:
@@ -36,6 +38,7 @@ def inspect_wheel(ref: str, cache: Cache, *, use: bool, json_: bool) -> None:
             console.text(line)
     if wheel.wrong:
         raise PinError(
+            "wheel-other-llvm",
             f"{wheel.file} is not built with the LLVM that Triton {wheel.version} pins",
             why="; ".join(_fault(library) for library in wheel.wrong),
             fix="do not use it as that Triton; `toolchain pins` lists the pins",

@@ -139,7 +139,9 @@ def _memory(form: str, change: Change, kind: type[np.generic], *, operands_of_la
                 addresses = active(wave, address(wave))
             place = memory.places(addresses, size, "an atomic access", pc, write=True)
             if (place % size).any():
-                raise FaultyKernelError(f"an atomic access at {pc:#x} is not aligned to its {size} bytes")
+                raise FaultyKernelError(
+                    "misaligned-atomic", f"an atomic access at {pc:#x} is not aligned to its {size} bytes"
+                )
             values = [_numbers(wave, data.index + words * one, dtype, lanes) for one in range(operands_of_lane)]
             old = _apply(memory.views.bytes, place, change, *values)
             for put, row in zip(puts, spread(wave, _words(old), lanes), strict=bool(puts)):
@@ -162,7 +164,9 @@ def _lds(change: Change, kind: type[np.generic], *, returns: bool) -> Handler:
         def run(wave: Wave) -> None:
             place, _ = places(wave, address(wave), offset, dtype.itemsize, pc)
             if (place % dtype.itemsize).any():
-                raise FaultyKernelError(f"an atomic access at {pc:#x} is not aligned to its {dtype.itemsize} bytes")
+                raise FaultyKernelError(
+                    "misaligned-atomic", f"an atomic access at {pc:#x} is not aligned to its {dtype.itemsize} bytes"
+                )
             wave.group.lds.note_atomic(place, dtype.itemsize, pc)
             old = _apply(wave.group.lds.bytes, place, change, _numbers(wave, data.index, dtype, None))
             for put, row in zip(puts, spread(wave, _words(old)), strict=bool(puts)):

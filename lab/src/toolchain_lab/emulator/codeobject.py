@@ -124,6 +124,7 @@ def load(
             gpu = gpu_of_flag(mach)
             if gpu is None:
                 raise NotEmulatedError(
+                    "object-gpu-unknown",
                     f"{path.name} is for an unknown GPU",
                     why=f"EF_AMDGPU_MACH is {mach:#x}",
                     fix="compile it for a known GPU",
@@ -150,7 +151,9 @@ def load(
                 workgroup_size=int(about[".max_flat_workgroup_size"]),
             )
     except OSError as error:
-        raise CodeObjectError(f"cannot read {path}", why=str(error.strerror), fix="check the path") from error
+        raise CodeObjectError(
+            "object-unreadable", f"cannot read {path}", why=str(error.strerror), fix="check the path"
+        ) from error
     except (
         ELFError,
         ValueError,
@@ -162,7 +165,9 @@ def load(
         struct.error,
     ) as error:
         why = str(error) if type(error) is ValueError else "a table or the metadata in it is damaged"
-        raise CodeObjectError(f"{path} is not a complete code object", why=why, fix="compile it again") from error
+        raise CodeObjectError(
+            "object-damaged", f"{path} is not a complete code object", why=why, fix="compile it again"
+        ) from error
 
 
 def _require_segments(elf: Any, size: int) -> None:
@@ -217,10 +222,15 @@ def metadata_in(notes: bytes) -> dict[str, Any] | None:
 def _choose(path: Path, names: list[str], kernel: str | None) -> str:
     if kernel is not None and kernel not in names:
         raise CodeObjectError(
-            f"{path.name} has no kernel {kernel}", why=f"it has {', '.join(names) or 'none'}", fix="name one of these"
+            "kernel-not-in-object",
+            f"{path.name} has no kernel {kernel}",
+            why=f"it has {', '.join(names) or 'none'}",
+            fix="name one of these",
         )
     if kernel is None and len(names) > 1:
-        raise NotEmulatedError(f"{path.name} has {len(names)} kernels", why=", ".join(names), fix="name one of these")
+        raise NotEmulatedError(
+            "several-kernels", f"{path.name} has {len(names)} kernels", why=", ".join(names), fix="name one of these"
+        )
     if not names:
         raise ValueError("no kernel with a descriptor")
     return kernel or names[0]

@@ -69,6 +69,7 @@ def find_disassembler(run: Run, given: Path | None = None) -> Disassembler:
         if path is not None:
             return _disassembler(path, run)
     raise DisassemblerError(
+        "disassembler-missing",
         "llvm-objdump is not installed",
         why="the emulator decodes with it",
         fix=f"apt-get install llvm-22, or name one: --objdump PATH or {VARIABLE}",
@@ -85,13 +86,18 @@ def _disassembler(path: str, run: Run) -> Disassembler:
     try:
         printed = run([path, "--version"], 60)
     except ProgramError as error:
-        raise DisassemblerError(f"{path} does not run", why=str(error), fix="name an llvm-objdump that runs") from error
+        raise DisassemblerError(
+            "disassembler-unusable", f"{path} does not run", why=str(error), fix="name an llvm-objdump that runs"
+        ) from error
     match = _VERSION.search(printed)
     if match is None:
-        raise DisassemblerError(f"{path} is not llvm-objdump", fix="name another: --objdump PATH")
+        raise DisassemblerError(
+            "disassembler-unusable", f"{path} is not llvm-objdump", fix="name another: --objdump PATH"
+        )
     version = (int(match[1]), int(match[2]), int(match[3]))
     if version[0] < _OLDEST:
         raise DisassemblerError(
+            "disassembler-too-old",
             f"{path} is too old",
             why=f"it is LLVM {'.'.join(map(str, version))}; {_OLDEST} is the oldest that is read",
             fix="apt-get install llvm-22, or name another: --objdump PATH",
@@ -108,6 +114,7 @@ def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line,
     oldest = _OLDEST_FOR.get(gpu, _OLDEST)
     if disassembler.version[0] < oldest:
         raise NotEmulatedError(
+            "disassembler-lacks-gpu",
             f"{disassembler.label} does not decode {gpu}",
             why=f"LLVM {oldest} is the first that does",
             fix="name a newer one: --objdump PATH",
@@ -116,7 +123,10 @@ def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line,
         printed = disassembler.run([disassembler.path, "-d", path], _LIMIT)
     except ProgramError as error:
         raise NotEmulatedError(
-            f"{disassembler.label} could not decode {path.name}", why=str(error), fix="compile the object again"
+            "object-not-decoded",
+            f"{disassembler.label} could not decode {path.name}",
+            why=str(error),
+            fix="compile the object again",
         ) from error
     lines = []
     for text in printed.splitlines():
@@ -125,6 +135,9 @@ def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line,
             lines.append(Line(int(match[2], 16), match[1], words))
         elif text.startswith("\t"):
             raise NotEmulatedError(
-                f"{disassembler.label} printed a line of an unknown form", why=text.strip()[:200], fix="report it"
+                "disassembly-unknown",
+                f"{disassembler.label} printed a line of an unknown form",
+                why=text.strip()[:200],
+                fix="report it",
             )
     return tuple(lines)

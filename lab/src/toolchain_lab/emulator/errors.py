@@ -7,13 +7,15 @@ class EmulatorError(Exception):
     """An expected failure.
 
     Args:
+        id: names the situation for programs.
         what: what happened, one sentence.
         why: the cause as far as it is known.
         fix: what the user can do; empty where any error of the class has the same remedy.
     """
 
-    def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
+    def __init__(self, id: str, what: str, *, why: str = "", fix: str = "") -> None:
         super().__init__(f"{what}: {why}" if why else what)
+        self.id = id
         self.what = what
         self.why = why
         self.fix = fix

@@ -122,7 +122,12 @@ def _file(parameter: Parameter, text: str) -> tuple[Parameter, Array]:
 
 def _wrong(parameter: Parameter, text: str, why: str) -> LaunchError:
     kind = parameter.type if parameter.type != "*" else "a pointer"
-    return LaunchError(f"argument {parameter.name} cannot be {text!r}", why=f"type {kind}: {why}", fix=f"give {_FORMS}")
+    return LaunchError(
+        "argument-invalid",
+        f"argument {parameter.name} cannot be {text!r}",
+        why=f"type {kind}: {why}",
+        fix=f"give {_FORMS}",
+    )
 
 
 @dataclass(frozen=True)

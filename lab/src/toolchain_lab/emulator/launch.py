@@ -63,7 +63,12 @@ class Parameter:
         if self.pointer:
             return "Q"
         if self.type not in _FORMATS:
-            raise NotEmulatedError(f"an argument of type {self.type}", why=f"argument {self.name}", fix="report it")
+            raise NotEmulatedError(
+                "argument-type-unknown",
+                f"an argument of type {self.type}",
+                why=f"argument {self.name}",
+                fix="report it",
+            )
         return _FORMATS[self.type]
 
 
@@ -113,16 +118,22 @@ class Launch:
         """
         x, y, z = self.grid
         if min(self.grid) < 1:
-            raise LaunchError(f"a grid of {x} x {y} x {z} has no workgroup", fix="give three numbers from 1")
+            raise LaunchError(
+                "grid-invalid", f"a grid of {x} x {y} x {z} has no workgroup", fix="give three numbers from 1"
+            )
         if self.only is not None:
             for place in self.only:
                 if any(not 0 <= number < size for number, size in zip(place, self.grid, strict=True)):
                     raise LaunchError(
-                        f"workgroup {place} is outside of the grid", why=f"it has {x} x {y} x {z}", fix="name another"
+                        "workgroup-outside-grid",
+                        f"workgroup {place} is outside of the grid",
+                        why=f"it has {x} x {y} x {z}",
+                        fix="name another",
                     )
             return self.only
         if x * y * z > MOST_WORKGROUPS:
             raise LaunchError(
+                "grid-invalid",
                 f"a grid of {x} x {y} x {z} is too large",
                 why=f"{MOST_WORKGROUPS} workgroups are the most that one launch runs",
                 fix="name the workgroups that should run",
@@ -143,19 +154,23 @@ def argument_block(parameters: Sequence[Parameter], values: Mapping[str, float],
     block = bytearray()
     for parameter in parameters:
         if parameter.name not in values:
-            raise LaunchError(f"argument {parameter.name} has no value", fix="give one for each argument")
+            raise LaunchError(
+                "arguments-missing", f"argument {parameter.name} has no value", fix="give one for each argument"
+            )
         block += b"\0" * (-len(block) % struct.calcsize("<" + parameter.format))
         value = values[parameter.name]
         try:
             block += _packed(parameter, value)
         except (struct.error, OverflowError) as error:
             raise LaunchError(
+                "argument-invalid",
                 f"argument {parameter.name} cannot be {value}",
                 why=f"its type is {parameter.type}",
                 fix="give a value of that type",
             ) from error
     if len(block) > size:
         raise NotEmulatedError(
+            "arguments-unfit",
             "the arguments do not fit the kernel",
             why=f"they take {len(block)} bytes, it has {size}",
             fix="check the types of the arguments: --signature",
@@ -192,6 +207,7 @@ def check_parameters(code: CodeObject, parameters: Sequence[Parameter]) -> None:
         odd = next((k for k, (a, b) in enumerate(zip(arguments, expected, strict=False)) if a != b), len(arguments))
         name = parameters[odd].name if odd < len(parameters) else "its end"
         raise NotEmulatedError(
+            "kernel-signature-mismatch",
             f"the signature is not that of {code.kernel}",
             why=f"{len(expected)} arguments against {len(arguments)} in the object; they differ at {name}",
             fix="use the JSON that was written with the object",

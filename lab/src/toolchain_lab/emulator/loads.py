@@ -188,6 +188,7 @@ def _scratch(access: Access) -> Handler:
             bad = (place < 0) | (place + size > limit) | (place & 3 != 0)
             if bad.any():
                 raise FaultyKernelError(
+                    "scratch-outside",
                     f"a scratch access at {pc:#x} is outside of the kernel's scratch memory",
                     why=f"offset {int(place[bad][0]):#x}, {size} bytes, of {limit}",
                 )
@@ -224,6 +225,7 @@ def _scratch_rows(operands: Operands, register: str, access: Access, *, base: Ge
         limit = wave.group.code.descriptor.scratch
         if (place < 0 or place + size > limit or place & 3) and (wave.all_lanes or wave.mask.any()):
             raise FaultyKernelError(
+                "scratch-outside",
                 f"a scratch access at {pc:#x} is outside of the kernel's scratch memory",
                 why=f"offset {place:#x}, {size} bytes, of {limit}",
             )
@@ -326,7 +328,7 @@ def _scratch_or_buffer(operands: Operands, access: Access) -> Run:
             plain(wave)
             return
         if int(wave.s[first]) | (high & 0xFFFF) << 32 != wave.scratch_address:
-            raise FaultyKernelError(f"a scratch access at {pc:#x} is not to the wave's own memory")
+            raise FaultyKernelError("scratch-outside", f"a scratch access at {pc:#x} is not to the wave's own memory")
         rows(wave)
 
     return run

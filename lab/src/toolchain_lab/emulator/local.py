@@ -25,6 +25,7 @@ def places(wave: Wave, address: Array, offset: int, size: int, pc: int) -> tuple
     # No offset is more than all bits together.
     if bits + size > limit and len(place) and int(np.maximum.reduce(place)) + size > limit:
         raise FaultyKernelError(
+            "lds-outside",
             f"an LDS access at {pc:#x} is outside of the workgroup's LDS",
             why=f"offset {int(place.max()):#x}, {size} bytes, of {limit}",
         )

@@ -204,6 +204,7 @@ def _wmma(kind: str) -> Handler:
         def compute(a: Array, b: Array, c: Array) -> tuple[Array, float]:
             if generation == 11 and not (_repeats(a.tobytes()) and _repeats(b.tobytes())):
                 raise FaultyKernelError(
+                    "matrix-halves-differ",
                     f"a matrix instruction at {address:#x} has different halves",
                     why="on gfx11 lanes 16 to 31 must repeat lanes 0 to 15",
                 )

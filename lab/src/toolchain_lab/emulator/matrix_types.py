@@ -139,6 +139,7 @@ def _product(out: str, kinds: tuple[str, str], parts: int, *, mixed: bool = Fals
                 if repeats:
                     if not np.array_equal(rows[:, :16], rows[:, 16:]):
                         raise FaultyKernelError(
+                            "matrix-halves-differ",
                             f"a matrix instruction at {address:#x} has different halves",
                             why="on gfx11 lanes 16 to 31 must repeat lanes 0 to 15",
                         )

@@ -158,6 +158,7 @@ def _halves(place: Array, size: int) -> Array:
 
 def _meeting(pc: int) -> FaultyKernelError:
     return FaultyKernelError(
+        "lds-race",
         f"two waves meet in LDS at {pc:#x}",
         why="another wave touched the same bytes, without a barrier between, and one of both writes",
     )
@@ -222,11 +223,14 @@ class Memory:
         bad = (buffer < 0) | (place + size > self._high[buffer])
         if bad.any():
             raise OutsideError(
+                "outside-buffers",
                 f"{what} at {pc:#x} is outside of every buffer",
                 why=f"{self._where(int(place[bad][0]))}; {size} bytes, {int(bad.sum())} lanes",
             )
         if write and not self._writable[buffer].all():
-            raise FaultyKernelError(f"{what} at {pc:#x} writes to a buffer that the kernel may only read")
+            raise FaultyKernelError(
+                "buffer-read-only", f"{what} at {pc:#x} writes to a buffer that the kernel may only read"
+            )
         return place
 
     def _where(self, place: int) -> str:

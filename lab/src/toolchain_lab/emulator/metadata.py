@@ -63,7 +63,7 @@ def read_metadata(path: Path, read: Callable[[Path], Any]) -> Metadata:
     """
     content = read_beside(path, read)
     if content is None:
-        raise NotEmulatedError(f"{path.name} has no JSON beside it", fix="keep both files together")
+        raise NotEmulatedError("metadata-missing", f"{path.name} has no JSON beside it", fix="keep both files together")
     return metadata_of(content, str(path.with_suffix(".json")))
 
 
@@ -76,10 +76,15 @@ def read_beside(path: Path, read: Callable[[Path], Any]) -> Any:
         return None
     except OSError as error:
         raise NotEmulatedError(
-            f"{beside} cannot be read", why=error.strerror or "it is no regular file", fix="check the file"
+            "metadata-unreadable",
+            f"{beside} cannot be read",
+            why=error.strerror or "it is no regular file",
+            fix="check the file",
         ) from error
     except ValueError as error:
-        raise NotEmulatedError(f"{beside} is not JSON", why="its text is damaged", fix=_AGAIN) from error
+        raise NotEmulatedError(
+            "metadata-malformed", f"{beside} is not JSON", why="its text is damaged", fix=_AGAIN
+        ) from error
 
 
 def metadata_of(content: Any, where: str) -> Metadata:
@@ -91,6 +96,7 @@ def metadata_of(content: Any, where: str) -> Metadata:
     try:
         if content.get("compile_status", "Complete") != "Complete":
             raise NotEmulatedError(
+                "kernel-known-bad",
                 f"{where} marks its kernel as known bad",
                 why=str(content["compile_status"]),
                 fix="check a kernel that was compiled whole",
@@ -111,10 +117,14 @@ def metadata_of(content: Any, where: str) -> Metadata:
             scratch=_scratch(content),
         )
     except KeyError as error:
-        raise NotEmulatedError(f"{where} lacks what a launch needs", why=f"no key {error}", fix=_AGAIN) from error
+        raise NotEmulatedError(
+            "metadata-malformed", f"{where} lacks what a launch needs", why=f"no key {error}", fix=_AGAIN
+        ) from error
     except (TypeError, ValueError, AttributeError) as error:
         why = "a value in it has another form"
-        raise NotEmulatedError(f"{where} lacks what a launch needs", why=why, fix=_AGAIN) from error
+        raise NotEmulatedError(
+            "metadata-malformed", f"{where} lacks what a launch needs", why=why, fix=_AGAIN
+        ) from error
 
 
 def described(code: CodeObject, beside: Any, ir: str = "", signature: str = "") -> Metadata:
@@ -148,13 +158,18 @@ def described(code: CodeObject, beside: Any, ir: str = "", signature: str = "") 
         )
     except (TypeError, ValueError) as error:
         raise NotEmulatedError(
-            f"the JSON beside {code.path.name} is not Triton's", why="a value in it has another form", fix="remove it"
+            "metadata-malformed",
+            f"the JSON beside {code.path.name} is not Triton's",
+            why="a value in it has another form",
+            fix="remove it",
         ) from error
     try:
         check_metadata(code, metadata)
     except NotEmulatedError as error:
         if signature and "signature" in error.what:
-            raise LaunchError("--signature does not fit the kernel", why=error.why, fix="correct it") from error
+            raise LaunchError(
+                "kernel-signature-invalid", "--signature does not fit the kernel", why=error.why, fix="correct it"
+            ) from error
         raise
     return metadata
 
@@ -221,6 +236,7 @@ def check_metadata(code: CodeObject, metadata: Metadata) -> None:
     ):
         if ours != theirs:
             raise NotEmulatedError(
+                "metadata-other-object",
                 f"the JSON beside {code.path.name} belongs to another object",
                 why=f"{name}: {ours} in the JSON, {theirs} in the object",
                 fix="keep the two files of a kernel together",
@@ -228,12 +244,14 @@ def check_metadata(code: CodeObject, metadata: Metadata) -> None:
     lds, lane = max(metadata.lds, code.descriptor.lds), code.descriptor.scratch
     if metadata.lds < 0 or max(lds, lane) > _LARGEST:
         raise NotEmulatedError(
+            "memory-too-large",
             f"{code.path.name} asks for more memory than any GPU has",
             why=f"{lds} bytes of LDS, {lane} bytes of scratch memory for each lane",
             fix=_AGAIN,
         )
     if metadata.scratch:
         raise NotEmulatedError(
+            "kernel-not-emulated",
             f"the emulator refuses {code.kernel}",
             why=f"it wants {metadata.scratch} bytes of Triton's own scratch memory",
             fix="report it with the code object",

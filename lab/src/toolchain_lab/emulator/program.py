@@ -57,7 +57,10 @@ class Program:
         self.target = Target(code.gpu, 32 if code.descriptor.wave32 else 64, exact)
         if self.target.generation not in {9, 11, 12}:
             raise NotEmulatedError(
-                f"{code.gpu} is not emulated", why="the emulator knows gfx9, gfx11 and gfx12", fix="take another GPU"
+                "gpu-not-emulated",
+                f"{code.gpu} is not emulated",
+                why="the emulator knows gfx9, gfx11 and gfx12",
+                fix="take another GPU",
             )
         self.lines = tuple(lines)
         self._places = {line.address: place for place, line in enumerate(self.lines)}
@@ -98,7 +101,9 @@ class Program:
 
     def _decode(self, address: int) -> Block:
         if address not in self._places:
-            raise FaultyKernelError(f"{self.code.kernel} continues at {address:#x}, where no instruction begins")
+            raise FaultyKernelError(
+                "jump-outside-code", f"{self.code.kernel} continues at {address:#x}, where no instruction begins"
+            )
         operations = []
         for place in range(self._places[address], len(self.lines)):
             operation = self.operation(place)
@@ -106,7 +111,9 @@ class Program:
             if ends_block(operation.instruction) or operation.instruction.name.startswith("s_cbranch"):
                 break
         else:
-            raise FaultyKernelError(f"{self.code.kernel} runs past its last instruction from {address:#x}")
+            raise FaultyKernelError(
+                "jump-outside-code", f"{self.code.kernel} runs past its last instruction from {address:#x}"
+            )
         last = operations[-1].instruction
         return Block(
             address=address,

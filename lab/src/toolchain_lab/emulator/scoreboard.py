@@ -150,6 +150,7 @@ def _keep_distance(facts: Facts, recent: list[Recent]) -> None:
 def _fault(operation: Operation, earlier: Operation, what: str) -> FaultyKernelError:
     line, before = operation.instruction.line, earlier.instruction.line
     return FaultyKernelError(
+        "wait-missing",
         f"the code at {line.address:#x} comes too early",
         why=f"{line.text}: {what} {before.text} at {before.address:#x}",
     )

@@ -81,6 +81,7 @@ class Instruction:
     def unknown(self, why: str = "") -> NotEmulatedError:
         """The refusal of this instruction."""
         return NotEmulatedError(
+            "instruction-not-emulated",
             f"the emulator does not know {self.name}" if not why else f"the emulator refuses {self.name}: {why}",
             why=f"at {self.address:#x}: {self.line.text}",
             fix="report it with the code object; nothing was guessed",

@@ -100,6 +100,7 @@ class Workgroup:
                 self.lds.barrier()
                 if sum(wave.count for wave in self.waves) > limits.instructions:
                     raise FaultyKernelError(
+                        "kernel-endless",
                         f"{self.code.kernel} does not end",
                         why=f"a workgroup ran more than {limits.instructions} instructions",
                     )
@@ -123,6 +124,7 @@ class Workgroup:
                 return
             if wave.count > limits.instructions:
                 raise FaultyKernelError(
+                    "kernel-endless",
                     f"{self.code.kernel} does not end",
                     why=f"a wave ran more than {limits.instructions} instructions, the last at {block.address:#x}",
                 )
@@ -146,7 +148,9 @@ def refuse(code: CodeObject) -> None:
     if descriptor.rsrc2 >> 10 & 1:
         why = "it asks for the workgroup's info in an SGPR"
     if why:
-        raise NotEmulatedError(f"the emulator refuses {code.kernel}", why=why, fix="report it with the code object")
+        raise NotEmulatedError(
+            "kernel-not-emulated", f"the emulator refuses {code.kernel}", why=why, fix="report it with the code object"
+        )
 
 
 def _begin(wave: Wave, arguments: bytes, address: int, place: Place) -> None:

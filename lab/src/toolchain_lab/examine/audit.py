@@ -153,6 +153,7 @@ def audit(what: str, cache: Cache, *, gpus: Sequence[str] = (), plan: Path | Non
         result.images, result.notes = files.images, files.notes()
     if not (result.kernels or result.libraries or result.damaged or result.sealed):
         raise ConfigError(
+            "nothing-compiled",
             f"{what} holds no compiled code",
             why="\n".join(["neither kernels nor libraries are in it", *result.notes]),
             fix="name an image, a prefix, an archive, a wheel or a folder that has some",
@@ -221,5 +222,9 @@ def objects_of(folder: Path, gpus: Sequence[str]) -> dict[str, str]:
                     objects[key_of(f"{stem}/{name.removesuffix('.aks2')}/{inside}")] = path
     if not objects:
         wanted = f" for {', '.join(gpus)}" if gpus else ""
-        raise ConfigError(f"{folder} plans no kernel{wanted}", fix="name another folder, or the GPUs that it is for")
+        raise ConfigError(
+            "plan-without-kernel",
+            f"{folder} plans no kernel{wanted}",
+            fix="name another folder, or the GPUs that it is for",
+        )
     return objects

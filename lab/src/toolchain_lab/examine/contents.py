@@ -145,7 +145,9 @@ def bundled(path: Path) -> Iterator[Code]:
             if is_bundle(stream.read(MAGIC_BYTES)):
                 yield from _of_bundle(file, stream, "", UnpackBudget())
     except OSError as error:
-        raise KernelError(f"cannot read {path}", why=str(error.strerror), fix="check the path") from error
+        raise KernelError(
+            "object-unreadable", f"cannot read {path}", why=str(error.strerror), fix="check the path"
+        ) from error
 
 
 def _objects(file: StoredFile, stem: str, budget: UnpackBudget) -> Iterator[Code]:
@@ -163,6 +165,7 @@ def _of_bundle(file: StoredFile, stream: BinaryIO, stem: str, budget: UnpackBudg
     for part in parts(stream, file.size, file.path, budget=budget):
         if not isinstance(part, Part):
             raise SealedError(
+                "offload-bundle-sealed",
                 f"{file.path} is a compressed bundle, and its GPUs are unknown",
                 why=part.why,
                 fix="install it: pip install backports.zstd; or unpack the file: clang-offload-bundler --unbundle",
@@ -178,7 +181,7 @@ def _of_bundle(file: StoredFile, stream: BinaryIO, stem: str, budget: UnpackBudg
                 stem=stem,
             )
     if not found:
-        raise KernelError(f"{file.path} is a bundle without code for an AMD GPU", fix=_AGAIN)
+        raise KernelError("offload-bundle-empty", f"{file.path} is a bundle without code for an AMD GPU", fix=_AGAIN)
 
 
 def _rest(file: StoredFile, stream: BinaryIO) -> bytes:
@@ -218,7 +221,7 @@ def _packed(file: StoredFile, budget: UnpackBudget) -> Iterator[Code]:
                 name = f"{file.path.removesuffix('.aks2')}/{kernel.name}"
                 yield Code(name=name, file=file.path, size=kernel.size, read=kernel.read, shared=kernel.shared)
     except (KernelError, HostileInputError) as error:
-        raise type(error)(f"{file.path}: {error.what}", why=error.why, fix=_AGAIN) from error
+        raise type(error)(error.id, f"{file.path}: {error.what}", why=error.why, fix=_AGAIN) from error
 
 
 def _guarded(codes: Iterator[Code], on_fault: OnFault) -> Iterator[Code]:
@@ -244,6 +247,7 @@ def _launches(file: StoredFile) -> Launches:
         return Launches(strict_json.read(file.read(strict_json.LIMIT)))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise KernelError(
+            "launches-malformed",
             f"{file.path} does not say how the kernels of its pack are launched",
             why=error.what if isinstance(error, DocumentError) else "it is not a list of launches of a known format",
             fix="build the image again with this version of the tool",
@@ -259,7 +263,9 @@ def _result(file: StoredFile) -> Code:
             raise DamagedError("its JSON is not an object")
     except (DamagedError, ValueError) as error:
         why = error.what if isinstance(error, DocumentError) else "a part of it is missing or damaged"
-        raise KernelError(f"{file.path} is not a complete result of a kernel store", why=why, fix=_AGAIN) from error
+        raise KernelError(
+            "stored-result-damaged", f"{file.path} is not a complete result of a kernel store", why=why, fix=_AGAIN
+        ) from error
     code = result.code
     return Code(
         name=file.path, file=file.path, size=len(code), read=lambda: code, launch=launch, inputs=result.inputs

@@ -134,6 +134,7 @@ def compare(a: Sequence[Kernel], b: Sequence[Kernel]) -> Difference:
             rows = [_row(before.get(key), after.get(key)) for key in before.keys() | after.keys()]
             return ranked(rows)
     raise ConfigError(
+        "nothing-in-common",
         "A and B have no kernel in common",
         why=f"A begins with {a[0].key}, B with {b[0].key}",
         fix="compare two campaigns of the same kernels and GPUs",

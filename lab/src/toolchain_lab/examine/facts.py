@@ -101,6 +101,7 @@ def read_object(content: bytes, where: str, *, shared: int | None = None) -> tup
             raise ValueError("it holds no kernel")
     except (struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
         raise KernelError(
+            "object-damaged",
             f"{where} is not a complete code object",
             why=str(error) if type(error) is ValueError else "a table or the metadata in it is damaged",
             fix="get it again, or compile it again",
@@ -192,7 +193,7 @@ def read_ptx(text: str, where: str) -> tuple[Facts, ...]:
 
 
 def _not_ptx(where: str, why: str) -> KernelError:
-    return KernelError(f"{where} is not a complete PTX", why=why, fix="compile it again")
+    return KernelError("ptx-damaged", f"{where} is not a complete PTX", why=why, fix="compile it again")
 
 
 class _Entry:

@@ -65,6 +65,7 @@ def interpreter_at(named: str) -> Interpreter:
         and not any(any(prefix.glob(f"{name}/python3*/os.py")) for name in _LIBRARIES)
     ):
         raise KernelError(
+            "not-a-python",
             f"{named} is not a Python",
             why=f"{file} has no standard library in {prefix}",
             fix="name the interpreter itself, not a script that starts it: --with-python PATH",
@@ -88,6 +89,7 @@ def triton_of(interpreter: Interpreter, version: str) -> list[tuple[Path, str]]:
     package = next((at / "triton" for at in folders if (at / "triton" / "__init__.py").is_file()), None)
     if package is None:
         raise ConfigError(
+            "python-without-triton",
             f"{interpreter.named} has no Triton",
             why="looked for a folder `triton` in its site-packages and in the folders that .pth files there name",
             fix="--triton-wheel VERSION, or install Triton for that Python, not as editable",

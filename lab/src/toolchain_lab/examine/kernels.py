@@ -77,7 +77,7 @@ def kernels_in(
         for line in files.notes():
             note(f"{what}: {line}")
     if not kernels:
-        raise ConfigError(
+        raise ConfigError("nothing-compiled",
             f"{what} holds no compiled kernels",
             why="\n".join(["nothing in it is a code object, a pack of AOTriton, a result of a kernel store or PTX",
                            *files.notes()]),

@@ -125,7 +125,9 @@ class _Found:
         self._left -= size
         self._budget.add(size)
         if self._left < 0:
-            raise HostileInputError(f"{path} has sections of device code that overlap", fix="get it again")
+            raise HostileInputError(
+                "device-code-overlap", f"{path} has sections of device code that overlap", fix="get it again"
+            )
 
     def _amd(self, stream: BinaryIO, start: int, size: int, path: str) -> None:
         size = min(size, stream.seek(0, 2) - start)
@@ -156,7 +158,9 @@ def nvidia_targets(stream: BinaryIO, start: int, size: int) -> Iterator[str]:
         magic, _, head, length = struct.unpack("<4sHHQ", _exactly(stream, place, 16))
         entries, words = (entries, words - 1) if magic != _FATBIN or head < 16 else (entries - 1, words)
         if entries < 0 or words < 0:
-            raise HostileInputError("a section of CUDA's fat binaries has too many of them", fix="get the file again")
+            raise HostileInputError(
+                "fat-binary-too-many", "a section of CUDA's fat binaries has too many of them", fix="get the file again"
+            )
         if magic != _FATBIN or head < 16:
             place += 8
             continue

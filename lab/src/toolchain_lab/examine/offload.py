@@ -98,7 +98,9 @@ def parts(
     while (at := skip_zeros(stream, at, end)) < end:
         left -= 1
         if left < 0:
-            raise HostileInputError(f"{where} has more than {_MOST_BUNDLES} offload bundles", fix=_AGAIN)
+            raise HostileInputError(
+                "offload-bundle-too-many", f"{where} has more than {_MOST_BUNDLES} offload bundles", fix=_AGAIN
+            )
         stream.seek(at)
         head = stream.read(min(MAGIC_BYTES, end - at))
         if head == PLAIN:
@@ -127,7 +129,7 @@ def skip_zeros(stream: BinaryIO, at: int, end: int) -> int:
 
 
 def _damaged(where: str, why: str) -> KernelError:
-    return KernelError(f"{where} is not a complete offload bundle", why=why, fix=_AGAIN)
+    return KernelError("offload-bundle-damaged", f"{where} is not a complete offload bundle", why=why, fix=_AGAIN)
 
 
 def _rows(stream: BinaryIO, at: int, size: int, where: str) -> tuple[list[Part], int]:
@@ -151,7 +153,9 @@ def _rows(stream: BinaryIO, at: int, size: int, where: str) -> tuple[list[Part],
     end = at + place
     for part in sorted((part for part in found if part.size), key=lambda part: part._offset):
         if part._offset < end:
-            raise HostileInputError(f"{where} holds code objects that overlap", why=part.target, fix=_AGAIN)
+            raise HostileInputError(
+                "offload-bundle-overlap", f"{where} holds code objects that overlap", why=part.target, fix=_AGAIN
+            )
         end = part._offset + part.size
     return found, end - at
 
@@ -175,7 +179,9 @@ def _packed(
     if not len(PACKED) + form.size <= packed <= size:
         raise _damaged(where, f"it has {size} bytes, and {packed} by its header")
     if unpacked > _LARGEST or not budget.takes(unpacked):
-        raise HostileInputError(f"{where} holds a bundle of {packed} bytes that unpacks to {unpacked}", fix=_AGAIN)
+        raise HostileInputError(
+            "offload-bundle-bomb", f"{where} holds a bundle of {packed} bytes that unpacks to {unpacked}", fix=_AGAIN
+        )
     try:
         unpack, errors = _unpacker(method, where)
     except ImportError:

@@ -132,12 +132,14 @@ def opened(what: str, cache: Cache) -> Iterator[Files]:
             yield Files(lambda notes: local_files(real, path.name, notes))
         return
     if what.startswith((".", "/", "~")) or _FILE.fullmatch(what) or _TAR.fullmatch(what):
-        raise ConfigError(f"there is no {what}", fix="check the path")
+        raise ConfigError("path-missing", f"there is no {what}", fix="check the path")
     with tempfile.TemporaryDirectory(prefix="toolchain-kernels-") as scratch, reading(what):
         layout, images = images_of(what, cache, Path(scratch))
         for image in images:
             if problems := verify_layout(layout, image):
-                raise UntrustedError(f"{what} has other bytes than its digests say", why="\n".join(problems[:5]))
+                raise UntrustedError(
+                    "image-damaged", f"{what} has other bytes than its digests say", why="\n".join(problems[:5])
+                )
         digests = [image.digest for image in images]
         yield Files(lambda notes: (file for image in images for file in _image_files(layout, image, notes)), digests)
 
@@ -155,7 +157,7 @@ def reading(what: str) -> Iterator[None]:
             why = "it is cut off, or no archive"
         elif isinstance(error, CommandError):
             why = str(error)
-        raise SourceError(f"{what} cannot be read", why=why, fix=_AGAIN) from error
+        raise SourceError("archive-unreadable", f"{what} cannot be read", why=why, fix=_AGAIN) from error
 
 
 def local_files(path: Path, name: str, notes: Notes | None = None) -> Iterator[StoredFile]:
@@ -226,7 +228,7 @@ class _Budgeted:
         """
         content: bytes = self._stream.read(size)
         if not self._budget.takes(len(content)):
-            raise HostileInputError(f"{self._name} unpacks to more than 200 times its size", fix=_AGAIN)
+            raise HostileInputError("archive-bomb", f"{self._name} unpacks to more than 200 times its size", fix=_AGAIN)
         return content
 
 

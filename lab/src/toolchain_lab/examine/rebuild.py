@@ -45,6 +45,7 @@ def rebuild(
     usable = sorted(kernels.keys() & rules.keys())
     if not usable:
         raise ConfigError(
+            "origin-unknown",
             "it is unknown what these kernels were compiled from",
             why="packs of AOTriton need its generator's plan; objects need their JSON beside them, in a folder",
             fix="--plan DIR, or name a folder of a campaign",
@@ -83,7 +84,7 @@ def _rules(plan: Path, source: Path) -> dict[str, Rule]:
     except (OSError, IndexError, UnicodeDecodeError) as error:
         why = error.strerror or "it cannot be read" if isinstance(error, OSError) else "its first line is no rule"
         fix = "name the folder that AOTriton's generator wrote: --plan"
-        raise SourceError(f"{plan} holds no plan of AOTriton", why=why, fix=fix) from error
+        raise SourceError("plan-missing", f"{plan} holds no plan of AOTriton", why=why, fix=fix) from error
     tree = file.partition("/modules/")[0]
     return {rule.out: rule for rule in read_plan(plan, source, build=build, source=tree).rules}
 

@@ -67,6 +67,7 @@ def triton_of_wheel(text: str, cache: Cache) -> Triton:
         python = _python(range(oldest, _NEWEST if match and match[2] == "abi3" else oldest + 1))
         if python is None:
             raise ConfigError(
+                "python-missing",
                 f"there is no CPython 3.{oldest} here",
                 why=f"{wheel.name} is for it",
                 fix="install it, give a wheel for another, or a Python that imports this Triton: --with-python PATH",
@@ -103,7 +104,10 @@ def _unpack(wheel: Path, folder: Path) -> None:
             Path(partial).mkdir(exist_ok=True)  # what the block removes
     except OSError as error:
         raise ResourceError(
-            f"cannot unpack {wheel.name}", why=error.strerror or "it cannot be written", fix="free room, or --cache DIR"
+            "wheel-not-unpacked",
+            f"cannot unpack {wheel.name}",
+            why=error.strerror or "it cannot be written",
+            fix="free room, or --cache DIR",
         ) from error
 
 
@@ -133,21 +137,28 @@ def rule_of(path: Path, source: Path) -> dict[str, Any]:
         file, precision = str(metadata["source"]), str(metadata.get("default_dot_input_precision", ""))
     except OSError as error:
         raise ConfigError(
-            f"{path.name} has no JSON beside it", why=f"{beside}: {error.strerror}", fix="name a kernel of a campaign"
+            "kernel-json-missing",
+            f"{path.name} has no JSON beside it",
+            why=f"{beside}: {error.strerror}",
+            fix="name a kernel of a campaign",
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
+            "kernel-json-malformed",
             f"{beside} does not say what the kernel was compiled from",
             why="a value in it is missing, or has another form",
             fix="name a kernel that a campaign of this tool compiled",
         ) from error
     if file.startswith("/") or ".." in Path(file).parts:
-        raise ConfigError(f"{beside} names the source {file}", fix="name a kernel of a campaign")
+        raise ConfigError(
+            "kernel-json-malformed", f"{beside} names the source {file}", fix="name a kernel of a campaign"
+        )
     roots = (
         [source] if (source / file).is_file() else [at.parents[len(Path(file).parts) - 1] for at in source.rglob(file)]
     )
     if len(roots) != 1:
         raise SourceError(
+            "kernel-source-ambiguous",
             f"{source} has {len(roots)} files {file}",
             why="; ".join(map(str, roots[:3])),
             fix="give the folder that it is below: --source",
@@ -199,7 +210,9 @@ def compile_rules(
                 stdin="".join(f"{json.dumps(task)}\n" for task in tasks), capture=True, timeout=timeout,
             )  # fmt: skip
         except process.CommandError as error:
-            raise KernelError("the kernel did not compile", why=error.why, fix="see what Triton says of it") from error
+            raise KernelError(
+                "kernel-not-compiled", "the kernel did not compile", why=error.why, fix="see what Triton says of it"
+            ) from error
         answers = _answers(done.stdout, rules)
         return [
             _collected(answer, made / str(number), Path(rule["out"])) if answer["status"] == DONE else answer
@@ -215,7 +228,9 @@ def _answers(printed: str, rules: Sequence[Mapping[str, Any]]) -> list[dict[str,
     """
     lines = printed.splitlines()[1:]
     if len(lines) != len(rules):
-        raise KernelError("the kernel did not compile", why="the compiler died", fix="try another Triton")
+        raise KernelError(
+            "kernel-not-compiled", "the kernel did not compile", why="the compiler died", fix="try another Triton"
+        )
     answers = []
     for line, rule in zip(lines, rules, strict=True):
         try:
@@ -224,7 +239,7 @@ def _answers(printed: str, rules: Sequence[Mapping[str, Any]]) -> list[dict[str,
             answer = None
         if not is_answer(answer, rule["id"], (DONE, FAILED)):
             why = f"the compiler's answer is invalid: {line[:500]}"
-            raise KernelError("the kernel did not compile", why=why, fix="try another Triton")
+            raise KernelError("kernel-not-compiled", "the kernel did not compile", why=why, fix="try another Triton")
         answers.append({"reason": "", "seconds": 0.0, **answer})
     return answers
 
@@ -242,7 +257,9 @@ def _collected(answer: Mapping[str, Any], made: Path, out: Path) -> dict[str, An
             content = read_regular(made / f"kernel{suffix}", limit, within=made.parent)
         except OSError as error:
             why = f"the compiler left no kernel{suffix} that can be read: {error.strerror or error}"
-            raise KernelError("the kernel did not compile", why=why, fix="try another Triton") from error
+            raise KernelError(
+                "kernel-not-compiled", "the kernel did not compile", why=why, fix="try another Triton"
+            ) from error
         out.with_suffix(suffix).write_bytes(content)
         digests[suffix] = hashlib.sha256(content).hexdigest()
     return {**answer, "sha256": digests[".hsaco"]}
@@ -258,7 +275,9 @@ def _version(python: Interpreter, installed: Sequence[Mount], settings: Path) ->
     done = process.run(view.command(words, settings, show=installed), capture=True, check=False, timeout=_SECONDS)
     if done.returncode != 0 or not _MINOR.fullmatch(done.stdout.strip()):
         why = "\n".join(done.tail[-3:])
-        raise KernelError(f"{python.named} is not a Python", why=why, fix="name another: --with-python PATH")
+        raise KernelError(
+            "not-a-python", f"{python.named} is not a Python", why=why, fix="name another: --with-python PATH"
+        )
     return done.stdout.strip()
 
 

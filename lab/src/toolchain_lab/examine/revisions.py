@@ -92,7 +92,9 @@ def revisions(pieces: Iterable[bytes], name: str) -> tuple[Revision, ...]:
                     (revision.kind, revision.revision, revision.version, revision.repository, revision.build), revision
                 )
         if len(by_content) > _MOST:
-            raise HostileInputError(f"{name} names more than {_MOST} revisions", fix="download the wheel again")
+            raise HostileInputError(
+                "too-many-revisions", f"{name} names more than {_MOST} revisions", fix="download the wheel again"
+            )
         keep = max(0, len(held) - _BEFORE - _DIGITS - _AFTER)
         held, start = held[keep:], start + keep
     return tuple(sorted(by_content.values(), key=lambda revision: (revision.at, revision.kind)))

@@ -120,7 +120,9 @@ def wheel_named(text: str, cache: Cache) -> Iterator[Path]:
     """
     if not text.startswith("pypi:"):
         if not Path(text).is_file():
-            raise SourceError(f"there is no file {text}", fix="name a wheel: FILE.whl, or pypi:triton==VERSION")
+            raise SourceError(
+                "wheel-missing", f"there is no file {text}", fix="name a wheel: FILE.whl, or pypi:triton==VERSION"
+            )
         yield Path(text)
         return
     spec = parse_source_spec(text, project=_PROJECT)
@@ -189,12 +191,18 @@ def _named(file: str, archive: zipfile.ZipFile) -> tuple[str, str]:
     match = _NAME.fullmatch(file)
     metadata = [member for member in archive.infolist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", member.filename)]
     if len(metadata) > 1:
-        raise HostileInputError(f"{file} has the metadata of {len(metadata)} projects", fix="download the wheel again")
+        raise HostileInputError(
+            "wheel-metadata-twice",
+            f"{file} has the metadata of {len(metadata)} projects",
+            fix="download the wheel again",
+        )
     fields: dict[str, str] = {}
     if metadata:
         if metadata[0].file_size > _MAX_TEXT:
             raise HostileInputError(
-                f"{file} has metadata of {metadata[0].file_size} bytes", fix="download the wheel again"
+                "wheel-metadata-too-large",
+                f"{file} has metadata of {metadata[0].file_size} bytes",
+                fix="download the wheel again",
             )
         headers = HeaderParser().parsestr(archive.read(metadata[0]).decode("utf-8", "replace"))
         fields = {key: str(headers[key]).strip() for key in ("Name", "Version") if headers[key]}

@@ -116,7 +116,9 @@ class Arguments:
             if self.has(name):
                 self.values[name] = value
             elif name in self.metadata.constants and self.metadata.constants[name] not in (value, None):
-                raise NotCheckedError(f"{name} is compiled in as {self.metadata.constants[name]}, not {value}")
+                raise NotCheckedError(
+                    "no-case", f"{name} is compiled in as {self.metadata.constants[name]}, not {value}"
+                )
 
     def strides(self, **given: Sequence[int]) -> None:
         """Strides by tensor: the arguments `stride_NAME…` in the function's order.
@@ -132,7 +134,7 @@ class Arguments:
                 and len(argument.removeprefix(f"stride_{name}").strip("_")) == 1
             ]
             if names and len(names) != len(strides):
-                raise NotCheckedError(f"{len(names)} strides of {name}: {', '.join(names)}")
+                raise NotCheckedError("no-case", f"{len(names)} strides of {name}: {', '.join(names)}")
             self.numbers(**dict(zip(names, strides, strict=False)))
 
     def zero(self, *patterns: str) -> None:
@@ -149,5 +151,5 @@ class Arguments:
         """
         lacking = [parameter.name for parameter in self.metadata.parameters if parameter.name not in self.values]
         if lacking:
-            raise NotCheckedError(f"no value is known for {', '.join(lacking)}")
+            raise NotCheckedError("no-case", f"no value is known for {', '.join(lacking)}")
         return self.values

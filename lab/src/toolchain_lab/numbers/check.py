@@ -152,7 +152,7 @@ def check_program(
     began = time.process_time() if began is None else began
     make = make or CASES.get((metadata.source, metadata.kernel))
     if make is None:
-        raise NotCheckedError(f"there is no case for {metadata.kernel} of {metadata.source}")
+        raise NotCheckedError("no-case", f"there is no case for {metadata.kernel} of {metadata.source}")
     errors: dict[str, tuple[float, float]] = {}
     labels, faults, instructions, workgroups = [], [], 0, 0
     for case in make(metadata, seed):

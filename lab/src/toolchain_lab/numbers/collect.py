@@ -73,7 +73,10 @@ def collect(
         gpu, kernel = (about.gpu, f"{about.source}:{about.kernel}") if about is not None else ("", "")
         if name in objects:
             raise ConfigError(
-                f"{label} holds {name} more than once", why="there are several images in it", fix="name one of them"
+                "object-ambiguous",
+                f"{label} holds {name} more than once",
+                why="there are several images in it",
+                fix="name one of them",
             )
         there.add(gpu)
         if not gpus or gpu in gpus:
@@ -94,14 +97,21 @@ def _nothing(known: _Known, label: str, gpus: Sequence[str], there: Collection[s
     wanted = f" for {', '.join(gpus)}" if gpus else ""
     if known.unknown:
         return ConfigError(
+            "launches-missing",
             f"{label} does not say how its kernels are launched{wanted}",
             why=f"{known.unknown[0]} is a pack of AOTriton, and no {NAME} is beside it",
             fix="--plan DIR and --source DIR: the folder of AOTriton's generator, and its source",
         )
     if there:
         fix = "name one of these, or leave --gpu out"
-        return ConfigError(f"{label} holds no code objects{wanted}", why=f"it has {', '.join(sorted(there))}", fix=fix)
+        return ConfigError(
+            "no-code-objects",
+            f"{label} holds no code objects{wanted}",
+            why=f"it has {', '.join(sorted(there))}",
+            fix=fix,
+        )
     return ConfigError(
+        "no-code-objects",
         f"{label} holds no code objects{wanted}",
         why=f"there is no file {SUFFIX}, no pack of AOTriton and no result of a kernel store",
         fix=f"for the images in this folder: oci:{label}"

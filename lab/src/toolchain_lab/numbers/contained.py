@@ -82,11 +82,15 @@ def check_contained(
             done = process.run(command, stdin=json.dumps(job), capture=True, on_line=take)
         except process.CommandError as error:
             raise EngineError(
-                "the check of kernels died", why=error.why, fix="free memory, or give fewer --jobs; report it otherwise"
+                "check-died",
+                "the check of kernels died",
+                why=error.why,
+                fix="free memory, or give fewer --jobs; report it otherwise",
             ) from error
     lacking = [each.name for each in objects if each.name not in checked]
     if lacking:
         raise EngineError(
+            "check-died",
             "the check of kernels ended early",
             why=f"{lacking[0]}: no answer; {done.stdout[-300:]}",
             fix="give fewer --jobs; report it otherwise",

@@ -33,9 +33,9 @@ def element_of(metadata: Metadata, *names: str) -> Element:
     for name in names:
         if name in types:
             if types[name] not in ELEMENTS:
-                raise NotCheckedError(f"{name} has elements of type {types[name]}")
+                raise NotCheckedError("no-case", f"{name} has elements of type {types[name]}")
             return ELEMENTS[types[name]]
-    raise NotCheckedError(f"it takes none of {', '.join(names)}")
+    raise NotCheckedError("no-case", f"it takes none of {', '.join(names)}")
 
 
 def refuse_forms(arguments: Arguments, **off: Any) -> None:
@@ -46,7 +46,7 @@ def refuse_forms(arguments: Arguments, **off: Any) -> None:
     """
     for name, value in off.items():
         if arguments.constant(name, value) != value:
-            raise NotCheckedError(f"no case for {name} = {arguments.constant(name)}")
+            raise NotCheckedError("no-case", f"no case for {name} = {arguments.constant(name)}")
 
 
 def forward(metadata: Metadata, seed: int) -> Iterator[Case]:

@@ -20,7 +20,10 @@ def append(path: Path, row: Checked, decoder: str) -> None:
             stream.write(json.dumps({"decoder": decoder, "row": row.as_json()}) + "\n")
     except OSError as error:
         raise ConfigError(
-            f"--results {path} cannot be written", why=error.strerror or "", fix="name another file"
+            "output-unwritable",
+            f"--results {path} cannot be written",
+            why=error.strerror or "",
+            fix="name another file",
         ) from error
 
 
@@ -37,14 +40,19 @@ def read(path: Path, decoder: str) -> dict[str, Checked]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise ConfigError(f"--results {path} cannot be read", why=error.strerror or "", fix="name another") from error
+        raise ConfigError(
+            "results-unreadable", f"--results {path} cannot be read", why=error.strerror or "", fix="name another"
+        ) from error
     lines, cut = content.split(b"\n")[:-1], content.rpartition(b"\n")[2]
     try:
         rows = [strict_json.read(line.decode("utf-8"), path.name) for line in lines]
         known = [(str(row["decoder"]), Checked.from_json(row["row"])) for row in rows]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path} does not hold results of a check", why="a line has another form", fix="name another file"
+            "results-malformed",
+            f"{path} does not hold results of a check",
+            why="a line has another form",
+            fix="name another file",
         ) from error
     if cut:
         path.write_bytes(content[: len(content) - len(cut)])

@@ -39,6 +39,7 @@ def json_report(value: Any, name: str) -> Report:
 
 def _unknown(name: str, why: str) -> ConfigError:
     return ConfigError(
+        "not-a-report",
         f"{name} is neither of `kernels diff --json` nor of `audit --json`",
         why=why,
         fix="name what one of these printed, a campaign, an image, or a place with kernels",

@@ -48,6 +48,7 @@ def report_of(what: str, cache: Cache) -> Report:
             return build_report(cache, one_image(cache, what))
         except SourceError as error:
             raise SourceError(
+                error.id,
                 error.what,
                 why=error.why,
                 fix=f"{error.fix}; `toolchain kernels status` lists unfinished campaigns",
@@ -58,7 +59,9 @@ def report_of(what: str, cache: Cache) -> Report:
 def _campaign(ledger: Path, name: str, cache: Cache) -> Report:
     entries = look(ledger).entries
     if not entries:
-        raise ConfigError(f"{ledger} has no kernel yet", fix="wait until the campaign has begun, or name another")
+        raise ConfigError(
+            "ledger-empty", f"{ledger} has no kernel yet", fix="wait until the campaign has begun, or name another"
+        )
     kernels: list[Kernel] = []
     if ledger.name == LEDGER:  # the objects are beside it
         with contextlib.suppress(ConfigError):
@@ -70,9 +73,12 @@ def _document(path: Path) -> object:
     try:
         return strict_json.read(read_regular(path, _LARGEST), path.name, limit=_LARGEST)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read", why=error.strerror or str(error), fix="check the path") from error
+        raise ConfigError(
+            "file-unreadable", f"{path} cannot be read", why=error.strerror or str(error), fix="check the path"
+        ) from error
     except ValueError as error:
         raise ConfigError(
+            "not-a-report",
             f"{path} is not a JSON document",
             why=error.what if isinstance(error, DocumentError) else "its text cannot be read",
             fix="write it again: toolchain kernels diff A B --json >FILE",
