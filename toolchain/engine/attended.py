@@ -1,4 +1,4 @@
-"""End a long-lived process with the block that uses it."""
+"""A context manager that ends a long-lived process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Build recipes, and run commands and workers in fresh containers, by buildah on a storage of the tool's own."""
+"""Build recipes, and run commands and workers in fresh containers, with buildah."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ __all__ = ["Buildah", "Mount", "render"]
 _CONTEXT = "/context"
 _CONTAINERFILE = "/call/Containerfile"
 _OUT = "/out"
-# A stage without instructions: buildah treats its image as an intermediate one, and removes it at the end, or fails if
-# another build uses it. An instruction gives the stage an image of its own.
+# buildah treats the image of a stage without instructions as an intermediate image: buildah removes it at the end, or
+# fails if another build uses it. An instruction gives the stage an image of its own.
 _BARE = re.compile(r"^(FROM \$\{\w+\} AS \w+\n)(?=(?:[ \t]*(?:#.*)?\n)*FROM )", re.MULTILINE)
 
 
 def render(recipe: Recipe, text: str, variation: Variation | None = None) -> str:
-    """Return the Containerfile that is built: `text` with keyed cache mounts, and our steps before a stage's first RUN.
+    """Return the Containerfile that buildah builds.
 
+    The ids of cache mounts in `text` get the recipe's keys, and the first RUN of each stage is preceded by our steps.
     RUN writes to pipes (see `engine.relay`), unless the Containerfile has its own SHELL.
 
     Args:
-        variation: changed conditions of RUN.
+        variation: the conditions to change for RUN.
     """
     if recipe.cache_key:
         tree = re.escape(f"toolchain-{recipe.name}-tree")
@@ -80,7 +81,7 @@ class Buildah(Storage):
 
     def prove_isolation(self) -> str:
         """Prove the isolation of containers once, and return its name."""
-        # Workers start from several threads; one of them makes the proof.
+        # Several threads start workers, but one proof is enough.
         with self._probing:
             if not self._proved:
                 probe(self)
@@ -132,7 +133,7 @@ class Buildah(Storage):
         Raises:
             BuildError: the build failed; `why` begins with the first error among the last lines.
             EngineError: the engine does not work, or the build sees a network that it must not have.
-            HostileInputError: see `require_inside`.
+            HostileInputError: the built tree holds a device, pipe or socket, or a link that leads out of the tree.
             LimitError: the build reached a limit of `data/limits.toml`.
         """
         source = root / recipe.containerfile
@@ -191,7 +192,7 @@ class Buildah(Storage):
                 self.call("rmi", "--force", tag, check=False)
 
     def _preloaded(self, image: str) -> list[Mount]:
-        """Return the mounts of a varied container of `image`; their files are built when they are first needed."""
+        """Return the mounts of the preloaded libraries for containers of `image`, and build them on the first call."""
         if self._variation is None:
             return []
         reference = self._references.get(image, image)
@@ -218,7 +219,7 @@ class Buildah(Storage):
         for name, key in {**recipe.images, **({"BASE": recipe.base} if recipe.base else {})}.items():
             arguments[name] = self._references.get(key, key)
         words = [word for name, value in sorted(arguments.items()) for word in ("--build-arg", f"{name}={value}")]
-        # Only the recipes of a checkout are shown.
+        # buildah sees only the folders with recipes, and not the other files of a checkout.
         (folder / "context").mkdir()
         show = [Mount(folder / "context", _CONTEXT)]
         for part in [root / part for part in PARTS if (root / part).is_dir()]:
@@ -232,7 +233,7 @@ class Buildah(Storage):
                     why=f"{path} is not a folder",
                     fix="run the command again; it makes the folder again if it was deleted",
                 )
-            # Every user may read the trees of the store.
+            # Trees of the store need no copy, because every user may read them.
             stored = path.is_relative_to(self.cache.store)
             show.append(Mount(path if stored else view.visible(path, folder / "copies"), f"/contexts/{name}"))
             words += ["--build-context", f"{name}=/contexts/{name}"]
@@ -270,7 +271,7 @@ class Buildah(Storage):
             LimitError: the container reached a limit of `data/limits.toml`.
         """
         env, check, log = how.get("env"), how.get("check", True), how.get("log")
-        how["env"], how["check"] = None, False  # the variables are the container's, and its limits are looked at first
+        how["env"], how["check"] = None, False  # buildah passes the variables on; limits are checked before the code
         with self._prepared(image, argv, mounts=mounts, env=env, network=network, log=log) as (command, folder):
             result = self.attempt(command, **how)
             if (limit := container_limits.reached(folder)) is not None:
@@ -283,10 +284,10 @@ class Buildah(Storage):
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount] = (), env: Mapping[str, str] | None = None
     ) -> Iterator[subprocess.Popen[str]]:
-        """Start a long-lived process in its own container without a network, and end it with the block.
+        """Start a long-lived process in its own container without a network, and end it at the end of the block.
 
-        The caller must read the standard error of the process, which otherwise stops when that pipe is full. Several
-        processes may run at once, each from a thread that outlives its block.
+        The caller must read the standard error of the process, because the process stops when that pipe is full.
+        Several processes may run at once. The thread that starts a process must outlive the block.
         """
         with (
             self._prepared(image, argv, mounts=mounts, env=env, timed=False) as (command, _),
@@ -310,7 +311,7 @@ class Buildah(Storage):
         """Yield the command line that runs `argv` in a container, and the folder of the invocation.
 
         Args:
-            timed: whether the limit of hours applies.
+            timed: whether the limit `hours` applies.
         """
         options: list[str] = []
         for name, value in sorted((env or {}).items()):
@@ -344,7 +345,7 @@ class Buildah(Storage):
             discard(place)
 
     def ninja_log(self, name: str, key: str) -> bytes:
-        """Return the longest of ninja's logs in that tree cache; empty if there is none."""
+        """Return the longest ninja log in the tree cache of a recipe; empty if there is none."""
         logs = [b""]
         for place in self._trees(name, key):
             for path in (place / ".ninja_log", *place.glob("*/.ninja_log")):

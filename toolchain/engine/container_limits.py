@@ -18,7 +18,7 @@ from toolchain.engine.resources import cores
 _VARIABLE = "TOOLCHAIN_LIMITS"
 _NOTE = "limit.json"
 _LARGEST_NOTE = 1 << 20
-# A build that reached one of these has filled the disk, so its files must be removed.
+# A build that reached one of these limits has filled the disk, so its files must be removed.
 OF_DISK = ("written-bytes", "written-files", "free-bytes", "free-files")
 
 
@@ -39,7 +39,7 @@ class Reached:
     """The launcher's note about a container that it ended.
 
     Args:
-        name: the limit.
+        name: the name of the limit.
         layers: ids of the layers that the container wrote to, in the engine's storage.
     """
 
@@ -54,7 +54,7 @@ def rows() -> list[Limit]:
 
 
 def values() -> dict[str, float]:
-    """Return the limits on this machine by name: the values of `TOOLCHAIN_LIMITS`, or else those of the data."""
+    """Return the limits on this machine by name, from `TOOLCHAIN_LIMITS` or else from `data/limits.toml`."""
     found: dict[str, float] = {row.name: max(row.value, row.per_core * cores()) for row in rows()}
     for pair in filter(None, os.environ.get(_VARIABLE, "").split(",")):
         name, _, text = pair.partition("=")
@@ -77,10 +77,10 @@ def limits_for(folder: Path, places: Sequence[Path], *, log: Path | None = None,
     """Return the limits of one container.
 
     Args:
-        folder: the folder of the invocation, which gets a note when a limit is reached.
+        folder: the folder of the invocation, to which the launcher writes a note when a limit is reached.
         places: the folders that the container writes to.
-        log: the file that gets its output.
-        timed: whether the limit of hours applies.
+        log: the file that gets the container's output.
+        timed: whether the limit `hours` applies.
     """
     found = values()
     return {
@@ -108,7 +108,8 @@ def reached(folder: Path, error: Exception | None = None) -> Reached | None:
     """Return the limit that the container of an invocation reached, or None.
 
     Args:
-        error: the error with which the container ended. If its log found no room, the disk was filled at once.
+        error: the error with which the container ended. If it says that the disk is full, the limit is `free-bytes`,
+            even if the launcher wrote no note.
     """
     try:
         note = strict_json.read(read_regular(folder / _NOTE, _LARGEST_NOTE))

@@ -54,19 +54,19 @@ FILES = {
     "DOCKER_CERT_PATH": "the certificates for the daemon",
     "SSH_AUTH_SOCK": "the keys for a daemon that is reached by ssh",
 }
-"""The variables that docker's client gets, with their meaning; those of the second group name files."""
+"""The variables that docker's client inherits, with their meaning. The values of `FILES` are paths."""
 # The kernel lets the first process of a PID namespace ignore signals that end other processes, such as abort's. A shell
 # is that first process, so that a command ends with the same exit code as elsewhere.
 _SHELL = ("-c", '"$@"; exit $?', "sh")
 
 
-def _said(error: DockerException) -> str:
-    """Return what a call of docker printed as its errors."""
+def _error_output(error: DockerException) -> str:
+    """Return the error output of a docker call."""
     return (error.stderr or "").strip() or f"it ended with {error.return_code} and printed no error"
 
 
 class DockerRunner:
-    """Runs commands in containers of a docker daemon, without network unless asked.
+    """Runs commands in containers of a docker daemon, without a network unless the caller asks for one.
 
     Args:
         host: the daemon's address, e.g. `unix:///run/docker.sock`; by default the client's settings decide.
@@ -111,7 +111,7 @@ class DockerRunner:
         return str(side["Version"])
 
     def cleanup(self) -> None:
-        """Remove the containers of invocations of this machine that were killed.
+        """Remove the containers of killed invocations on this machine.
 
         The daemon's containers do not end with their client, and the daemon may serve several machines.
         """
@@ -138,8 +138,8 @@ class DockerRunner:
         with tempfile.TemporaryDirectory(prefix="load-", dir=self._scratch) as name:
             folder = Path(name)
             single = single_layout(layout, digest, folder)
-            # The image goes through a file, because skopeo's docker client is too old for current daemons. Its policy
-            # need not allow the image, because that comes from our own layout.
+            # skopeo writes a file, because its docker client is too old for current daemons. The machine's signature
+            # policy need not allow the image, because the image comes from our own layout.
             argv = ["skopeo", "--insecure-policy", "copy", "--quiet", f"oci:{single.name}:image"]
             argv += [f"docker-archive:image.tar:{reference}"]
             try:
@@ -168,7 +168,7 @@ class DockerRunner:
             self._client.image.remove(reference, force=True)
 
     def take_tree(self, archive: Path, name: str) -> str:
-        """Make an image of a tar archive, for the probe, and return its reference."""
+        """Import a tar archive as an image for the probe, and return its reference."""
         reference = f"{IMAGES}/{name}"
         with self._errors("import"):
             self._client.image.import_(archive, tag=reference)
@@ -227,8 +227,8 @@ class DockerRunner:
     ) -> Iterator[subprocess.Popen[str]]:
         """Start a long-lived process in its own container without a network; see `Buildah.worker`.
 
-        The yielded process is docker's client, whose pipes and exit code are the worker's. The container does not end
-        with the client, so it is removed by name at the end of the block.
+        The yielded process is docker's client, which has the pipes and the exit code of the worker. The container does
+        not end with the client, so this function removes it by name at the end of the block.
         """
         name = self._name()
         options = self._options(mounts, env)
@@ -267,7 +267,7 @@ class DockerRunner:
             "ulimit": [f"fsize={limits['fsize']}"],
             # The daemon keeps output on its disk; this driver keeps at most 100 MB.
             "log_driver": "local",
-            # Under SELinux a container could not read the user's folders otherwise.
+            # Without `label=disable`, SELinux would deny containers the user's folders.
             "security_options": ["label=disable", "no-new-privileges", f"seccomp={profile}"],
             **({"user": self.user} if self.user else {}),
         }
@@ -300,7 +300,7 @@ class DockerRunner:
                 take(str(stream), content.decode(errors="replace"))
         except DockerException as error:
             if not lines.tail:
-                lines.tail.extend(_said(error).splitlines())
+                lines.tail.extend(_error_output(error).splitlines())
             return int(error.return_code)
         finally:
             if timer is not None:
@@ -309,7 +309,7 @@ class DockerRunner:
         return 0
 
     def _limits(self, mounts: Sequence[Mount], *, log: Path | None = None, timed: bool) -> Limits:
-        """Return the limits of a container. Its own files are counted if the daemon's folder is visible here."""
+        """Return the limits of a container. They cover its own files if this machine sees the daemon's folder."""
         if self._data is None:
             words = [*self._words(), "info", "--format", "{{.DockerRootDir}}"]
             answer = process.run(words, capture=True, check=False, timeout=_PATIENCE)
@@ -351,20 +351,20 @@ class DockerRunner:
             raise EngineError(
                 "docker-failed",
                 f"docker {what} failed",
-                why=_said(error),
+                why=_error_output(error),
                 fix="is its daemon running? try: docker info",
             ) from error
 
 
 def _call() -> list[str]:
-    """Return the first words of a call of docker: python-on-whales itself would pass all of the caller's variables."""
+    """Return the command that runs docker without the caller's variables, which python-on-whales would pass on."""
     variables = clean_environment(inherited(VARIABLES, files=FILES))
     named = [f"{name}={value}" for name, value in variables.items()]
     return [process.find("env") or "/usr/bin/env", "-i", "--chdir=/", *named, process.find(PROGRAM) or PROGRAM]
 
 
 def _machine() -> str:
-    """Return an id of this boot of this machine and of its PID namespace."""
+    """Return an id of this boot and of this process's PID namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
 

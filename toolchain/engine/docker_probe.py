@@ -25,7 +25,7 @@ from toolchain.engine.storage import remove_tree
 
 _TIMEOUT = 120.0
 _INSTEAD = "leave out --runner, so that buildah runs them"
-# The first argument is a folder with a word in it, the others are files.
+# The first argument of this script is the folder of the word; the others are files to print.
 _SHOW = (
     'IFS= read -r word <"$1/asked"; echo "@asked $word"; echo "$word" >"$1/answer"; shift; for file in "$@"; do '
     'while IFS= read -r line; do printf \'@line %s\\n\' "$line"; done <"$file"; done'
@@ -33,14 +33,14 @@ _SHOW = (
 
 
 def proved(cache: Cache, *, host: str | None = None, scripts: Sequence[Path] | None = None) -> DockerRunner:
-    """Return a runner whose containers are proved to see no network, and the folders of this machine.
+    """Return a runner, after a proof that its containers see the folders of this machine but no network.
 
     Args:
         host: the daemon's address; by default the client's settings decide.
         scripts: files that containers must see unchanged; by default two files of the recipes.
 
     Raises:
-        EngineError: docker is missing or does not answer. Or its containers do not run, see a network, do not see this
+        EngineError: docker is missing or does not answer, or its containers do not run, see a network, do not see this
             machine's folders, or leave files there that belong to another user.
     """
     cache.work.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def proved(cache: Cache, *, host: str | None = None, scripts: Sequence[Path] | N
         refused: EngineError | None = None
         for user in _users():
             runner.user = user
-            refused = _wrong(runner, image, folder / f"seen-by-{user.partition(':')[0]}", scripts)
+            refused = _refusal(runner, image, folder / f"seen-by-{user.partition(':')[0]}", scripts)
             if refused is None:
                 break
     if refused is not None:
@@ -112,8 +112,8 @@ def outside(table: str, number: int) -> int:
     return number
 
 
-def _wrong(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path]) -> EngineError | None:
-    """Run the probe's container. Return an error that another user of the container may avoid, and raise others."""
+def _refusal(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path]) -> EngineError | None:
+    """Run the probe's container, and return an error that a container with another user may avoid; raise others."""
     word = secrets.token_hex(16)
     shown.mkdir()
     (shown / "asked").write_text(f"{word}\n", encoding="ascii")
@@ -157,7 +157,7 @@ def _wrong(runner: DockerRunner, image: str, shown: Path, scripts: Sequence[Path
     if word_read and theirs != ours:
         raise _unseen(runner, f"{' or '.join(map(str, scripts))} is another file there")
     if not word_read:
-        # Another user of the container may have the right to read it.
+        # A container that runs as another user may have the right to read the word.
         return _unseen(runner, f"a word written to {shown} was not read in a container: {last}")
     back = shown / "answer"
     if not back.is_file() or back.read_text(encoding="ascii") != f"{word}\n":

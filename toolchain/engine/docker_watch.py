@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from toolchain.engine.limit_watch import Limits, Usage
 
-_EVERY = 0.5  # seconds between two looks at the disk
-_COUNT_EVERY = 5.0  # seconds between two questions to the daemon
+_EVERY = 0.5  # seconds between two checks of the disk
+_COUNT_EVERY = 5.0  # seconds between two requests to the daemon
 
 
 @dataclass
@@ -26,7 +26,7 @@ def watched(limits: Limits, *, processes: Callable[[], int], kill: Callable[[], 
     """Watch a container inside the block.
 
     Args:
-        processes: returns the number of its processes.
+        processes: returns the number of the container's processes.
         kill: ends the container.
     """
     found, stop, usage = Watched(), threading.Event(), Usage(limits)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import deque
 
-# Seconds on one core, LLVM 22.1.8 on an idle Xeon of 2.5 GHz. Only the ratios are used, so the table also serves other
-# machines and versions.
+# Seconds per step on one core, measured with LLVM 22.1.8 on an idle Xeon of 2.5 GHz. Only the ratios matter, so the
+# table also serves other machines and versions.
 _KINDS = tuple(
     (re.compile(pattern), seconds)
     for pattern, seconds in (
@@ -26,7 +26,7 @@ _FIRST = 30.0  # seconds without an estimate
 
 
 def cost(label: str) -> float:
-    """Return the seconds on one core of the step of ninja with this label."""
+    """Return the seconds that a ninja step with this label takes on one core."""
     return next(seconds for pattern, seconds in _KINDS if pattern.match(label))
 
 
@@ -39,7 +39,7 @@ class Rate:
         self._samples: deque[tuple[float, float]] = deque()
 
     def add(self, done: float, now: float) -> None:
-        """Note that `done` units of work are done at the monotonic time `now`."""
+        """Record that `done` units of work are done at the monotonic time `now`."""
         self._done = done
         self.first = self.first or (now, done)
         if not self._samples or now - self._samples[-1][0] >= 1:
@@ -49,7 +49,7 @@ class Rate:
             self._samples.popleft()
 
     def seconds_for(self, work: float, now: float) -> float | None:
-        """Return the seconds that further work takes; None if no speed is known."""
+        """Return the seconds that `work` more units take; None if no speed is known."""
         if self.first is None:
             return None
         since, before = self._samples[0]
@@ -61,7 +61,7 @@ class Rate:
 
 
 class Pace:
-    """Follows one run of ninja.
+    """Estimates the remaining time of one run of ninja.
 
     Args:
         mean: average of `cost` over all steps of the build.
@@ -74,7 +74,7 @@ class Pace:
         self._rate = Rate()
 
     def count(self, done: int, total: int, label: str, now: float) -> None:
-        """Note at the monotonic time `now` that a step has ended, as the `done`-th of `total`."""
+        """Record that a step ended at the monotonic time `now`, as the `done`-th of `total`."""
         self._done += cost(label)
         self._total = max(self._total, total)
         self._left = self._total - done
@@ -85,8 +85,8 @@ class Pace:
         steps = self._total - self._left
         if self._rate.first is None or now - self._rate.first[0] < _FIRST or not steps:
             return None
-        # `mean` is of a whole build, but a continued build may have only costly steps left. So the average of this run
-        # gets more weight the further the run is.
+        # `mean` describes a whole build, but a continued build may have only costly steps left. So the average of this
+        # run gets more weight as the run proceeds.
         share = steps / self._total
         mean = self._mean * (1 - share) + self._done / steps * share
         work = max(self._mean * self._total - self._done, self._left * mean)

@@ -16,12 +16,12 @@ from toolchain.engine import relay, view
 from toolchain.engine.limit_watch import Limits
 from toolchain.engine.storage import Storage
 
-MODE = "chroot"  # buildah's name of the isolation, inside the namespaces of the launcher
+MODE = "chroot"  # buildah's name for its isolation, which it adds inside the launcher's namespaces
 Verb = Literal["build", "from", "run"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
 _WORD = "@interfaces"
-# Uses the shell alone, because a base need not have cat or grep. It reads /proc/net/dev, because under chroot isolation
-# /sys is the host's. A header line holds `|`; without that line the file was not readable and nothing is proved.
+# This script uses only the shell, because a base need not have cat or grep. It reads /proc/net/dev, because under
+# chroot isolation /sys is the host's. The file's header lines hold `|`; without them the script proves nothing.
 SCRIPT = (
     'head=0; n=0; while IFS= read -r line; do case "$line" in *"|"*) head=1 ;; *" lo:"* | lo:*) ;; *:*) n=$((n+1)) ;; '
     f'esac; done </proc/net/dev; test "$head" -eq 1 || n=unknown; echo "{_WORD} $n"; test "$n" = 0'
@@ -40,7 +40,7 @@ _FROM = re.compile(r"^\s*FROM\s", re.IGNORECASE)
 
 
 def answer(line: str) -> int | None:
-    """Return the number of interfaces in an output line of `SCRIPT`: -1 if it is unknown, None for another line."""
+    """Return the number of interfaces in an output line of `SCRIPT`; -1 if it is unknown, None for other lines."""
     match = _ANSWER.match(line.strip())
     if match is None:
         return None
@@ -54,7 +54,7 @@ def arguments(verb: Verb, *, network: bool = False, plain: bool = False) -> list
     bridge, and the host name is always the same.
 
     Args:
-        network: whether the container installs packages by the network, whose files may have capabilities.
+        network: whether the container installs packages from the network. Their files may have capabilities.
         plain: whether the container only makes files and folders (see `view.seccomp`).
     """
     words = ["--isolation", MODE]
@@ -125,7 +125,11 @@ def run_command(
     network: bool = False,
     limits: Limits | None = None,
 ) -> list[str]:
-    """Return the command line that runs `argv` in a working container; `folder` is that of the invocation."""
+    """Return the command line that runs `argv` in a working container.
+
+    Args:
+        folder: the folder of the invocation.
+    """
     words = ["run", *arguments("run", network=network), *options]
     pipes = relay.make(folder)
     words += [*relay.options(), "--", container, *relay.inside(argv)]

@@ -1,4 +1,4 @@
-"""Judge the result of a build: its tree, and the log of one that failed."""
+"""Check the tree of a build, and find the first error in the log of a failed build."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def build_error(name: str, error: process.CommandError) -> BuildError:
 
 
 def first_error(lines: Sequence[str]) -> str:
-    """Return the lines of the first error of a compiler, linker or CMake, and the last lines.
+    """Return the lines of the first error of a compiler, linker or CMake, and the last lines of the log.
 
     If CMake reports that a Python script failed, the lines begin with the exception of that script.
     """

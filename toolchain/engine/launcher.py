@@ -1,11 +1,11 @@
 """Run a program as root of its own user namespace, below a root folder that shows only the named files.
 
-It uses the standard library alone: `python -I -S launcher.py SPEC PROGRAM [ARGUMENT...]`, started by root,
-or by root of a user namespace. SPEC is JSON, see `Spec`. The launcher ends as PROGRAM does. When the launcher is
-killed, the kernel ends every process below it.
+The launcher imports only the standard library. Root, or root of a user namespace, starts it with
+`python -I -S launcher.py SPEC PROGRAM [ARGUMENT...]`, where SPEC is JSON (see `Spec`). The launcher exits as PROGRAM
+does. When the launcher is killed, the kernel kills every process below it.
 
-The ids inside are none of the caller's, and the caller's folders are not mounted. So a process that escapes from a
-container can only read what every user of the machine can read.
+PROGRAM has none of the caller's ids, and the caller's folders are not mounted. So a process that escapes from a
+container can read only the files that every user of the machine can read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import signal
 import struct
 import sys
 
-# The launcher starts for each call of buildah, so it does not load `typing` and other modules that it can do without.
+# The launcher starts for each call of buildah, so it does not import `typing`, which would slow the start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn, TypedDict
@@ -33,12 +33,12 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 1, 2, 4, 8
 _MS_REMOUNT, _MS_NOATIME, _MS_NODIRATIME, _MS_BIND, _MS_REC = 32, 1024, 2048, 4096, 16384
 _MS_PRIVATE, _MS_RELATIME = 1 << 18, 1 << 21
 _MNT_DETACH = 2
-# Flags of a mount, from those of statvfs to those of mount. The kernel refuses to drop a more privileged namespace's.
+# Flags of statvfs and the same flags of mount. The kernel refuses to drop the flags of a more privileged namespace.
 _KEPT = {1: _MS_RDONLY, 2: _MS_NOSUID, 4: _MS_NODEV, 8: _MS_NOEXEC, 1024: _MS_NOATIME, 2048: _MS_NODIRATIME,
          4096: _MS_RELATIME}  # fmt: skip
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
-# A filter of system calls: instructions and results of classic BPF.
+# Instructions and results of classic BPF, for a filter of system calls.
 _MODE_FILTER = 2
 _LOAD_WORD, _JUMP_EQ, _JUMP_GE, _RETURN = 0x20, 0x15, 0x35, 0x06
 _RET_ERRNO, _RET_ALLOW = 0x00050000, 0x7FFF0000
@@ -58,14 +58,14 @@ class Spec(TypedDict):
     """The environment of PROGRAM.
 
     Args:
-        ids: the first of the caller's ids that become 0, 1, 2 and so on inside, and how many.
-        binds: folders and files to show: source, path inside, and whether they are writable inside.
-        environment: all variables.
+        ids: the range of user and group ids that PROGRAM sees as 0, 1, 2 and so on: its first id and its length.
+        binds: the folders and files to show: source, path inside, and whether PROGRAM may write to them.
+        environment: all variables of PROGRAM.
         network: whether PROGRAM keeps the caller's network.
         privileges: whether a program may gain rights when it is started, such as by a set-user-id bit.
-        limits: limits of use, or None.
+        limits: limits of the container, or None.
         refused_calls: numbers of system calls that fail with ENOSYS.
-        unknown_calls: the first number from which all calls fail so.
+        unknown_calls: system calls with this number or a higher one also fail with ENOSYS.
     """
 
     ids: tuple[int, int]
@@ -131,7 +131,7 @@ def _become(spec: Spec, argv: list[str], tell: int, wait: int) -> NoReturn:
     _die_with_parent()
     _check(_LIBC.unshare(_NEWNS), "no namespace of mounts")
     if spec["limits"] is not None:
-        from toolchain.engine.limit_watch import restrict  # noqa: PLC0415 - while the tool's folder can be seen
+        from toolchain.engine.limit_watch import restrict  # noqa: PLC0415 - `_build_root` hides the tool's folder
 
         restrict(spec["limits"])
     _build_root(spec)
@@ -156,7 +156,7 @@ def _become(spec: Spec, argv: list[str], tell: int, wait: int) -> NoReturn:
 def _refuse_calls(numbers: list[int], unknown: int) -> None:
     """Have the kernel answer ENOSYS to system calls with these numbers, and with numbers from `unknown` on.
 
-    Numbers from 424 on are the same on all machines. The calls of x32 have numbers above `unknown`.
+    Numbers from 424 on are the same on all architectures. The calls of x32 have numbers above `unknown`.
     """
     refuse = _RET_ERRNO | errno.ENOSYS
     program = [(_LOAD_WORD, 0, 0, 0), (_JUMP_GE, 0, 1, unknown), (_RETURN, 0, 0, refuse)]
@@ -172,7 +172,7 @@ def _refuse_calls(numbers: list[int], unknown: int) -> None:
 
 
 def _found(program: str, places: str) -> str:
-    """Return the path of a program. `os.execvpe` would import a module, whose folder is no longer mounted."""
+    """Return the path of a program; `os.execvpe` would import a module from a folder that is no longer mounted."""
     for place in places.split(":") if "/" not in program else ():
         if os.access(f"{place}/{program}", os.X_OK):
             return f"{place}/{program}"
@@ -180,7 +180,7 @@ def _found(program: str, places: str) -> str:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends. The kernel forgets this when the ids change."""
+    """Have the kernel kill this process when its parent ends. A change of the ids undoes this setting."""
     _check(_LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "parent-death signal")
 
 
@@ -214,7 +214,7 @@ def _build_root(spec: Spec) -> None:
             _mount(f"{_OLD}/dev/{name}", f"/dev/{name}", None, _MS_BIND)
     for name, link in _LINKS.items():
         os.symlink(link, f"/dev/{name}")
-    # Mounted while the machine's /proc is visible, because the kernel requires that of a user namespace.
+    # A user namespace may mount /proc only while the machine's /proc is visible.
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     processors = "/sys/devices/system/cpu"
     if os.path.isdir(_OLD + processors):

@@ -1,6 +1,6 @@
-"""The limits of a container: reading what it uses, and ending it when it reaches a limit.
+"""Measure what a container uses, and end it when it reaches a limit.
 
-`engine.launcher` imports this module in a process that has the standard library alone.
+`engine.launcher` imports this module in a process that has only the standard library.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ import signal
 import sys
 import time
 
-# The launcher starts for each call of buildah, so it does not load `typing`.
+# The launcher starts for each call of buildah, so it does not import `typing`, which would slow the start.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypedDict
 else:
     TypedDict = dict
 
-_EVERY = 0.2  # seconds between two looks
-_MORE_PROCESSES = 4096  # more than a program starts between two looks
+_EVERY = 0.2  # seconds between two checks
+_MORE_PROCESSES = 4096  # more than a program starts between two checks
 
 
 class Limits(TypedDict):
-    """The limits of a program and all that it starts.
+    """The limits of a program and of all processes that it starts.
 
     Args:
         processes: processes and threads at the same time.
         file_bytes: size of one file.
-        written_bytes, written_files: additions to the file systems of `places`.
-        free_bytes, free_files: what must stay free there, or a twentieth of the file system if that is less.
+        written_bytes, written_files: bytes and files that may be added to the file systems of `places`.
+        free_bytes, free_files: bytes and inodes that must stay free in these file systems, but at most a twentieth of
+            each file system.
         log_bytes: size of `log`.
         seconds: duration; 0 for no limit.
         places: the folders that the program writes to.
-        log: the file that gets its output; empty without one.
-        note: a file that gets the name of the limit that was reached, and the layers of the program's containers.
+        log: the file that gets the program's output; empty if there is none.
+        note: the file for the name of the limit that was reached, and for the layers of the program's containers.
     """
 
     processes: int
@@ -59,13 +60,13 @@ class Usage:
         self.limits = limits
         self._start = time.monotonic()
         self._since = time.time()
-        # One place for each file system.
+        # One folder of each file system is enough.
         places = {os.stat(place).st_dev: place for place in limits["places"]}
         self._disks = {place: os.statvfs(place) for place in places.values()}
         self._recount = (limits["written_bytes"], limits["written_files"])
 
     def reached(self) -> str:
-        """Return the name of a limit that is reached; empty without one."""
+        """Return the name of a limit that is reached; empty if none is."""
         limits = self.limits
         if limits["seconds"] and time.monotonic() - self._start > limits["seconds"]:
             return "hours"
@@ -84,7 +85,10 @@ class Usage:
         return ""
 
     def _too_much(self) -> str:
-        """Return the limit that the written files reached; they are counted once the disks have lost as much space."""
+        """Return the limit on written files that is reached; empty if none is.
+
+        Counting is slow, so it begins only when the disks have lost as much space as the limit allows.
+        """
         most = (self.limits["written_bytes"], self.limits["written_files"])
         lost = [0, 0]
         for place, before in self._disks.items():
@@ -94,14 +98,14 @@ class Usage:
         if lost[0] < self._recount[0] and lost[1] < self._recount[1]:
             return ""
         made = self._made()
-        # Other programs wrote the rest.
+        # Other programs wrote the rest, so the next count can wait for as much more.
         self._recount = (lost[0] + most[0] - made[0], lost[1] + most[1] - made[1])
         if made[0] > most[0]:
             return "written-bytes"
         return "written-files" if made[1] > most[1] else ""
 
     def _made(self) -> tuple[int, int]:
-        """Return bytes and number of the files that were made or changed since the start, until a limit is reached."""
+        """Return the size and number of the files written since the start, counted until a limit is reached."""
         size = count = 0
         waiting = list(self.limits["places"])
         while waiting:
@@ -113,11 +117,11 @@ class Usage:
                 for entry in entries:
                     try:
                         status = entry.stat(follow_symlinks=False)
-                    except OSError:  # it has just been removed
+                    except OSError:  # the file has just been removed
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
-                    # Every change sets this time, and nothing in the namespace can set it back.
+                    # Every change of a file sets its ctime, which no process in the namespace can set back.
                     if status.st_ctime >= self._since:
                         count += 1
                         size += status.st_blocks * 512
@@ -147,7 +151,7 @@ class Watch(Usage):
         try:  # Many processes in the namespace must not delay this one.
             os.setpriority(os.PRIO_PROCESS, 0, -10)
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EACCES):  # only root may
+            if error.errno not in (errno.EPERM, errno.EACCES):  # only root may raise a priority
                 raise
         while True:
             ended, status = os.waitpid(self._child, os.WNOHANG)
@@ -175,7 +179,7 @@ class Watch(Usage):
             if name[0] in "123456789":
                 try:
                     count += os.stat(f"{name}/task", dir_fd=self._proc).st_nlink - 2
-                except OSError:  # it has just ended
+                except OSError:  # the process has just ended
                     continue
         return count
 
@@ -192,7 +196,7 @@ class Watch(Usage):
 def most_processes(limit: int) -> int:
     """Return the resource limit of processes.
 
-    It is above `limit`, because many programs end by themselves when a fork fails, so that nobody learns why.
+    The value is above `limit`, because many programs exit without a reason when a fork fails.
     """
     return limit + _MORE_PROCESSES
 

@@ -1,7 +1,7 @@
-"""Containers of an ordinary user: the process becomes root of a user namespace with the user's subordinate ids.
+"""Make an ordinary user root of a user namespace with the user's subordinate ids, so that containers can run.
 
-Such a namespace allows mounts, and files of many owners, which a base has. The process keeps its PID, so signals reach
-it as before. Files that it makes as root of the namespace belong to the user.
+In this namespace the process may mount, and may make the files of many owners that a base has. It keeps its PID, so
+signals reach it as before. The files that it makes as root of the namespace belong to the user.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from toolchain.core import process
 from toolchain.core.environment import search_path
 from toolchain.core.errors import EngineError
 
-# This variable is set in the namespace, to the user's id outside.
+# In the namespace this variable holds the user's id outside.
 INSIDE = "TOOLCHAIN_NAMESPACE_OF"
 _TOP = Path(__file__).resolve().parents[2]
 # The ids of a distribution's system users and groups; the last one is `nobody`.
@@ -25,7 +25,7 @@ _FIX_IDS = "as root: usermod --add-subuids {first}-{last} --add-subgids {first}-
 
 
 def enter() -> None:
-    """Start the tool again as root of a user namespace; do nothing for root and in such a namespace.
+    """Start the tool again as root of a user namespace, unless it is root or in this namespace already.
 
     The new process gets the same arguments and all variables except those of Python. The current folder is not in its
     module path.
@@ -49,7 +49,7 @@ def _environment() -> dict[str, str]:
 
 
 def require() -> None:
-    """Check that this user can create such a namespace."""
+    """Raise EngineError if this user cannot create the namespace."""
     process.which("newuidmap", fix="as root: apt-get install uidmap")
     user = user_name()
     for file in ("/etc/subuid", "/etc/subgid"):
@@ -74,7 +74,7 @@ def require() -> None:
 
 
 def user_name() -> str:
-    """Return the name of the user, or the id if it has no name."""
+    """Return the name of the user, or the user's id if there is no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -82,7 +82,7 @@ def user_name() -> str:
 
 
 def subordinate_ids(file: Path, user: str, uid: int) -> int:
-    """Return the size of a user's largest range in `/etc/subuid` or `/etc/subgid`, as `unshare` maps only one."""
+    """Return the size of a user's largest range in `/etc/subuid` or `/etc/subgid`; `unshare` maps only one range."""
     try:
         rows = [line.split(":") for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
     except OSError:

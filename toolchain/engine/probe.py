@@ -27,13 +27,13 @@ _SECONDS = 120.0
 def probe(storage: Storage, *, again: bool = False) -> str:
     """Prove that builds are isolated, and return the name of their isolation.
 
-    The proof is made once for each buildah, kernel and set of measures, and remembered in the cache.
+    The cache keeps the proof for this version of buildah, this kernel and these measures.
 
     Args:
-        again: make the attempts even if the proof is remembered.
+        again: make the attempts even if the cache has the proof.
 
     Raises:
-        EngineError: a container does not start, sees a network, or the program got out.
+        EngineError: a container does not start or sees a network, or the attack leaves it.
     """
     remembered = storage.cache.engine / "isolation.json"
     proved = canonical(
@@ -94,14 +94,14 @@ def _try(storage: Storage, folder: Path, tag: str) -> process.Result:
     write_atomically(context / "Containerfile", "\n".join(steps).encode())
     words = ["build", "--no-cache", "--layers=false", "--force-rm", *isolation.arguments("build")]
     words += [*ulimits(container_limits.ulimits()), "--tag", tag, "--format", "docker"]
-    for mount in volumes:  # inside, buildah sees each file where the container is to see it
+    for mount in volumes:  # buildah sees each file at the path that the file gets in the container
         words += Mount(Path(mount.target), mount.target).arguments()
     argv = storage.command(*words, *relay.options(), "/context", show=show, pipes=pipes)
     return storage.attempt(argv, check=False, capture=True, timeout=_SECONDS)
 
 
 def _files(folder: Path) -> list[Mount]:
-    """Return the mounts of the attack's files, and of this machine's Python if it is in no folder of the system."""
+    """Return the mounts of the attack's files, and of this machine's Python if it is outside the system's folders."""
     write_atomically(folder / "secret", b"of the caller\n", mode=0o600)
     mounts = [
         Mount(folder / "secret", f"{_PROBE}/secret"),
@@ -114,7 +114,7 @@ def _files(folder: Path) -> list[Mount]:
 
 
 def judge(result: process.Result) -> None:
-    """Refuse an isolation that the attack got out of, that shows a network, or in which the attack did not answer."""
+    """Raise EngineError if the attack left the container, saw a network, or did not answer."""
     lines = [line.strip() for line in result.stdout.splitlines()]
     out = [line.removeprefix("@out ") for line in lines if line.startswith("@out ")]
     answered = {line.partition(":")[0] for line in out}

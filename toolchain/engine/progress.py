@@ -19,12 +19,12 @@ from toolchain.core import console as people
 from toolchain.engine.estimate import Pace, Rate
 
 _STEP = re.compile(r"^@step (\S.*)$")
-# NINJA_STATUS='@ninja %f/%t %r %e@ ': finished, total and running steps, seconds since ninja's start.
+# The recipes set NINJA_STATUS='@ninja %f/%t %r %e@ ': finished, total and running steps, seconds since ninja's start.
 _NINJA = re.compile(r"^@ninja (\d+)/(\d+) +\d+ +([\d.]+)@ ?(.*)$")
 _COUNT = re.compile(r"^@count (\d+)/(\d+)(?: (.*))?$")
 _BUILDAH = re.compile(r"^(?:\[(\d+)/(\d+)\] )?STEP (\d+)(?:/(\d+))?: (.*)$")
 _PLAIN_EVERY = 60.0
-# Steps with a smaller share of a stage's weight are no measure of the rest: a busy minute would become days.
+# Steps with a smaller share of a stage's weight give no estimate, because one busy minute would become days.
 _LEAST_SHARE = 0.05
 
 
@@ -63,7 +63,7 @@ class _Step:
         self.run_total = max(self.run_total, total)
         self.run_seconds = seconds
         self.count(self.before + self.run_done, self.before + self.run_total, now)
-        if self.pace is not None and total > 1:  # a single step is CMake, run again
+        if self.pace is not None and total > 1:  # a run with one step only runs CMake again
             self.pace.count(self.run_done, total, label, now)
 
     def left(self, now: float) -> float | None:
@@ -112,10 +112,10 @@ class Progress:
         self._stop = threading.Event()
         self._ticker: threading.Thread | None = None
         self._github = bool(os.environ.get("GITHUB_ACTIONS"))
-        self._said = self._begun
+        self._printed = self._begun
 
     def weigh(self, weights: Mapping[str, float], *, ninja: Mapping[str, float]) -> None:
-        """Add the steps of a recipe: `steps` and `ninja` of `toolchain.core.recipe.Recipe`."""
+        """Add the weights of a recipe's steps: `steps` and `ninja` of `toolchain.core.recipe.Recipe`."""
         with self._lock:
             self._weights.update(weights)
             self._ninja.update(ninja)
@@ -135,7 +135,7 @@ class Progress:
                 self._say(now)
 
     def count(self, done: int, total: int, label: str = "") -> None:
-        """Note how many parts of the current step are done; `label` names the last one."""
+        """Record how many parts of the current step are done; `label` names the last part."""
         with self._lock:
             now = self._clock()
             step = self._current(now)
@@ -144,14 +144,14 @@ class Progress:
             self._maybe_say(now)
 
     def amount(self, what: str, done: int, total: int) -> None:
-        """Note how many bytes of the current step are done, of `total` if that is not 0."""
+        """Record how many bytes of the current step are done; `total` is 0 if it is unknown."""
         with self._lock:
             step = self._current(self._clock())
             step.amount, step.label = people.share(done, total), what
             self._maybe_say(self._clock())
 
     def line(self, text: str) -> bool:
-        """Read one line of the build, and return whether it reported progress and so is not shown."""
+        """Read one line of the build, and return whether it reports progress, so that the caller need not show it."""
         with self._lock:
             now = self._clock()
             if match := _NINJA.match(text):
@@ -210,9 +210,9 @@ class Progress:
         return names[names.index(name) + 1 :] if name in names else []
 
     def _pace(self, step: _Step, now: float, left: float) -> float | None:
-        """Return the seconds for one unit of weight, from the finished steps and the estimate of the current one.
+        """Return the seconds for one unit of weight, from the finished steps and the estimate of the current step.
 
-        None is returned while these are a small part of the stage.
+        Return None while these steps are a small part of the stage.
         """
         passed = {name: seconds for name, seconds in self.summary().items() if self._weights.get(name)}
         if step.name in passed:
@@ -246,11 +246,11 @@ class Progress:
         return text
 
     def _say(self, now: float) -> None:
-        self._said = now
+        self._printed = now
         self._console.print(self.text(), markup=False, highlight=False, soft_wrap=True)
 
     def _maybe_say(self, now: float) -> None:
-        if self._live is None and now - self._said >= _PLAIN_EVERY:
+        if self._live is None and now - self._printed >= _PLAIN_EVERY:
             self._say(now)
 
     def _tick(self) -> None:

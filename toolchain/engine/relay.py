@@ -1,8 +1,8 @@
 """Named pipes for the whole output of a container under chroot isolation.
 
-Under chroot isolation buildah forwards output by a process that ends with the command and drops the rest. On a busy
-machine about one in fifty commands that print and exit loses its output, and a failing build its reason. So commands
-write to two named pipes, which are read outside until their end.
+Under chroot isolation a process of buildah forwards the output. This process ends with the command and drops the rest.
+On a busy machine about one in fifty commands that print and exit loses its output, and a failed build then shows no
+reason. So commands write to two named pipes, which a process outside the container reads to their end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# Below /run, which no layer keeps; `sweep` removes the mount point from a tree.
+# The pipes are below /run, which no layer keeps; `sweep` removes the mount point from a tree.
 TARGET = "/run/toolchain-output"
 # The path of the pipes in the engine's view (see `engine.view`).
 PIPES = "/pipes"
@@ -32,13 +32,13 @@ wait "$out" "$err"
 exit "$code"
 """
 
-# An instruction of a Containerfile: every RUN of the stage writes both streams to one pipe, which keeps their order. It
-# needs the docker format, because OCI images have no shell.
+# After this instruction every RUN of the stage writes both streams to one pipe, which keeps their order. It needs the
+# docker format, because OCI images have no shell.
 SHELL = "SHELL " + json.dumps(["/bin/sh", "-c", f'exec /bin/sh -c "$0" >{TARGET}/out 2>&1'])
 
 
 def make(folder: Path) -> Path:
-    """Make the pipes in a new folder below `folder` and return it."""
+    """Make the pipes in a new folder below `folder`, and return the new folder."""
     pipes = folder / "output"
     pipes.mkdir()
     for name in ("out", "err"):

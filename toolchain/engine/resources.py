@@ -31,7 +31,7 @@ _UNLIMITED = 1 << 60
 
 
 def jobs_for(kind: Kind, wanted: int = 0) -> int:
-    """Return the number of parallel jobs of a kind, which memory limits.
+    """Return how many jobs of a kind may run in parallel, so that memory suffices.
 
     Args:
         wanted: the user's number; 0 for the number of cores.
@@ -41,7 +41,7 @@ def jobs_for(kind: Kind, wanted: int = 0) -> int:
 
 
 def cores() -> int:
-    """Return the processors of this process: its affinity, and the quota of its control groups rounded up."""
+    """Return how many processors this process may use, by its affinity and the quotas of its control groups."""
     count = len(os.sched_getaffinity(0))
     for folder in _groups(""):
         words = _text(folder / "cpu.max").split()
@@ -134,10 +134,10 @@ def require_disk(path: Path, needed: int) -> None:
 
 
 def ulimits(limits: Mapping[str, int]) -> list[str]:
-    """Return `--ulimit` options of a container with `limits`, none of which is above that of this process.
+    """Return the `--ulimit` options for `limits`, each lowered to the limit of this process if that is lower.
 
-    buildah sets a million files and processes by default. Only root with CAP_SYS_RESOURCE may raise a limit, so no
-    container would start in another container or in a user namespace.
+    buildah sets a million files and processes by default. Only root with CAP_SYS_RESOURCE may raise a limit, so without
+    these options no container would start in another container or in a user namespace.
     """
     words = []
     for name, kind in _RLIMITS.items():

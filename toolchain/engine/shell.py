@@ -57,13 +57,13 @@ def require_terminal(argv: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """The RUN of a recipe that builds.
+    """The last RUN of a recipe, which builds.
 
     Args:
-        before: the Containerfile before it.
-        options: its options without those of cache mounts.
-        command: its command.
-        caches: the targets of its cache mounts, by id.
+        before: the lines of the Containerfile before this RUN.
+        options: the options of this RUN without its cache mounts.
+        command: the command that this RUN runs.
+        caches: the targets of the cache mounts, by id.
     """
 
     before: str
@@ -111,7 +111,7 @@ class Shell:
     _last: list[str] = field(default_factory=list)
 
     def of_step(self, engine: Buildah, recipe: Recipe, *, root: Path) -> int:
-        """Run in place of a recipe's step, and return the exit code; `root` is the recipe root."""
+        """Run the shell or command in place of a recipe's step, and return its exit code; `root` is the recipe root."""
         text = (root / recipe.containerfile).read_text(encoding="utf-8")
         engine.prove_isolation()
         step = step_of(render(recipe, text))
@@ -149,7 +149,7 @@ class Shell:
             return code
 
     def of_worker(self, engine: Buildah, image: str, *, mounts: Sequence[Mount], env: Mapping[str, str]) -> int:
-        """Run in place of a kernel worker with empty folders for its output, and return the exit code."""
+        """Run the shell or command in place of a kernel worker, with empty output folders; return its exit code."""
         with engine.invocation("run") as folder, _terminal(self.argv) as terminal:
             own = []
             for number, mount in enumerate(mounts):
@@ -167,11 +167,12 @@ class Shell:
             )
 
     def _script(self) -> str:
-        """Return the script that runs inside. It always fails, so that buildah commits no image."""
+        """Return the script for the container. The script always fails, so that buildah commits no image."""
         inner = shlex.join(self.argv)
         if not self.argv:
             inner = f"setsid -c sh -c 'exec $(command -v bash || echo sh) -i' <{_INSIDE} >{_INSIDE} 2>&1"
-        # The output goes to one stream, because buildah reports the failure on the other one, perhaps first.
+        # The script writes to one stream only, because buildah may report the failure on the other stream before the
+        # output has arrived.
         return f"exec 2>&1; echo {_BEGUN}; ({inner}); echo {_ENDED} $?; exit 1"
 
     def _line(self, line: str) -> None:
@@ -201,11 +202,11 @@ class Shell:
 
 @dataclass
 class _Terminal:
-    """A terminal for the container. Data is copied to and from the user's, which the container cannot access.
+    """A terminal for the container, which cannot open the user's terminal. Data is copied between the two.
 
     Args:
-        mounts: show the terminal to the engine.
-        options: options of `buildah build`.
+        mounts: the mounts that show this terminal to the engine.
+        options: the options of `buildah build` that show this terminal to the container.
     """
 
     mounts: Sequence[Mount] = ()
@@ -254,7 +255,7 @@ class _Terminal:
 
 @contextlib.contextmanager
 def _terminal(argv: Sequence[str]) -> Iterator[_Terminal]:
-    """Yield the terminal for a shell, or an empty one for a command."""
+    """Yield a terminal for a shell, or a `_Terminal` without mounts for a command."""
     if argv:
         yield _Terminal()
         return

@@ -1,4 +1,4 @@
-"""A layout with one image under a tag, as other programs read it, with OCI's media types."""
+"""Make OCI layouts that hold one tagged image, for programs that address images only by tag."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from toolchain.oci.manifest import CONFIG_KEYS, parse_object
 
 
 def single_layout(layout: Path, digest: str, into: Path) -> Path:
-    """Return a layout in `into` that has one image under the tag `image`, with links to the blobs of `layout`.
-
-    Other programs address manifests by tag only.
+    """Return a new layout in `into` that has one image under the tag `image`, with links to the blobs of `layout`.
 
     Args:
         digest: `sha256:…` of the manifest.
@@ -60,15 +58,15 @@ def _content(layout: Path, digest: str) -> bytes:
 
 
 def _as_oci(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a manifest of docker with the media types of OCI, because programs read only these from a layout."""
+    """Return a docker manifest with OCI's media types, because programs read only these from a layout."""
 
-    def said(part: Mapping[str, Any]) -> dict[str, Any]:
+    def converted(part: Mapping[str, Any]) -> dict[str, Any]:
         return {**part, "mediaType": media.AS_OCI.get(part["mediaType"], part["mediaType"])}
 
     return {
-        **said(manifest),
-        "config": said(manifest["config"]),
-        "layers": [said(layer) for layer in manifest["layers"]],
+        **converted(manifest),
+        "config": converted(manifest["config"]),
+        "layers": [converted(layer) for layer in manifest["layers"]],
     }
 
 

@@ -1,7 +1,8 @@
-"""buildah's storage: its options, its working containers, and the cleanup after invocations that were killed.
+"""Run buildah on a storage of the tool's own, and remove the containers of killed invocations.
 
-Every invocation has a folder for small files below `cache.engine/live`, which its process names after itself and locks.
-If the process is gone, the next invocation removes the folder and the containers that it left in the storage.
+Every invocation has a folder for small files below `cache.engine/live`. The folder's name holds the id of the process,
+and the process locks the folder. If the process is gone, the next invocation removes the folder and the containers that
+the process left in the storage.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ KILLED = "killed"
 _NUMBER = itertools.count()
 _STARTS = 4
 _NOT_STARTED = "sealing memfd copy"
-# Names that we give to containers. buildah's own names come from the image, and may have the same beginning.
+# Names that we give to containers. buildah makes its own names from the image, and they may begin in the same way.
 _OURS = re.compile(r"toolchain-run-\d+-\d+-\d+")
 _LEFT_BY_BUILDAH = re.compile(r"buildah\d+")
-# Unfinished work that cannot be resumed. `locks.kept` protects what is used for longer than a day.
+# Names of temporary files and folders that cannot be resumed. `locks.kept` protects folders that stay in use for days.
 SCRATCH = re.compile(
     r"(archive|bundle|copy|evidence|files|git|kernel-worker|live|load|patches|pip|probe|reuse|shell|wheel)"
     r"-[a-z0-9_]{8}"
@@ -128,10 +129,10 @@ class Storage:
 
         Args:
             words: verb, options and arguments, with paths inside the namespaces.
-            network: whether it keeps the machine's network.
-            driver: the storage driver; by default one that works here.
-            pipes: the pipes of its container (see `engine.relay`).
-            show: folders and files of this machine that it sees in addition to its storage.
+            network: whether buildah keeps the machine's network.
+            driver: the storage driver; by default a driver that works here.
+            pipes: the pipes of the container (see `engine.relay`).
+            show: folders and files of this machine that buildah sees in addition to its storage.
             limits: see `engine.container_limits`.
         """
         process.which("buildah", fix=INSTALL)
@@ -154,8 +155,8 @@ class Storage:
     def attempt(argv: Sequence[str], **how: Unpack[RunOptions]) -> process.Result:
         """Run a buildah command line, and try again if buildah did not start.
 
-        buildah first copies itself to sealed memory. On a busy machine the kernel refuses that with EBUSY about once
-        in some hundred calls.
+        buildah first copies itself to sealed memory. On a busy machine the kernel refuses this copy with EBUSY, about
+        once in a few hundred calls.
         """
         check = how.get("check", True)
         how["check"] = False
@@ -177,7 +178,7 @@ class Storage:
         check: bool = True,
         timeout: float | None = 600,
     ) -> process.Result:
-        """Run a short buildah command, with its standard output in the result; `show` as in `command`."""
+        """Run a short buildah command and return its result with standard output; `show` is that of `command`."""
         try:
             return self.attempt(self.command(*words, show=show), capture=True, check=check, timeout=timeout)
         except process.CommandError as error:
@@ -187,7 +188,7 @@ class Storage:
 
     @property
     def driver(self) -> str:
-        """The storage driver: `overlay`, else `vfs`, which makes a full copy for every container."""
+        """The storage driver: `overlay` if it works, else `vfs`, which makes a full copy for every container."""
         if self._driver is None:
             remembered = self.cache.engine / "containers-driver"
             with contextlib.suppress(OSError):
@@ -232,7 +233,8 @@ class Storage:
             self.cleanup()
         folder = self.live / f"{kind}-{process_identity(os.getpid())}-{next(_NUMBER)}"
         self.live.mkdir(parents=True, exist_ok=True)
-        # It is locked before others can find it, because other containers on this cache do not see our process.
+        # The folder is locked before other processes can find it, because a process in another container that shares
+        # this cache does not see our process.
         new = Path(tempfile.mkdtemp(prefix="live-", dir=self.cache.engine))
         stopped = False
         with kept(new):
@@ -241,7 +243,7 @@ class Storage:
                 new.rename(folder)
                 yield folder
             except (KeyboardInterrupt, SystemExit):
-                # The folder stays, so that the next call removes the containers that buildah named itself.
+                # The next call needs the folder to remove the containers that buildah named itself.
                 stopped = kind == "build"
                 raise
             finally:
@@ -281,7 +283,7 @@ class Storage:
 
         Containers that buildah named itself cannot be attributed to an invocation, so they stay while a build runs.
         """
-        self.cache.make()  # first, because it refuses a folder with other files
+        self.cache.make()  # this comes first, because it refuses a folder with other files
         self.cache.engine.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
         try:
@@ -299,10 +301,10 @@ class Storage:
         return done
 
     def _forget_scratch(self) -> None:
-        """Remove unfinished work of other parts of the tool that were killed."""
+        """Remove the temporary files of killed processes."""
         for place in (self.cache.work, self.cache.store / "partial", self.cache.engine):
             for left in place.iterdir() if place.is_dir() else []:
-                # Other processes may remove such a folder now, and a campaign uses its own for days.
+                # Another process may remove the folder at the same time, and a campaign may use its folder for days.
                 with contextlib.suppress(FileNotFoundError):
                     if SCRATCH.fullmatch(left.name) and time.time() - left.stat().st_mtime > _STALE:
                         with free(left) as unused:
@@ -379,7 +381,7 @@ def remove_tree(path: Path) -> None:
 
 
 def discard(path: Path) -> bool:
-    """Rename a folder and remove it, so that a kill does not leave half of it, and return whether all is removed."""
+    """Remove a folder, and return whether all of it is removed. A kill cannot leave half of it at its path."""
     sweep_discarded(path)
     if not path.is_dir():
         return True

@@ -1,7 +1,7 @@
-"""Conditions that a build must not depend on, changed on purpose: those of `reproduce --vary`.
+"""Change the conditions that a build must not depend on, for `reproduce --vary`.
 
-The list is that of reprotest. Programs of this machine make the changes (setarch, taskset, faketime, disorderfs). The
-only one without a program is the heap, for which `data/vary/heap.c` is compiled in the base.
+The list of conditions comes from reprotest. Programs of this machine make the changes (setarch, taskset, faketime,
+disorderfs), except for the heap, for which `data/vary/heap.c` is compiled in the base.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from toolchain.engine import relay
 
 _FILES = Path(__file__).parents[1] / "data" / "vary"
 TARGET = "/run/toolchain-vary"
-"""Where a container sees the preloaded libraries."""
+"""The folder in which a container sees the preloaded libraries."""
 _SEEN = "/vary"
 _PRELOAD, _CLOCK = "/etc/ld.so.preload", "/etc/faketimerc"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# Mounts live in a namespace of the command alone, and disorderfs ends with it. Read-only, because nothing may reach the
-# source through such a mount.
+# The mounts exist only in the command's own namespace, and disorderfs ends with the command. They are read-only, so
+# that the command cannot change the sources.
 _REORDER = """
 order=$1 left=$2; shift 2
 while [ "$left" -gt 0 ]; do
@@ -72,7 +72,7 @@ class Variation:
     static: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        choose = random.Random(self.seed)  # noqa: S311 - to be repeated, not to be secret
+        choose = random.Random(self.seed)  # noqa: S311 - the values must be repeatable, and need not be secret
         self._heap = choose.randrange(1, 2**31)
         self._days = choose.randrange(200, 900)
         self._reverse = choose.random() < 0.5
@@ -94,10 +94,10 @@ class Variation:
         self._prepared: dict[str, list[Mount]] = {}
 
     def wrap(self, argv: Sequence[str], trees: Sequence[tuple[Path, Path]] = ()) -> list[str]:
-        """Return an engine's command that runs under the changed conditions, which its containers inherit.
+        """Return a command of an engine, wrapped so that it and its containers run under the changed conditions.
 
         Args:
-            trees: source trees, and the empty folders where the command sees them with their entries in another order.
+            trees: source trees, each with an empty folder in which the command sees its entries in another order.
         """
         words = [*self._outside, *argv]
         if not trees:
@@ -112,8 +112,8 @@ class Variation:
         """Return a build's mounts, its further options, and the source trees for `wrap`.
 
         Args:
-            mounts: those of a build without changed conditions.
-            preloaded: the files that every container is shown; see `take`.
+            mounts: the mounts of a build without changed conditions.
+            preloaded: the mounts of the preloaded libraries; see `take`.
             folder: the invocation's folder, where the reordered trees are mounted.
         """
         trees: list[tuple[Path, Path]] = []
@@ -162,7 +162,7 @@ class Variation:
         return words
 
     def instructions(self, *, relayed: bool) -> list[str]:
-        """Return the instructions of a Containerfile that precede the first RUN of a stage.
+        """Return the Containerfile instructions that change the conditions, to put before the first RUN of a stage.
 
         Args:
             relayed: whether RUN writes to pipes; see `engine.relay`.
@@ -173,7 +173,7 @@ class Variation:
         return [f"ENV {variables}", "SHELL " + json.dumps(shell)]
 
     def inside(self, argv: Sequence[str]) -> list[str]:
-        """Return `argv` as a container runs it."""
+        """Return `argv` with the changed umask, for a container."""
         return ["/bin/sh", "-c", f'umask {self._umask}; exec "$@"', "sh", *argv]
 
     @property
@@ -182,9 +182,9 @@ class Variation:
         return self._variables
 
     def prepare(self, place: Path) -> tuple[list[str], Mount]:
-        """Return the command that builds the preloaded libraries in the image that is built on, and its folder.
+        """Return the command that builds the preloaded libraries in a container, and the mount that it needs.
 
-        Its output goes to `take`.
+        The caller passes the output of the command to `take`.
 
         Args:
             place: a folder that does not exist yet.
@@ -199,7 +199,7 @@ class Variation:
         return ["/bin/sh", "-c", command], Mount(place, _SEEN, read_only=False)
 
     def take(self, image: str, place: Path, printed: str) -> list[Mount]:
-        """Return what containers of `image` are shown, after the command of `prepare` has run in one."""
+        """Return the mounts for containers of `image`, from the output of the command of `prepare` in that image."""
         words = [line.split(" ", 1) for line in printed.splitlines()]
         works = {line[0] for line in words}
         libraries = []
@@ -227,11 +227,11 @@ class Variation:
         return shown
 
     def known(self, image: str) -> list[Mount] | None:
-        """Return what containers of `image` are shown; None before `take`."""
+        """Return the mounts that `take` returned for `image`; None before that call."""
         return self._prepared.get(image)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form of `reproduce --json`."""
+        """Return the variation as `reproduce --json` prints it."""
         return {
             "seed": self.seed,
             "changed": dict(sorted(self.conditions.items())),

@@ -1,4 +1,4 @@
-"""The files of this machine that a buildah call sees, and its ids; `engine.launcher` sets both up."""
+"""Choose the files of this machine and the ids that a buildah call sees; `engine.launcher` sets them up."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from toolchain.data import load
 from toolchain.engine import launcher
 from toolchain.engine.limit_watch import Limits
 
-# Paths inside.
+# Paths inside the launcher's namespaces.
 STORAGE = "/engine/storage"
 RUNROOT = "/engine/run"
 WORK = "/engine/work"
 SECCOMP = "/etc/containers/seccomp.json"
 SECCOMP_PLAIN = "/etc/containers/seccomp-plain-files.json"
 
-# Neither useradd (up to 600100000) nor systemd (up to 1879048191) gives these to anybody.
+# Neither useradd (up to 600100000) nor systemd (up to 1879048191) gives these ids to a user.
 FIRST_ID = 1879048192
 COUNT = 65536
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -52,7 +52,7 @@ _ARCHITECTURES = {
 
 
 def ids() -> tuple[int, int]:
-    """Return the first of our ids that containers get, and their number. None of them is the caller's."""
+    """Return the range of ids that containers get, as its first id and its length. The caller's id is not in it."""
     best = (0, 0)
     for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines():
         inside, _, count = map(int, line.split())
@@ -61,7 +61,7 @@ def ids() -> tuple[int, int]:
         first = max(inside, 1)
         best = max(best, (inside + count - first, first))
     have, first = best
-    # The last id is `nobody`, which few files have.
+    # The range may lack its last id, which is `nobody`, because few files belong to nobody.
     if have < COUNT - 1:
         raise EngineError(
             "subordinate-ids-missing",
@@ -111,7 +111,7 @@ def command(
 
 
 def profile(settings: Path, *, plain: bool = False) -> Path:
-    """Return the file with the profile of system calls for other engines; `plain` as in `seccomp`."""
+    """Return the file with the profile of system calls for other engines; `plain` is that of `seccomp`."""
     return _written(settings, _profiles())[SECCOMP_PLAIN if plain else SECCOMP]
 
 
