@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from toolchain_lab import bridge
 from toolchain_lab.emulator import codeobject, messagepack
 from toolchain_lab.emulator.control import wait
 from toolchain_lab.emulator.decode import decode
-from toolchain_lab.emulator.disassembly import Line
+from toolchain_lab.emulator.disassembly import Disassembler, Line, disassemble
 from toolchain_lab.emulator.errors import (
     CodeObjectError,
     DisassemblerError,
@@ -527,6 +528,21 @@ def test_a_number_that_does_not_fit_its_argument() -> None:
 def test_what_needs_a_grid_is_not_ignored_without_one(words: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, ["emulate", "kernel.hsaco", *words])
     assert (done.exit_code, "need --grid" in done.output) == (3, True), done.output
+
+
+def test_halves_of_registers_are_decoded_as_such() -> None:
+    asked: list[Sequence[str | Path]] = []
+
+    def run(command: Sequence[str | Path], _: float) -> str:
+        asked.append(command)
+        return ""
+
+    for gpu, version in (("gfx942", 19), ("gfx1201", 22)):
+        disassemble(Path("kernel.hsaco"), gpu, Disassembler(Path("objdump"), (version, 0, 0), run))
+    assert [("--mattr=+real-true16" in command) for command in asked] == [False, True]
+    for gpu in ("gfx1100", "gfx1201"):
+        with pytest.raises(NotEmulatedError):
+            disassemble(Path("kernel.hsaco"), gpu, Disassembler(Path("objdump"), (21, 1, 8), run))
 
 
 def test_a_program_that_is_no_disassembler_is_not_called_too_old() -> None:

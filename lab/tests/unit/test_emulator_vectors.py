@@ -345,6 +345,28 @@ FLOAT = [
         "gfx1100",
     ),
     v(
+        "DOT2 of bfloat16 cuts the product off",
+        "v_dot2_bf16_bf16 v0.l, v1, v2, 0",
+        {"v0": 0, "v1": [0x3F83, 0xBF83], "v2": 0x3F83},  # 1.0234375 squared is 1.04742431640625
+        {"v0": [0x3F86, 0xBF86]},
+        "gfx1200",
+    ),
+    v(
+        "DOT4 adds products of signed bytes to the old result",
+        "v_dot4c_i32_i8 v0, v1, v2",
+        {"v0": 7, "v1": 0x80FF0102, "v2": 0x80030405},
+        {"v0": 7 + 16384 - 3 + 4 + 10},
+    ),
+    v(
+        "DOT4 has a sign for each source",
+        "v_dot4_i32_iu8 v0, v1, v2, v3 neg_lo:[1,0,0]",
+        {"v1": 0xFF000002, "v2": 0xFF000003, "v3": 1},
+        {"v0": (1 + 6 - 255) & 0xFFFFFFFF},
+        "gfx1100",
+    ),
+    v("SUBREV of halves", "v_subrev_u16_e32 v0, 56, v1", {"v1": 0xABCD0010}, {"v0": 0xFFD8}, "gfx950"),
+    v("a half is widened", "v_cvt_u32_u16_e32 v0, v1.h", {"v1": 0xFEDC1234}, {"v0": 0xFEDC}, "gfx1100"),
+    v(
         "two instructions in one read before either writes",
         "v_dual_mov_b32 v0, v1 :: v_dual_mov_b32 v1, v0",
         {"v0": 1, "v1": 2},

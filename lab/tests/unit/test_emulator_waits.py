@@ -74,6 +74,22 @@ def test_gfx12_has_a_counter_for_each_kind(wait: str, after: str, faults: int) -
         state_after("gfx1201", texts)
 
 
+def test_loads_of_both_halves_of_a_register_need_no_wait_between() -> None:
+    low, high = "global_load_d16_u8 v1, v0, s[4:5]", "global_load_d16_hi_u8 v1, v0, s[4:5]"
+    state_after("gfx1100", [low, high, "s_waitcnt vmcnt(0)", "v_mov_b32_e32 v3, v1"])
+    other = [
+        "ds_store_b8 v0, v1",
+        "ds_load_u8_d16_hi v5, v0",
+        "v_add_nc_u16 v1.l, v2.l, v3.l",
+        "v_mov_b16_e32 v3.l, v1.l",
+    ]
+    for after in other:
+        state_after("gfx1100", [high, after])
+    for first, after in [(low, after) for after in other if "v1" in after] + [(high, "v_mov_b32_e32 v3, v1")]:
+        with pytest.raises(FaultyKernelError):
+            state_after("gfx1100", [first, after])
+
+
 def test_a_loop_comes_back_to_a_state_that_it_had() -> None:
     made = program("gfx942", [LOAD, "s_waitcnt vmcnt(1)", STORE])
     block = tuple(made.operation(place) for place in range(3))
@@ -110,6 +126,8 @@ DISTANCES = [
     ("gfx942", "v_exp_f32_e32 v1, v0", "v_add_f32_e32 v2, v1, v1", 1),
     ("gfx942", "global_store_dwordx4 v0, v[4:7], s[4:5]", "v_mov_b32_e32 v5, 0", 2),
     ("gfx90a", "global_store_dwordx4 v0, v[4:7], s[4:5]", "v_mov_b32_e32 v5, 0", 1),
+    ("gfx942", "buffer_store_dwordx4 v[4:7], v0, s[8:11], 0 offen", "v_mov_b32_e32 v5, 0", 2),
+    ("gfx950", "buffer_store_dwordx4 v[4:7], v0, s[8:11], s3 offen", "v_mov_b32_e32 v5, 0", 1),
     ("gfx942", "global_store_dwordx2 v0, v[4:5], s[4:5]", "v_mov_b32_e32 v5, 0", 0),
 ]  # fmt: skip
 

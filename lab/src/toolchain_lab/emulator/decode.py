@@ -70,6 +70,7 @@ class Operation:
         run: what it does to a wave; None if it changes nothing.
         reads, writes: registers by number: scalar ones from 0, vector ones from `operands.VECTOR`.
         names: mnemonics, two for an instruction that does two things.
+        spared: halves of `reads` and `writes` that are not accessed, as numbers of `Operands.half_reads`.
     """
 
     instruction: Instruction
@@ -77,6 +78,7 @@ class Operation:
     reads: frozenset[int]
     writes: frozenset[int]
     names: tuple[str, ...]
+    spared: frozenset[int] = frozenset()
 
 
 def decode(line: Line, target: Target) -> Operation:
@@ -99,7 +101,8 @@ def decode(line: Line, target: Target) -> Operation:
         raise instruction.unknown(f"the modifier {', '.join(left)}")
     if instruction.name.startswith("v_") and not instruction.name.startswith(("v_readlane", "v_writelane")):
         operands.reads.update(range(EXEC, EXEC + target.lanes // 32))
-    return Operation(instruction, run, frozenset(operands.reads), frozenset(operands.writes), (instruction.name,))
+    reads, writes, spared = operands.accesses()
+    return Operation(instruction, run, reads, writes, (instruction.name,), spared)
 
 
 def _row(instruction: Instruction) -> LaneOp | None:
@@ -154,8 +157,9 @@ def _dual(line: Line, target: Target) -> Operation:
         parts.append(lanewise.parts(operands, row))
         if left := instruction.modifiers.left():
             raise instruction.unknown(f"the modifier {', '.join(left)}")
-        reads |= operands.reads
-        writes |= operands.writes
+        read, written, _ = operands.accesses()
+        reads |= read
+        writes |= written
         names.append(instruction.name)
         first = first or instruction
     if first is None or len(parts) != 2:

@@ -18,6 +18,11 @@ _NAMES = (*(f"llvm-objdump-{version}" for version in range(30, 18, -1)), "llvm-o
 # The first that decodes a GPU. LLVM 18 knows neither gfx12 nor the syntax that is read here.
 _OLDEST = 19
 _OLDEST_FOR = {"gfx950": 20}
+# From gfx11 on, an instruction of 16 bits names one half of a register. LLVM before 22 prints both halves as the whole
+# register, and LLVM 22 does so for gfx12 unless this attribute is given.
+_RDNA = re.compile("gfx1[12]")
+_OLDEST_RDNA = 22
+_HALVES = "--mattr=+real-true16"
 _LINE = re.compile(r"\t(\S.*?)\s*// ([0-9A-F]{12}): ([0-9A-F]{8}(?: [0-9A-F]{8})*)(?: <[^>]*>)?$")
 _VERSION = re.compile(r"LLVM version (\d+)\.(\d+)\.(\d+)")
 _LIMIT = 300.0
@@ -111,7 +116,8 @@ def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line,
     Raises:
         NotEmulatedError: the disassembler is too old for the GPU, failed, or printed something else.
     """
-    oldest = _OLDEST_FOR.get(gpu, _OLDEST)
+    rdna = _RDNA.match(gpu) is not None
+    oldest = _OLDEST_RDNA if rdna else _OLDEST_FOR.get(gpu, _OLDEST)
     if disassembler.version[0] < oldest:
         raise NotEmulatedError(
             "disassembler-lacks-gpu",
@@ -120,7 +126,7 @@ def disassemble(path: Path, gpu: str, disassembler: Disassembler) -> tuple[Line,
             fix="name a newer one: --objdump PATH",
         )
     try:
-        printed = disassembler.run([disassembler.path, "-d", path], _LIMIT)
+        printed = disassembler.run([disassembler.path, "-d", *([_HALVES] if rdna else []), path], _LIMIT)
     except ProgramError as error:
         raise NotEmulatedError(
             "object-not-decoded",

@@ -38,6 +38,7 @@ _CDNA2 = (*_CDNA, ("stored", "valu result", 1))
 _CDNA3 = (
     *_CDNA,
     ("stored", "valu result", 2),
+    ("stored at a scalar", "valu result", 1),  # since LLVM 23, by llvm#197267
     ("transcendental", "plain source", 1),
     ("shifted", "valu source", 1),
     ("shifted", "valu result", 1),
@@ -104,8 +105,10 @@ class Facts:
         yield "vector", self.vector_writes
         if self.memory:
             yield "memory scalar", scalar_reads
-            if _STORE.match(name) and not (name.startswith("buffer") and instruction.operands[3].startswith("s")):
-                yield "stored", _names(_register(operation, self.target, 0 if name.startswith("buffer") else 1))
+            if _STORE.match(name):
+                buffer = name.startswith("buffer")
+                kind = "stored at a scalar" if buffer and instruction.operands[3].startswith("s") else "stored"
+                yield kind, _names(_register(operation, self.target, 0 if buffer else 1))
         if self.valu:
             yield from self._vector_sets(name, scalar_reads, matrix)
 

@@ -106,6 +106,8 @@ def reader(operands: Operands, text: str, access: Access) -> Callable[[Wave], Ar
         return lambda wave: wave.vectors[first : first + words]
     register = operands.vector(text)
     half = access.half if access.half is not None else register.half
+    if half is None and operands.target.generation > 9:
+        half = 0
     if half is None:
         get_word = operands.u32(text)
         return lambda wave: get_word(wave)[None]

@@ -74,6 +74,9 @@ class Operands:
         self.raw = raw or {}
         self.reads: set[int] = set()
         self.writes: set[int] = set()
+        # Halves that gfx11 and later access alone: twice the number of the vector register, + 1 for the upper half.
+        self.half_reads: set[int] = set()
+        self.half_writes: set[int] = set()
 
     # ---------------------------------------------------------------- registers and constants
 
@@ -123,6 +126,14 @@ class Operands:
         names = register.names
         self.writes.update(names if count is None else range(names.start, names.start + count))
         return register
+
+    def accesses(self) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
+        """The registers that are read, those that are written, and the halves of these that are neither."""
+        halves = self.half_reads | self.half_writes
+        whole = self.reads | self.writes
+        spared = frozenset(half ^ 1 for half in halves if half >> 1 not in whole) - halves
+        reads, writes = (half >> 1 for half in self.half_reads), (half >> 1 for half in self.half_writes)
+        return frozenset(self.reads.union(reads)), frozenset(self.writes.union(writes)), spared
 
     def vector(self, text: str) -> Register:
         """An operand that must be vector registers; neither read nor written yet.
@@ -203,8 +214,11 @@ class Operands:
             bits = 32 if packed and not (floating and _FLOAT.match(text)) else 16
             value = np.asarray(np.uint16(self.constant(text, bits) >> (16 * high if packed else 0) & 0xFFFF))
             return lambda _: value
-        self.read(register, 1)
         index, part = register.index, high if register.half is None else register.half
+        if register.vector and self.target.generation > 9:
+            self.half_reads.add(2 * register.names.start + part)
+        else:
+            self.read(register, 1)
         if register.vector:
             return lambda wave: wave.half_bits[part][index]
         scalar_half = 2 * index + part
@@ -301,12 +315,15 @@ class Operands:
             zero: also clear the upper half.
         """
         register = self.vector(text)
-        self.write(register, 1)
         index, part = register.index, register.half or 0 if high is None else high
         clears = zero and not part
-        # The other half is kept, so it is read.
-        if not zero:
-            self.read(register, 1)
+        if self.target.generation > 9 and not zero:
+            self.half_writes.add(2 * register.names.start + part)
+        else:
+            self.write(register, 1)
+            # The other half is kept, so it is read.
+            if not zero:
+                self.read(register, 1)
 
         def put(wave: Wave, value: Array) -> None:
             if wave.all_lanes:

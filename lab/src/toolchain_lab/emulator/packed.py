@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -175,6 +175,37 @@ def _bounded(subtract: bool, kind: type[np.generic]) -> Handler:
     return build
 
 
+def _bytes(get: Get, *, signed: bool) -> Callable[[Wave], Array]:
+    """The four bytes of a source, `int32[lanes, 4]`."""
+    kind = np.int8 if signed else np.uint8
+
+    def read(wave: Wave) -> Array:
+        words = np.ascontiguousarray(np.broadcast_to(get(wave), (wave.lanes,)))
+        return words.view(kind).reshape(-1, 4).astype(np.int32)
+
+    return read
+
+
+def _dot4(first: bool, second: bool, *, chosen: bool = False) -> Handler:
+    """A sum of four products of bytes and of a third source, or of the old result.
+
+    Args:
+        first, second: whether the bytes of a source are signed.
+        chosen: neg_lo says that instead.
+    """
+
+    def build(operands: Operands) -> Run:
+        texts, modifiers = operands.instruction.operands, operands.instruction.modifiers
+        if modifiers.flag("clamp"):
+            raise operands.instruction.unknown("a bounded sum of products of bytes")
+        signs = modifiers.vector("neg_lo", [0, 0, 0]) if chosen else [first, second]
+        left, right = (_bytes(operands.u32(texts[1 + k]), signed=bool(signs[k])) for k in (0, 1))
+        add, put = operands.i32(texts[3] if len(texts) > 3 else texts[0]), operands.put_i32(texts[0])
+        return lambda wave: put(wave, (left(wave) * right(wave)).sum(1, dtype=np.int32) + add(wave))
+
+    return build
+
+
 HANDLERS: dict[str, Handler] = {
     "v_pk_add_f32": _packed_f32(np.add, 2),
     "v_pk_mul_f32": _packed_f32(np.multiply, 2),
@@ -201,5 +232,8 @@ HANDLERS: dict[str, Handler] = {
     "v_pk_lshlrev_b16": _packed_half(_shift_left, 2, np.uint16),
     "v_pk_lshrrev_b16": _packed_half(_shift_right, 2, np.uint16),
     "v_pk_mov_b32": move_pair,
+    **dict.fromkeys(("v_dot4_i32_i8", "v_dot4c_i32_i8"), _dot4(True, True)),
+    "v_dot4_u32_u8": _dot4(False, False),
+    "v_dot4_i32_iu8": _dot4(False, False, chosen=True),
     "v_pack_b32_f16": pack_halves,
 }

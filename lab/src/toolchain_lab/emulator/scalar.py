@@ -9,6 +9,7 @@ import numpy as np
 
 from toolchain_lab.emulator import float_math
 from toolchain_lab.emulator.bits import QUAD, WORD, signed
+from toolchain_lab.emulator.errors import FaultyKernelError
 from toolchain_lab.emulator.lanewise import Handler
 from toolchain_lab.emulator.operands import SCC, GetNumber, Operands, Run
 from toolchain_lab.emulator.wave import EXEC, Wave
@@ -394,7 +395,17 @@ def _shift_and_add(amount: int) -> Handler:
     return _binary(lambda a, b: ((a << amount) + b, int((a << amount) + b > WORD)))
 
 
+def _trap(operands: Operands) -> Run:
+    address = operands.instruction.address
+
+    def run(_: Wave) -> None:
+        raise FaultyKernelError("trap", f"the kernel stops itself at {address:#x}", why="it runs s_trap")
+
+    return run
+
+
 HANDLERS: dict[str, Handler] = {
+    "s_trap": _trap,
     **_of_width(32),
     **_of_width(64),
     **_comparing(),

@@ -103,6 +103,8 @@ class Scoreboard:
             # Loads of the same kind arrive in order, so the later one stays.
             if not (ordered and counter in mine_counters):
                 used |= operation.writes & registers
+            if used and earlier.spared and operation.spared:
+                used = frozenset(register for register in used if not _apart(register, earlier, operation))
             if used:
                 raise _fault(operation, earlier, f"{_text(min(used))} is used before the load that writes it:")
 
@@ -112,6 +114,12 @@ class Scoreboard:
         for counter in _counters(operation, self.target):
             loaded = operation.writes if not _CACHES.match(name) else frozenset()
             accesses.append((counter, operation, frozenset(loaded), ordered))
+
+
+def _apart(register: int, first: Operation, second: Operation) -> bool:
+    """Whether two instructions access different halves of a register."""
+    low, high = 2 * register, 2 * register + 1
+    return (low in first.spared and high in second.spared) or (high in first.spared and low in second.spared)
 
 
 def _counters(operation: Operation, target: Target) -> tuple[str, ...]:

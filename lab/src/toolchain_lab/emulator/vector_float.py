@@ -210,10 +210,14 @@ def _dot2_of(compute: Compute) -> Handler:
 
 
 def dot2_bf16(operands: Operands) -> Run:
-    """V_DOT2_BF16_BF16 as a multiplication, which is how LLVM uses it: one of both products is 0, and so is what is
-    added. How a sum of two products is rounded is unknown."""
+    """V_DOT2_BF16_BF16 as a multiplication, which is how Triton 3.6 to 3.8 use it: one product and the addend are 0.
+
+    The other product is cut off, as triton#11227 measured on gfx1200. How a sum is rounded is unknown.
+    """
     result, first, second, third = operands.instruction.operands
-    if third != "0" or operands.instruction.modifiers.names() or "." in second.removesuffix(".l"):
+    # The last number of op_sel selects the half of the result, which the text names too.
+    *selected, _ = operands.instruction.modifiers.vector("op_sel", [0, 0, 0, 0])
+    if third != "0" or any(selected) or operands.instruction.modifiers.left() or "." in second.removesuffix(".l"):
         raise operands.instruction.unknown("a sum of two products")
     left, right, put = operands.u32(first), operands.u32(second), operands.put_half_bits(result)
     none = np.zeros((), np.float32)
@@ -224,7 +228,9 @@ def dot2_bf16(operands: Operands) -> Run:
         high = _dot2_bf16(a >> np.uint32(16), b >> np.uint32(16), none)
         if np.count_nonzero((low != 0) & (high != 0) & np.isfinite(low) & np.isfinite(high) & wave.mask):
             raise operands.instruction.unknown("a sum of two products")
-        put(wave, round_bf16(low + high))
+        total = np.asarray(low + high, np.float32)
+        bits = total.view(np.uint32) >> np.uint32(16)
+        put(wave, np.where(np.isnan(total), bits | np.uint32(0x40), bits).astype(np.uint16))
 
     return run
 
