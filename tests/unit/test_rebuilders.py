@@ -15,8 +15,9 @@ from toolchain.core.errors import ConfigError, UntrustedError
 from toolchain.oci.layout import Layout
 from toolchain.oci.places import open_place
 from toolchain.publish.attestations import attach_statement
+from toolchain.trust.keyless import Identity
 from toolchain.trust.keys import Signer
-from toolchain.trust.rebuilt import provenance
+from toolchain.trust.rebuilt import Builder, granted_level, provenance, read_builders
 
 ALICE, BOB = "https://alice.example/builder", "https://bob.example/builder"
 
@@ -111,19 +112,79 @@ def test_an_operator_counts_once(stand: Stand) -> None:
     assert check(stand, *rows, needed=3, code=ConfigError.code)["error"] == "Configuration"
 
 
+def level(stand: Stand, *listed: tuple[str, Signer, int], signer: Signer | None = None) -> str:
+    """Return the build level in the summary, with builders listed as hosted."""
+    (stand.work / "release.pub").write_bytes((signer or stand.signer).public.pem())
+    words = ["--public-key", str(stand.work / "release.pub"), "--vsa", str(stand.work / "vsa.json")]
+    text = ""
+    for number, (builder, by, granted) in enumerate(listed):
+        (stand.work / f"{number}.pub").write_bytes(by.public.pem())
+        text += f'[[builder]]\nid = "{builder}"\nkey = "{number}.pub"\noperator = "ci"\nlevel = {granted}\n'
+    if text:
+        (stand.work / "builders.toml").write_text(text)
+        words += ["--builders", str(stand.work / "builders.toml")]
+    done = CliRunner().invoke(app, ["verify", f"oci:{stand.layout.root}", *words])
+    assert done.exit_code == 0, done.output
+    (said,) = summary(stand)[1]
+    return said.removeprefix("SLSA_BUILD_LEVEL_")
+
+
+def test_only_a_builder_that_is_listed_as_hosted_has_a_higher_level(stand: Stand) -> None:
+    said = stand.provenance()
+    said["predicate"]["runDetails"]["builder"]["id"] = ALICE
+    stand.say_all(provenance=said)
+    assert level(stand) == "1"
+    assert level(stand, (BOB, stand.signer, 3)) == "1"
+    assert level(stand, (ALICE, ed25519_signer(), 3)) == "1"
+    assert level(stand, (ALICE, stand.signer, 2)) == "2"
+    assert level(stand, (BOB, stand.signer, 2), (ALICE, ed25519_signer(), 2), (ALICE, stand.signer, 3)) == "3"
+    # The listed key has also signed the image, but the verifier asked for another signer.
+    other = ed25519_signer()
+    for statement in (stand.sbom_statement(), said):
+        stand.say(statement, other)
+    assert level(stand, (ALICE, stand.signer, 3), signer=other) == "1"
+
+
+def test_the_lowest_level_of_several_provenances_is_granted() -> None:
+    one, ci = ed25519_signer().public, Identity("ci@example.org", "https://issuer.example")
+
+    def by(id_: str) -> dict[str, Any]:
+        return {"predicate": {"runDetails": {"builder": {"id": id_}}}}
+
+    listed = [Builder(ALICE, one, "alice", 3), Builder(BOB, ci, "bob", 2)]
+    assert granted_level(listed, one, [by(ALICE)]) == 3
+    assert granted_level(listed, one, [by(ALICE), by(BOB)]) == 1
+    assert granted_level(listed, ci, [by(BOB)]) == 2
+    assert granted_level(listed, Identity("ci@example.org", "https://other.example"), [by(BOB)]) == 1
+    assert granted_level(listed, one, []) == 1
+
+
+def test_a_builder_is_listed_by_a_key_or_an_identity(stand: Stand) -> None:
+    path = stand.work / "builders.toml"
+    path.write_text(
+        '[[builder]]\nid = "a:b"\noperator = "o"\nidentity = "ci@example.org"\nissuer = "https://i.example"'
+    )
+    assert read_builders(path) == (Builder("a:b", Identity("ci@example.org", "https://i.example"), "o"),)
+
+
 def test_two_operators_cannot_share_a_key(stand: Stand) -> None:
     one, two = ed25519_signer(), ed25519_signer()
     rows = ((ALICE, one, "alice"), (BOB, one, "bob"), (BOB, two, "bob"))
     check(stand, *rows, needed=1, code=ConfigError.code)
 
 
-@pytest.mark.parametrize("text", ["", "builder = 3", "[[builder]]\nid = 'a'", "[[builder]\n", "builder = [3]"])
+@pytest.mark.parametrize("text", ["", "builder = 3", "[[builder]]\nid = 'a'", "[[builder]\n", "builder = [3]",
+     "[[builder]]\nid = 'a'\noperator = 'o'\nidentity = 'i'\nissuer = 's'\nlevel = 4",
+     "[[builder]]\nid = 'a'\noperator = 'o'\nidentity = 'i'\nissuer = 's'\nlevel = true",
+     "[[builder]]\nid = 'a'\noperator = 'o'\nidentity = 'i'\nissuer = 's'\nhosted = 'yes'"],
+)  # fmt: skip
 def test_a_list_in_another_form_is_refused(stand: Stand, text: str) -> None:
     path = stand.work / "builders.toml"
     path.write_text(text)
     words = ["verify", f"oci:{stand.layout.root}", "--rebuilders", "1", "--builders", str(path)]
     assert CliRunner().invoke(app, words).exit_code == ConfigError.code
     assert CliRunner().invoke(app, words[:4]).exit_code == ConfigError.code
+    assert CliRunner().invoke(app, [*words[:2], *words[4:]]).exit_code == ConfigError.code
 
 
 def test_attest_needs_a_reference_a_key_and_a_builder_before_it_builds(stand: Stand) -> None:

@@ -13,13 +13,13 @@ import typer
 from toolchain.cli import options as o
 from toolchain.core import console
 from toolchain.core.deadline import LONGEST_CHECK, deadline
-from toolchain.core.digest import canonical, write_output
+from toolchain.core.digest import canonical, sha256_file, write_output
 from toolchain.core.errors import ConfigError, DigestError, DocumentError, UnreachableError, UntrustedError
 from toolchain.oci.reference import parse
 
 if TYPE_CHECKING:
     from toolchain.trust.contents import Contents
-    from toolchain.trust.rebuilt import Rebuilders
+    from toolchain.trust.rebuilt import Builder
     from toolchain.trust.verify import Verdict
 
 _WORDS = {"trusted": "trusted", "intact": "intact, not authenticated (no --public-key)", "untrusted": "NOT ok"}
@@ -54,7 +54,8 @@ def verify(
         ),
     ] = None,
     builders: Annotated[
-        Path | None, typer.Option("--builders", metavar="FILE", help="List (TOML) of builders with id, key, operator.")
+        Path | None,
+        typer.Option("--builders", metavar="FILE", help="List (TOML) of builders with id, signer, operator."),
     ] = None,
     vsa: Annotated[
         Path | None,
@@ -71,6 +72,7 @@ def verify(
     from toolchain.trust.keyless import Identity, require  # noqa: PLC0415
     from toolchain.trust.keys import PublicKey, load_public  # noqa: PLC0415
     from toolchain.trust.policy import make_policy  # noqa: PLC0415
+    from toolchain.trust.rebuilt import Rebuilders, granted_level  # noqa: PLC0415
 
     demands = make_policy(
         policy, allow=allow_binary or (), source_repos=source_repo or (), max_age=max_age, image=image
@@ -96,7 +98,8 @@ def verify(
             why="a summary of an image whose author was not checked would say nothing",
             fix="add the publisher's key: --public-key FILE",
         )
-    again = _rebuilders(rebuilders, builders)
+    listed = _builders(rebuilders, builders, sigstore, vsa)
+    again = Rebuilders(rebuilders, listed) if rebuilders is not None else None
     public: PublicKey | Identity | None = load_public(public_key) if public_key is not None else None
     if identity is not None and issuer is not None:
         require()
@@ -119,7 +122,10 @@ def verify(
             rows.append(row)
     if vsa is not None:
         wanted = {**asdict(demands), "rebuilders": rebuilders or 0}
-        _summarize(vsa, ref, rows, wanted, authenticated=public is not None)
+        wanted["builders"] = sha256_file(builders) if builders is not None else None
+        believed = [provenance for row in rows for provenance in row.believed]
+        level = granted_level(listed, public, believed) if public is not None else 0
+        _summarize(vsa, ref, rows, wanted, level=level)
     if json_:
         console.data({"images": [row.as_json() for row in rows], "ok": not any(row.problems for row in rows)})
     else:
@@ -143,31 +149,32 @@ def _print(row: Verdict) -> None:
             console.note(f"  {name}: {row.checks[name]}")
 
 
-def _summarize(path: Path, ref: str, rows: Sequence[Verdict], wanted: dict[str, Any], *, authenticated: bool) -> None:
+def _summarize(path: Path, ref: str, rows: Sequence[Verdict], wanted: dict[str, Any], *, level: int) -> None:
     from toolchain.trust.vsa import statement  # noqa: PLC0415 - cryptography
 
     ok = not any(row.problems for row in rows)
-    text = statement(
-        ref,
-        [row.digest for row in rows],
-        wanted,
-        ok=ok,
-        authenticated=authenticated,
-        rebuilders=wanted["rebuilders"],
-    )
+    digests = [row.digest for row in rows]
+    text = statement(ref, digests, wanted, ok=ok, level=level, rebuilders=wanted["rebuilders"])
     write_output(path, canonical(text), option="--vsa")
 
 
-def _rebuilders(needed: int | None, builders: Path | None) -> Rebuilders | None:
-    from toolchain.trust.rebuilt import Rebuilders, read_builders  # noqa: PLC0415 - cryptography
+def _builders(needed: int | None, path: Path | None, sigstore: Path | None, vsa: Path | None) -> tuple[Builder, ...]:
+    """Return the builders that --builders lists, which --rebuilders counts and --vsa looks up the level of."""
+    from toolchain.trust.rebuilt import read_builders  # noqa: PLC0415 - cryptography
 
-    if (needed is None) != (builders is None):
+    if path is None and needed is not None:
+        raise ConfigError(
+            "option-needs-option", "--rebuilders needs --builders", fix="e.g. --rebuilders 2 --builders FILE"
+        )
+    if path is None:
+        return ()
+    if needed is None and vsa is None:
         raise ConfigError(
             "option-needs-option",
-            "--rebuilders and --builders need each other",
+            "--builders needs --rebuilders or --vsa",
             fix="e.g. --rebuilders 2 --builders FILE",
         )
-    return None if needed is None or builders is None else Rebuilders(needed, read_builders(builders))
+    return read_builders(path, sigstore)
 
 
 def _tell(row: Mapping[str, Any], inside: Contents) -> None:

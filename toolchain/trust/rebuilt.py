@@ -1,4 +1,4 @@
-"""Sign SLSA provenance of a rebuild, and count the independent builders whose provenance names an image."""
+"""Sign SLSA provenance of a rebuild, and judge provenance by the builders that a policy lists."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Any
 from toolchain import __version__
 from toolchain.core.errors import ConfigError, UntrustedError
 from toolchain.oci.image import timestamp
-from toolchain.trust import attest, dsse
+from toolchain.trust import attest
+from toolchain.trust.keyless import Identity
 from toolchain.trust.keys import PublicKey, load_public
-from toolchain.trust.statements import Evidence, opened, subjects_of
+from toolchain.trust.statements import Evidence, signed_by, subjects_of
 
-_FIELDS = ("id", "key", "operator")
+_HOSTED = (2, 3)  # SLSA build levels that need a hosted builder
 
 
 def provenance(
@@ -57,11 +58,17 @@ def require_uri(builder: str) -> None:
 
 @dataclass(frozen=True)
 class Builder:
-    """A builder that a policy lists. Builders of one operator are not independent of each other."""
+    """A builder that a policy lists. Builders of one operator are not independent of each other.
+
+    Args:
+        signer: the key or the certificate's identity that must have signed its provenance.
+        level: the SLSA build level of its provenance: 1, or as a hosted builder 2 or 3.
+    """
 
     id: str
-    key: PublicKey
+    signer: PublicKey | Identity
     operator: str
+    level: int = 1
 
 
 @dataclass(frozen=True)
@@ -73,62 +80,87 @@ class Rebuilders:
 
     def __post_init__(self) -> None:
         # Builders that share a key cannot be told apart, so neither keys nor operators are counted twice.
-        most = min(len({row.operator for row in self.builders}), len({row.key.id for row in self.builders}))
+        most = min(len({row.operator for row in self.builders}), len({row.signer.id for row in self.builders}))
         if not 1 <= self.needed <= most:
             raise ConfigError(
                 "rebuilders-not-listed",
                 f"--rebuilders {self.needed} cannot be met",
-                why=f"the file of --builders lists {most} different operators with keys of their own",
+                why=f"the file of --builders lists {most} different operators with a signer of their own",
                 fix="list more builders, or require fewer",
             )
         owners: dict[str, str] = {}
         for row in self.builders:
-            if owners.setdefault(row.key.id, row.operator) != row.operator:
+            if owners.setdefault(row.signer.id, row.operator) != row.operator:
                 raise ConfigError(
                     "rebuilders-same-key",
-                    f"--builders: two operators have the key {row.key.id}",
+                    f"--builders: two operators have the key {row.signer.id}",
                     fix="give each its own key",
                 )
 
 
-def read_builders(path: Path) -> tuple[Builder, ...]:
-    """Read the builders of a policy: tables `[[builder]]` with `id`, `key` (a file beside this one) and `operator`."""
+def read_builders(path: Path, sigstore: Path | None = None) -> tuple[Builder, ...]:
+    """Read the builders of a policy from tables `[[builder]]`.
+
+    Each has `id`, `operator`, either `key` (a file beside this one) or `identity` and `issuer`, and maybe `level`.
+
+    Args:
+        sigstore: the trust config for identities; None for the public Sigstore.
+    """
     try:
         rows = tomllib.loads(path.read_text(encoding="utf-8"))["builder"]
-        builders = [tuple(row[name] for name in _FIELDS) for row in rows if row.keys() == set(_FIELDS)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _unusable(path) from error
-    if len(builders) != len(rows) or not all(isinstance(text, str) and text for row in builders for text in row):
-        raise _unusable(path)
-    return tuple(Builder(id_, load_public(path.parent / key), operator) for id_, key, operator in builders)
+        return tuple(_builder(dict(row), path.parent, sigstore) for row in rows)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            "builders-unreadable",
+            f"{path} lists no builders",
+            why="it cannot be read, or a table [[builder]] has other fields than id, operator, key or identity and"
+            " issuer, and a level of 2 or 3",
+            fix="see the example in docs/trust.md",
+        ) from error
 
 
-def _unusable(path: Path) -> ConfigError:
-    return ConfigError(
-        "builders-unreadable",
-        f"{path} lists no builders",
-        why="it cannot be read, or it is not TOML with tables [[builder]] of exactly id, key and operator",
-        fix="see the example in docs/trust.md",
-    )
+def _builder(row: dict[str, Any], folder: Path, sigstore: Path | None) -> Builder:
+    level = row.pop("level", 1)
+    if (
+        isinstance(level, bool)
+        or level not in (1, *_HOSTED)
+        or not all(isinstance(value, str) and value for value in row.values())
+    ):
+        raise ValueError(level)
+    signer: PublicKey | Identity
+    if "key" in row:
+        signer = load_public(folder / row.pop("key"))
+    else:
+        signer = Identity(row.pop("identity"), row.pop("issuer"), sigstore)
+    return Builder(signer=signer, level=int(level), **row)
 
 
-def require(rebuilders: Rebuilders, evidence: Iterable[Evidence], digest: str, *, input_digest: str) -> str:
+def granted_level(
+    builders: Iterable[Builder], signer: PublicKey | Identity, provenances: Iterable[Mapping[str, Any]]
+) -> int:
+    """Return the SLSA build level of provenances that `signer` has signed: the lowest of all.
+
+    It is above 1 only if each names a builder that is listed with this signer and a higher level.
+    """
+    levels = {row.id: row.level for row in builders if row.signer == signer}
+    ids = (str(text["predicate"]["runDetails"]["builder"]["id"]) for text in provenances)
+    return min((levels.get(id_, 1) for id_ in ids), default=1)
+
+
+def require(rebuilders: Rebuilders, evidence: Sequence[Evidence], digest: str, *, input_digest: str) -> str:
     """Check that enough operators have signed provenance of an image; return their names, for display.
 
-    A provenance counts if its key and `builder.id` are those of one listed builder, and if it names the manifest and
-    the input digest.
+    A provenance counts if its signer and `builder.id` are those of one listed builder, and if it names the manifest
+    and the input digest.
     """
     operators = set()
-    for attached in evidence:
-        if attached.media_type != dsse.MEDIA_TYPE:
-            continue
+    for row in rebuilders.builders:
         try:
-            envelope = attached.envelope()
-            signers = [row for row in rebuilders.builders if envelope.signed_by(row.key)]
-            text = opened(envelope) if signers else {}
+            texts = signed_by(row.signer, evidence, digest, {})
         except UntrustedError:
             continue
-        operators |= {row.operator for row in signers if _is_about(text, row.id, digest, input_digest)}
+        if any(_is_about(text, row.id, digest, input_digest) for text in texts):
+            operators.add(row.operator)
     if len(operators) < rebuilders.needed:
         raise UntrustedError(
             "rebuilders-too-few",

@@ -39,17 +39,21 @@ class Verdict:
         id: of the error that the image is refused with; empty if nothing is wrong.
         checks: the checks that passed, in order, each with a text for display.
         fix: what would make it right, where that is in the caller's hands; not in `as_json`.
-        provenance: the signed statement that was believed; of several images that of the last. In `as_json` what it
-            says that the image is.
+        believed: the signed provenances that were accepted: one for each image, or several for plain files.
     """
 
     ref: str
     digest: str
     problems: list[str] = field(default_factory=list)
     checks: dict[str, str] = field(default_factory=dict)
-    provenance: Mapping[str, Any] | None = None
+    believed: list[Mapping[str, Any]] = field(default_factory=list)
     fix: str = ""
     id: str = ""
+
+    @property
+    def provenance(self) -> Mapping[str, Any] | None:
+        """The accepted provenance; of several images that of the last."""
+        return self.believed[-1] if self.believed else None
 
     @property
     def verdict(self) -> Literal["trusted", "intact", "untrusted"]:
@@ -120,7 +124,7 @@ def verify(
                 )
             if key is not None:
                 evidence = gather(place, [top.digest], layout)
-                verdict.provenance = _signed_files(
+                verdict.believed = _signed_files(
                     key, files, top, evidence, demands=demands, now=now, checks=verdict.checks
                 )
             return verdict
@@ -133,13 +137,13 @@ def verify(
             if key is None:
                 look.unsigned()
             else:
-                verdict.provenance = look.signed(key, demands, now, accept)
+                verdict.believed.append(look.signed(key, demands, now, accept))
             if rebuilders is not None:
                 look.rebuilt(rebuilders)
     except UntrustedError as error:
         verdict.problems = [error.what + (f" ({error.why})" if error.why else "")]
         verdict.fix, verdict.id = error.fix, error.id
-        verdict.provenance = None
+        verdict.believed = []
     return verdict
 
 
@@ -152,18 +156,18 @@ def _signed_files(
     demands: Policy,
     now: datetime,
     checks: dict[str, str],
-) -> Mapping[str, Any]:
-    """Check that provenances by `key` name each file of an artifact, by name and digest; the last that was needed.
+) -> list[Mapping[str, Any]]:
+    """Check that provenances by `key` name each file of an artifact, by name and digest, and return them.
 
     Files of several architectures come from several builds, each with a provenance of its own.
     """
     statements = signed_by(key, evidence, manifest.digest, checks)
     left = {(file.name, file.blob.digest) for file in files}
-    chosen: Mapping[str, Any] | None = None
+    chosen: list[Mapping[str, Any]] = []
     problem: UntrustedError | None = None
     for statement in about(statements, {manifest.digest}, attest.PREDICATE, "provenance"):
         covered = left & named_subjects(statement)
-        if not covered and chosen is not None:
+        if not covered and chosen:
             continue
         try:
             policy.check_build_facts(statement, demands, now, label=None)
@@ -172,8 +176,8 @@ def _signed_files(
             problem = problem or error
             continue
         left -= covered
-        chosen = statement
-    if left or chosen is None:
+        chosen.append(statement)
+    if left or not chosen:
         names = ", ".join(sorted(name for name, _ in left)) or "nothing"
         raise problem or UntrustedError(
             "artifact-not-named", f"provenance: what is signed does not name {names}, or names other bytes"

@@ -18,18 +18,15 @@ _INDEPENDENT = 2
 
 
 def statement(
-    ref: str, digests: Sequence[str], policy: Mapping[str, Any], *, ok: bool, authenticated: bool, rebuilders: int
+    ref: str, digests: Sequence[str], policy: Mapping[str, Any], *, ok: bool, level: int, rebuilders: int
 ) -> attest.Statement:
     """Return the unsigned verification summary of images.
 
-    The build level is at most 1, because nothing shows that a builder was a hosted one.
-
     Args:
         policy: what was required, of which the summary has the digest.
-        authenticated: whether a key or an identity has signed the provenance.
+        level: the SLSA build level: 0 without a signature, and above 1 only for a hosted builder that the policy lists.
         rebuilders: how many independent builders were required.
     """
-    levels = ["SLSA_BUILD_LEVEL_1" if authenticated else "SLSA_BUILD_LEVEL_0"]
     draft = [REPRODUCED] if rebuilders >= _INDEPENDENT else []
     predicate = {
         "verifier": {"id": "urn:toolchain:verifier:local", "version": {"toolchain": __version__}},
@@ -37,7 +34,7 @@ def statement(
         "resourceUri": ref,
         "policy": {"uri": "urn:toolchain:policy:v1", "digest": {"sha256": sha256_json(policy).removeprefix("sha256:")}},
         "verificationResult": "PASSED" if ok else "FAILED",
-        "verifiedLevels": [*levels, *draft] if ok else ["FAILED"],
+        "verifiedLevels": [f"SLSA_BUILD_LEVEL_{level}", *draft] if ok else ["FAILED"],
         "slsaVersion": "1.0",
         **({"toolchain_draft": draft} if ok and draft else {}),
     }
