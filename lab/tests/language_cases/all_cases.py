@@ -18,8 +18,8 @@ CASES: tuple[LanguageCase, ...] = tuple(
     for case in family.cases()
 )
 WORKER = Path(__file__).parents[3] / "aotriton" / "worker.py"
-# Triton before 3.5 has no linker of its own.
-LINKER = {name: value for name, value in os.environ.items() if name == "TRITON_HIP_LLD_PATH"}
+# Triton before 3.5 has no linker of its own, and takes it from the second one.
+PASSED = ("PATH", "TRITON_HIP_LLD_PATH")
 
 
 def compile_cases(
@@ -40,7 +40,7 @@ def compile_cases(
             capture_output=True,
             text=True,
             check=False,
-            env={"PATH": os.environ["PATH"], "HOME": str(folder)} | LINKER,
+            env={"HOME": str(folder), **{name: os.environ[name] for name in PASSED if name in os.environ}},
         )
         answers = [json.loads(line) for line in done.stdout.splitlines()[1:]]
         for case, answer in zip(left, answers, strict=False):

@@ -331,6 +331,12 @@ FLOAT = [
         "gfx1100",
     ),
     v(
+        "a constant of DOT2 is its lower half alone",
+        "v_dot2c_f32_f16_e32 v0, 1.0, v1",
+        {"v0": bits(1), "v1": pair(2, 3)},
+        {"v0": bits(3)},
+    ),
+    v(
         "DOT2 adds them to a third source",
         "v_dot2_f32_f16 v0, v1, v2, v3",
         {"v1": pair(2, 3), "v2": pair(4, 5), "v3": bits(1)},
