@@ -2,12 +2,13 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from triton._C.libtriton import amd, llvm
 
 ir, gpu, made = sys.argv[1:]
 llvm.init_targets()
-arguments = (Path(ir).read_text(), "amdgcn-amd-amdhsa", gpu, "", [], True, False)
+arguments: tuple[Any, ...] = (Path(ir).read_text(), "amdgcn-amd-amdhsa", gpu, "", [], True, False)
 try:
     text = llvm.translate_to_asm(*arguments)
 except TypeError:  # Triton 3.8 has one more

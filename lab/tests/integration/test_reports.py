@@ -95,7 +95,8 @@ def test_a_wide_store_at_a_scalar_offset_needs_a_wait_state(
 ) -> None:
     """llvm#197267, which LLVM 23 has and Triton 3.8.0."""
     made = tmp_path / "wide_store.hsaco"
-    command = [python(version), LAB_TESTS / "compile_ir.py", LAB_TESTS / "emulated" / "wide_store.ll", gpu, made]
+    script, ir = LAB_TESTS / "compile_ir.py", LAB_TESTS / "emulated" / "wide_store.ll"
+    command: list[str | Path] = [python(version), script, ir, gpu, made]
     subprocess.run(command, check=True)
     values = ("in=normal:256:fp32", "out=zeros:1024:fp32", "at=1024")
     words = ("--grid", "1", *(word for value in values for word in ("--arg", value)))

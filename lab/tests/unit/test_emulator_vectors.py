@@ -713,6 +713,26 @@ LANES = [
         {"v0": [11, 10, 0, 9]},
     ),
     v(
+        "PERMUTE: the highest active lane that names a lane",
+        "ds_permute_b32 v0, v1, v2",
+        {"exec": 0b0111, "v0": 9, "v1": [4, 0, 4, 8], "v2": [10, 11, 12, 13]},
+        {"v0": [11, 12, 0, 9]},
+    ),
+    v(
+        "WREXEC writes the new EXEC",
+        "s_and_not1_wrexec_b32 s3, s2",
+        {"exec": 0b0110, "s2": 0b1100},
+        {"exec": 0b1000, "s3": 0b1000, "scc": 1},
+        "gfx1201",
+    ),
+    v(
+        "MINIMUM of halves with a NaN is NaN",
+        "v_minimum_f16 v0.l, v1.l, v1.h",
+        {"v0": 0, "v1": [pair(2, 3), 0x7E000000 | half(2)]},
+        {"v0": [half(2), 0x7E00]},
+        "gfx1201",
+    ),
+    v(
         "SWIZZLE: xor mask in bits 10 to 14",
         "ds_swizzle_b32 v0, v1 offset:swizzle(SWAP,16)",
         {"v1": list(range(64))},

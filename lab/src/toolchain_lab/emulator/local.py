@@ -127,6 +127,21 @@ def backward_permute(operands: Operands) -> Run:
     return run
 
 
+def forward_permute(operands: Operands) -> Run:
+    """DS_PERMUTE_B32: each lane names the lane that it writes, times 4; of several the highest one does."""
+    result, address, data = operands.instruction.operands
+    lane, get, put = operands.u32(address), operands.u32(data), operands.put_u32(result)
+    offset = operands.instruction.modifiers.number("offset")
+
+    def run(wave: Wave) -> None:
+        lanes = _wide(wave, ((lane(wave).astype(np.int64) + offset) >> 2) & (wave.lanes - 1))
+        given = np.zeros(wave.lanes, np.uint32)
+        given[lanes[wave.mask]] = _wide(wave, get(wave))[wave.mask]
+        put(wave, given)
+
+    return run
+
+
 def swizzle(operands: Operands) -> Run:
     """DS_SWIZZLE_B32: a fixed pattern of lanes, from the offset field of the encoding."""
     result, data = operands.instruction.operands
@@ -171,6 +186,7 @@ def transposed_read(operands: Operands) -> Run:
 
 HANDLERS: dict[str, Handler] = {
     "ds_bpermute_b32": backward_permute,
+    "ds_permute_b32": forward_permute,
     "ds_swizzle_b32": swizzle,
     "ds_read_b64_tr_b16": transposed_read,
     "ds_read_b64_tr_b8": transposed_read,

@@ -98,8 +98,8 @@ _SAVE_EXEC: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def _save_exec(compute: Callable[[int, int], int], width: int) -> Handler:
-    """The old EXEC into a register, and a new one from it and the source."""
+def _save_exec(compute: Callable[[int, int], int], width: int, *, new_one: bool = False) -> Handler:
+    """A new EXEC from the old one and the source; the old one into a register, or the new one."""
 
     def build(operands: Operands) -> Run:
         if width != operands.target.lanes:
@@ -113,8 +113,8 @@ def _save_exec(compute: Callable[[int, int], int], width: int) -> Handler:
 
         def run(wave: Wave) -> None:
             old, value = wave.exec_bits, get(wave)
-            put(wave, old)
             new = compute(value, old) & every
+            put(wave, new if new_one else old)
             wave.set_exec(new)
             wave.scc = int(new != 0)
 
@@ -375,6 +375,8 @@ def _of_width(width: int) -> dict[str, Handler]:
     }
     table.update({f"s_{name}_b{width}": _logic(logic, width) for name, logic in _LOGIC.items()})
     table.update({f"s_{name}_saveexec_b{width}": _save_exec(logic, width) for name, logic in _SAVE_EXEC.items()})
+    for name in ("andn1", "andn2", "and_not0", "and_not1"):
+        table[f"s_{name}_wrexec_b{width}"] = _save_exec(_SAVE_EXEC[name], width, new_one=True)
     return table
 
 

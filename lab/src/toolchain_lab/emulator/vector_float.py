@@ -123,6 +123,8 @@ LANE_OPS: dict[str, LaneOp] = {
     "v_mul_f16": LaneOp("h", "hh", np.multiply),
     **dict.fromkeys(("v_max_f16", "v_max_num_f16"), LaneOp("h", "hh", float_math.maximum)),
     **dict.fromkeys(("v_min_f16", "v_min_num_f16"), LaneOp("h", "hh", float_math.minimum)),
+    "v_maximum_f16": LaneOp("h", "hh", np.maximum),
+    "v_minimum_f16": LaneOp("h", "hh", np.minimum),
     "v_fma_f16": LaneOp("h", "hhh", float_math.fma_half, keeps_high=True),
     **dict.fromkeys(("v_fmamk_f16", "v_fmaak_f16"), LaneOp("h", "hhh", float_math.fma_half)),
     **dict.fromkeys(("v_med3_f16", "v_med3_num_f16"), LaneOp("h", "hhh", float_math.median)),
