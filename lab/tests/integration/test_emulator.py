@@ -223,7 +223,7 @@ def test_a_check_continues_from_its_results(objects: Mapping[str, Path], tmp_pat
     done = CliRunner().invoke(app, [*words, "--allow-skipped"])
     assert done.exit_code == 0, done.output
     reasons = [row["reason"] for row in json.loads(done.stdout)["kernels"]]
-    assert [reason.startswith("kept") for reason in reasons] == [True, False]
+    assert ["kept" in reason for reason in reasons] == [True, False], reasons
     assert len(results.read_text().splitlines()) == 2
     results.write_text("no results\n")
     assert CliRunner().invoke(app, words).exit_code in {3, 22}
