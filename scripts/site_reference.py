@@ -171,7 +171,7 @@ def names() -> str:
         " `llvm-triton-tablegen-f6ded0be` both have `/usr/lib64/llvm-triton-f6ded0be`. AOTriton's is `/usr/lib64/aotriton-HASH8-GPUS`,"
         " FlashAttention's `/usr/lib64/flash-attn-kernels`, Triton's `/usr/lib/toolchain/triton`. `toolchain inspect REF --use` prints"
         " the `COPY` lines.\n"),
-        ("Tags: `latest`, and the first 12 digits of the input digest ([several architectures](../architectures.md#what-is-published))."
+        ("Tags: `latest`, and the first 12 digits of the input digest ([several architectures](../portable.md#tags-of-an-index))."
         " To pin an image, use its digest, which `publish` prints.\n"),
         "## Stages\n",
         table(["stage", "title", "sources by name", "license"], stages),

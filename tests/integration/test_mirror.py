@@ -1,4 +1,4 @@
-"""The page "Mirror an image" on two registries on loopback: skopeo loses signatures, `publish DEST REF` nothing."""
+"""The section "Mirror" of docs/tasks/publish-verify.md on two registries on loopback: skopeo loses signatures, `publish DEST REF` nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_page(hosts: tuple[str, str], tmp_path: Path, monkeypatch: pytest.Mo
     subprocess.run([*words, f"docker://{first}/ns/{name}", f"docker://{second}/by-skopeo/{name}"], check=True)
     lost = run("verify", f"{second}/by-skopeo/{name}", *trusted)
     assert lost.exit_code == 17
-    assert "mirror.md" in lost.output
+    assert "publish-verify.md" in lost.output
 
     assert run("publish", f"{second}/by-skopeo", f"{first}/ns/{name}").exit_code == 0
     assert run("verify", f"{second}/by-skopeo/{name}", *trusted).exit_code == 0

@@ -116,7 +116,7 @@ def signed_by(
             f"signature: nothing signed is attached to {digest}",
             why=broken,
             fix="if this is a mirror, copy it again by `toolchain publish DEST REF`, because skopeo leaves signatures"
-            f" behind ({page('docs/tasks/mirror.md')}); if you publish it, sign it: publish --key FILE",
+            f" behind ({page('docs/tasks/publish-verify.md#mirror')}); if you publish it, sign it: publish --key FILE",
         )
     statements = []
     for envelope in (opened for opened in good if opened.payload_type == dsse.IN_TOTO):
