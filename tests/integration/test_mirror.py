@@ -1,4 +1,4 @@
-"""The section "Mirror" of docs/tasks/publish-verify.md on two registries on loopback: skopeo loses signatures, `publish DEST REF` nothing."""
+"""The section "Mirror" of docs/tasks/publish-verify.md on two registries: skopeo loses signatures, `publish` none."""
 
 from __future__ import annotations
 
