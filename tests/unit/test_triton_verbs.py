@@ -28,8 +28,8 @@ NOWHERE = "0123456789" * 4
 # The words before `--triton`, and where the verb's work begins: there the request is looked at.
 VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "plan": (("plan", "GOAL"), "toolchain.cli.plan_cmd.plan_stages"),
-    "fetch": (("fetch", "GOAL"), "toolchain.cli.plan_cmd.settled"),
-    "lock": (("lock", "GOAL"), "toolchain.pipeline.plan.settled"),
+    "fetch": (("fetch", "GOAL"), "toolchain.cli.plan_cmd.resolved_plan"),
+    "lock": (("lock", "GOAL"), "toolchain.pipeline.plan.resolved_plan"),
     "build": (("build", "GOAL"), "toolchain.cli.build_cmd.build_stages"),
     "kernels run": (("kernels", "run"), "toolchain.cli.build_cmd.build_stages"),
     "kernels merge": (("kernels", "merge", "kernels", "store"), "toolchain.cli.build_cmd.build_stages"),

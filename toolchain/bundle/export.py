@@ -26,7 +26,7 @@ from toolchain.pipeline import lockfile
 from toolchain.pipeline.fetching import fetch_for
 from toolchain.pipeline.lockfile import Lock, LockedBase
 from toolchain.pipeline.locking import lock_of, locked_source, resolve, safe_name
-from toolchain.pipeline.plan import PlanRow, plan, settled
+from toolchain.pipeline.plan import PlanRow, plan, resolved_plan
 from toolchain.pipeline.records import read_record
 from toolchain.request.model import Request
 from toolchain.sources.store import Store
@@ -125,7 +125,7 @@ def export(request: Request, target: str, dest: Target) -> Exported:
         raise ConfigError(
             "bundle-exists", f"{dest} names a bundle that exists", fix="give a tag in place of the digest, or none"
         )
-    rows = [*settled(request, target), *(_old_systems(request) if target == "base" else ())]
+    rows = [*resolved_plan(request, target), *(_old_systems(request) if target == "base" else ())]
     planned = [row.planned for row in rows]
     bases = [(base, _row_of(base, rows)) for base in resolve(request, planned, target).bases]
     request.cache.work.mkdir(parents=True, exist_ok=True)

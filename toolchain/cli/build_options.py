@@ -20,7 +20,7 @@ from toolchain.core import console
 from toolchain.core.cache import Cache, default_cache
 from toolchain.core.errors import ConfigError, ToolchainError
 from toolchain.core.locks import in_use
-from toolchain.pipeline.triton_choice import Choice, doubts, settle
+from toolchain.pipeline.triton_choice import Choice, doubts, resolve_triton
 from toolchain.request import model as request_module
 from toolchain.request.declaration import PANELS, Option
 from toolchain.request.model import DEFAULT_GLIBC, Request
@@ -213,7 +213,7 @@ def _settled(choice: Choice, lock: Lock | None, request: Request) -> Choice:
     """Decide which Triton is meant, and print the decision."""
     if not choice.target and choice.triton is None:
         return choice
-    choice = settle(choice, lock=lock, cache=request.cache)
+    choice = resolve_triton(choice, lock=lock, cache=request.cache)
     for line in choice.notes:
         console.note(line)
     for line in doubts(choice):

@@ -40,9 +40,9 @@ def lock(
         )
     from toolchain.pipeline.locking import check_file, make  # noqa: PLC0415 - reads stages and stores
     from toolchain.pipeline.plan import plan as plan_stages  # noqa: PLC0415
-    from toolchain.pipeline.plan import settled  # noqa: PLC0415
+    from toolchain.pipeline.plan import resolved_plan  # noqa: PLC0415
 
-    rows = plan_stages(request, stage) if check else settled(request, stage, ask=True)
+    rows = plan_stages(request, stage) if check else resolved_plan(request, stage, ask=True)
     planned = [row.planned for row in rows]
     if check:
         made = check_file(request, planned, stage, output)

@@ -17,7 +17,7 @@ from toolchain.core import console
 from toolchain.core.errors import PolicyError, SourceError, UnreachableError
 from toolchain.core.pages import page
 from toolchain.engine.resources import MEMORY, cores
-from toolchain.pipeline.plan import PlanRow, online_in, settled, tried_in, undecided_in, untried_in
+from toolchain.pipeline.plan import PlanRow, online_in, resolved_plan, tried_in, undecided_in, untried_in
 from toolchain.pipeline.plan import plan as plan_stages
 from toolchain.pipeline.records import tell_unread
 from toolchain.pipeline.unfinished import unfinished
@@ -195,7 +195,7 @@ def fetch(stage: StageArg = "all", *, request: Request) -> None:
 
     request.cache.check()
     fetched = []
-    for row in settled(request, stage, ask=True):
+    for row in resolved_plan(request, stage, ask=True):
         for source in row.planned.sources:
             console.note(f"{source.name}: {source.ref}")
             with amounts_told():

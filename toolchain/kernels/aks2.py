@@ -1,4 +1,4 @@
-"""Read AOTriton's kernel archives: .zip of .aks2 files, each an LZMA stream of a directory and code objects."""
+"""Read AOTriton's kernel archives: .zip files of .aks2 files, which are LZMA streams with a directory and objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENTRY = struct.Struct("<IIIII")  # shared memory, threads of a block, offset, s
 _LARGEST = 4 << 30
 _LARGEST_DIRECTORY = 64 << 20
 _LONGEST_NAME = 4096
-_DICTIONARY = 80 << 20  # bytes of memory that LZMA may take; its highest preset asks for 65 MiB
+_DICTIONARY = 80 << 20  # bytes of memory that LZMA may take; its highest preset needs 65 MiB
 _IN_MEMORY = 16 << 20
 _CHUNK = 1 << 20
 _AGAIN = "get the file again, or build it again"
@@ -31,7 +31,7 @@ _AGAIN = "get the file again, or build it again"
 
 @dataclass(frozen=True)
 class Kernel:
-    """A code object in an .aks2 file. The loader treats an empty one as known bad.
+    """A code object in an .aks2 file. AOTriton's loader treats an empty object as a kernel that does not compile.
 
     Args:
         shared: bytes of shared memory.
@@ -60,7 +60,7 @@ def open_aks2(stream: BinaryIO, size: int, budget: UnpackBudget | None = None) -
     Entries are read on demand from a temporary file.
 
     Args:
-        budget: shared with other files; by default the file has its own.
+        budget: the limit of unpacked bytes that several files share; by default the file has a limit of its own.
 
     Raises:
         KernelError: the file is damaged.
@@ -102,7 +102,7 @@ def _unpack(stream: BinaryIO, into: BinaryIO, total: int) -> None:
     if left == 0:
         raise _damaged("whose size does not match its header", f"more than {total} bytes")
     if not unpack.eof or unpack.unused_data or stream.read(1):
-        # Without its end the stream has no checksum, but the loader would accept it.
+        # The checksum is at the end of the stream. The loader would accept a stream without it.
         raise _damaged("that ends early, or has data after its end", f"{total + 1 - left} bytes")
     if left > 1:
         raise _damaged("whose size does not match its header", f"{total + 1 - left} bytes instead of {total}")
@@ -146,7 +146,7 @@ def _name(raw: bytes) -> str:
 
 
 def _require_apart(kernels: Sequence[Kernel]) -> None:
-    """Refuse entries that overlap, because a small file would be read many times."""
+    """Refuse entries that overlap, because with them a small file could hold many large objects."""
     end = 0
     for kernel in sorted((kernel for kernel in kernels if kernel.size), key=lambda kernel: kernel._start):
         if kernel._start < end:
@@ -161,9 +161,9 @@ def _damaged(how: str, why: str) -> KernelError:
 
 
 def read_archive(path: Path) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
-    """Yield each .aks2 of a .zip with its entries, or a loose .aks2 under its own name.
+    """Yield the name and the entries of each .aks2 file in a .zip, or of a single .aks2 file.
 
-    AOTriton's loader requires an archive without compression. Entries must be read before the next .aks2.
+    AOTriton's loader requires a .zip without compression. The caller must read entries before it takes the next file.
     """
     if path.suffix == ".aks2":
         yield from _opened(on_disk(path, path.name, path.parent))

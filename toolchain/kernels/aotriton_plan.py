@@ -2,9 +2,9 @@
 
 `Bare.compile` has a line for each code object: venv, Python, object, source, kernel, warps, stages, waves per EU, GPU
 and signature, separated by `;`; before 0.11.1 the first two are missing. `Bare.cluster` has a line for each .aks2 file,
-and `Bare.flatzip` one for each .zip. The manifests (`.nsv`) beside them list the names inside. Before 0.13 the .aks2
-files are loose and have no manifests. Before 0.8 there is only `Bare.compile`, because the library holds the kernels.
-Paths are those of the build that wrote them.
+and `Bare.flatzip` has a line for each .zip. The manifests (`.nsv`) in the same folder list the names inside. Before
+0.13 the .aks2 files are in no .zip and have no manifests. Before 0.8 there is only `Bare.compile`, because the library
+holds the kernels. The files hold the paths of the build that wrote them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from toolchain.kernels.rules import Rule, RuleSet, Value, arguments_of, parsed
 COMPILE, CLUSTER, FLATZIP = "Bare.compile", "Bare.cluster", "Bare.flatzip"
 IMAGES = "aotriton.images"
 _HINTS = (1, 8, 16)
-_WAVES = 1  # Triton's own default, up to 3.1 at least
+_WAVES = 1  # the default of Triton up to 3.1 at least
 _REPORT = f"take an AOTriton that {page('docs/compatibility.md')} says is tested; report it for one that is"
 # (argument, type) in the kernel's order, and (argument, value) of the constants, sorted.
 Signature = tuple[tuple[tuple[str, str], ...], tuple[tuple[str, Value], ...]]
@@ -38,9 +38,9 @@ class Cluster:
     """One .aks2 file: code objects that the loader loads together.
 
     Args:
-        path: the .aks2 below the build folder.
-        manifest: its .nsv below the build folder; empty if its generation writes none.
-        objects: (code object below the build folder, name inside), in order.
+        path: the path of the .aks2 below the build folder.
+        manifest: the path of its .nsv below the build folder; empty if this generation writes no manifests.
+        objects: (path of a code object below the build folder, its name in the .aks2), in order.
     """
 
     path: str
@@ -49,16 +49,16 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """`amd-gfx942/flash/attn_fwd/<sha256>`."""
+        """The name of the cluster, such as `amd-gfx942/flash/attn_fwd/<sha256>`."""
         return self.path.partition("/")[2].removesuffix(".aks2")
 
 
 @dataclass(frozen=True)
 class Archive:
-    """The .zip of .aks2 files of a GPU pack and kernel, or a loose .aks2 file.
+    """The .zip of .aks2 files for a GPU pack and a kernel, or an .aks2 file in no .zip.
 
     Args:
-        members: (.aks2 below the build folder, name inside).
+        members: (path of an .aks2 below the build folder, its name in the .zip).
     """
 
     path: str
@@ -71,8 +71,8 @@ class BarePlan:
     """The plan of a generator.
 
     Args:
-        copies: further objects that are equal to a rule's object, by the rule's `out`, because the compiler of their
-            generation ignores the values in which they differ.
+        copies: the outputs with the same object as a rule, by the rule's `out`. They differ only in values that the
+            compiler of their generation ignores.
     """
 
     rules: tuple[Rule, ...]
@@ -81,14 +81,14 @@ class BarePlan:
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def with_copies(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
-        """Return rules, each followed by the copies of its object."""
+        """Return the rules, and after each rule a rule for each copy of its object."""
         copies = self.copies
         return tuple(
             one for rule in rules for one in (rule, *(replace(rule, out=out) for out in copies.get(rule.out, ())))
         )
 
     def whole(self, rules: RuleSet) -> tuple[Cluster, ...]:
-        """Return the clusters of which `rules` makes every object."""
+        """Return the clusters all of whose objects `rules` makes."""
         there = {rule.out for rule in self.with_copies(rules.rules)}
         return tuple(cluster for cluster in self.clusters if all(path in there for path, _ in cluster.objects))
 
@@ -98,14 +98,14 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
 
     Args:
         folder: the generator's build folder.
-        tree: the AOTriton source; its kernels are parsed for the names of their arguments, and not imported.
-        build, source: the paths of both as the generator saw them, e.g. `/build/v3src`.
-        of: the generation of the release; that of 0.13b by default.
+        tree: the AOTriton source. Its kernels are parsed for the names of their arguments, and not imported.
+        build, source: the paths of `folder` and `tree` that the generator saw, e.g. `/build/v3src`.
+        of: the generation of the release; by default the generation of 0.13b.
 
     Raises:
         SourceError: a file is missing or malformed, or the files contradict each other, so that kernels would be
             missing.
-        UnsupportedError: a GPU whose code objects cannot be checked.
+        UnsupportedError: the plan names a GPU whose code objects cannot be checked.
     """
     of = of or generation_of("0.13b")
     clusters: tuple[Cluster, ...] = ()
@@ -133,7 +133,7 @@ def read_plan(folder: Path, tree: Path, *, build: str, source: str, of: Generati
 
 
 def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
-    """Read the clusters and archives of a plan in a build folder, which may have been moved, without its source."""
+    """Read the clusters and archives of a plan without its source; the build folder may have been moved."""
     rows = list(_lines(folder / FLATZIP, 4))
     build = rows[0][3].partition("/aks2/")[0] if rows else ""
     clusters = tuple(_cluster(folder, fields, build, generation_of("0.13b")) for fields in _lines(folder / CLUSTER, 5))
@@ -141,8 +141,8 @@ def read_packs(folder: Path) -> tuple[tuple[Cluster, ...], tuple[Archive, ...]]:
 
 
 def _lines(path: Path, least: int) -> Iterator[list[str]]:
-    """Yield the fields of each line of one of the generator's files, at least `least` per line."""
-    # The files are read by lines, because those for all GPUs have some hundred megabytes.
+    """Yield the fields of each line of a file of the generator; SourceError if a line has fewer than `least`."""
+    # The files are read by lines, because the files for all GPUs have some hundred megabytes.
     try:
         with path.open(encoding="utf-8") as stream:
             for number, line in enumerate(stream, 1):
@@ -166,7 +166,7 @@ def _lines(path: Path, least: int) -> Iterator[list[str]]:
 
 
 def _below(path: str, top: str) -> str:
-    """Return `path` relative to `top`; refuse other paths, because the result names a file on this machine."""
+    """Return `path` relative to `top`; refuse a path outside of `top`, because the result names a file here."""
     folder, slash, name = path.rpartition("/")
     try:
         if name in ("", ".", ".."):
@@ -181,7 +181,7 @@ def _below(path: str, top: str) -> str:
 
 @memoize
 def _folder_below(folder: str, top: str) -> str:
-    """Return `folder` relative to `top`, empty for `top`. Cached, because each folder has thousands of files."""
+    """Return `folder` relative to `top`; empty for `top`. Results are cached: folders have thousands of files."""
     inside = PurePosixPath(folder).relative_to(top)
     if ".." in inside.parts or inside.is_absolute():
         raise ValueError(folder)
@@ -191,8 +191,8 @@ def _folder_below(folder: str, top: str) -> str:
 def _manifest(path: Path, build: str, listed: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return the (file, name) rows of a manifest.
 
-    They must match the plan, because kernels would be missing otherwise. Two files of one name are refused, because the
-    loader would find only the first.
+    Rows that do not match the plan are refused, because kernels would be missing. Two files with one name are refused,
+    because the loader would find only the first.
     """
     try:
         rows = [line.split("\0") for line in path.read_text(encoding="utf-8").splitlines()]
@@ -228,7 +228,7 @@ def _archive(folder: Path, fields: Sequence[str], build: str) -> Archive:
 
 
 def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Sequence[Archive]) -> None:
-    """Check that each kernel is in a cluster and each cluster in one archive, because others would be lost silently."""
+    """Check that each kernel is in a cluster and each cluster in one archive; other kernels would be lost silently."""
     inside = {path for cluster in clusters for path, _ in cluster.objects}
     places = Counter(path for archive in archives for path, _ in archive.members)
     known = {cluster.path for cluster in clusters}
@@ -249,7 +249,7 @@ def _agree(rules: Mapping[str, Rule], clusters: Sequence[Cluster], archives: Seq
 
 
 def _groups(clusters: Iterable[Cluster]) -> dict[str, str]:
-    """Return the group of each code object. Clusters that share an object are one group, which is never split."""
+    """Return the group of each code object. Clusters that share an object form one group, which is never split."""
     parent: dict[str, str] = {}
 
     def top(name: str) -> str:
@@ -271,7 +271,7 @@ def _groups(clusters: Iterable[Cluster]) -> dict[str, str]:
 class _Rules:
     """Reads the lines of `Bare.compile`.
 
-    Two thirds of the lines differ from the line before in warps, stages and waves alone. So each signature is parsed
+    Two thirds of the lines differ from the line before only in warps, stages and waves. So each signature is parsed
     once, and its rules share the result, which saves most of the time and memory.
     """
 
@@ -294,7 +294,7 @@ class _Rules:
         out, file = _below(target_path, self._build), _below(kernel_file, self._source)
         kinds, constants = self._signature(file, kernel, ";".join(fields[skipped + 7 :]), where=out)
         try:
-            # Rules share equal texts in memory.
+            # Interned texts let hundreds of thousands of rules share memory.
             return Rule(
                 source=sys.intern(file),
                 root=sys.intern(file.rpartition("/")[0] or "."),
@@ -306,7 +306,7 @@ class _Rules:
                 num_stages=int(stages),
                 waves_per_eu=int(waves) if self._of.waves else _WAVES,
                 out=self._names.get(out, out),
-                # In a library each object is a cluster. Otherwise `_agree` refuses rules without a cluster.
+                # In a library each object is a cluster of its own. In other layouts `_agree` refuses rules without one.
                 cluster=f"{gpu}/{out}" if self._of.inside else self._groups.get(out, ""),
             )
         except ValueError:
@@ -334,7 +334,7 @@ def parse_signature(
     of that. A type with `:1` is the constant 1.
 
     Args:
-        known: cache of parsed arguments, by name and text.
+        known: a cache of parsed arguments, by name and text.
     """
     parts = text.split(",")
     if len(parts) != len(names):
@@ -401,10 +401,10 @@ def _imports(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
 
 
 def _distinct(rules: Iterable[Rule], *, alike: bool = False) -> tuple[tuple[Rule, ...], dict[str, tuple[str, ...]]]:
-    """Return the rules with distinct ids, sorted by output, and the outputs of the others by that of the first.
+    """Return one rule for each id, sorted by output, and the outputs of the other rules with its id by its output.
 
     Args:
-        alike: whether rules with the same id are allowed; else they are an error.
+        alike: whether several rules may have the same id; otherwise that is an error.
     """
     seen: dict[str, Rule] = {}
     copies: dict[str, list[str]] = {}

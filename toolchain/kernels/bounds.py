@@ -18,7 +18,7 @@ from toolchain.core import console
 from toolchain.kernels.worker_process import Worker
 
 RUNAWAY_SECONDS = 3600.0
-"""The default limit: a kernel takes seconds, so one that takes an hour is treated as endless."""
+"""The default limit of a kernel. Kernels take seconds, so a kernel that takes an hour is treated as endless."""
 _RESERVE = 512 << 20
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROC = Path("/proc")
@@ -31,7 +31,7 @@ def patience(timeout: float | None) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of one kernel, in seconds and bytes; `memory` is 0 without a limit."""
+    """Limits of one kernel, in seconds and bytes; 0 as `memory` means no limit."""
 
     timeout: float
     memory: int = 0
@@ -42,9 +42,9 @@ class MemoryBounds:
     """Memory limits of workers, in bytes.
 
     Args:
-        together: for all workers; above it, the largest worker is ended and its kernel tried again alone.
-        share: for a worker between two kernels; a larger worker is replaced.
-        kernel: for a worker within a kernel; a kernel that needs more fails. 0 for no limit.
+        together: the limit of all workers. Above it the largest worker is ended, and its kernel is tried again alone.
+        share: the limit of a worker between two kernels. A larger worker is replaced.
+        kernel: the limit of a worker while it compiles. A kernel that needs more fails. 0 means no limit.
     """
 
     together: int
@@ -53,14 +53,14 @@ class MemoryBounds:
 
     @classmethod
     def of(cls, available: int, workers: int, kernel: int = 0) -> MemoryBounds:
-        """Return the bounds on a machine with `available` bytes, of which some are left for other programs."""
+        """Return the bounds on a machine with `available` bytes; some bytes stay free for other programs."""
         together = max(available - max(_RESERVE, available // 10), available // 2, 1)
         share = together // max(workers, 1)
         return cls(together=together, share=min(share, kernel) if kernel else share, kernel=kernel)
 
 
 def memory_row(bounds: MemoryBounds | None, workers: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return used and allowed memory of workers for `kernels status --json`; a limit is 0 if there is none."""
+    """Return the used and the allowed memory of workers for `kernels status --json`; 0 stands for no limit."""
     known = bounds or MemoryBounds(together=0, share=0)
     return {
         "workers": sum(int(worker["memory"]) for worker in workers),
@@ -104,7 +104,7 @@ def over_share(pid: int, bounds: MemoryBounds | None) -> int:
 
 
 class Turns:
-    """Turns of compiling: all workers at once, or one alone. Waiting ends when `stopping` is set."""
+    """Lets all workers compile at once, or one worker alone. Waiting ends when `stopping` is set."""
 
     def __init__(self, stopping: threading.Event) -> None:
         self._stopping = stopping
@@ -114,12 +114,12 @@ class Turns:
 
     @property
     def wanted(self) -> bool:
-        """Whether a worker is alone, or waits to be."""
+        """Whether a worker works alone, or waits for that."""
         return self._wanted > 0
 
     @contextlib.contextmanager
     def beside(self, *, before_waiting: Callable[[], None]) -> Iterator[None]:
-        """Work at the same time as others. `before_waiting` is called before this waits for a worker that is alone."""
+        """Work at the same time as others; call `before_waiting` before waiting for a worker that works alone."""
         with self._change:
             if self._wanted:
                 before_waiting()
@@ -132,7 +132,7 @@ class Turns:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Work while no other worker does."""
+        """Work while no other worker works."""
         with self._change:
             self._wanted += 1
             self._change.wait_for(lambda: self._working == 0 or self._stopping.is_set())
@@ -156,12 +156,15 @@ class Turns:
 
 
 def resident(pid: int) -> int:
-    """Return the bytes in memory of a process and its descendants; shared pages are counted for each of them."""
+    """Return the bytes in memory of a process and its descendants; shared pages are counted once for each process."""
     return sum(_resident(process) for process in processes(pid))
 
 
 def proportional(pid: int) -> int:
-    """Return the same with shared pages divided among their users, which is exact but slow."""
+    """Return the bytes in memory of a process and its descendants, with shared pages divided among their users.
+
+    The result is more exact than that of `resident`, but takes longer.
+    """
     return sum(_proportional(process) for process in processes(pid))
 
 
@@ -196,5 +199,5 @@ def _children(pid: int) -> list[int]:
         for task in (_PROC / str(pid) / "task").iterdir():
             pids += map(int, (task / "children").read_bytes().split())
     except OSError:
-        pass  # it has ended
+        pass  # the process has ended
     return pids

@@ -1,8 +1,8 @@
-"""Triton's cache of compiled kernels, and its form in an image by MCV's format "compat".
+"""Read and write entries of Triton's cache, and lay them out for an image in MCV's format "compat".
 
 An entry is a folder named by the base32 of its kernel's hash. It has the files of the kernel and `__grp__NAME.json`,
-which names each file by its absolute path, so a cache only works at one path. `NAME.launch.json` holds the values that
-a launch without Triton needs; Triton and MCV ignore it. docs/tasks/triton-cache.md has MCV's rules.
+which names each file by its absolute path, so a cache works only at one path. `NAME.launch.json` holds the values that
+a launch without Triton needs; Triton and MCV ignore it. docs/tasks/triton-cache.md describes MCV's rules.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from toolchain.kernels.codeobject import check_object
 from toolchain.oci.labels import CACHE_MCV_KEY
 
 FOLDER = "io.triton.cache"
-LAUNCHES = "launches"  # written beside the entries by containerfiles/triton-cache/calls.py
+LAUNCHES = "launches"  # containerfiles/triton-cache/calls.py makes this folder beside the entries
 PACKED = ".tar"  # suffix of a file with the entries of a call
 MANIFEST = "io.triton.manifest/manifest.json"
 ENTRIES = "cache.triton.image/entry-count"
@@ -45,7 +45,7 @@ class Entry:
 
 
 def entry_folder(hash_: str) -> str:
-    """Return the folder of a kernel with this hash, 64 hex digits."""
+    """Return the name of the folder of the kernel with this hash, which has 64 hex digits."""
     return base64.b32encode(bytes.fromhex(hash_)).decode().rstrip("=")
 
 
@@ -55,7 +55,7 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
     Args:
         made: the folder that Triton wrote to. Containers could write there, so no link in it is followed.
         kernels: (GPU, function, hash) of each kernel.
-        tree: the tree of the layer, which gets `FOLDER`.
+        tree: the tree of the layer; the entries go to its folder `FOLDER`.
         mount: the path at which Triton will find the cache.
     """
     entries = []
@@ -100,7 +100,7 @@ def lay_out(made: Path, kernels: Iterable[tuple[str, str, str]], tree: Path, mou
 def packed_kernels(path: Path) -> tuple[tuple[tuple[str, str], ...], Mapping[str, Any]]:
     """Return (function, hash) of each kernel in a worker's tar, and the worker's facts about Triton.
 
-    Both are in the JSON beside the tar `path`.
+    The JSON file beside the tar `path` holds both.
     """
     try:
         beside = strict_json.read(read_regular(path.with_suffix(".json"), _LARGEST))
@@ -118,10 +118,10 @@ def packed_kernels(path: Path) -> tuple[tuple[tuple[str, str], ...], Mapping[str
 
 
 def unpack(path: Path, made: Path) -> None:
-    """Unpack a worker's tar to Triton's cache, without a change to existing files.
+    """Unpack a worker's tar into Triton's cache, and keep existing files as they are.
 
     Args:
-        path: the tar, which may come from a stranger. Files that do not belong to its kernels are refused.
+        path: the tar, which may be hostile. Files that do not belong to its kernels are refused.
         made: the cache. Containers could write there, so no link in it is followed.
     """
     kernels, _ = packed_kernels(path)
@@ -167,7 +167,7 @@ def check_made(path: Path, gpu: str, kernel: str) -> None:
 
 
 def write_manifest(entries: Iterable[Entry], tree: Path, key: str) -> None:
-    """Write MCV's list of the entries; `key` as in `dummy_key`."""
+    """Write MCV's list of the entries; `key` is that of `dummy_key`."""
     path = tree / MANIFEST
     path.parent.mkdir(parents=True)
     path.write_bytes(canonical({"triton": [_row(entry.metadata, key) for entry in entries]}) + b"\n")
@@ -180,10 +180,10 @@ def _row(metadata: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
-    """Return the key by which MCV compares an entry: the SHA-256 of five parts, four of which are hashed themselves.
+    """Return the key by which MCV compares an entry: the SHA-256 of `key` and of the SHA-256 of four other parts.
 
     Args:
-        key: Triton's key as MCV finds it. For Triton 3.6 and later MCV looks in the wrong place and finds `NO_KEY`.
+        key: Triton's key as MCV finds it. With Triton 3.6 and later MCV looks in the wrong place and finds `NO_KEY`.
     """
     target = metadata["target"]
     stages, warps, ptx = (int(metadata.get(name) or 0) for name in ("num_stages", "num_warps", "ptx_version"))
@@ -192,13 +192,13 @@ def dummy_key(metadata: Mapping[str, Any], key: str) -> str:
         "dummy_source_content",
         f"{target['backend']}-{target['arch']}-{target['warp_size']}",
         json.dumps(options, sort_keys=True, separators=(",", ":")),
-        "{}",  # the variables that are part of the key, none of which is set
+        "{}",  # the environment variables in the key; none is set
     )
     return _hex("-".join([key, *map(_hex, parts)]))
 
 
 def key_label(key: str) -> dict[str, str]:
-    """Return the label with the key of `dummy_key`, which is left out for `NO_KEY`."""
+    """Return the label that holds the key of `dummy_key`; no label for `NO_KEY`."""
     return {} if key == NO_KEY else {CACHE_MCV_KEY: key}
 
 

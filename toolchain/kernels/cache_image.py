@@ -25,7 +25,7 @@ _CACHE, _MANIFEST = f"{FOLDER}/", f"{MANIFEST.partition('/')[0]}/"
 _LARGEST = 64 << 20  # bytes of one file, and of all JSON together
 _LARGEST_JSON, _LARGEST_MANIFEST = 1 << 20, 16 << 20
 _MOST = 500_000  # files
-_KEPT = ("hash", "target", "debug", "num_stages", "num_warps", "ptx_version")  # of a kernel's JSON
+_KEPT = ("hash", "target", "debug", "num_stages", "num_warps", "ptx_version")  # keys of a kernel's JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class TritonCache:
     Args:
         entries: number of kernels.
         size: bytes of all files of the cache.
-        targets: GPUs.
-        calls: served calls, each with `gpu` among its arguments; empty if the image has no list.
+        targets: the GPUs of the kernels.
+        calls: the calls that the cache serves, with the GPU as argument `gpu`; empty if the image does not list them.
     """
 
     entries: int
@@ -117,7 +117,7 @@ class _File:
 
 
 def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
-    """Return the files by name, and refuse links and names that MCV would silently leave out."""
+    """Return the files of a layer by name; refuse links and names that MCV would silently leave out."""
     files: dict[str, _File] = {}
     left = _LARGEST
     require()
@@ -150,7 +150,7 @@ def _files(layout: Layout, layer: Descriptor) -> dict[str, _File]:
 
 
 def _entries(cached: Mapping[str, _File]) -> list[dict[str, Any]]:
-    """Return the content of each JSON with a hash, which is a kernel in the folder in which Triton looks for it."""
+    """Return the JSON of each kernel; refuse a kernel in a folder in which Triton would not look for it."""
     rows = []
     for name, file in cached.items():
         if not name.endswith(".json"):
@@ -174,7 +174,7 @@ def _reason(error: Exception) -> str:
 
 
 def _listed(row: Mapping[str, Any], triton_key: str) -> dict[str, Any]:
-    """Return a kernel as in MCV's manifest, which leaves out zeros."""
+    """Return the row of a kernel in MCV's manifest, which leaves out zeros."""
     target = row["target"]
     key = dummy_key(row, triton_key)
     kept = {name: row[name] for name in ("ptx_version", "num_stages", "num_warps", "debug") if row.get(name)}
@@ -220,7 +220,7 @@ def require_hit(cache: TritonCache, here: Mapping[str, Any]) -> None:
     """Raise an error if a Triton would not find the kernels of a cache.
 
     Args:
-        here: the first output of containerfiles/triton-cache/calls.py under that Triton.
+        here: the first line of output of containerfiles/triton-cache/calls.py with that Triton.
     """
     image_labels = cache.labels
     if f"sha256:{here['triton_key']}" != image_labels.get(labels.CACHE_TRITON_KEY):

@@ -22,7 +22,7 @@ from toolchain.kernels.rules import Rule
 
 _FILE = FOLDER / "calls.toml"
 _MOST = 10_000  # calls of a user's list
-_LARGEST = 1 << 24  # of an argument: a size, a length, a count
+_LARGEST = 1 << 24  # the largest size, length or count as an argument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,11 @@ class WheelCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A call of a wheel's function for a GPU, or several calls that one process makes in their order.
+    """A call of a wheel's function for a GPU, or several calls that one process makes in order.
 
     Args:
-        rows: values by argument, of each call.
-        order: name of the order of several calls, for display.
+        rows: the arguments of each call, by name.
+        order: the name of the order of several calls, for display; empty for one call.
     """
 
     gpu: str
@@ -56,7 +56,7 @@ class Call:
 
     @property
     def shape(self) -> str:
-        """Return the arguments as text: `direction=forward,dtype=bf16,heads=32x8`."""
+        """The arguments as text: `direction=forward,dtype=bf16,heads=32x8`."""
         return self.order or ",".join(f"{name}={as_text(value)}" for name, value in self.rows[0].items())
 
     @property
@@ -79,7 +79,7 @@ class Outcome:
 
     @property
     def done(self) -> bool:
-        """Whether its kernels are in the cache."""
+        """Whether the kernels of the call are in the cache."""
         return self.entry.status == DONE
 
     @property
@@ -89,7 +89,7 @@ class Outcome:
 
 
 def as_text(value: Any) -> str:
-    """Return a value of a call as users write it."""
+    """Return a value of a call in the form in which users write it."""
     if isinstance(value, bool):
         return str(value).lower()
     return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -112,7 +112,7 @@ def calls_of(wheel: str) -> WheelCalls:
 
 
 def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
-    """Return the calls for GPUs, by default all of the table, grouped by GPU."""
+    """Return the calls for `gpus`, grouped by GPU; by default for all GPUs of the table."""
     calls: list[Call] = []
     for gpu in sorted(gpus or table.gpus):
         check_gpu(gpu)
@@ -137,11 +137,11 @@ def listed(table: WheelCalls, gpus: Sequence[str]) -> list[Call]:
 
 
 def with_calls(table: WheelCalls, text: str, gpus: Sequence[str]) -> WheelCalls:
-    """Return a table with the calls of the user, of functions that the table knows.
+    """Return a table with the user's calls instead of its own; they must be calls of functions of the table.
 
     Args:
-        text: a JSON list of rows like those of `call`.
-        gpus: requested GPUs, for calls that name none; by default those of the table.
+        text: a JSON list of rows in the form of `WheelCalls.call`.
+        gpus: the GPUs for calls that name none; by default the GPUs of the table.
     """
     rows: list[dict[str, Any]] = []
     count = 0
@@ -194,7 +194,7 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
         for name in takes:
             examples = [example for row in like for example in row[name]]
             for given in axes[name]:
-                if not any(_alike(given, example) for example in examples):
+                if not any(_may_replace(given, example) for example in examples):
                     raise ConfigError(
                         "calls-invalid",
                         f"{where}: {name} = {json.dumps(given)} is not possible",
@@ -204,7 +204,7 @@ def _check(table: WheelCalls, axes: Mapping[str, list[Any]], where: str) -> None
 
 
 def _kind(examples: Sequence[Any]) -> str:
-    """Describe the values that `_alike` accepts in place of these."""
+    """Return a description of the values that `_may_replace` accepts for these examples."""
     if isinstance(examples[0], bool):
         return "true or false"
     if isinstance(examples[0], int):
@@ -214,11 +214,11 @@ def _kind(examples: Sequence[Any]) -> str:
     return f"one of {', '.join(map(json.dumps, examples))}"
 
 
-def _alike(value: Any, example: Any) -> bool:
-    """Return whether a value may replace a listed one: a number may be any positive one, a word must be equal."""
+def _may_replace(value: Any, example: Any) -> bool:
+    """Return whether a user may give a value instead of an example: any positive number, but only the same word."""
     if isinstance(example, list):
         pairs = zip(value, example, strict=False) if isinstance(value, list) else ()
-        return isinstance(value, list) and len(value) == len(example) and all(itertools.starmap(_alike, pairs))
+        return isinstance(value, list) and len(value) == len(example) and all(itertools.starmap(_may_replace, pairs))
     if isinstance(example, bool) or isinstance(value, bool):
         return isinstance(example, bool) and isinstance(value, bool)
     if isinstance(example, int):
@@ -227,10 +227,10 @@ def _alike(value: Any, example: Any) -> bool:
 
 
 def in_orders(outcomes: Iterable[Outcome]) -> list[Call]:
-    """Return for each GPU all successful calls in one process, in their order and in reverse.
+    """Return two calls for each GPU, which make all its successful calls in one process, in order and in reverse.
 
-    If another kernel called a function before, Triton adds the function's global constants to keys of later kernels.
-    So a kernel may have several keys.
+    If a kernel has called a function, Triton adds the function's global constants to the keys of later kernels. So a
+    kernel may have several keys.
     """
     calls = []
     for gpu, group in itertools.groupby(
@@ -255,7 +255,7 @@ def rule_of(call: Call, module: str) -> Rule:
     """Return the rule of a call, whose object is a tar of cache entries.
 
     Args:
-        module: file name, without `.py`, of the module that makes the call.
+        module: the name of the module that makes the call, without `.py`.
     """
     function = str(next(iter(call.rows[0].values())))
     return Rule(
@@ -270,7 +270,7 @@ def outcome_of(call: Call, entry: Entry, out: Path) -> tuple[Outcome, Mapping[st
     """Return the outcome of a call, and the worker's facts about Triton, which are empty without kernels.
 
     Args:
-        entry: the entry of its rule.
+        entry: the ledger's entry of the call's rule.
         out: the folder of the campaign's objects.
     """
     if entry.status != DONE:
@@ -280,7 +280,7 @@ def outcome_of(call: Call, entry: Entry, out: Path) -> tuple[Outcome, Mapping[st
 
 
 def by_gpu(outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:
-    """Yield the numbers of calls, kernels and seconds for each GPU."""
+    """Yield a row for each GPU: the numbers of calls, kernels and cache entries, and the seconds."""
     for gpu, group in itertools.groupby(outcomes, key=lambda outcome: outcome.call.gpu):
         rows = list(group)
         alone = [row for row in rows if not row.call.order]

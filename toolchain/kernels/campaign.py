@@ -41,7 +41,8 @@ from toolchain.kernels.summary import summary
 from toolchain.kernels.worker_process import machine_fault
 
 REPORT = "report.json"
-# The status beside an empty object, by which AOTriton's loader and packers recognize a kernel that does not compile.
+# The `compile_status` beside an empty object, by which AOTriton's loader and packers recognize a kernel that does not
+# compile.
 KNOWN_BAD = {FAILED: "ExitWithError", TIMEOUT: "Timeout"}
 LISTED = 20
 
@@ -51,9 +52,9 @@ class CampaignResult:
     """The result of a campaign.
 
     Args:
-        entries: one for each rule, in the rules' order.
-        skipped: number of rules that an earlier run had finished.
-        partial: whether only a part of all rules was requested.
+        entries: an entry for each rule, in the order of the rules.
+        skipped: the number of rules that an earlier run had finished.
+        partial: whether the request was for only a part of all rules.
         about: the workers' description of themselves; empty if no worker was needed.
         shared: see `shared.Counts`; empty without a store.
     """
@@ -66,7 +67,7 @@ class CampaignResult:
 
     @property
     def done(self) -> tuple[Entry, ...]:
-        """Entries of rules with an object, from this run or an earlier one."""
+        """Entries of rules with an object, which this run or an earlier run compiled."""
         return tuple(entry for entry in self.entries if entry.status == DONE)
 
     @property
@@ -84,7 +85,7 @@ class CampaignResult:
         return counts(self.entries)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the manifest of the objects, which does not depend on times, order and number of runs."""
+        """Return the manifest of the objects. It does not depend on times, or on the order and number of runs."""
         return {
             "partial": self.partial,
             **self.counts(),
@@ -111,8 +112,8 @@ class Reporting:
     """The reports of a campaign.
 
     Args:
-        on_count: called with the number of finished rules, of all rules, and the name of the last one.
-        on_end: called with the lines of a summary, also before failures are raised.
+        on_count: called with the number of finished rules, the number of all rules, and the name of the last rule.
+        on_end: called with the lines of a summary at the end, even if the campaign then raises an error.
         command: the command line that continues the campaign.
     """
 
@@ -137,21 +138,21 @@ def run_campaign(
     shared: SharedResults | None = None,
     scope: str = "",
 ) -> CampaignResult:
-    """Compile the rules without an object, check every object, and write the report.
+    """Compile the rules that have no object, check every object, and write the report.
 
-    All rules are tried even after one has failed. `status.json` beside the ledger has the progress.
+    A failed rule does not stop the others. `status.json` beside the ledger has the progress.
 
     Args:
-        out: folder of the objects, and of `report.json`.
-        worker_tree: the source tree as the workers see it.
-        keep_going: mark failed rules as known bad by an empty object and its JSON, instead of raising.
+        out: the folder of the objects and of `report.json`.
+        worker_tree: the path of the source tree that the workers see.
+        keep_going: mark failed rules as known bad with an empty object and its JSON, instead of raising an error.
         bounds: the bounds of the executor's workers, for the status.
         shared: kernel stores to take results from, and to add results to.
-        scope: see `Naming.scope`. Objects of an earlier run with another scope are not added to the stores.
+        scope: the value of `Naming.scope`. Objects of an earlier run with another scope are not added to the stores.
 
     Raises:
         KernelError: rules failed and `keep_going` is not set, or no worker started.
-        ResourceError: the machine failed, not a kernel. The kernel is not recorded, and a further run tries it again.
+        ResourceError: the machine was at fault, not a kernel. The next run tries the kernel again.
     """
     wanted = rules.rules if isinstance(rules, RuleSet) else tuple(rules)
     partial = rules.partial if isinstance(rules, RuleSet) else False
@@ -175,12 +176,12 @@ def run_campaign(
             lines = summary(result, seconds=seconds, command=reporting.command, keep_going=keep_going)
             where = ["to look at all of them:", f"  toolchain report {shlex.quote(str(ledger.path.parent))}"]
             reporting.on_end([*lines, *(where if result.bad else [])])
-        _settle(result, ledger, out, keep_going=keep_going)
+        _write_report(result, ledger, out, keep_going=keep_going)
     return result
 
 
-def _settle(result: CampaignResult, ledger: Ledger, out: Path, *, keep_going: bool) -> None:
-    """Raise KernelError for failed rules or mark them as known bad, and write the report."""
+def _write_report(result: CampaignResult, ledger: Ledger, out: Path, *, keep_going: bool) -> None:
+    """Write the report, unless rules failed: then raise KernelError, or mark them as known bad with `keep_going`."""
     # Killed workers leave partial files.
     for partial_file in out.rglob(".*.partial"):
         partial_file.unlink()
@@ -202,8 +203,8 @@ class _Run:
     """A running campaign.
 
     Args:
-        todo: rules without an entry, by id.
-        tree: the source tree as the workers see it.
+        todo: the rules without an entry, by id.
+        tree: the path of the source tree that the workers see.
     """
 
     wanted: Sequence[Rule]
@@ -217,7 +218,7 @@ class _Run:
     shared: SharedResults | None
 
     def earlier(self) -> list[Rule]:
-        """Remove the rules that an earlier run had finished from `todo`, and return them."""
+        """Remove from `todo` the rules that an earlier run had finished, and return these rules."""
         finished = []
         for rule in self.wanted:
             entry = self.ledger.get(rule.id)
@@ -227,7 +228,11 @@ class _Run:
         return finished
 
     def to_the_end(self, earlier: Sequence[Rule]) -> None:
-        """Take results from the stores, compile the others, and add them and those of `earlier` to the stores."""
+        """Take results from the stores, compile the other rules, and add their results to the stores.
+
+        Args:
+            earlier: rules that an earlier run finished, whose results the stores may lack.
+        """
         self.ledger.progress(*self.progress)
         self.tell()
         for rule in self.todo.values():
@@ -270,7 +275,7 @@ class _Run:
                     self.shared.add(rule, entry, self.out)
 
     def take(self, shared: SharedResults) -> None:
-        """Take results from the stores. If nothing may be compiled, also record known failures, and refuse gaps."""
+        """Take results from the stores; if nothing may be compiled, record known failures and refuse gaps."""
         for entry in shared.take(tuple(self.todo.values()), self.out):
             self.record(entry, " (from the store)", reused=True)
         if not shared.only:
@@ -287,7 +292,7 @@ class _Run:
 
 
 def _blame_the_machine(entry: Entry, out: Path) -> None:
-    """Raise ResourceError if the machine caused a failure, because the kernel would be marked as bad forever."""
+    """Raise ResourceError if the machine caused a failure, because otherwise the kernel would stay marked as bad."""
     if entry.status == FAILED and (what := machine_fault(entry.reason, out)):
         raise ResourceError(
             "kernel-resources",
@@ -313,7 +318,7 @@ def _finished(entry: Entry, rule: Rule, out: Path) -> bool:
 
 
 def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Path, Path]:
-    """Return the paths of an object and its JSON, and refuse paths outside of `out`, where a worker may make links."""
+    """Return the paths of an object and its JSON; refuse paths that lead out of `out` by a link of a worker."""
     path = out / rule.out
     if not is_inside(path, out) or path.is_symlink():
         raise KernelError(
@@ -330,7 +335,7 @@ def _objects(out: Path, rule: Rule | Entry, *, unlink: bool = False) -> tuple[Pa
 
 
 def _lay(outcome: Outcome, rule: Rule, out: Path) -> None:
-    """Write the files of an outcome from another machine."""
+    """Write the files of an outcome that another machine compiled."""
     path, beside = _objects(out, rule)
     try:
         write_unflushed(beside, outcome["json"])
@@ -341,7 +346,7 @@ def _lay(outcome: Outcome, rule: Rule, out: Path) -> None:
 
 
 def _entry(rule: Rule, outcome: Outcome, out: Path) -> Entry:
-    """Return the entry for an outcome, which is only "done" if the object here is complete and for the right GPU."""
+    """Return the entry for an outcome; it is "done" only if the object is here, complete, and for the right GPU."""
     status, reason = str(outcome["status"]), str(outcome.get("reason", ""))
     digest, metadata_digest, size = "", "", 0
     if status == DONE:

@@ -1,4 +1,4 @@
-"""A campaign whose kernels are compiled by the workers of a Dask scheduler."""
+"""Compile the kernels of a campaign on the workers of a Dask scheduler."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from toolchain.kernels.rules import Rule
 from toolchain.kernels.scheduler import PATIENCE, check_version, security
 
 LOG = logging.getLogger(__name__)
-LARGEST = 4  # kernels in one task; tasks are short, because a lost worker loses those that it had
+LARGEST = 4  # kernels in one task; tasks are short, because a lost worker loses the tasks that it had
 _AHEAD = 2  # tasks for each slot, so that no slot waits for its next task
-_LOOK, _POLL = 1.0, 0.1  # seconds between two looks at the workers, and at the finished tasks
+_LOOK, _POLL = 1.0, 0.1  # seconds between two checks of the workers, and of the finished tasks
 
 
 def requirements(setup: CompileSetup, limits: Limits) -> dict[str, str]:
-    """Return what a worker and a campaign must have in common, as names of Dask resources by part."""
+    """Return the Dask resources that a worker needs for a campaign, by what must be equal: sources, Triton, …"""
     parts = {**setup.naming.shared, "sources": setup.naming.tree, "limits": asdict(limits), "version": __version__}
     return {name: f"toolchain-{name}-{sha256_json(value)[7:23]}" for name, value in parts.items()}
 
 
 class ClusterExecutor:
-    """Compiles by the workers of a Dask scheduler; see `Executor`. Used as a context.
+    """An `Executor` that compiles on the workers of a Dask scheduler. It is a context manager.
 
-    Dask gives the tasks of a lost worker to others. After a restart of the scheduler the unfinished tasks are submitted
-    again. Only workers that have all of `needs`, see `requirements`, get tasks.
+    Dask gives the tasks of a lost worker to other workers. After a restart of the scheduler this class submits the
+    unfinished tasks again. Only workers that have all resources in `needs` (see `requirements`) get tasks.
     """
 
     def __init__(self, address: str, needs: Mapping[str, str]) -> None:
@@ -64,7 +64,7 @@ class ClusterExecutor:
         self._client.close()
 
     def about(self) -> dict[str, Any]:
-        """Return what the workers said of their environment; empty before the first result."""
+        """Return the facts that the workers reported about their environment; empty before the first result."""
         return dict(self._about)
 
     def workers(self) -> list[dict[str, Any]]:
@@ -72,9 +72,9 @@ class ClusterExecutor:
         return []
 
     def run(self, rules: Sequence[Rule], _tree: str, _out: str, /) -> Generator[Outcome, None, None]:
-        """Compile rules and yield each outcome; one that is done has the object as `code` and its JSON as `json`."""
+        """Compile rules and yield their outcomes, which hold finished objects as `code` and their JSON as `json`."""
         waiting, file = deque[list[Rule]](), attrgetter("root", "source")
-        # A compile process starts anew for each source file.
+        # Tasks hold rules of one source file, because a compile process starts anew for each file.
         for _, alike in itertools.groupby(sorted(rules, key=file), file):
             while share := list(itertools.islice(alike, LARGEST)):
                 waiting.append(share)
@@ -101,7 +101,7 @@ class ClusterExecutor:
             batch = finished.next_batch(block=False)
             for future, result in batch:
                 share = pending.pop(future)
-                if future.cancelled():  # as all are when the scheduler is lost
+                if future.cancelled():  # the loss of the scheduler cancels all futures
                     waiting.appendleft(share)
                 else:
                     yield from self._outcomes(share, result, failed=future.status == "error")

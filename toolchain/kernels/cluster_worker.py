@@ -1,4 +1,4 @@
-"""A worker of a Dask scheduler: processes in containers compile its tasks, as in a local campaign."""
+"""Run a worker of a Dask scheduler, whose tasks processes in containers compile, as in a local campaign."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
     """The compile processes of a Dask worker.
 
     Args:
-        slots: how many at once.
-        bounds: of the processes' memory.
+        slots: the number of processes that work at once.
+        bounds: bounds of the processes' memory.
     """
 
     name = "toolchain-kernels"
@@ -58,7 +58,7 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
         self._pool.start(0)
 
     def teardown(self, worker: Any) -> None:  # noqa: ARG002 - Dask's signature
-        """End the processes. Dask calls this when the worker closes, and takes no results from here on."""
+        """End the processes. Dask calls this when the worker closes, and takes no results afterwards."""
         self._closed.set()
         self._pool.stop()
         self._folder.cleanup()
@@ -66,7 +66,7 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
     def compile(self, rules: Sequence[Rule]) -> dict[str, Any]:
         """Compile rules one after the other; return this worker's name, `Executor.about`, and the rules' outcomes.
 
-        A finished one also has the bytes of its object as `code`, and of the JSON beside it as `json`.
+        The outcome of a finished rule also has the bytes of its object as `code`, and of its JSON as `json`.
         """
         try:
             with TemporaryDirectory(dir=self._folder.name) as folder, self._pool.slot(self._files(rules[0])) as slot:
@@ -75,13 +75,13 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
         except ToolchainError as error:
             self.error = error
             self._worker.loop.add_callback(self._worker.close, reason=str(error))
-            self._closed.wait()  # without a result, so that Dask gives the task to another worker
+            self._closed.wait()  # this task must have no result, so that Dask gives it to another worker
             raise
 
     def _compiled(self, rule: Rule, path: Path, slot: Slot) -> Outcome:
-        """Return the outcome of a rule with the files that it is about; ResourceError if the machine is at fault."""
+        """Return the outcome of a rule, with the object and its JSON; ResourceError if the machine is at fault."""
         job, files = Job(rule.task(self._setup.source, ""), self._files(rule), path), dict[str, bytes]()
-        outcome = self._pool.settle(slot, job)
+        outcome = self._pool.compile_job(slot, job)
         if outcome["status"] == DONE:
             try:
                 files["code"] = read_regular(path, LARGEST_OBJECT)
@@ -95,9 +95,13 @@ class Compiler(distributed.WorkerPlugin):  # type: ignore[misc] # Dask has no ty
 
 
 async def serve(address: str, compiler: Compiler, *, name: str, provides: Iterable[str], scratch: Path) -> None:
-    """Work for a scheduler until cancelled, and wait for it where it is lost; `provides` has the values of
-    `cluster.requirements`, and `scratch` is a folder for Dask."""
-    host = urlsplit(address).hostname if address.startswith("tcp://") else None  # loopback alone
+    """Work for a scheduler until cancelled, and wait for a scheduler that is lost.
+
+    Args:
+        provides: the values of `cluster.requirements`.
+        scratch: a folder for Dask.
+    """
+    host = urlsplit(address).hostname if address.startswith("tcp://") else None  # `tcp://` is only allowed on loopback
     resources = dict.fromkeys(provides, compiler.slots)
     while compiler.error is None:
         worker = distributed.Worker(

@@ -1,6 +1,6 @@
 """Read AMDGPU code objects: their ELF tables, and a check that a file holds a kernel for a GPU.
 
-Code objects may be hostile: every table is bounded, so a small file cannot take hours or gigabytes.
+Code objects may be hostile. So every table is bounded, and a small file cannot take hours or gigabytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ElfTables:
     Attributes:
         mach: the flag EF_AMDGPU_MACH, which stands for the GPU.
         osabi: the number of the OS ABI.
-        symbols: (address, size) of dynamic symbols, by name.
+        symbols: the address and size of each dynamic symbol, by name.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -122,7 +122,7 @@ def _fault(elf: ElfTables, gpu: str, kernel: str) -> str:
 
 
 def metadata_fault(metadata: Any, gpu: str) -> str:
-    """Return the fault of the JSON beside an object, which AOTriton's packers read; empty without one."""
+    """Return the fault of the JSON beside an object, which AOTriton's packers read; empty if there is none."""
     if not isinstance(metadata, dict):
         return "the JSON beside the object is not an object"
     numbers = {name: metadata.get(name) for name in ("shared", "num_warps", "warp_size")}

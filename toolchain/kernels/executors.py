@@ -1,4 +1,4 @@
-"""Executors compile rules, and yield outcomes in the order in which they end."""
+"""Compile rules on this machine; outcomes come in the order in which the rules end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.kernels.rules import Rule
 from toolchain.kernels.worker_process import Job, MakeWorker, groups
 
 SHARES = 4
-"""The least number of parts for the rules of each worker, so that no worker is busy alone for long at the end."""
+"""The least number of parts of each worker's rules. With several parts no worker is busy alone for long at the end."""
 
 
 class Executor(Protocol):
@@ -24,13 +24,14 @@ class Executor(Protocol):
         """Compile all rules.
 
         Args:
-            tree: the source tree as compile processes see it.
+            tree: the path of the source tree that compile processes see.
             out: the folder of the objects on this machine.
 
         Yields:
             an outcome for each rule: `{"id", "status": "done"|"failed"|"timeout", "reason", "seconds", "attempt"}`.
-            One that is done also has `"sha256"` and `"bitcode"`, and one that failed may have `"log"`, the last lines
-            of the worker. `"origin"` names another machine that compiled it. Closing the generator ends all workers.
+            With the status "done" it also has `"sha256"` and `"bitcode"`. With "failed" it may have `"log"`, the last
+            lines of the worker. `"origin"` names another machine that compiled it. Closing the generator ends all
+            workers.
         """
         ...
 
@@ -41,26 +42,28 @@ class Executor(Protocol):
     def workers(self) -> list[dict[str, Any]]:
         """Return a row for each live worker: `{"pid", "memory", "compiled", "kernel", "gpu", "out", "seconds"}`.
 
-        Memory is in bytes, and `compiled` counts kernels. The last four are empty for a waiting worker.
+        Memory is in bytes, and `compiled` counts kernels. The last four values are empty for a waiting worker.
         """
         ...
 
 
 class LocalExecutor:
-    """Long-lived workers on this machine.
+    """Compiles with long-lived workers on this machine.
 
-    If a worker dies under a rule, a second worker tries that rule again. A rule that exceeds the timeout or the memory
-    of a kernel ends its worker and is not tried again. If all workers together use too much memory, the largest is
-    ended, and its rule is tried again while the others wait.
+    If a worker dies during a rule, a second worker tries that rule again. A rule that exceeds the timeout or the memory
+    of a kernel ends its worker and is not tried again. If all workers together use too much memory, the largest worker
+    is ended, and its rule is tried again while the others wait.
 
     Args:
-        make_worker: starts a worker: a context manager that yields a process with text pipes, the leader of a session.
-        workers: number of workers.
+        make_worker: returns a context manager that starts a worker and yields its process, which has text pipes and is
+            the leader of a session.
+        workers: the number of workers.
         timeout: seconds for one rule; None for no limit.
         bounds: bounds of the workers' memory.
-        files: returns the set of source files that a rule's worker sees, see `Naming.files`; by default one for all.
+        files: returns the set of source files that a rule's worker sees (see `Naming.files`); by default all rules have
+            the same set.
         seen: the path at which a worker sees the folder that it writes to; empty for the path on this machine.
-        scratch: the folder for these folders; the system's by default.
+        scratch: the parent of the folders that workers write to; by default the system's temporary folder.
     """
 
     def __init__(
@@ -118,8 +121,8 @@ class LocalExecutor:
 class _Shares:
     """Hands out the rules of a campaign in parts of at most `most` rules.
 
-    A new set of source files costs a worker a restart. So a worker gets rules of its set while there are some, then
-    those of the set with the fewest workers.
+    A worker must restart for a new set of source files. So it gets rules of its own set while there are some, and then
+    rules of the set with the fewest workers.
     """
 
     def __init__(self, rules: Iterable[Rule], files: Callable[[Rule], str], tree: str, out: Path, *, most: int) -> None:
@@ -128,14 +131,18 @@ class _Shares:
             sets.setdefault(files(rule), []).append(rule)
 
         def jobs(name: str) -> Iterator[Job]:
-            # Jobs are made lazily, because one has some kilobytes and there may be hundreds of thousands.
+            # Jobs are made lazily, because a job has some kilobytes and there may be hundreds of thousands of jobs.
             return (Job(rule.task(tree, ""), name, out / rule.out) for rule in sets[name])
 
         self._left = {name: groups(jobs(name), most) for name in sets}
         self._workers: Counter[str] = Counter()
 
     def take(self, files: str | None) -> list[Job]:
-        """Return the next part for a worker that sees the set `files`, or None if it is new; empty at the end."""
+        """Return the next jobs for a worker; an empty list at the end.
+
+        Args:
+            files: the set of source files that the worker sees; None for a new worker.
+        """
         if files is not None:
             if part := next(self._left.get(files, iter(())), None):
                 return part

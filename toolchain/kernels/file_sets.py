@@ -1,4 +1,4 @@
-"""Folders with exactly the files that the name of a compile process's results covers."""
+"""Make folders with exactly the files that the names of kernel results cover."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIME = 0
 
 
 class FileSets:
-    """Copies of the files of one campaign's compile processes, below a folder that is emptied first.
+    """Copies the files that a campaign's compile processes see to a folder, which is emptied first.
 
     A copy has the content that the names of results cover, even if the tree was edited meanwhile. It has neither the
     mode, the time nor the compiled modules (`__pycache__`) of the original. Threads may share an object of this class.
@@ -34,7 +34,7 @@ class FileSets:
 
     @property
     def recipe(self) -> Path:
-        """The folder of our files that run beside Triton, with their paths below the recipe root."""
+        """The folder of the recipe's files that run with Triton, with their paths below the recipe root."""
         return self._copied("recipe", recipe.root(), self._naming.shared["recipe"])
 
     def sources(self, files: str) -> Path:
@@ -55,7 +55,7 @@ class FileSets:
 
 
 def _copy(top: Path, path: str, target: Path, digest: str) -> None:
-    """Copy a file or a link, and refuse one that differs from its digest (see `Reach.digests`)."""
+    """Copy a file or a link; SourceError if it differs from its digest (see `Reach.digests`)."""
     source = top / path
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_symlink() and digest == link_digest(source):

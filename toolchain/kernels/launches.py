@@ -1,8 +1,8 @@
-"""Launch values of the kernels in a pack of AOTriton: a file in the pack beside the code objects.
+"""Write and read the launch values of an AOTriton pack, a file that lies beside the pack's code objects.
 
-The file is JSON, `{"format": 1, "functions", "signatures", "kernels"}`. A function is `[source, kernel, [argument…]]`;
-a signature is `[function, [part…]]`, where a part is a type, or a list with the value that is compiled in; a kernel, by
-archive, cluster and name, is `[signature, GPU, warps, bytes of Triton's own scratch memory]`.
+The file is JSON, `{"format": 1, "functions", "signatures", "kernels"}`. A function is `[source, kernel, [argument…]]`.
+A signature is `[function, [part…]]`, where a part is a type, or a list with the value that is compiled in. A kernel is
+`[signature, GPU, warps, bytes of Triton's own scratch memory]` under the key `archive/cluster/name`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def launch_files(
     """Return the file of each pack, by the pack's name (`amd-gfx942`).
 
     Args:
-        scratch: returns the bytes of Triton's own scratch memory of a code object; None if it did not compile.
+        scratch: returns how many bytes of Triton's own scratch memory a code object needs; None if it did not compile.
     """
     by_out, by_path = {rule.out: rule for rule in rules}, {cluster.path: cluster for cluster in clusters}
     files: dict[str, _File] = {}
@@ -46,14 +46,14 @@ def launch_files(
 
 
 def _stem(archive: str, member: str) -> str:
-    """Return the name of a cluster, which begins with that of its archive, if it is in one."""
+    """Return the name of a cluster. It begins with the name of the .zip if the cluster is in a .zip."""
     own = member.removesuffix(".aks2")
     return f"{archive.removesuffix('.zip')}/{own}" if archive.endswith(".zip") else archive.removesuffix(".aks2")
 
 
 class _File:
     def __init__(self) -> None:
-        self._functions: dict[tuple[Any, ...], int] = {}  # each with its place in the list
+        self._functions: dict[tuple[Any, ...], int] = {}  # the values are places in the file's list
         self._signatures: dict[tuple[Any, ...], int] = {}
         self._kernels: dict[str, list[Any]] = {}
 
@@ -75,7 +75,7 @@ class _File:
 
 
 class Launches:
-    """The launch values in such a file."""
+    """The launch values of the kernels of a pack."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         if content.get("format") != FORMAT:
@@ -98,7 +98,7 @@ class Launches:
 
 
 def of_rule(rule: Rule, shared: int) -> dict[str, Any]:
-    """Return the launch values of a rule, with 0 bytes of scratch memory, since the plan does not state them."""
+    """Return the launch values of a rule, with 0 bytes of scratch memory, because the plan does not state that size."""
     file = _File()
     file.add("", rule, 0)
     return Launches(strict_json.read(file.content())).metadata("", shared)

@@ -27,11 +27,11 @@ TIMEOUT = "timeout"
 FORMAT = "2"
 _PROGRESS = "progress"
 _SCOPE, _SEVERAL = "scope", "several"
-_LARGEST = 512 << 20  # bytes; a ledger of 19,001 kernels has some 20 million
+_LARGEST = 512 << 20  # bytes; a ledger of 19,001 kernels has some 20 million bytes
 _LARGEST_VALUE = 16 << 20
 _PATIENCE = 30.0  # seconds to wait for another process, because a flush to a busy disk takes long
 _STATES = (("done", DONE), ("failed", FAILED), ("timed_out", TIMEOUT))
-# Counts entries by a part of their canonical JSON. In any other text its quotes would have a backslash.
+# The statement counts entries by a part of their canonical JSON. A value cannot hold it, because JSON escapes quotes.
 _COUNT = "SELECT count(*) FROM entry WHERE instr(content, ?)"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS numbers (id TEXT PRIMARY KEY, content TEXT NOT NULL);
 
 
 class Maker(Enum):
-    """Who compiled an object: this campaign, one of its remote workers, or a campaign that used the same store."""
+    """Who compiled an object: this campaign, a remote worker of it, or another campaign with the same store."""
 
     HERE = auto()
     WORKER = auto()
@@ -59,17 +59,18 @@ class Entry:
 
     Args:
         status: `done`, `failed` or `timeout`.
-        reason: cause of a failure.
-        over_memory: whether the worker was ended for its memory.
+        reason: the cause of a failure.
+        over_memory: whether the worker was ended because of its memory.
         refused: whether the compiled project raised the error, because it does not support the GPU or the arguments.
-        exit_code: of the worker, if it ended; negative for a signal.
+        exit_code: the exit code of the worker, if it ended; negative for a signal.
         seconds: wall time of the last attempt.
-        sha256, metadata_sha256: 64 hex digits of the object and of the JSON beside it; empty unless done.
+        sha256, metadata_sha256: 64 hex digits of the object and of the JSON beside it; empty unless the status is
+            `done`.
         size: bytes of the object.
-        attempt: 2 if the worker died in the first attempt.
+        attempt: 2 if the worker died in the first attempt, else 1.
         bitcode: names of the bitcode libraries whose code is in the object.
-        origin: the store of the object, or `of_worker`; empty if it was compiled here.
-        signer: id of the key that signed the stored result; empty without one.
+        origin: the store that the object comes from, or the result of `of_worker`; empty if it was compiled here.
+        signer: id of the key that signed the stored result; empty if no key did.
     """
 
     id: str
@@ -146,7 +147,7 @@ class Ledger:
 
     def _prepare(self) -> None:
         _restrict(self._db, self.path)
-        # A committed entry is on disk, whatever is killed next.
+        # A committed entry must be on disk even if the process is killed or the machine fails.
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.executescript(_SCHEMA)
         known = dict(self._db.execute("SELECT name, value FROM about"))
@@ -173,7 +174,7 @@ class Ledger:
         self._write(("entry", entry.id, canonical(asdict(entry)).decode()), *rows)
 
     def _write(self, *rows: tuple[str, str, str]) -> None:
-        # One transaction, because each is flushed to disk, which takes longer than reading a kernel from a store.
+        # All rows share one transaction, because a flush to disk takes longer than reading a kernel from a store.
         try:
             self._db.execute("BEGIN IMMEDIATE")
             with self._db:
@@ -194,7 +195,7 @@ class Ledger:
         return None if row is None else _entry(self.path, row[0])
 
     def begin(self, scope: str) -> bool:
-        """Note a campaign's `Naming.scope`, and return whether all entries are of campaigns with this scope."""
+        """Record a campaign's `Naming.scope`, and return whether all entries come from campaigns with this scope."""
         known = dict(self._db.execute("SELECT name, value FROM about"))
         if not self._db.execute("SELECT count(*) FROM entry").fetchone()[0]:
             self._write(("about", _SCOPE, scope))
@@ -205,11 +206,11 @@ class Ledger:
         return True
 
     def note_check(self, rule_id: str, row: Mapping[str, Any]) -> None:
-        """Note the result of a check of a rule's object."""
+        """Record the result of a check of a rule's object."""
         self._write(("numbers", rule_id, canonical(dict(row)).decode()))
 
     def checks(self) -> dict[str, dict[str, Any]]:
-        """Return the results of such checks, by rule."""
+        """Return the results that `note_check` recorded, by rule."""
         with _reading(self.path):
             rows = self._db.execute("SELECT id, content FROM numbers ORDER BY id").fetchall()
         return {str(rule_id): _object(self.path, content) for rule_id, content in rows}
@@ -225,13 +226,13 @@ class Ledger:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """The state of a campaign by its ledger.
+    """The state of a campaign, read from its ledger.
 
     Args:
         count, total: finished kernels and all kernels of the latest request; zeros if unknown.
-        counted: see `counts`.
-        entries: sorted by id; empty if only their counts were read.
-        numbers: of checked kernels, how many are `right`, `wrong`, `skipped` and `refused`.
+        counted: the number of entries by status, see `counts`.
+        entries: the entries sorted by id; empty if only their counts were read.
+        numbers: how many checked kernels are `right`, `wrong`, `skipped` and `refused`.
     """
 
     count: int = 0
@@ -242,9 +243,9 @@ class Standing:
 
 
 def look(path: Path, *, entries: bool = True) -> Standing:
-    """Read a ledger that a campaign may be writing to, without a change to it.
+    """Return the state of a campaign from a ledger, which the campaign may be writing to. The ledger is not changed.
 
-    A ledger of another format has the default `Standing`.
+    A ledger of another format gives the default `Standing`.
 
     Args:
         entries: whether to read the entries, which takes half a second for a whole release.
@@ -272,7 +273,7 @@ def look(path: Path, *, entries: bool = True) -> Standing:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Raise a ConfigError for errors of SQLite and of damaged rows."""
+    """Turn errors of SQLite and of damaged rows inside the block into a ConfigError."""
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -286,7 +287,7 @@ def _reading(path: Path) -> Iterator[None]:
 def _restrict(db: sqlite3.Connection, path: Path) -> set[str]:
     """Limit the cost of reading a ledger of unknown origin, and return the names of its tables.
 
-    Refuse a ledger that is too large or defines more than tables, because a view could compute forever.
+    A ledger that is too large, or that defines more than tables, is refused, because a view could compute forever.
     """
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST_VALUE)
     db.execute("PRAGMA trusted_schema=OFF")
@@ -318,12 +319,12 @@ _REASONS = {
 
 
 def _reason(error: sqlite3.Error) -> str:
-    """Return the reason of an error; the low byte of its code names the kind."""
+    """Return the reason of an error; the low byte of its code is the kind of error."""
     return _REASONS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "it has other tables than a ledger")
 
 
 def _unusable(path: Path, error: sqlite3.DatabaseError) -> ConfigError:
-    # A ledger that is locked or cannot be opened may be intact, so nobody should remove it.
+    # A ledger that is locked or cannot be opened may be intact, so the advice must not be to remove it.
     whole = isinstance(error, sqlite3.OperationalError)
     fix = "see what else uses it, check its permissions and the disk, and run it again" if whole else f"remove {path}"
     return ConfigError("ledger-unusable", f"the ledger {path} cannot be used", why=_reason(error), fix=fix)

@@ -1,4 +1,4 @@
-"""Compile rules by worker processes on this machine."""
+"""Compile rules with worker processes on this machine."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ LOG = logging.getLogger(__name__)
 Outcome = dict[str, Any]
 START_SECONDS = 180.0
 ATTEMPTS = 2
-EVERY = 1.0  # seconds between two looks at the workers' memory
+EVERY = 1.0  # seconds between two checks of the workers' memory
 RECYCLE = 500
-"""Rules after which a worker is replaced, so that no leak in the compiler adds up."""
-_LONGEST = 1e9  # seconds; no float can hold each integer
-# Keys of a worker's answer that are used, in addition to the rule's id.
+"""The number of rules after which a worker is replaced, so that leaks in the compiler do not add up."""
+_LONGEST = 1e9  # seconds; larger integers could not become a float
+# The keys of a worker's answer that are used in addition to the rule's id, with their types.
 _ANSWER = {"status": str, "reason": str, "seconds": int | float, "sha256": str, "bitcode": list, "refused": bool}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileSetup:
-    """How the kernels of a project are compiled.
+    """The way in which the kernels of a project are compiled.
 
     Args:
         start: starts a compile process, which sees one set of source files.
         naming: names the results.
-        out: folder of the objects, which no process sees.
+        out: the folder of the objects, which no compile process sees.
         source: the path at which a process sees the source files.
         seen, scratch: see `LocalExecutor`.
     """
@@ -65,7 +65,7 @@ class CompileSetup:
 
 @dataclass(eq=False)
 class Slot:
-    """The current worker of a thread, its next jobs, and the set of files of its latest job."""
+    """The current worker of a thread, the thread's next jobs, and the set of files of its latest job."""
 
     worker: Worker | None = None
     jobs: deque[Job] = field(default_factory=deque)
@@ -76,9 +76,9 @@ class WorkerPool:
     """The threads of one run, each with its own worker.
 
     Args:
-        take: returns the next jobs for a worker that sees a set of files; none at the end. One thread calls it at a
-            time.
-        folder: folder for the folders that workers write to.
+        take: returns the next jobs for a worker that sees a set of files; no jobs at the end. Only one thread calls it
+            at a time.
+        folder: the parent of the folders that workers write to.
         timeout, bounds, seen: see `LocalExecutor`.
     """
 
@@ -111,7 +111,7 @@ class WorkerPool:
 
     def start(self, count: int) -> None:
         """Start `count` threads."""
-        # A worker's thread lives as long as the worker, because PDEATHSIG ends a child with the thread that forked it.
+        # A thread that starts a worker must outlive it, because PDEATHSIG ends a child with the thread that forked it.
         workers = [threading.Thread(target=self._work, name="kernel-worker", daemon=True) for _ in range(count)]
         self._threads = [*workers, threading.Thread(target=self._watch, name="kernel-watch", daemon=True)]
         for thread in self._threads:
@@ -119,7 +119,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def slot(self, files: str) -> Iterator[Slot]:
-        """Lend a slot to a thread that calls `settle`, and that lives as long as the pool.
+        """Lend a slot to a thread that calls `compile_job`, and that lives as long as the pool.
 
         A slot whose worker sees the set `files` is preferred.
         """
@@ -186,16 +186,16 @@ class WorkerPool:
         slot = Slot()
         try:
             while not self._stopping.is_set() and (job := self._next(slot)) is not None:
-                self.outcomes.put(self.settle(slot, job))
+                self.outcomes.put(self.compile_job(slot, job))
         except StoppedError:
             pass
-        except BaseException as error:  # noqa: BLE001 - raised again where the outcomes are read
+        except BaseException as error:  # noqa: BLE001 - the reader of the outcomes raises it again
             self.outcomes.put(error)
         finally:
             self._drop(slot, patience=0.0 if self._stopping.is_set() else 5.0)
 
-    def settle(self, slot: Slot, job: Job) -> Outcome:
-        """Try a rule until it has an outcome."""
+    def compile_job(self, slot: Slot, job: Job) -> Outcome:
+        """Try to compile a job's rule until there is an outcome, and return the outcome."""
         attempt, alone = 1, False
         while True:
             if slot.worker is not None and (slot.worker.files != job.files or slot.worker.served >= RECYCLE):
@@ -233,7 +233,7 @@ class WorkerPool:
             self._end(worker, patience=patience)
 
     def _begin(self, files: str) -> Worker:
-        """Start a worker, and try once more if it ends at once, as buildah sometimes does on a busy machine."""
+        """Start a worker; try once more if it ends at once, because buildah may fail to start on a busy machine."""
         try:
             try:
                 return self._ready(files)
@@ -270,7 +270,7 @@ class WorkerPool:
         worker.stop(patience=patience)
 
     def _try(self, worker: Worker, job: Job, attempt: int, *, last: bool) -> tuple[Outcome | None, bool]:
-        """Make one attempt; return its outcome, or None for another attempt, and whether the worker is alive."""
+        """Make one attempt; return its outcome, or None if another attempt is due, and whether the worker is alive."""
         started, task = time.monotonic(), job.task
         try:
             answer = worker.ask(job, self._timeout)
@@ -296,7 +296,7 @@ class WorkerPool:
 
 
 def is_answer(answer: Any, task_id: str, statuses: Sequence[str]) -> bool:
-    """Return whether an answer to a task has the form of aotriton/worker.py, because a source could print any other."""
+    """Return whether an answer to a task has the form of aotriton/worker.py, because a source could print anything."""
     if not isinstance(answer, dict) or answer.get("id") != task_id or answer.get("status") not in statuses:
         return False
     return (
@@ -307,6 +307,6 @@ def is_answer(answer: Any, task_id: str, statuses: Sequence[str]) -> bool:
 
 
 def _ended(task: Task, status: str, reason: str, started: float, attempt: int, **more: Any) -> Outcome:
-    """Return the outcome of a rule without an answer; `more` as in `ledger.Entry`."""
+    """Return the outcome of a rule whose worker gave no answer; `more` has further fields of `ledger.Entry`."""
     seconds = round(time.monotonic() - started, 3)
     return {"id": task["id"], "status": status, "reason": reason, "seconds": seconds, "attempt": attempt, **more}

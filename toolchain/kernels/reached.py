@@ -13,7 +13,7 @@ from toolchain.core.digest import sha256_bytes, sha256_file
 from toolchain.core.errors import SourceError
 from toolchain.core.filesystem import is_inside
 
-# A module that uses one of these names may read files that no import names, so the whole tree is used.
+# A module that uses one of these names may read files that it does not import, so its kernels depend on the whole tree.
 _OPAQUE_NAMES = frozenset({"__import__", "__file__", "__path__", "__loader__", "__spec__", "exec", "eval", "open"})
 _OPAQUE_ANYWHERE = frozenset(
     {
@@ -25,7 +25,7 @@ _OPAQUE_ANYWHERE = frozenset(
 
 @dataclass(frozen=True)
 class _Import:
-    """`from <level dots><module> import <names>`; `import a.b` has no names."""
+    """An import: `from <level dots><module> import <names>`; `import a.b` has no names."""
 
     level: int
     module: str
@@ -34,7 +34,7 @@ class _Import:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a module: the names in it, and whether it may read files that no import names."""
+    """A part of a module: the names in it, and whether it may read files that the module does not import."""
 
     names: frozenset[str]
     opaque: bool
@@ -42,11 +42,11 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Scanned:
-    """A module.
+    """The result of scanning a module.
 
     Args:
-        runs: the part that runs on import or compilation: all but the plain functions.
-        functions: its plain functions, each of which can only run if running code uses its name.
+        runs: the part that runs on import or compilation, which is everything but the undecorated functions.
+        functions: the undecorated functions, each of which can run only if running code uses its name.
     """
 
     imports: tuple[_Import, ...]
@@ -57,10 +57,10 @@ class _Scanned:
 class Reach:
     """The files of one source tree that kernels reach.
 
-    The scan includes imports inside functions and behind conditions. A compile process sees the found files and no
-    others, so a file that the scan misses fails a kernel and never changes one. Modules outside of the tree are part of
-    the Triton image. If a module may read files that no import names, the whole tree is used, except `.git` and
-    `__pycache__`. Links that lead out of the tree are not followed.
+    The scan includes imports inside functions and behind conditions. A compile process sees only the files that the
+    scan found, so a file that the scan misses makes a kernel fail, but never changes a kernel. Modules outside of the
+    tree are part of the Triton image. If a module may read files that it does not import, the whole tree counts except
+    `.git` and `__pycache__`. Links that lead out of the tree are not followed.
 
     Args:
         search: folders of the tree that are on the worker's module path in addition to each rule's root.
@@ -75,7 +75,11 @@ class Reach:
         self._found: dict[tuple[str, str], dict[str, str]] = {}
 
     def digests(self, root: str, source: str) -> dict[str, str]:
-        """Return `sha256:…` by path of the files that a rule's module reaches; `root` and `source` as in a `Rule`."""
+        """Return the digests of the files that a rule's module reaches, by path.
+
+        Args:
+            root, source: the fields of the `Rule`.
+        """
         key = (root, source)
         if key not in self._found:
             if not self._is_file(source):
@@ -90,7 +94,7 @@ class Reach:
         return self._found[key]
 
     def _files(self, root: str, source: str) -> set[str] | None:
-        """Return the files; None if they may be anywhere in the tree."""
+        """Return the files that a module reaches; None if it may read any file of the tree."""
         roots = tuple(dict.fromkeys((root, *self._search)))
         files: set[str] = set()
         waiting = [source]
@@ -107,7 +111,7 @@ class Reach:
         return None if self._is_opaque(files) else files
 
     def _is_opaque(self, files: Iterable[str]) -> bool:
-        """Return whether running code may read files that no import names. Functions are identified by name only."""
+        """Return whether running code may read files that it does not import. Functions are matched by name only."""
         scans = [self._scan(file) for file in files if file.endswith(".py")]
         waiting = [scan.runs for scan in scans]
         functions: dict[str, list[_Part]] = {}
@@ -187,7 +191,7 @@ class Reach:
 
     @cached_property
     def whole(self) -> dict[str, str]:
-        """`sha256:…` of all files of the tree by path, and `link_digest` of links."""
+        """The digest of each file of the tree by path, and the `link_digest` of each link."""
         digests = {}
         for folder, below, names in os.walk(self._tree):
             below[:] = [name for name in below if name not in {".git", "__pycache__"}]
@@ -204,7 +208,7 @@ class Reach:
 
 
 def link_digest(path: Path) -> str:
-    """Return a digest of a link's target, which no file has, because it has another prefix."""
+    """Return a digest of a link's target. Its prefix differs from that of files' digests."""
     return f"link:{sha256_bytes(os.fsencode(path.readlink()))}"
 
 
@@ -234,9 +238,9 @@ def _part(nodes: Iterable[ast.AST]) -> _Part:
             elif isinstance(node, ast.Attribute):
                 names.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-                names.add(node.value)  # as `getattr` takes it
+                names.add(node.value)  # `getattr` may use this name
             elif isinstance(node, ast.alias) and node.asname:
-                names.add(node.name)  # it may be called by the other name
+                names.add(node.name)  # code may call the function by its new name
     return _Part(frozenset(names), opaque)
 
 

@@ -11,7 +11,7 @@ from toolchain.core.digest import canonical, sha256_bytes, sha256_json
 from toolchain.kernels.reached import Reach
 from toolchain.kernels.rules import Rule
 
-# Incremented when the same inputs give another result, or when the form of records changes.
+# This number is incremented when the same inputs give another result, or when the form of records changes.
 FORMAT = 1
 
 
@@ -20,9 +20,9 @@ class Naming:
 
     Args:
         tree: the kernels' source tree.
-        triton: diff_ids of the Triton image, lowest first. Labels of the image are left out, because no kernel sees
+        triton: diff_ids of the Triton image, lowest first. The image's labels do not count, because no kernel sees
             them.
-        recipe: digests of our files that run beside Triton: the worker, and modules that replace upstream's.
+        recipe: digests of the recipe's files that run with Triton: the worker, and modules that replace upstream's.
         environment, command: all variables and the command line of the compile processes.
         search: see `Reach`.
     """
@@ -52,16 +52,16 @@ class Naming:
 
     @property
     def tree(self) -> str:
-        """`sha256:…` of the whole source tree."""
+        """The digest of the whole source tree."""
         return sha256_json(self._reach.whole)
 
     @cached_property
     def scope(self) -> str:
-        """12 hex digits that all results of one Triton, recipe and environment share."""
+        """12 hex digits that stand for the Triton, the recipe and the environment."""
         return sha256_json(self.shared).removeprefix("sha256:")[:12]
 
     def inputs(self, rule: Rule) -> dict[str, Any]:
-        """Return the inputs of a rule's result as JSON, without its path."""
+        """Return the inputs of a rule's result as JSON, without the path of the object."""
         task = rule.task("/", "/")
         decides = {name: value for name, value in task.items() if name not in {"id", "out"}}
         return {

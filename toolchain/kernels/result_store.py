@@ -1,4 +1,4 @@
-"""Kernel results that campaigns share: the form of a record, and the folder that holds records.
+"""Read and write kernel results that campaigns share: records, and the folder that holds them.
 
 A record is one line of JSON followed by the bytes of the object. The line holds a statement, which describes the object
 and all inputs of its compilation, and a signature over the statement if the writer has a key. Every reader checks a
@@ -34,11 +34,11 @@ _STATEMENT: Keys = dict.fromkeys(("format", "inputs", "sha256", "size", "json", 
 
 
 class DamagedError(Exception):
-    """A record that is incomplete, or does not match its name."""
+    """A record is incomplete, or does not match its name."""
 
 
 class UnsignedError(Exception):
-    """A record without a signature by the required key."""
+    """A record has no signature by the required key."""
 
 
 class Key(Protocol):
@@ -46,7 +46,7 @@ class Key(Protocol):
 
     @property
     def id(self) -> str:
-        """A hint at which key it is."""
+        """The id of the key, which is only a hint: a signature is verified with the key itself."""
 
     def sign(self, statement: bytes) -> bytes | None:
         """Return a signature, or None if only the public half is known."""
@@ -62,9 +62,9 @@ class Result:
     Args:
         inputs: see `Naming.inputs`.
         metadata: the JSON beside the object, byte for byte.
-        bitcode: as in a ledger's entry.
+        bitcode: names of the bitcode libraries whose code is in the object.
         seconds: duration of the compilation.
-        about: the worker's description of itself.
+        about: the facts that the worker reported at its start.
     """
 
     inputs: Mapping[str, Any]
@@ -125,11 +125,11 @@ def read_record(record: bytes, inputs: Mapping[str, Any], key: Key | None = None
 
     Args:
         inputs: the inputs that the result must have.
-        key: must have signed the record; None accepts any record.
+        key: the key that must have signed the record; None accepts any record.
 
     Raises:
         DamagedError: the record is incomplete, or has other inputs.
-        UnsignedError: `key` did not sign it.
+        UnsignedError: `key` did not sign the record.
     """
     line, _, code = record.partition(b"\n")
     result = _result(line[:_LARGEST_LINE], code, key)
@@ -165,12 +165,12 @@ def _result(line: bytes, code: bytes, key: Key | None) -> Result:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two values are the same JSON. To Python 1, 1.0 and True are equal; to a compiler they are not."""
+    """Return whether two values are the same JSON. Python takes 1, 1.0 and True as equal, but a compiler does not."""
     return canonical(one) == canonical(other)
 
 
 def difference(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Return in words which inputs of a result differ from the wanted ones."""
+    """Return a text that says which inputs of a result differ from the wanted inputs."""
     words = {
         "triton": "by another Triton",
         "environment": "in another environment",
@@ -201,8 +201,8 @@ def read_seconds(value: Any) -> float:
 def write_unflushed(path: Path, content: bytes) -> None:
     """Write a file of a result so that it appears complete or not at all.
 
-    It is not flushed to disk, because that would cost more than all other work on a stored result. A campaign checks
-    the files that it finds, so it makes again whatever a crash has lost.
+    The file is not flushed to disk, because a flush takes longer than all other work on a stored result. A campaign
+    checks the files that it finds, so it makes a file that a crash lost again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with NewFile(path) as new:
@@ -211,12 +211,12 @@ def write_unflushed(path: Path, content: bytes) -> None:
 
 
 class KernelStore:
-    """A folder of records, a file each, and of notes: small documents that campaigns write for each other.
+    """A folder with a file for each record, and with notes: small documents that campaigns write for each other.
 
     Any number of processes may read and write the folder at once, on one machine or through NFS.
 
     Args:
-        root: the folder; it is made with the first record.
+        root: the folder, which is made with the first record.
 
     Raises:
         ConfigError: the folder holds other files, or records of another format.
@@ -235,7 +235,7 @@ class KernelStore:
                         "store-format", f"{root} is a kernel store of another format", fix="name another folder"
                     )
                 return
-            # Another process may be writing the marker: partial names begin with a dot.
+            # Names that begin with a dot are allowed, because another process may be writing the marker.
             if root.exists() and any(not path.name.startswith(".") for path in root.iterdir()):
                 raise ConfigError(
                     "not-a-kernel-store",
@@ -258,11 +258,11 @@ class KernelStore:
         return self.root / "results" / name[:2] / name[2:]
 
     def holds(self, name: str) -> bool:
-        """Return whether there is a record of this name."""
+        """Return whether there is a record with this name."""
         return self._path(name).exists()
 
     def fetch(self, names: Collection[str]) -> Iterator[tuple[str, bytes | None]]:
-        """Yield the records of these names that exist, with None for one that cannot be read.
+        """Yield the name and the record of each name that has a record; the record is None if it cannot be read.
 
         The caller may remove names from `names` meanwhile.
         """
@@ -275,7 +275,7 @@ class KernelStore:
                 yield name, None
 
     def add(self, name: str, record: bytes, *, replace: bool = False) -> bool:
-        """Store a record, unless one of this name exists and `replace` is not set; return whether it was stored."""
+        """Store a record and return True; return False if the name has a record and `replace` is not set."""
         path = self._path(name)
         if path.exists() and not replace:
             return False
@@ -312,7 +312,7 @@ class KernelStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             with NewFile(path) as new:
                 new.stream.write(content)
-                # It is not read back: another process may write the same result now, and each reader checks it.
+                # The file is not read back, because another process may write it now, and each reader checks it.
                 new.finish()
         except OSError as error:
             raise ResourceError(

@@ -1,4 +1,4 @@
-"""Rules: each describes one code object to compile."""
+"""Read, select and order rules, each of which describes one code object to compile."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Rule:
 
     Args:
         source: the kernel's Python file, below the source tree, with `/`.
-        root: folder of the source tree that is on the module path; empty for the tree itself.
-        kernel: name of the jit function.
-        signature: (argument, type) in the function's order; `constexpr` where `constexprs` has the value.
+        root: the folder of the source tree that is on the module path; empty for the tree itself.
+        kernel: the name of the jit function.
+        signature: (argument, type) in the function's order. The type is `constexpr` if `constexprs` has the value.
         constexprs: (argument, value), sorted.
         target: LLVM's name of the GPU.
         options: further (name, value) for Triton's backend, sorted.
-        out: the object's path below the output folder, with `/`; its JSON is beside it.
-        cluster: name of the group of rules that is never split, with the GPU.
+        out: the object's path below the output folder, with `/`; the object's JSON is beside it.
+        cluster: the name of a group of rules that is never split; it includes the GPU.
     """
 
     source: str
@@ -48,12 +48,12 @@ class Rule:
     out: str
     cluster: str
     options: tuple[tuple[str, Value], ...] = ()
-    # Computed at first use. A cached property would need a dictionary for each rule.
+    # The id is computed at first use. A cached property would need a dictionary for each rule.
     _id: str = field(default="", init=False, repr=False, compare=False)
 
     @property
     def id(self) -> str:
-        """16 hex digits of a SHA-256 of the inputs of the object, except the content of the source and Triton."""
+        """16 hex digits of a SHA-256 over all fields that decide the object; it covers no content of files."""
         if not self._id:
             object.__setattr__(self, "_id", sha256_json(self._content()).removeprefix("sha256:")[:16])
         return self._id
@@ -73,7 +73,7 @@ class Rule:
         }
 
     def task(self, tree: str, out: str) -> dict[str, Any]:
-        """Return the rule in the form of a worker's task; `tree` and `out` are folders as the worker sees them."""
+        """Return the task of a worker for this rule; `tree` and `out` are paths that the worker sees."""
         base = PurePosixPath(tree)
         return {
             **self._content(),
@@ -93,12 +93,12 @@ class RuleSet:
 
     @property
     def partial(self) -> bool:
-        """Whether `--select` or `--limit` left any out."""
+        """Whether `--select` or `--limit` left rules out."""
         return len(self.rules) < self.total
 
     @cached_property
     def digest(self) -> str:
-        """`sha256:…` of all rules, which is an input of the stage that compiles them."""
+        """A digest of all rules, which is an input of the stage that compiles them."""
         return sha256_json([[rule.id, rule.out, rule.cluster] for rule in self.rules])
 
 
@@ -119,7 +119,7 @@ def cut(rules: Iterable[Rule], *, select: str | None = None, limit: int | None =
 
     Args:
         select: a glob that must match the kernel, the cluster or the id of one of the cluster's rules.
-        limit: clusters are taken from each GPU and kernel in turn until there are at least so many rules.
+        limit: take clusters from each GPU and kernel in turn until there are at least this many rules.
     """
     everything = tuple(rules)
     if limit is not None and limit < 1:
@@ -152,7 +152,7 @@ def _matches(rule: Rule, pattern: str) -> bool:
 
 
 def _first(clusters: Mapping[str, list[Rule]], limit: int) -> dict[str, list[Rule]]:
-    # In turn over GPU and kernel, so that a part has rules of each.
+    # Clusters come in turn from each GPU and kernel, so that a part has rules of all of them.
     queues: dict[tuple[str, str], list[str]] = {}
     for name, inside in clusters.items():
         queues.setdefault((inside[0].target, inside[0].kernel), []).append(name)
@@ -175,7 +175,7 @@ def load_rules(
     """Return the rules of a data file for GPUs.
 
     Args:
-        data: TOML; aotriton/flash-attn.toml explains its form.
+        data: a TOML file; aotriton/flash-attn.toml explains its form.
         source_root: the source that the data file describes. It is parsed, and not imported.
         select, limit: see `cut`.
     """
@@ -302,7 +302,7 @@ def _resolve(
 
 
 def _fill(value: Value, choice: Mapping[str, Value]) -> Value:
-    """Return `value` with each `{axis}` replaced. A text that is only `{axis}` becomes the value of the axis."""
+    """Return `value` with each `{axis}` replaced; a text that is only `{axis}` becomes the value itself."""
     if not isinstance(value, str):
         return value
     if value.startswith("{") and value.endswith("}") and value[1:-1] in choice:

@@ -1,7 +1,7 @@
-"""The address of a Dask scheduler, its certificates and its version.
+"""Check the address, the certificates and the version of a Dask scheduler.
 
-Whoever may connect to a scheduler can run code on it, on its workers and in its campaigns, because Dask pickles tasks
-and results. So a scheduler is either on loopback, or it asks for certificates.
+Everyone who can connect to a scheduler can run code on it, on its workers and in its campaigns, because Dask pickles
+tasks and results. So a scheduler must be on loopback, or require certificates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PATIENCE = 600.0  # seconds for which a worker waits for a scheduler, and a camp
 
 
 def check_address(text: str) -> str:
-    """Return the address of a scheduler; ConfigError if it is invalid, or open to everyone."""
+    """Return the address of a scheduler; ConfigError if it is invalid, or needs TLS and has none."""
     match = re.fullmatch(r"(tcp|tls)://(\[[0-9a-fA-F:.]+\]|[\w.-]+):([1-9][0-9]{0,4})", text, re.ASCII)
     if match is None or int(match[3]) > 65535:
         fix = "e.g. tcp://127.0.0.1:8786, or tls://HOST:8786"
@@ -59,7 +59,11 @@ def library() -> Any:
 
 
 def security(address: str, role: Literal["client", "worker"]) -> Any:
-    """Return the TLS settings for a scheduler, None on loopback; ConfigError without Dask or usable certificates."""
+    """Return the TLS settings for a scheduler; None for a scheduler without TLS.
+
+    Raises:
+        ConfigError: Dask is not installed, or there are no usable certificates.
+    """
     made = library().Security(require_encryption=True)
     if not address.startswith("tls://"):
         return None
@@ -78,7 +82,7 @@ def security(address: str, role: Literal["client", "worker"]) -> Any:
 
 
 def check_version(address: str, versions: Mapping[str, Any]) -> None:
-    """Refuse a scheduler with another version of Dask; `versions` is what it reports."""
+    """Raise ConfigError if a scheduler has another version of Dask; `versions` is the scheduler's report."""
     there, here = versions["packages"]["distributed"], library().__version__
     if there != here:
         why, fix = f"distributed {there} there, {here} here", f"install distributed=={there} here, or {here} there"

@@ -1,6 +1,6 @@
-"""A campaign in shards: each machine compiles one, and one machine joins their results.
+"""Cut a campaign into shards: each machine compiles one shard, and one machine joins the results.
 
-The shard of a kernel follows from the rules and the number of shards alone, so all machines compute the same one.
+The shard of a kernel depends only on the rules and the number of shards, so all machines compute the same shards.
 docs/measurements/kernels.md says how much shorter the slowest shard could be if compile times were known.
 """
 
@@ -28,7 +28,7 @@ _WORDS = {
     "environment": "another environment of the workers",
     "names": "other kernel sources",
 }
-_MOST_SHARDS = 99_999  # as for `--shard`
+_MOST_SHARDS = 99_999  # the limit of `--shard`
 
 
 def cut(rules: Iterable[Rule], count: int) -> dict[str, int]:
@@ -60,7 +60,7 @@ class Shard:
     Args:
         rules: the rules of the shard, in their order.
         identity: the properties that all shards of one campaign share.
-        part: number of the shard and number of shards; None for the whole campaign.
+        part: the number of this shard and the number of all shards; None for the whole campaign.
     """
 
     rules: RuleSet
@@ -68,10 +68,10 @@ class Shard:
     part: tuple[int, int] | None
 
     def finish(self, shared: SharedResults | None, entries: Sequence[Entry]) -> None:
-        """Mark the shard as finished in its store, with the kernels that do not compile.
+        """Write a mark to the store that says that the shard is finished, and which kernels do not compile.
 
         Raises:
-            ToolchainError: the store did not take all results, or does not take the mark.
+            ToolchainError: a result or the mark could not be written to the store.
         """
         if self.part is None or shared is None:
             return
@@ -112,12 +112,12 @@ def without_store(part: tuple[int, int]) -> ConfigError:
 
 
 def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults | None) -> Shard:
-    """Return the rules that this machine has to compile.
+    """Return the shard that this machine has to compile.
 
     If `shared` compiles nothing, its stores must hold all shards of the campaign.
 
     Args:
-        part: number of the shard and number of shards; None for all rules.
+        part: the number of this shard and the number of all shards; None for all rules.
     """
     if shared is not None and shared.only:
         identity = _identity(rules, shared)
@@ -133,7 +133,7 @@ def shard_of(rules: RuleSet, part: tuple[int, int] | None, shared: SharedResults
 
 
 def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) -> dict[str, Entry]:
-    """Return the entries of kernels that do not compile, by a rule's id, of a campaign whose shards are complete."""
+    """Return the entries of kernels that do not compile, by the rule's id; raise an error if a shard is missing."""
     by_count: dict[int, dict[int, Mapping[str, Any]]] = {}
     for store in shared.stores:
         marks = _marks(store, shared, identity)
@@ -165,7 +165,7 @@ def _joined(shared: SharedResults, identity: Mapping[str, Any], rules: RuleSet) 
 
 
 def _marks(store: KernelStore, shared: SharedResults, identity: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the marks in a store, without invalid ones of other campaigns, which another key may have signed."""
+    """Return the marks in a store, without invalid marks of other campaigns, because another key may sign those."""
     marks = []
     for name, content in store.notes("shard-").items():
         try:

@@ -1,4 +1,4 @@
-"""A campaign and its kernel stores: it takes the results that they hold, and adds those that they lack."""
+"""Take results of a campaign from kernel stores, and add results to them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Counts:
     """Counts of results.
 
     Args:
-        taken: used from the stores.
-        absent: in none of the stores.
-        damaged, unsigned: in a store, but unusable.
-        added: added by this campaign.
+        taken: results that were taken from the stores.
+        absent: results that are in none of the stores.
+        damaged, unsigned: results that are in a store, but cannot be used.
+        added: results that this campaign added.
     """
 
     taken: int = 0
@@ -55,11 +55,11 @@ class SharedResults:
     """The kernel stores of one campaign.
 
     Args:
-        stores: the first one gets the results that are compiled here.
+        stores: the stores to take results from. Results that are compiled here are added to the first store.
         naming: names the results of this campaign.
-        key: signs added results, and must have signed results that are taken. None ignores signatures.
-        only: take results from the stores alone, and compile nothing.
-        about: the self-description of this machine's workers in an earlier run, if it was recorded.
+        key: the key that signs added results, and that must have signed taken results. None ignores signatures.
+        only: whether to compile nothing and take all results from the stores.
+        about: the facts that this machine's workers reported in an earlier run, if they were recorded.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class SharedResults:
         return self._inputs[rule.id]
 
     def take(self, rules: Sequence[Rule], out: Path) -> Iterator[Entry]:
-        """Write the stored objects of some rules below `out`, and yield an entry for each."""
+        """Write the objects that the stores have for `rules` below `out`, and yield an entry for each object."""
         left = {self.name(rule): rule for rule in rules}
         for store in self.stores:
             for name, record in store.fetch(left.keys()):
@@ -163,11 +163,11 @@ class SharedResults:
         )
 
     def compiled_by(self, about: Mapping[str, Any]) -> None:
-        """Note the self-description of this machine's workers, which added results name."""
+        """Remember the facts that this machine's workers reported, because added results hold them."""
         self._about_here = about or self._about_here
 
     def add(self, rule: Rule, entry: Entry, out: Path) -> None:
-        """Store a result that was compiled here. A store that cannot be written is reported once and stops nothing.
+        """Store a result that was compiled here. A store that cannot be written is reported once; the campaign goes on.
 
         Raises:
             KernelError: the files have changed since they were compiled.
@@ -203,7 +203,7 @@ class SharedResults:
         """Store the results of an earlier run that the store lacks, because that run may have been killed.
 
         Args:
-            entries: by a rule's id.
+            entries: the entries of the rules, by the rule's id.
         """
         for rule in rules:
             if self._writes is not None and rule.id in entries and not self._writes.holds(self.name(rule)):

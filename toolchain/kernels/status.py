@@ -1,4 +1,4 @@
-"""The status file of a campaign, beside its ledger."""
+"""Write and read the status file of a campaign, which lies beside its ledger."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from toolchain.kernels.rules import Rule
 STATUS = "status.json"
 FORMAT = 1
 RUNNING, ENDED, FAILURES, STOPPED, KILLED = "running", "done", "failed", "stopped", "killed"
-SHOWN = 5  # slowest and bad kernels
-_EVERY = 2.0  # seconds between two files
+SHOWN = 5  # the number of slowest kernels, and of bad kernels, in the file
+_EVERY = 2.0  # seconds after which the file is written again
 _WINDOW = 600.0
 _PROC = Path("/proc")
 
@@ -50,7 +50,7 @@ class _Group:
 class Board:
     """Counts the outcomes of a campaign's rules, and writes them to a file every two seconds.
 
-    Used as a context, whose end decides the state of the campaign.
+    The board is a context manager; the way in which its block ends decides the state of the campaign.
 
     Args:
         path: the file, which is replaced as a whole.
@@ -75,7 +75,7 @@ class Board:
         self._bounds = bounds
         self._command = command
         self._clock = clock
-        self._began = self._paced = clock()  # the second is the time of the last result that was not compiled here
+        self._began = self._paced = clock()  # `_paced` is the time of the last result that was not compiled here
         self._state = RUNNING
         self._groups: dict[tuple[str, str], _Group] = {}
         for rule in rules:
@@ -100,7 +100,7 @@ class Board:
         self._write()
 
     def count(self, entry: Entry, *, reused: bool = False) -> None:
-        """Count the outcome of a rule; `reused` if it was not compiled in this run."""
+        """Count the outcome of a rule; `reused` means that this run did not compile it."""
         with self._lock:
             group = self._groups[entry.kernel, entry.target]
             group.done += entry.status == DONE
@@ -167,10 +167,10 @@ class Board:
             }
 
     def _pace(self) -> tuple[float | None, float | None]:
-        """Return kernels per second, and seconds until all are finished.
+        """Return the kernels per second, and the seconds until all kernels are finished.
 
-        Functions differ in cost and follow each other. So the rest is estimated in seconds of compilation, at the rate
-        of the last ten minutes.
+        The functions differ in cost and are compiled one after the other. So the estimate counts seconds of compilation
+        instead of kernels, at the rate of the last ten minutes.
         """
         now = self._clock()
         while self._recent and now - self._recent[0][0] > _WINDOW:
@@ -193,14 +193,14 @@ class Board:
             self._write()
 
     def _write(self) -> None:
-        # A campaign continues without its status file.
+        # A campaign continues even if its status file cannot be written.
         content = self.as_json()
         with contextlib.suppress(OSError):
             write_atomically(self._path, canonical(content) + b"\n")
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return the state of a campaign for `kernels status --json`, without a change to its folder."""
+    """Return the state of the campaign in `folder` for `kernels status --json`. The folder is not changed."""
     content = _status_in(folder / STATUS)
     standing = look(folder / LEDGER, entries=content is None)
     named = {"campaign": folder.name, "count": standing.count, "asked": standing.total, **standing.counted}
@@ -210,13 +210,13 @@ def read(folder: Path) -> dict[str, Any]:
     state = content["state"]
     alive = state != RUNNING or content["process"] == _identity(content["pid"])
     content = _in_state(content, state if alive else KILLED)
-    # The ledger is newer than the file.
+    # The counts come from the ledger, which is newer than the file.
     del content["format"], content["asked"], content["done"], content["failed"], content["timed_out"]
     return {**named, **content}
 
 
 def _in_state(content: Mapping[str, Any], state: str) -> dict[str, Any]:
-    """Return a status in another state; a stopped campaign has no rate and no workers."""
+    """Return a status with another state; a stopped campaign has no rate and no workers."""
     stopped: dict[str, Any] = {} if state == RUNNING else {"rate": None, "left_seconds": None, "workers": []}
     return {**content, "state": state, **stopped}
 

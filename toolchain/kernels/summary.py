@@ -77,7 +77,7 @@ def _reasons(bad: Sequence[Entry]) -> list[str]:
 
 
 def _first(entry: Entry) -> str:
-    """Return the first line of a reason, and the last one if the first only names a place, as Triton's do."""
+    """Return the first line of a reason, and also its last line if the first only names a place in a source file."""
     first, _, rest = entry.reason.strip().partition("\n")
     last = next((line.strip() for line in reversed(rest.splitlines()) if line.strip(" ^")), "")
     return console.one_line(f"{first} {last}" if first.endswith(":") and last else first) or "no reason"
@@ -95,7 +95,7 @@ def _advice(bad: Sequence[Entry], command: str, *, keep_going: bool) -> list[str
 
 
 def _more(command: str, option: str, value: str = "") -> str:
-    """Return the command with another option of campaigns, which only `kernels run` takes."""
+    """Return the command with one more option. Only `kernels run` takes it, so `build` is replaced."""
     added = f"--{option} {value}".rstrip()
     build = re.match(r"toolchain (.*\b)?build (?=([\w-]+))", command)
     if build is None:

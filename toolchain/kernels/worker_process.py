@@ -1,4 +1,4 @@
-"""One compile process: its tasks, answers, results and end."""
+"""Run one compile process: give it tasks, read its answers, copy its results, and end it."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from toolchain.kernels.result_store import LARGEST_METADATA, LARGEST_OBJECT, wri
 LOG = logging.getLogger(__name__)
 
 Task = dict[str, Any]
-# Starts a process that sees a set of source files (see `Naming.files`) and may write to a folder of this machine.
+# A function that starts a process. Its arguments are the set of source files that the process sees (see `Naming.files`)
+# and the folder of this machine that the process may write to.
 MakeWorker = Callable[[str, Path], AbstractContextManager["subprocess.Popen[str]"]]
 TAIL_LINES = 25
-_OBJECT = "object"  # its name in the folder of the process, without the suffix
+_OBJECT = "object"  # the name of the object in the folder of the process, without the suffix
 _LONGEST_LINE = 4 << 20  # characters of an answer; a worker may be hostile, and lines are kept in memory
 
-# Output of a worker, or its end, if the machine is at fault and not the kernel.
+# Texts in the output of a worker, and ends of it, that mean that the machine is at fault and not the kernel.
 _MACHINE_FAULT = re.compile(
     r"No space left on device|Disk quota exceeded|Cannot allocate memory|Read-only file system|Input/output error"
     r"|Too many open files|\bMemoryError\b|std::bad_alloc|LLVM ERROR: out of memory"
     r"|^the worker was ended by SIG(?:KILL|TERM|INT|HUP)\b"
 )
 LEAST_FREE = 32_000_000
-"""Bytes. With less free disk, errors of a compiler do not mention the disk."""
-
-# Keys in which tasks of a group may differ. The worker does their common part once, see aotriton/shared_stages.py.
+"""Free bytes on the disk below which the disk is blamed, because compilers do not mention a full disk."""
+# Keys in which tasks of a group may differ. The worker does the common part once, see aotriton/shared_stages.py.
 _OWN = frozenset({"id", "out", "num_warps", "num_stages", "waves_per_eu"})
 
 
@@ -52,7 +52,7 @@ class Job:
     """A task for a compile process.
 
     Args:
-        task: as the process reads it, except for `out`, which is for display.
+        task: the task that the process reads, except for `out`, which is for display.
         files: the set of source files that the process sees.
         out: the path of the object on this machine, which the process does not see.
     """
@@ -63,7 +63,7 @@ class Job:
 
 
 def groups(jobs: Iterable[Job], most: int) -> Iterator[list[Job]]:
-    """Yield groups of at most `most` consecutive jobs that one process should do, because they share work."""
+    """Yield groups of at most `most` consecutive jobs that share work, so that one process should do a group."""
     for _, group in itertools.groupby(jobs, key=_shared_part):
         while part := list(itertools.islice(group, most)):
             yield part
@@ -85,7 +85,7 @@ def machine_fault(reason: str, folder: Path) -> str:
 
 
 class DiedError(Exception):
-    """The worker ended with an exit code, negative for a signal; None if it only closed its output."""
+    """The worker ended. `code` is its exit code, negative for a signal; None if it only closed its output."""
 
     def __init__(self, reason: str, code: int | None) -> None:
         super().__init__(reason)
@@ -101,7 +101,7 @@ class StoppedError(Exception):
 
 
 class OverMemoryError(Exception):
-    """The worker was ended for its memory. `final` means that the kernel would need as much when it is alone."""
+    """The worker was ended because of its memory. `final` means that the kernel would need as much on its own."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
         super().__init__(reason)
@@ -111,11 +111,11 @@ class OverMemoryError(Exception):
 class Worker:
     """One long-lived compile process, and the threads that read its output.
 
-    The process can only write to its own folder, so it neither reads nor changes the objects of others.
+    The process can write only to its own folder, so it neither reads nor changes the objects of other processes.
 
     Args:
-        files: the set of source files that it sees.
-        folder: the folder of this process, which is made here and removed by `stop`.
+        files: the set of source files that the process sees.
+        folder: the folder of this process. The constructor makes it, and `stop` removes it.
         seen: the path at which the process sees `folder`; empty for the same path.
     """
 
@@ -126,7 +126,7 @@ class Worker:
         self.memory = 0
         self.served = 0
         self.task: Task | None = None  # None between two tasks
-        self.over: OverMemoryError | None = None  # why it was ended for its memory
+        self.over: OverMemoryError | None = None  # set if the process was ended because of its memory
         self._since = 0.0
         self._lock = threading.Lock()
         self._stack = contextlib.ExitStack()
@@ -198,7 +198,7 @@ class Worker:
         """Copy the object of a job and its JSON to their place, if they exist.
 
         Raises:
-            OSError: one of them is not a regular file, too large, or cannot be written.
+            OSError: a file is not regular, is too large, or cannot be written.
         """
         for suffix, limit in ((".json", LARGEST_METADATA), (job.out.suffix, LARGEST_OBJECT)):
             made = self._folder / f"{_OBJECT}{suffix}"
@@ -210,7 +210,7 @@ class Worker:
             write_unflushed(job.out.with_suffix(suffix), content)
 
     def end_for(self, task: Task, reason: str, *, final: bool) -> None:
-        """Kill the process from another thread if it is still compiling `task`; `final` as in `OverMemoryError`."""
+        """Kill the process from another thread if it still compiles `task`; `final` is that of `OverMemoryError`."""
         with self._lock:
             if self.task is task and self.over is None:
                 self.over = OverMemoryError(reason, final=final)
@@ -237,7 +237,7 @@ class Worker:
             thread.join(2)
         code = self._process.returncode
         if code is not None and code > 128 and code - 128 in set(signal.Signals):
-            code = 128 - code  # a container engine or shell reports a signal so
+            code = 128 - code  # a container engine or a shell reports a signal as 128 plus its number
         if code is None:
             how = "closed its output"
         else:
@@ -245,7 +245,7 @@ class Worker:
         return DiedError("\n".join([f"the worker {how}", *self.tail]), code)
 
     def interrupt(self) -> None:
-        """Make `answer` raise StoppedError, from another thread."""
+        """Make `answer` raise StoppedError in the thread that waits for it."""
         self._answers.put(StoppedError())
 
     def stop(self, *, patience: float = 0.0) -> None:
@@ -255,7 +255,7 @@ class Worker:
                 self._process.stdin.close()
                 self._process.wait(patience)
         self._kill()
-        # On a busy disk a killed process may take longer to end, which does not matter.
+        # A killed process may take longer to end on a busy disk; nothing waits for its end.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._stack.close()
         for thread in self._readers:
@@ -263,7 +263,7 @@ class Worker:
 
     def _kill(self) -> None:
         if self._process.poll() is None:
-            # A process in a container would not receive another signal.
+            # Another signal would not reach a process in a container.
             try:
                 os.killpg(self._process.pid, signal.SIGKILL)
             except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Remove the entries of the cache that were used least recently."""
+"""List the entries of the cache, and remove those that were used least recently."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Item:
 
     Args:
         paths: the files and folders to remove, in this order.
-        tag: of an image, its name in the cache's layout.
-        bytes: on disk; of an image, the size of its own layer.
-        used: time of the last use in seconds since 1970; 0 for an entry that nothing can use any more.
-        unfinished: whether a later build or campaign may continue it.
+        tag: the name in the cache's layout, if the entry is an image.
+        bytes: the size on disk; for an image the size of its own layer.
+        used: the time of the last use in seconds since 1970; 0 for an entry that nothing can use any more.
+        unfinished: whether a later build or campaign may continue the entry.
     """
 
     name: str
@@ -54,20 +54,20 @@ class Item:
     unfinished: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form of `cache prune --json`."""
+        """Return the entry as `cache prune --json` prints it."""
         return {"name": self.name, "bytes": self.bytes, "used": timestamp(self.used)}
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """Removed entries, or those that would be removed, and entries that could not be removed: names with the reason."""
+    """The entries that were removed (with `dry`: would be removed), and the names of the others with the reason."""
 
     gone: tuple[Item, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
 
 
 def survey(cache: Cache) -> list[Item]:
-    """Return every entry of the cache that can be removed, the last used first."""
+    """Return every entry of the cache that can be removed; the entry that was used last comes first."""
     logs = (_entry(log) for log in _children(cache.logs))
     items = [*_images(cache), *_sources(cache), *_compiler_caches(cache), *_unfinished(cache), *logs]
     return sorted(items, key=lambda entry: (-entry.used, entry.name))
@@ -82,14 +82,14 @@ def prune(
     dry: bool = False,
     images: Sequence[Record] = (),
 ) -> Pruned:
-    """Remove what was not used for `unused_for` seconds, and what killed invocations left behind.
+    """Remove entries that were not used for `unused_for` seconds, and files that killed invocations left behind.
 
-    The caller makes sure that no other invocation is running. Images in the engine's storage that match no finished
+    The caller must make sure that no other invocation is running. Images in the engine's storage that match no finished
     image are removed too.
 
     Args:
-        unfinished: also remove recent unfinished work: trees of failed builds, ledgers of campaigns.
-        images: remove these, however recent they are, and nothing else.
+        unfinished: whether to remove also recent unfinished work: trees of failed builds, ledgers of campaigns.
+        images: if given, remove these images, however recent they are, and no other entries.
     """
     if not cache.is_ours:
         raise ConfigError(
@@ -113,7 +113,7 @@ def prune(
         except OSError as error:
             failed.append((entry.name, error.strerror or "the system refused it"))
     if (cache.images / "index.json").is_file():
-        # A record keeps its image even if its tag was lost. A user who names an image wants the space at once.
+        # The manifests of records are kept even if a tag was lost. A user who names images wants the space at once.
         kept = [record.manifest for record in records(cache)]
         Layout(cache.images).gc(kept, older_than=0 if images else DAY)
     return Pruned((*gone, *_tidy_engine(cache)), tuple(failed))
@@ -148,7 +148,7 @@ def _images(cache: Cache) -> Iterator[Item]:
         left.pop(tag, None)
         yield Item(
             name=f"{record.image} {path.stem[:12]}",
-            # The record is the last file: without it the image is not used, even if its tag remains.
+            # The record goes last, because an image without a record is not used, even if its tag remains.
             paths=(used_mark(path), published_mark(path), path),
             tag=tag,
             bytes=sum(int(layer.get("size", 0)) for layer in record.layers[-1:]),
@@ -160,7 +160,7 @@ def _images(cache: Cache) -> Iterator[Item]:
         name = f"{tag or path.stem[:12]} (record of another format, or damaged)"
         yield Item(name=name, paths=(path,), tag=tag, bytes=0, used=0.0)
     for tag, manifest in left.items():
-        # A base that came with a bundle stays, because nothing here can rebuild it.
+        # A base from a bundle stays, because it cannot be built again without its record.
         if not tag.endswith(f".{BROUGHT}"):
             size, used = 0, 0.0
             with contextlib.suppress(ToolchainError, OSError):  # an image whose blobs are missing can still be removed
@@ -170,13 +170,13 @@ def _images(cache: Cache) -> Iterator[Item]:
 
 
 def _last_use(record: Path) -> float:
-    """Return when a finished image was last used, by its record and the mark beside it."""
+    """Return when a finished image was last used: the time of its record, or of the mark beside it if that is later."""
     return max(file.stat().st_mtime for file in (record, used_mark(record)) if file.exists())
 
 
 def _sources(cache: Cache) -> Iterator[Item]:
-    """Yield the sources and wheels, which are used when an image that is made of them is."""
-    if cache.store.is_symlink():  # the store of a reproduction is that of another cache
+    """Yield the sources and wheels. The use of an image counts as a use of its sources."""
+    if cache.store.is_symlink():  # the store of a reproduction belongs to another cache
         return
     images: dict[str, tuple[float, str]] = {}
     for path, record in finished(cache):
@@ -227,7 +227,7 @@ def _unfinished(cache: Cache) -> Iterator[Item]:
 def _entry(
     path: Path, name: str = "", used: float | None = None, *, notes: Sequence[Path] = (), unfinished: bool = False
 ) -> Item:
-    """Return the entry of a file or folder. An interrupted removal or invocation left one that nothing can use."""
+    """Return the entry of a file or folder. Its `used` is 0 if an interrupted removal or invocation left it."""
     if path.name.endswith(DELETED) or (unfinished and SCRATCH.fullmatch(path.name)):
         used = 0.0
     elif used is None:
@@ -247,7 +247,7 @@ def _touched(path: Path) -> float:
     try:
         times = [path.lstat().st_mtime]
     except FileNotFoundError:
-        return time.time()  # it was in use until now
+        return time.time()  # another process has just removed it
     for child in _children(path):
         with contextlib.suppress(OSError):
             times += [child.lstat().st_mtime, *(below.lstat().st_mtime for below in _children(child))]
@@ -265,7 +265,7 @@ def _remove(cache: Cache, item: Item) -> None:
 
 
 def _tidy_engine(cache: Cache) -> list[Item]:
-    """Remove images from the engine's storage that match no finished image; the layout has the others."""
+    """Remove the images from the engine's storage that match no finished image."""
     storage = Storage(cache)
     if not storage.root.is_dir() or process.find("buildah") is None:
         return []

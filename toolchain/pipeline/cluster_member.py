@@ -45,7 +45,7 @@ def serve_kernels(request: Request, stage: str, address: str, *, name: str = "",
     )
     source = workspace.fetch(planned.sources[0]).path if planned.sources else Path()
     with (
-        in_use(request.cache, make=True),  # it may have been made since this verb began
+        in_use(request.cache, make=True),  # the build above may have made the cache
         tempfile.TemporaryDirectory(dir=request.cache.work, prefix="kernel-worker-") as scratch,
         kept(Path(scratch)),
     ):

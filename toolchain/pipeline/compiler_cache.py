@@ -1,7 +1,7 @@
-"""The compiler caches: one for each set of sources, so that no build reads what a build of other sources wrote.
+"""Keep a compiler cache for each set of sources, so that no build reads what a build of other sources wrote.
 
-A build can write anything into its compiler cache. So a cache is named by everything that could have written to it:
-the trees, their patches, whether they are locked, and the stages below. Builds of one tree share a cache.
+A build can write anything into its compiler cache. So the name of a cache covers everything that could have written to
+it: the trees, their patches, whether they are locked, and the stages below. Builds of one tree share a cache.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from toolchain.stages.inputs import source_inputs
 from toolchain.stages.stage import Built, Planned
 
 LIMIT = 20_000_000_000
-"""Bytes of all compiler caches together; each bounds itself at as much (containerfiles/ccache.conf)."""
+"""The limit of all compiler caches together, in bytes; containerfiles/ccache.conf sets it for each cache as well."""
 NONE = "none"
-"""In records and provenance: built without a compiler cache."""
+"""The key in records and provenance of a build without a compiler cache."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class CompilerCache:
     """A compiler cache on disk.
 
     Args:
-        key: 16 hex digits, the end of its cache mount's id.
-        sources: the names of its sources, for display.
-        used: when a build last began to use it, in seconds since 1970.
-        places: its folders; empty until a build made one.
+        key: 16 hex digits, which end the id of the cache mount.
+        sources: the names of the sources, for display.
+        used: when a build last began to use the cache, in seconds since 1970.
+        places: the folders of the cache; empty until a build made one.
         note: the file that holds `sources`, and whose time is `used`.
     """
 
@@ -50,8 +50,8 @@ class CompilerCache:
 def key_of(request: Request, planned: Planned, dependencies: Mapping[str, Built]) -> str:
     """Return the key of a stage's compiler cache; `none` with `--fresh` or while a source has no digest.
 
-    Stages that only hold the distribution's packages run no code of the sources, so they are left out. The base is not,
-    because its compiler writes the objects.
+    Stages that hold only packages of the distribution run no code of the sources, so the key leaves them out. The key
+    covers the base, because the base's compiler writes the objects.
     """
     sources = source_inputs(planned.sources, request.patches)
     if request.fresh or sources is None:
@@ -65,7 +65,7 @@ def key_of(request: Request, planned: Planned, dependencies: Mapping[str, Built]
 
 @contextlib.contextmanager
 def using(cache: Cache, key: str, sources: Sequence[Source]) -> Iterator[None]:
-    """Note that a build uses a compiler cache inside the block, and remove the least recently used ones over the limit.
+    """Mark a compiler cache as in use inside the block, and remove the least recently used caches over the limit.
 
     A cache that a build uses is never removed, because every compile of that build would fail.
     """
@@ -81,7 +81,7 @@ def using(cache: Cache, key: str, sources: Sequence[Source]) -> Iterator[None]:
 
 
 def _lock(cache: Cache, key: str) -> Path:
-    """Return the file that every build which uses a compiler cache holds."""
+    """Return the file that builds lock while they use a compiler cache."""
     path = cache.locks / f"compiler-cache-{key}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
@@ -89,7 +89,11 @@ def _lock(cache: Cache, key: str) -> Path:
 
 
 def trim(cache: Cache, *, keep: str = "", limit: int = LIMIT) -> list[CompilerCache]:
-    """Remove the least recently used compiler caches until the rest is below `limit` bytes; return the removed ones."""
+    """Remove the least recently used compiler caches until the rest is below `limit` bytes; return the removed caches.
+
+    Args:
+        keep: the key of a cache that is kept in any case.
+    """
     from toolchain.engine.resources import disk_bytes  # noqa: PLC0415 - a plan starts no engine
     from toolchain.engine.storage import discard  # noqa: PLC0415
 

@@ -32,8 +32,8 @@ def fetch_for(request: Request, source: Source, *, patched: bool = False, verify
     """Return a source with its tree or file in the store; see `fetch_source`.
 
     Args:
-        patched: apply the request's patches to it.
-        verify: read a tree in the store file by file before it is used.
+        patched: whether to apply the request's patches.
+        verify: whether to check a tree in the store file by file before it is used.
     """
     return fetch_source(
         source,
@@ -48,9 +48,10 @@ def fetch_for(request: Request, source: Source, *, patched: bool = False, verify
 
 @contextlib.contextmanager
 def patches_as_they_are(request: Request) -> Iterator[Request]:
-    """Copy the user's patches, and yield the request that names the copies.
+    """Copy the user's patches, and yield a request that names the copies.
 
-    Inputs, tree and record of a stage read a patch at different times, and a user may edit it during the build.
+    A build reads a patch at different times: for the inputs, the tree and the record of a stage. The copies stay the
+    same even if the user edits a patch during the build.
     """
     own = {edits.path for edits in shipped()}
     if own.issuperset(path for paths in request.patches.values() for path in paths):
@@ -81,9 +82,9 @@ _FINAL_LOCAL = (HostileInputError, PatchError)
 class Prefetch:
     """Fetches sources one after another in the background.
 
-    A source with the wrong content ends the build at once (see `check`). Other failures are not reported here:
-    the stage that needs the source fetches it again, and reports its own error.
-    The thread ends with the process, and its children with the thread.
+    A source with the wrong content ends the build at once (see `check`). Other failures are not reported here, because
+    the stage that needs the source fetches it again and reports its own error. The thread ends with the process, and
+    the thread's children end with the thread.
     """
 
     def __init__(self, request: Request, sources: Sequence[Source]) -> None:
@@ -97,7 +98,7 @@ class Prefetch:
     def _run(self) -> None:
         try:
             self._fetch_all()
-        finally:  # also after an unexpected error: who waits fetches the source again, and gets the same error
+        finally:  # even after an unexpected error a waiting stage must go on; it fetches the source and gets the error
             for event in self._done.values():
                 event.set()
 
@@ -118,7 +119,7 @@ class Prefetch:
                 self._done[source.name].set()
 
     def check(self) -> None:
-        """Raise what another attempt would not change: hours may pass before the stage that needs the source."""
+        """Raise an error of a fetch that another attempt would repeat; the stage that needs it may be hours away."""
         if self._failed is not None:
             raise self._failed
 
@@ -126,4 +127,4 @@ class Prefetch:
         """Wait until the attempt at this source is over."""
         event = self._done.get(name)
         while event is not None and not event.wait(0.2):
-            pass  # in pieces, so that signals are seen
+            pass  # short waits let the process handle signals

@@ -1,4 +1,4 @@
-"""Finished images by name: what the cache has, which image a name means, where it was published, and its checks."""
+"""Find finished images by name, and record where they were published, when they were used, and their checks."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class Publication:
-    """A place where an image was published: the reference, the index's digest, and the time in seconds since 1970."""
+    """The publication of an image: the reference, the digest of the index, and the time in seconds since 1970."""
 
     ref: str
     digest: str
     when: float
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form of `images --json`."""
+        """Return the publication as `images --json` prints it."""
         return {"ref": self.ref, "digest": self.digest, "when": timestamp(self.when)}
 
 
 def full_name(record: Record) -> str:
-    """Return the name of exactly this image: `llvm-triton-22.1.8.0123456789ab`, with the start of its input digest."""
+    """Return the name of exactly this image, with the start of its input digest: `llvm-triton-22.1.8.0123456789ab`."""
     return image_tag(record.image, record.input_digest)
 
 
@@ -67,10 +67,10 @@ def finished_images(cache: Cache) -> list[Record]:
 
 
 def named_images(cache: Cache, texts: Sequence[str]) -> list[Record]:
-    """Return the finished images that people name, each once, in the order of the names.
+    """Return the finished images that the user names, each once, in the order of the names.
 
-    A name is that of an image, an input digest, or `NAME.DIGITS` of both. A unique beginning is enough. A name without
-    digits means the images of that name for all architectures.
+    The user may give an image's name, an input digest, or `NAME.DIGITS`, which combines both. A unique beginning is
+    enough. A name without digits means the images of that name for all architectures.
     """
     finished = finished_images(cache)
     by_digest: dict[str, Record] = {}
@@ -83,7 +83,7 @@ def one_image(cache: Cache, text: str, arch: str = "") -> Record:
     """Return the one finished image that a name means.
 
     Args:
-        arch: OCI architecture to choose by, if the name means several; empty for none.
+        arch: the OCI architecture to choose if the name means several images; empty if there is no choice.
     """
     matching = named_images(cache, [text])
     of_arch = [record for record in matching if record.arch == arch]
@@ -93,7 +93,7 @@ def one_image(cache: Cache, text: str, arch: str = "") -> Record:
 
 
 def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
-    """Return names that mean these finished images and no others: an image's own name where that is enough."""
+    """Return names that mean these finished images and no others; the short name if it is enough."""
     finished = finished_images(cache)
     names: list[str] = []
     for image in dict.fromkeys(record.image for record in images):
@@ -104,7 +104,7 @@ def names_of(cache: Cache, images: Sequence[Record]) -> list[str]:
 
 
 def _near(finished: Sequence[Record], text: str) -> str:
-    """Return a hint at the finished image whose beginning a misspelt name resembles."""
+    """Return a hint at the finished image that a misspelt name may mean; empty if none is similar."""
     by_beginning = {record.image[: len(text) + 1]: record.image for record in reversed(finished)}
     near = difflib.get_close_matches(text, by_beginning, n=1)
     return f"; did you mean {by_beginning[near[0]]}?" if near else ""
@@ -112,7 +112,7 @@ def _near(finished: Sequence[Record], text: str) -> str:
 
 def _named(finished: Sequence[Record], text: str) -> list[Record]:
     exact = [record for record in finished if text == record.image]
-    # An empty name, as that of an unset variable, is a beginning of every name.
+    # Every name begins with an empty text, which may come from an unset variable.
     matching = exact or [record for record in finished if text and full_name(record).startswith(text)]
     if not matching and _DIGITS.fullmatch(text):
         digits = text.removeprefix("sha256:")
@@ -143,7 +143,7 @@ def _lines(images: Iterable[Record]) -> list[str]:
 
 
 def require_below(record: Record, below: Sequence[Record]) -> None:
-    """Check that every stage below an image has its record, because SBOM and provenance are made of them."""
+    """Raise SourceError if a stage below an image has no record, because SBOM and provenance need the records."""
     known = {made.input_digest for made in below}
     for made in (record, *below):
         for row in STAGES:
@@ -170,18 +170,18 @@ def note_use(cache: Cache, images: Iterable[Record]) -> None:
 
 
 def note_publication(cache: Cache, record: Record, publication: Publication) -> None:
-    """Remember where an image was published; for each reference only the latest time is kept."""
+    """Record where an image was published; only the latest publication of each reference is kept."""
     known = {place.ref: place for place in publications(cache, record)} | {publication.ref: publication}
     rows = [{"ref": place.ref, "digest": place.digest, "when": place.when} for place in known.values()]
     write_atomically(_published(cache, record), canonical(rows))
 
 
 def publications(cache: Cache, record: Record) -> tuple[Publication, ...]:
-    """Return the places where an image was published from this cache, the latest last."""
+    """Return the publications of an image from this cache, the latest last."""
     try:
         rows = strict_json.read(_published(cache, record).read_bytes())
         places = [Publication(str(row["ref"]), str(row["digest"]), float(row["when"])) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError):  # only for display: a damaged note is as good as none
+    except (OSError, ValueError, KeyError, TypeError):  # the file is only for display, so a damaged file is ignored
         return ()
     return tuple(sorted(places, key=lambda place: place.when))
 
@@ -226,7 +226,7 @@ class _Files:
 
 
 def checked(request: Request, built: Built) -> Built:
-    """Check the kernels of a finished image and record the result, unless its record already has enough checks."""
+    """Check the kernels of a finished image and record the result, unless its record has enough checks already."""
     if request.check is None or enough(built.facts.get("numbers"), request.check):
         return built
     from toolchain.engine.resources import jobs_for  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""The kernel stores of a request, and the key of their results."""
+"""Open the kernel stores of a request, and load the key for their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolchain.request.model import Request
 if TYPE_CHECKING:
     from toolchain.trust.keys import PublicKey, Signer
 
-# Signatures cover this type, so that no other statement by the same key can be used as a result.
+# Signatures cover this type, so that no other statement with a signature of the same key can be used as a result.
 STATEMENT = "application/vnd.toolchain.kernel-result.v1+json"
 
 
@@ -25,7 +25,7 @@ class ResultKey:
     """The user's key for kernel results.
 
     Args:
-        signer: None if the key file holds the public half alone.
+        signer: the private half; None if the key file holds only the public half.
     """
 
     public: PublicKey
@@ -37,7 +37,7 @@ class ResultKey:
         return self.public.id
 
     def sign(self, statement: bytes) -> bytes | None:
-        """Return a signature of a statement; None without the private half."""
+        """Return a signature of a statement; None if the private half is missing."""
         from toolchain.trust.dsse import pae  # noqa: PLC0415
 
         return self.signer.sign(pae(STATEMENT, statement)) if self.signer is not None else None
@@ -50,7 +50,7 @@ class ResultKey:
 
 
 def result_key(path: Path | None) -> ResultKey | None:
-    """Return the key in a file. Only a private key signs results; both kinds verify them."""
+    """Return the key in a file; None if there is no file. A public key only verifies results."""
     if path is None:
         return None
     from toolchain.trust.keys import load_public, load_signer  # noqa: PLC0415 - cryptography
@@ -63,7 +63,7 @@ def result_key(path: Path | None) -> ResultKey | None:
 
 
 def shared_results(request: Request, naming: Naming, *, about: Mapping[str, Any] | None = None) -> SharedResults | None:
-    """Return the kernel stores of a request; None if it names none."""
+    """Return the kernel stores of a request; None if the request names no store."""
     places = request.shards or ((request.kernel_store,) if request.kernel_store else ())
     if not places:
         return None

@@ -1,4 +1,4 @@
-"""Compare two locks: the locked one, and the one of the current inputs."""
+"""Compare a lock with the lock of the current inputs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from toolchain.pipeline.lockfile import Lock, LockedBase, LockedPackage, LockedSource
 
-_LISTED = 20  # differing packages named one by one
+_LISTED = 20  # the most differing packages that are named one by one
 
 
 def differences(locked: Lock, now: Lock, *, whole: bool) -> list[str]:
     """Return the differences of `now` from `locked`, for display.
 
     Args:
-        whole: both must be the same. Otherwise `locked` may hold more, and a base that was not made here yet may be
-            resolved as locked.
+        whole: whether the locks must be the same. Otherwise `locked` may hold more, and a base that was not built here
+            yet counts as equal.
     """
     request = _request(locked, now) if whole else ()
     return [*_tool(locked, now), *request, *_bases(locked, now, whole), *_sources(locked, now, whole)]
@@ -106,11 +106,11 @@ def _source(was: LockedSource, now: LockedSource, whole: bool) -> Iterator[str]:
         yield f"{_what(now)} ({now.ref}) has no digest before it is fetched; {was.digest} is locked"
         return
     if now.kind == "local" and not whole:
-        # A checkout has no address, so its tree must be the locked one. If only a part of it is taken, that part is
-        # compared again once it is in the store.
+        # A checkout has no address, so its tree must be the locked tree. If the build takes only a part of it, that
+        # part is compared again once it is in the store.
         expected = was.digest if was.kind == "local" else was.tree
         of_part = now.digest if was.kind == "local" else now.tree
-        # A whole checkout is named by the digest of its tree, so the store must hold no other tree by that name.
+        # The digest of a whole checkout is that of its tree, so the store must hold no other tree under that digest.
         seen = [of_part] if now.parts else [now.digest, now.tree]
         if wrong := next((tree for tree in seen if tree and tree != expected), ""):
             yield f"{_what(now)}: the tree {expected or 'of no checkout'} is locked, {wrong} is in {now.ref}"
@@ -123,7 +123,7 @@ def _source(was: LockedSource, now: LockedSource, whole: bool) -> Iterator[str]:
             yield f"{_what(now)}: {key} {_shown(before)} is locked, {_shown(after)} is here"
     if was.tree and now.tree and was.kind == now.kind and was.parts == now.parts and was.tree != now.tree:
         yield f"{_what(now)}: its tree is {was.tree} in the lock, {now.tree} in the store"
-    # A patch is compared by its content, not its file name.
+    # Patches are compared by their content, because the names of their files do not matter.
     if [patch.digest for patch in was.patches] != [patch.digest for patch in now.patches]:
         yield f"{_what(now)}: the patches {_patches(was)} are locked, {_patches(now)} are here"
 

@@ -28,7 +28,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|git:[0-9a-f]{40}@\S+")
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~!-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
-# The form of a source's name, by its kind. It is checked because parts of some names become names of files.
+# The form of a source's `ref`, by its kind. It is checked because parts of some refs become names of files.
 _REFS = {
     "git": re.compile(r"[0-9a-f]{40}"),
     "archive": re.compile(r"\S+#sha256=[0-9a-f]{64}"),
@@ -50,14 +50,14 @@ class LockedPatch:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedSource:
-    """A source, or a wheel that a build imports; `name` to `digest` and `license` as in `sources.tree.Source`.
+    """A source, or a wheel that a build imports. `sources.tree.Source` explains the other fields.
 
     Args:
-        file: the name of the file at its place, if it has one.
-        parts: the taken names at the top of the tree; empty for all.
-        tree: digest of the unpacked tree; empty for a single file or if it was not fetched.
-        tag: the tag that stood for the commit; empty if the commit itself was requested.
-        patches: in the order in which they are applied.
+        file: the name of the file that is fetched, if the source is a file.
+        parts: the names at the top of the tree that the build takes; empty for all.
+        tree: digest of the unpacked tree; empty for a single file, or if the source was not fetched.
+        tag: the tag that stood for the commit; empty if the request named the commit itself.
+        patches: the patches in the order in which they are applied.
     """
 
     name: str
@@ -74,12 +74,12 @@ class LockedSource:
 
     @property
     def wheel(self) -> bool:
-        """Whether it is a Python wheel."""
+        """Whether the source is a Python wheel."""
         return self.file.endswith(".whl")
 
     @property
     def spec(self) -> SourceSpec:
-        """The specification of exactly this source; of a checkout its tree in the store."""
+        """The specification of exactly this source; for a checkout it names the tree in the store."""
         match self.kind:
             case "local":
                 return SourceSpec(kind="stored", where=self.ref.removeprefix("local:"), version=self.digest)
@@ -91,7 +91,7 @@ class LockedSource:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedPackage:
-    """A package of a base: `sha256` of a deb file, `header` of an rpm's header, in hex."""
+    """A package of a base. `sha256` is the digest of a deb file, and `header` that of an rpm's header, in hex."""
 
     name: str
     version: str
@@ -102,14 +102,14 @@ class LockedPackage:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedBase:
-    """A base, or a system that is compiled against.
+    """A base, or a system that builds compile against.
 
     Args:
-        stage: `base` for the system that builds run in; otherwise a system that is unpacked.
-        state: `resolved` by its package list; `image`, a local one by its digest; `unresolved`, not made yet; `open`,
-            left to the mirrors on purpose.
+        stage: `base` for the system that builds run in; otherwise the stage of a system that is unpacked.
+        state: `resolved` if the lock has the package list, `image` for a local image with its digest, `unresolved` if
+            the base was not built yet, `open` if the packages are left to the mirrors on purpose.
         recipe: digest of the request for packages; empty for a local image.
-        suite: of the distribution, if it has one.
+        suite: the suite of the distribution, if it has suites.
         start: the image that the recipe starts from, by digest.
         image: digest of the finished image's manifest.
         packages_digest: digest of the package list, as it is in input digests.
@@ -131,17 +131,17 @@ class LockedBase:
 
     @property
     def old(self) -> bool:
-        """Whether it is an old system for a portable layer (`toolchain.catalog.floors`), not a base's own."""
+        """Whether this is an old system for a portable layer (`toolchain.catalog.floors`), not the system of a base."""
         return self.stage == "sysroot" and self.name.startswith("glibc-")
 
     @property
     def image_name(self) -> str:
-        """The name of its image."""
+        """The name of the image."""
         return f"toolchain-{self.stage}-{self.name}"
 
     @property
     def owner(self) -> str:
-        """The name in a bundle, because the images for several machines have one name."""
+        """The name in a bundle, which includes the machine, because images for several machines share `image_name`."""
         return f"{self.image_name}-{self.arch}"
 
 
@@ -150,9 +150,9 @@ class Lock:
     """A lock.
 
     Args:
-        toolchain: version of the tool that resolved it.
-        format: of the layers that it writes (`digest.FORMAT`).
-        request: for display.
+        toolchain: the version of the tool that made the lock.
+        format: the format of the layers that this version writes (`digest.FORMAT`).
+        request: the options of the request, for display.
     """
 
     toolchain: str
@@ -164,16 +164,16 @@ class Lock:
 
     @property
     def complete(self) -> bool:
-        """Whether all inputs are fixed. The packages of a base that is open or unresolved are not."""
+        """Whether all inputs are fixed. The packages of a base that is open or unresolved are not fixed."""
         return all(base.state in {"resolved", "image"} and base.image for base in self.bases)
 
     def source(self, name: str) -> LockedSource | None:
-        """Return the source or wheel of that name."""
+        """Return the source or wheel with this name."""
         return next((source for source in self.sources if source.name == name), None)
 
 
 def render(lock: Lock) -> bytes:
-    """Return the file. The same lock has the same bytes, in lines that can be compared."""
+    """Return the content of the lock file. The same lock gives the same bytes, in lines that can be compared."""
     lines = [
         "# What a build may take in, by digest. Made by `toolchain lock`; do not edit.",
         f"# Again: {_command(lock)}",
@@ -208,11 +208,11 @@ def render(lock: Lock) -> bytes:
         ) from error
 
 
-_LIMIT = 16 << 20  # bytes; a lock of every stage has some ten thousand
+_LIMIT = 16 << 20  # bytes; a lock of every stage has some ten thousand bytes
 
 
 def write(lock: Lock, path: Path, *, option: str = "-o") -> None:
-    """Write the file; `option` is the one that names another file."""
+    """Write a lock file; errors name `option`, which takes another file."""
     write_output(path, render(lock), option=option)
 
 
@@ -224,10 +224,10 @@ def _command(lock: Lock) -> str:
 
 
 def options(lock: Lock, **instead: Any) -> list[str]:
-    """Return the request as options of the command line; `instead` replaces values by option."""
+    """Return the request as options of the command line; `instead` replaces values, by the names of options."""
     known = {option.name: option for option in request_module.options()}
     request = {key: value for key, value in sorted({**lock.request, **instead}.items()) if key != "stage"}
-    # An unknown key is written as it is, because `read` has refused keys that are no options.
+    # `read` refuses keys that are no options, so an unknown key needs no care here.
     return [word for key, value in request.items() for word in known.get(key, Option(name=key, help="")).words(value)]
 
 
@@ -247,7 +247,7 @@ def _table(title: str, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def read(path: Path, *, option: str = "--lock-file") -> Lock:
-    """Read a lock file; `option` is the one that names another file."""
+    """Read a lock file; errors name `option`, which takes another file."""
     try:
         return parse(read_regular(path, _LIMIT, within=path.parent), str(path))
     except OSError as error:
@@ -327,7 +327,7 @@ def _malformed(lock: Lock) -> Iterator[str]:
 
 
 def _malformed_request(request: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the faults of a request, which becomes a command line again, so it may hold only what a lock writes."""
+    """Yield the faults of a request. Only values that `render` writes are valid, because they become a command line."""
     kept: dict[str, str] = {option.name: option.kind for option in request_module.options() if option.lock != "never"}
     for key, value in request.items():
         kind = "text" if key == "stage" else kept.get(key, "")

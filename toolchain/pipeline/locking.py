@@ -38,13 +38,14 @@ _LISTED = 30
 
 
 def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_base: bool = False) -> Lock:
-    """Return the inputs of a plan, as far as they are known. Reads files only.
+    """Return the inputs of a plan, as far as they are known. This function only reads files.
 
-    The digest of a source is empty if only a fetch tells it; that of a tree if it is not in the store.
+    The digest of a source is empty if it is unknown before a fetch. The digest of a tree is empty if the tree is not in
+    the store.
 
     Args:
         planned: the stages of `target`, lowest first.
-        open_base: leave the packages of the base and of the other machines' systems to the mirrors.
+        open_base: whether to leave the packages of the base and of other machines' systems to the mirrors.
     """
     sources = {source.name: source for stage in planned for source in stage.sources}
     return Lock(
@@ -58,7 +59,7 @@ def resolve(request: Request, planned: Sequence[Planned], target: str, *, open_b
 
 
 def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
-    """Bring every source of a plan into the store, so that its tree digest is known.
+    """Fetch every source of a plan into the store, so that its tree digest is known.
 
     With `--offline` a source that is not in the store is skipped with a note if its own digest is known.
     """
@@ -73,7 +74,7 @@ def fetch_all(request: Request, planned: Sequence[Planned]) -> None:
 
 
 def make(request: Request, planned: Sequence[Planned], target: str, path: Path, *, open_base: bool = False) -> Lock:
-    """Fetch what is not here, then write the lock."""
+    """Fetch the missing sources, write the lock, and return it."""
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):  # before any fetch
         raise ConfigError(
@@ -97,7 +98,7 @@ def make(request: Request, planned: Sequence[Planned], target: str, path: Path, 
 
 
 def check_file(request: Request, planned: Sequence[Planned], target: str, path: Path) -> Lock:
-    """Compare a lock file with the current inputs of a plan. Reads files only."""
+    """Compare a lock file with the current inputs of a plan, and return the lock. This function only reads files."""
     locked = read(path, option="-o")
     differing = differences(locked, resolve(request, planned, target), whole=True)
     if differing:
@@ -106,7 +107,7 @@ def check_file(request: Request, planned: Sequence[Planned], target: str, path: 
 
 
 def _made(lock: Lock) -> Lock:
-    """Return the lock as it is written. Without its image a base's packages are not fixed."""
+    """Return the lock with every resolved base that has no image as unresolved, because its packages are not fixed."""
     bases = tuple(
         replace(base, state="unresolved", packages_digest="", packages=())
         if base.state == "resolved" and not base.image else base
@@ -116,13 +117,13 @@ def _made(lock: Lock) -> Lock:
 
 
 def lock_of(request: Request) -> Lock | None:
-    """Return the lock that a request is held to."""
+    """Return the lock that a request must match; None without `--locked`."""
     assert request.lock is None or isinstance(request.lock, Lock)  # noqa: S101 - there is no other
     return request.lock
 
 
 def check(request: Request, planned: Sequence[Planned]) -> None:
-    """Refuse a plan that differs from the lock, with `--locked`."""
+    """Raise LockedError if a plan differs from the lock, with `--locked`."""
     if (lock := lock_of(request)) is None:
         return
     differing = differences(lock, resolve(request, planned, ""), whole=False)
@@ -131,7 +132,7 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
 
 
 def check_tree(request: Request, source: Source) -> None:
-    """Refuse a source in the store whose digest or tree is not the locked one, with `--locked`."""
+    """Raise LockedError if the digest or the tree of a source in the store differs from the lock, with `--locked`."""
     if (lock := lock_of(request)) is None:
         return
     now, was = locked_source(request, source), lock.source(source.name)
@@ -152,13 +153,13 @@ def refused(differing: Sequence[str], what: str) -> LockedError:
 
 
 def locked_source(request: Request, source: Source) -> LockedSource:
-    """Return a source as a lock holds it; its digest is empty if only a fetch tells it."""
+    """Return the row of a source for a lock; the digest is empty if it is unknown before a fetch."""
     part = part_of(source.name, tests=request.takes_tests(source.name))
     digest = source.digest or ""
     info = Store(request.cache.store).tree_info(digest, part=part.name) if digest else None
     tree = info.digest if info is not None else ""
     if info is None and source.kind == "local" and source.path is not None and source.path.is_dir() and not part.name:
-        tree = digest  # it is not in the store yet
+        tree = digest  # the tree is not in the store yet
     return LockedSource(
         name=source.name,
         kind=source.kind,
@@ -177,7 +178,7 @@ def locked_source(request: Request, source: Source) -> LockedSource:
 
 
 def _file(source: Source, request: Request) -> str:
-    """Return the name of the file, if its place gives it one."""
+    """Return the name of a source's file; empty if the source is no file, or if the name is unknown."""
     if source.kind == "pypi":
         return pypi_row(source.where, source.version).file
     if source.kind == "distro":
@@ -185,7 +186,7 @@ def _file(source: Source, request: Request) -> str:
         if row is not None:
             return row.file
         held = lock.source(source.name) if (lock := lock_of(request)) is not None else None
-        # Only an index has the file's name, and no index is asked before the fetch.
+        # Only the distribution's index has the name of the file, and the index is read no earlier than in the fetch.
         return held.file if held is not None and held.digest == source.digest else ""
     name = ""
     if source.kind == "archive":
@@ -201,11 +202,11 @@ def safe_name(text: str) -> str:
 
 
 def _bases(request: Request, stages: Collection[str], *, open_base: bool) -> Iterator[LockedBase]:
-    """Yield the base of the machine that builds, and the systems that are compiled against, if `stages` name them."""
+    """Yield the base of this machine, and the systems that builds compile against, if `stages` name them."""
     here = this_machine()
     if "base" in stages:
         yield _base(replace(request, arch=(here,)), open_base=open_base)
-    for name in ("sysroot", "python", "torch"):  # what a base's builds compile against or import
+    for name in ("sysroot", "python", "torch"):  # builds compile against these systems or import from them
         if name in stages:
             for of_arch in (replace(request, arch=(arch,)) for arch in request.arch):
                 if (stage := make_stage(name, of_arch)) is not None:
@@ -237,7 +238,7 @@ def _system(planned: Planned[Unpacked], request: Request, *, open_base: bool) ->
 
 
 def _resolved(base: LockedBase, cache: Cache, planned: Planned) -> LockedBase:
-    """Return a base with its packages if they were resolved here, and with its image if that is known."""
+    """Return a base with its packages and its image, if they are known here."""
     lock = read_packages(cache.package_list(base.stage, base.name, base.arch), base.recipe)
     if lock is None:
         return base
@@ -279,14 +280,14 @@ def _package(row: Any) -> LockedPackage:
 def _asked_source(spec: SourceSpec, source: Source | None) -> str:
     if spec.kind not in {"local", "stored"}:
         return str(spec)
-    # A file on record has a name there. Of a folder the plan may use the pin alone.
+    # The plan may use only the pin of a folder, so the folder itself has no address.
     return source.ref if source is not None and source.kind != "local" else "PATH"
 
 
 def _request(request: Request, target: str, sources: Mapping[str, Source]) -> dict[str, Any]:
     """Return the request by the names of its options, without paths of this machine."""
     instead = {
-        # The base of a portable LLVM is left out, because a named base means an LLVM that is bound to it.
+        # The base of a portable LLVM is left out, because a request that names a base gets an LLVM for that base only.
         "base": "" if request.glibc else "oci:DIR" if request.base.image is not None else str(request.base),
         "source": {name: _asked_source(spec, sources.get(name)) for name, spec in sorted(request.sources.items())},
         "patch": {name: [path.name for path in paths] for name, paths in sorted(request.patches.items())},

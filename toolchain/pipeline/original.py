@@ -1,4 +1,4 @@
-"""An image that is to be built again: its bytes, and the request that made it, by record or verified provenance."""
+"""Find an image that is to be built again, and the request that made it, from a record or verified provenance."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from toolchain.trust.verify import verify
 
 @dataclass(frozen=True, kw_only=True)
 class Original:
-    """An image, and how it was made.
+    """An image, and the request that made it.
 
     Args:
-        parameters: the request, as in a provenance.
+        parameters: the request, in the form of a provenance.
         patches: the digests of the user's patches in order, by source.
-        expected: the digests that it is compared by; see `reproduce.reproduce`.
+        expected: the digests to compare with; see `reproduce.reproduce`.
     """
 
     name: str
@@ -44,29 +44,29 @@ class Original:
 
     @property
     def stage(self) -> str:
-        """The stage that made it."""
+        """The stage that made the image."""
         return str(self.parameters["stage"])
 
 
 def of_name(cache: Cache, name: str, arch: str) -> Original:
-    """Return a finished image of the cache; `arch` chooses if the name means several."""
+    """Return a finished image of the cache; `arch` chooses if the name means several images."""
     record = one_image(cache, name, arch)
     return _of_record(cache, record, expected_of(cache, record))
 
 
 def of_architectures(cache: Cache, name: str) -> Original:
-    """Return the finished images of one name, with the request for all their architectures; they are not compared."""
+    """Return the request for all architectures of a name's finished images, without digests to compare with."""
     records = named_images(cache, [name])
     first = _of_record(cache, records[0], {})
     return replace(first, parameters={**first.parameters, "arch": sorted(record.arch for record in records)})
 
 
 def of_reference(cache: Cache, ref: str, arch: str, key: PublicKey | None, scratch: Path) -> Original:
-    """Return a published image with the request of its signed provenance, or without a key that of its record here.
+    """Return a published image, with the request from its signed provenance, or without a key from its record here.
 
     Args:
-        arch: the image to take of an index with several architectures.
-        scratch: a folder for fetched blobs, which must stay while the image is compared.
+        arch: the architecture of the image to take if the index has several.
+        scratch: a folder for fetched blobs, which must exist as long as the image is compared.
     """
     with open_place(parse(ref)) as place:
         layout, refs = place.images(scratch)
@@ -153,7 +153,7 @@ def _named(parameters: Mapping[str, Any], source: str) -> list[str]:
 
 
 def given_options(original: Original, cache: Cache) -> dict[str, Any]:
-    """Return the request as values of the command line by parameter; a missing one was not given."""
+    """Return the options that the request gave, as values of the command line by parameter."""
     values = dict(original.parameters)
     values.pop("base" if values.get("glibc") else "glibc", None)  # a portable LLVM is bound to no base
     if str(values.get("base", "")).startswith("oci:DIR@"):
@@ -178,7 +178,7 @@ def given_options(original: Original, cache: Cache) -> dict[str, Any]:
 
 
 def _given(option: Option, value: Any) -> Any:
-    """Return a recorded value as the command line gives it."""
+    """Return a recorded value in the form in which the command line passes it."""
     if option.kind in {"flag", "count", "seconds"}:
         return value
     if option.name == "shard":

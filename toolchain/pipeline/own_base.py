@@ -1,4 +1,4 @@
-"""Check whether an own base (`--base oci:DIR`) holds what the builds need, before anything is built."""
+"""Check before any build that the user's own base (`--base oci:DIR`) holds the tools that the builds need."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _EL = {"rhel", "centos", "fedora", "almalinux", "rocky", "ol"}
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A tool that meets a need, by its name in the probe, with its minimum or exact version."""
+    """A tool that meets a need: its name in the output of the probe, and its minimum or exact version."""
 
     tool: str
     least: str = ""
     exact: str = ""
 
     def fault(self, tools: Mapping[str, str]) -> str:
-        """Return why the tools that were found do not include it; empty if they do."""
+        """Return why this tool is not among the tools that were found; empty if it is."""
         if self.tool not in tools:
             return f"no {self.tool}"
         have = tools[self.tool]
@@ -55,8 +55,9 @@ class Need:
     """Something that a base must hold; see data/needs.toml.
 
     Args:
-        users: the stages that are built with it: `llvm`, `triton`, `aotriton`, `triton-wheel`.
-        debian, el: the packages that bring it.
+        users: the stages that need it: `llvm`, `triton`, `aotriton`, `triton-wheel`.
+        ways: the tools any of which meets the need.
+        debian, el: the packages that install such a tool on Debian and on Enterprise Linux.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Need:
     why: str
 
     def fault(self, tools: Mapping[str, str]) -> str:
-        """Return why no way meets it; empty if one does."""
+        """Return why no tool meets the need; empty if one does."""
         faults = [way.fault(tools) for way in self.ways]
         if not all(faults):
             return ""
@@ -88,9 +89,9 @@ def needs() -> tuple[Need, ...]:
 
 
 def check(request: Request, planned: Sequence[Planned]) -> None:
-    """Refuse a user's base that lacks what the stages need, and name everything that is missing.
+    """Raise UnsupportedError if a user's base lacks tools that the stages need; the error names all of them.
 
-    The first check of an image runs a container of it. The answer is kept by the image's digest.
+    The first check of an image runs a container of it. The cache keeps the result by the image's digest.
     """
     users = users_of(planned)
     if not users:
@@ -113,7 +114,7 @@ def check(request: Request, planned: Sequence[Planned]) -> None:
 
 
 def users_of(planned: Sequence[Planned]) -> set[str]:
-    """Return which of these stages are built in the base, in the words of data/needs.toml."""
+    """Return which of these stages are built in the base, by their names in data/needs.toml."""
     inside = {stage.name for stage in planned if stage.engine}
     users = inside & {"llvm", "triton", "aotriton"}
     # The LLVMs for GPUs and the libraries on them need the same as LLVM.
@@ -124,10 +125,10 @@ def users_of(planned: Sequence[Planned]) -> set[str]:
 
 
 def needs_of(request: Request, users: Collection[str]) -> list[Need]:
-    """Return the needs of what is built, with those of the Pythons that `--python` names."""
+    """Return the needs of the stages `users`, and of the Pythons that `--python` names."""
     needed = [_python_of_wheel(request, need, users) for need in needs() if set(need.users) & set(users)]
     if "triton" in users:
-        # A portable wheel is compiled against unpacked CPythons, not the base's.
+        # A portable wheel is compiled against unpacked CPythons, so it does not need Pythons of the base.
         for version in () if request.glibc else request.pythons:
             needed += [_python(version, "", f"python{version}"), _python(version, " headers", f"python{version}.h")]
         decided = {*request.allow_binary, *request.drop_binary}
@@ -147,7 +148,7 @@ def _bitcode(row: Known) -> Need:
 
 
 def _python_of_wheel(request: Request, need: Need, users: Collection[str]) -> Need:
-    """Return the need of a Python. If only a named wheel has it, the wheel's file name gives the version."""
+    """Return a need for Python. If only a wheel of Triton needs it, take the version from the wheel's file name."""
     spec = request.sources.get("triton")
     if spec is None or spec.kind != "pypi" or need.name != "Python" or set(need.users) & set(users) != {"triton-wheel"}:
         return need
@@ -187,7 +188,7 @@ def _tools_of(request: Request) -> dict[str, str]:
 
 
 def _require_intact(request: Request, image: LocalImage) -> None:
-    """Refuse a base that differs from its digests, or that unpacks to far more than its size."""
+    """Raise UntrustedError if a base differs from its digests, or unpacks to far more than its size."""
     layout = Layout(image.root)
     top = Descriptor(image.media_type, image.digest, layout.blob(image.digest).stat().st_size)
     if problems := verify_layout(layout, top):
@@ -200,7 +201,12 @@ def _require_intact(request: Request, image: LocalImage) -> None:
 
 
 def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[str, str]:
-    """Return the tools of an image with their versions, as data/probe-base.sh (`text`) names them."""
+    """Return the tools of an image with their versions, by the names of data/probe-base.sh.
+
+    Args:
+        words: arguments of the script.
+        text: the script.
+    """
     # fmt: off
     done = runner.run(
         image, ["sh", "-c", text, "probe", *words], env={"HOME": "/tmp"},  # noqa: S108 - in the container
@@ -220,7 +226,7 @@ def probe(runner: Runner, image: str, words: Sequence[str], text: str) -> dict[s
 
 
 def _install(lacking: Sequence[Need], tools: Mapping[str, str]) -> list[str]:
-    """Return how to install it, on the base's own distribution if that is known."""
+    """Return how to install the missing tools, only on the base's own distribution if that is known."""
     system = {tools.get("os", ""), *tools.get("like", "").split()}
     debian = " ".join(dict.fromkeys(need.debian for need in lacking if need.debian))
     el = " ".join(dict.fromkeys(need.el for need in lacking if need.el))

@@ -1,4 +1,4 @@
-"""The plan: which stages, in what order, what of them is already here, and what was never tried."""
+"""Plan a build: the stages in order, which of them are finished here, and which combinations were never tried."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class PlanRow:
     """A planned stage.
 
     Args:
-        built: its result, if that is already here.
-        arch: the architecture of its image; empty if this machine's is the only one in the plan.
-        patches: the patches on its sources, by source.
+        built: the result of the stage, if it is finished here.
+        arch: the architecture of the image; empty if the plan is for this machine's architecture only.
+        patches: the patches on the stage's sources, by source.
     """
 
     planned: Planned
@@ -78,7 +78,7 @@ class PlanRow:
 
 
 def plan(request: Request, target: str, *, proved: bool = False) -> list[PlanRow]:
-    """Plan what `build` would do, architecture by architecture. Reads files only: no network, no engine.
+    """Return the plan of `build`, architecture by architecture. This function only reads files of this machine.
 
     Args:
         proved: see `find`.
@@ -100,23 +100,25 @@ def _rows(request: Request, target: str, *, proved: bool) -> list[PlanRow]:
             elsewhere = request.arch != (this_machine(),)
             built = find(request.cache, planned, proved=proved)
             row = PlanRow(planned, built, own.arch[0] if elsewhere else "", own.patches)
-            if row not in rows:  # all architectures share this machine's base
+            if row not in rows:  # this machine's base is planned for each architecture
                 rows.append(row)
     return rows
 
 
-def settled(request: Request, target: str, *, ask: bool = False) -> list[PlanRow]:
-    """Plan once every tag is resolved to a commit, and every address is known. With `--offline` nothing is fetched.
+def resolved_plan(request: Request, target: str, *, ask: bool = False) -> list[PlanRow]:
+    """Return the plan after every tag is resolved to a commit and every address is known.
+
+    With `--offline` nothing is fetched.
 
     Args:
-        ask: also query tags that are known, because a tag may have moved, and fetch Triton's tree.
+        ask: whether to query known tags again, because a tag may have moved, and to fetch Triton's tree.
     """
     rows = plan(request, target)
     rows = read_pins(request, target, rows)
     if request.offline:
         return plan(request, target) if ask_tags(request, rows) else rows
     rows = with_tree(request, target, rows, ask=ask, fetch=ask)
-    # The tree may have added stages, whose commits are known after a fetch.
+    # Triton's tree may name further sources by short commits, whose full digits are known only after a fetch.
     among = [source for row in rows for source in row.planned.sources if source.among]
     for source in among:
         fetch_for(request, source)
@@ -126,12 +128,13 @@ def settled(request: Request, target: str, *, ask: bool = False) -> list[PlanRow
 def with_tree(
     request: Request, target: str, rows: list[PlanRow], *, fetch: bool, ask: bool = False, proved: bool = False
 ) -> list[PlanRow]:
-    """Plan once tags are resolved and Triton's tree is in the store, because the tree names its LLVMs.
+    """Return the plan after tags are resolved and Triton's tree is in the store, because the tree names its LLVMs.
 
     Args:
         rows: the plan so far.
-        fetch: fetch the tree wherever it is built. Otherwise only stages that are keyed by its content need it.
-        ask: also query tags that are known.
+        fetch: whether to fetch the tree for every stage that builds it. Otherwise it is fetched only for stages whose
+            input digest depends on its content.
+        ask: whether to query known tags again.
         proved: see `find`.
     """
     changed = ask_tags(request, rows, ask=ask)
@@ -145,7 +148,7 @@ def with_tree(
 
 
 def ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) -> bool:
-    """Resolve tags to commits; return whether any was queried, and so the plan may change."""
+    """Resolve tags to commits, and return whether a tag was queried, after which the plan may change."""
     tagged = [source for row in rows for source in row.planned.sources if source.tag and (ask or not source.digest)]
     for source in tagged:
         if source.digest is None:
@@ -156,10 +159,10 @@ def ask_tags(request: Request, rows: Sequence[PlanRow], *, ask: bool = False) ->
 
 
 def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | None:
-    """Return the finished result for these inputs, if its record and all its blobs are here, and mark it as used.
+    """Return the finished result for these inputs and mark it as used; None if its record or a blob is missing.
 
     Args:
-        proved: ignore a result that was built with --no-contract: it has the same bytes, but is untested.
+        proved: whether to ignore a result that was built with --no-contract, which has the same bytes but is untested.
     """
     digest = planned.input_digest
     record = known_record(cache, digest)
@@ -182,10 +185,10 @@ def find(cache: Cache, planned: Planned, *, proved: bool = False) -> Built | Non
 
 
 def tritons(rows: Sequence[PlanRow], *, checkouts: bool = False) -> list[tuple[Planned, Source]]:
-    """Return the stages to build that read Triton's tree, each with that source.
+    """Return the stages to build that read Triton's tree, each with the source of the tree.
 
     Args:
-        checkouts: include checkouts of the user, which need no fetch.
+        checkouts: whether to include checkouts of the user, which need no fetch.
     """
     return [
         (row.planned, source)
@@ -198,19 +201,19 @@ def tritons(rows: Sequence[PlanRow], *, checkouts: bool = False) -> list[tuple[P
 
 
 def awaited_in(rows: Sequence[PlanRow], request: Request) -> list[Source]:
-    """Return the source of Triton if its tree is not here and names the LLVM of the plan."""
+    """Return Triton's source if the plan needs its tree to find the LLVM, and the tree is not here; else no source."""
     pending = any(source.pending for row in rows for source in row.planned.sources)
     return [triton_source(request)] if pending and local_triton(request) is None else []
 
 
 def require_commits(rows: Sequence[PlanRow]) -> None:
-    """Refuse a source whose commit no tree that is here names in full."""
+    """Raise an error for a source whose commit is known only by its first digits."""
     for source in (source for row in rows if row.to_build for source in row.planned.sources):
         source.require_commit()
 
 
 def read_pins(request: Request, target: str, rows: list[PlanRow], *, proved: bool = False) -> list[PlanRow]:
-    """Plan once the pin of a Triton whose LLVM is not on record is read, for which its tree is fetched.
+    """Return the plan after fetching Triton's tree, if its LLVM is not on record and so must be read from the tree.
 
     Args:
         rows: the plan so far.
@@ -225,19 +228,19 @@ def read_pins(request: Request, target: str, rows: list[PlanRow], *, proved: boo
 
 
 def undecided_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
-    """Return the prebuilt files of Triton's source that a build would refuse because no option decides on them."""
+    """Return the prebuilt files of Triton's source that a build would refuse: no option allows or drops them."""
     if not any(planned.name.startswith("triton") for planned, _ in tritons(rows, checkouts=True)):
         return []
     return [row.name for row in undecided(triton_here(request), request)]
 
 
 def online_in(rows: Sequence[PlanRow], request: Request) -> list[Planned]:
-    """Return the stages to build that need a network, with `--offline`."""
+    """Return the stages to build that need a network although the request has `--offline`."""
     return [row.planned for row in rows if row.to_build and row.planned.online] if request.offline else []
 
 
 def tried_in(row: PlanRow, request: Request, rows: Sequence[PlanRow] = ()) -> dict[str, bool]:
-    """Return `{"tried": …}` for a stage that has such rows, and nothing for any other."""
+    """Return `{"tried": …}` for a stage whose combinations are on record, and an empty dictionary for other stages."""
     return {} if (label := _untried_label(row, request, rows)) is None else {"tried": label == ""}
 
 
@@ -247,7 +250,7 @@ def untried_in(rows: Sequence[PlanRow], request: Request) -> list[str]:
 
 
 def _untried_label(row: PlanRow, request: Request, rows: Sequence[PlanRow]) -> str | None:
-    """Return the untried combination of a stage; empty if it was tried, None for a stage without such rows."""
+    """Return the untried combination of a stage; empty if it was tried, None if the stage has no combinations."""
     planned = row.planned
     source = next((source for source in planned.sources if source.name == planned.name), None)
     if source is None or source.kind == "pypi" or planned.partial:
@@ -285,7 +288,7 @@ def _short(version: str) -> str:
 
 
 def _line(version: str) -> str:
-    """Return `3.7` of `3.7.1`; of a commit the release that it resembles."""
+    """Return the release line of a version, `3.7` for `3.7.1`; for a commit the line that it resembles."""
     try:
         return line_of(version) if version else ""
     except ToolchainError:

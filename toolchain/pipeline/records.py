@@ -1,4 +1,4 @@
-"""Records of finished stages: made when a stage is finished, kept in the cache, found there."""
+"""Write the records of finished stages to the cache, and find them there."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from toolchain.sources.patch import listed
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Built, Planned
 
-BROUGHT = "bundle"  # ends the names of bases that a bundle brought without the record of how they were made
+BROUGHT = "bundle"  # the suffix of the names of bases that came with a bundle and without a record
 
 
 def image_tag(image: str, input_digest: str) -> str:
-    """Return the name of an image in the cache's layout; without an input digest that of a base from a bundle."""
+    """Return the name of an image in the cache's layout. A base from a bundle has no input digest."""
     return f"{image}.{input_digest.removeprefix('sha256:')[:12] or BROUGHT}"
 
 
@@ -42,7 +42,7 @@ def new_record(
     """Return the record of a stage that is finished now, without paths of this machine.
 
     Args:
-        built: with `total_seconds` among its facts, unless it was not built here.
+        built: the result; its facts have `total_seconds` if it was built here.
         compressor: the program that wrote the blob of the stage's own layer (`oci.layer.compressor_id`).
         runner: the result of docker's probe, if docker ran checks or kernels.
     """
@@ -70,7 +70,7 @@ def new_record(
 
 
 def recorded_source(request: Request, source: Source) -> RecordedSource:
-    """Return a source, with the patches that the request has for it, as a record holds it."""
+    """Return the row of a source for a record, with the patches that the request has for the source."""
     return RecordedSource(
         name=source.name,
         ref=source.ref,
@@ -98,7 +98,7 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
     values: dict[str, Any] = {
         "stage": planned.name,
         **{option.field: plain(getattr(request, option.field)) for option in declared(request) if option.is_input},
-        # A local image is recorded by its digest, which is among the inputs, not by its path on this machine.
+        # A local image is recorded without its path on this machine; its digest is among the inputs.
         "base": "oci:" if request.base.image is not None else str(request.base),
         "glibc": request.glibc or None,
         "sources": _asked_sources(request, planned),
@@ -108,10 +108,10 @@ def asked_for(request: Request, planned: Planned) -> dict[str, Any]:
 
 
 def _asked_sources(request: Request, planned: Planned) -> dict[str, str]:
-    """Return the sources named for a stage and those below it; of a folder only the name, because paths are local."""
+    """Return the sources that the request names for a stage and the stages below; folders without their local paths."""
     own = {source.name: source.ref for source in planned.sources}
     wanted = {name for row in STAGES if involves(planned.name, row.name) for name in row.sources}
-    # The Triton that uses an LLVM decides which libraries it is built with.
+    # The Triton that uses an LLVM decides which libraries of LLVM are built.
     wanted |= {"triton"} if "llvm" in wanted else set()
     return {
         name: own.get(name) or (f"local:{spec.path.name}" if spec.path is not None else str(spec))
@@ -127,7 +127,7 @@ def _names(files: Sequence[Path]) -> list[str]:
 
 
 def isolation_facts(cache: Cache) -> dict[str, Any] | None:
-    """Return the result of the engine's probe on this machine; None if there is none."""
+    """Return the result of the isolation probe on this machine; None if the probe has not run."""
     try:
         value = strict_json.read((cache.engine / "isolation.json").read_bytes())
     except (OSError, ValueError):
@@ -136,7 +136,7 @@ def isolation_facts(cache: Cache) -> dict[str, Any] | None:
 
 
 def write_record(cache: Cache, record: Record) -> None:
-    """Write the record of a finished stage: from now on the stage is finished, and the stages below it are in use."""
+    """Write the record of a stage, which makes the stage finished, and mark the stages below as used now."""
     path = cache.record(record.input_digest)
     used_mark(path).unlink(missing_ok=True)
     write_atomically(path, record.as_bytes())
@@ -145,7 +145,7 @@ def write_record(cache: Cache, record: Record) -> None:
 
 
 def record_as_it_is(request: Request, built: Built) -> None:
-    """Name and record a local image (`--base oci:DIR`), because the stages above need its record."""
+    """Tag and record a local image (`--base oci:DIR`), because the stages above need its record."""
     layout = Layout(request.cache.images)
     layout.tag(layout.resolve(built.manifest), image_tag(built.planned.image, built.input_digest))
     write_record(request.cache, new_record(request, built.planned, built))
@@ -164,7 +164,7 @@ def known_record(cache: Cache, digest: str | None) -> Record | None:
 
 
 def stages_below(cache: Cache, inputs: Mapping[str, Any]) -> list[Record]:
-    """Return the records of the stages below something with these inputs, lowest first, without missing ones."""
+    """Return the records of the stages below a stage with these inputs, lowest first; missing records are left out."""
     below: dict[str, Record] = {}
     waiting = list(digests_below(inputs))
     while waiting:
@@ -177,25 +177,25 @@ def stages_below(cache: Cache, inputs: Mapping[str, Any]) -> list[Record]:
 
 
 def digests_below(inputs: Mapping[str, Any]) -> list[str]:
-    """Return the digests among inputs: those of the stages below, and a few that are of no stage."""
+    """Return the digests among a stage's inputs. They are the digests of the stages below, and a few others."""
     return [value for value in inputs.values() if isinstance(value, str) and value.startswith("sha256:")]
 
 
 def unread_records(cache: Cache) -> list[Path]:
-    """Return the files of records that this version does not read: damaged ones, and those of another format."""
+    """Return the files of records that this version cannot read, because they are damaged or have another format."""
     read = {path for path, _ in finished(cache)}
     return sorted(path for path in cache.records.glob("*.json") if path not in read)
 
 
 def tell_unread(cache: Cache) -> None:
-    """Report images whose records cannot be read, so that it is clear why they are built again."""
+    """Tell the user how many images have records that cannot be read, because they will be built again."""
     if unread := unread_records(cache):
         count = f"{len(unread)} image{'s' if len(unread) > 1 else ''}"
         console.note(f"records of another format in {cache.records}: {count} not used; remove: toolchain cache prune")
 
 
 def used_mark(record: Path) -> Path:
-    """Return the file whose time says when a finished stage was last used. The record's time says when it was made."""
+    """Return the file whose time says when a finished stage was last used; the record has the time of its build."""
     return record.with_suffix(".used")
 
 
@@ -205,7 +205,7 @@ def published_mark(record: Path) -> Path:
 
 
 def finished(cache: Cache) -> Iterator[tuple[Path, Record]]:
-    """Yield the records of finished stages with their files, oldest first, without damaged ones."""
+    """Yield the records of finished stages with their files, oldest first; damaged records are left out."""
     for path in sorted(cache.records.glob("*.json"), key=lambda file: file.stat().st_mtime):
         with contextlib.suppress(OSError, RecordError):
             yield path, Record.from_bytes(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Build a finished image again from a clean tree, and compare."""
+"""Build a finished image again from a clean tree, and compare the two images."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from toolchain.stages.stage import Built
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
-    """The result of building a stage a second time. Each pair is of the first build and of the second.
+    """The result of building a stage a second time. Each pair has a value of the first build and one of the second.
 
     Args:
-        diff_ids: of the stage's own layer, uncompressed.
+        diff_ids: digests of the stage's own layer without compression.
         blobs: digests of the stored layer, which depend on the compressor.
-        indexes: digests of the published index over the image alone; the first is empty if there was no such index.
+        indexes: digests of the published index of this image only; the first is empty if there was no such index.
         differing: the files that differ.
         varied: the changed conditions of the second build, as `Variation.as_json` returns them.
     """
@@ -53,7 +53,7 @@ class Reproduced:
         return self.diff_ids[0] == self.diff_ids[1]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form of `reproduce --json`."""
+        """Return the result as `reproduce --json` prints it."""
         document = {**asdict(self), "equal": self.equal, "differing": [file.as_json() for file in self.differing]}
         if self.varied is None:
             del document["varied"]
@@ -61,10 +61,10 @@ class Reproduced:
 
 
 def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Reproduced:
-    """Build the topmost stage of `target` again, in a cache folder of its own, and compare it with the first build.
+    """Build the topmost stage of `target` again, in a separate cache folder, and compare it with the first build.
 
-    Sources and finished stages below are reused, because each of them is reproduced by itself. Unfinished trees and the
-    compiler cache are not there.
+    Sources and the finished stages below are reused, because each stage is reproduced separately. The separate cache
+    has no unfinished trees and no compiler cache.
 
     Args:
         expected: the image to compare with, as `{"input_digest", "diff_id", "blob", "index", "media_type", "path"}`.
@@ -101,14 +101,14 @@ def reproduce(request: Request, target: str, expected: Mapping[str, Any]) -> Rep
 
 
 def expected_of(cache: Cache, record: Record) -> dict[str, Any]:
-    """Return the digests that a finished image of the cache is compared by, after a check of its layers."""
+    """Check the layers of a finished image of the cache, and return the digests to compare with."""
     layout = Layout(cache.images)
     require_whole(layout, layout.resolve(record.manifest), record.image)
     return _own_layer(record, layout)
 
 
 def require_whole(layout: Layout, image: Descriptor, name: str) -> None:
-    """Check that an image's layers match its config, because the config's digests are compared."""
+    """Raise DigestError if an image's layers do not match its config, because the config's digests are compared."""
     for problem in verify_layout(layout, image):
         raise DigestError(
             "stage-digest-mismatch", f"{name} does not match its digests", why=problem, fix="fetch or build it again"
@@ -148,10 +148,10 @@ def _compare(first: Mapping[str, Any], again: Built, cache: Cache) -> Reproduced
 
 @contextmanager
 def clean_cache(cache: Cache, dependencies: Sequence[PlanRow], digest: str) -> Iterator[Cache]:
-    """Yield a cache folder with the sources and the finished stages below, and nothing else.
+    """Yield a cache folder that has only the sources and the finished stages below.
 
-    It is removed once the bytes are compared. An interrupted reproduction leaves it, and the next one of the same
-    inputs continues there, because LLVM takes hours.
+    The folder is removed at the end of the block. An interrupted reproduction leaves it, and the next reproduction of
+    the same inputs continues there, because LLVM takes hours.
     """
     root = cache.root / "reproduce" / digest.removeprefix("sha256:")[:12]
     cache.locks.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def clean_cache(cache: Cache, dependencies: Sequence[PlanRow], digest: str) -> I
 
 
 def _take(cache: Cache, fresh: Cache, built: Built) -> None:
-    """Copy a finished stage into another cache folder: its blobs, and its record last."""
+    """Copy a finished stage into another cache folder: first its blobs, then its record."""
     old, new = Layout(cache.images), Layout(fresh.images).ensure()
     manifest = old.resolve(built.manifest)
     for part in (*old.children(manifest), manifest):

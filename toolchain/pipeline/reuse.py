@@ -45,9 +45,9 @@ class Reuse:
     """A registry or layout with finished images.
 
     Args:
-        place: namespace of a registry, or a layout folder, as `publish` takes it.
-        key: the key whose signature is required.
-        only: whether it is an error if something would have to be built.
+        place: a namespace of a registry, or a layout folder, in the form that `publish` takes.
+        key: the key that must have signed the images.
+        only: whether it is an error if a stage would have to be built.
     """
 
     place: Target
@@ -56,7 +56,7 @@ class Reuse:
 
 
 def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: bool = False) -> Reuse:
-    """Return the checked values of the options."""
+    """Check the options about reuse, and return them."""
     if key is None:
         raise ConfigError(
             "reuse-needs-key",
@@ -75,26 +75,26 @@ def make_reuse(where: str, key: Path | None, *, only: bool = False, offline: boo
 
 
 def input_tag(input_digest: str, compression: str = "gzip") -> str:
-    """Return the tag under which `publish` puts an image of these inputs: 12 digits, and `-zstd` for that format."""
+    """Return the tag under which `publish` puts an image of these inputs: 12 digits, and `-zstd` for zstd."""
     return input_digest.removeprefix("sha256:")[:12] + ("" if compression == "gzip" else f"-{compression}")
 
 
 def reference(place: Target, planned: Planned, compression: str = "gzip") -> Target:
-    """Return the name under which `publish` puts an image of these inputs."""
+    """Return the reference under which `publish` puts an image of these inputs."""
     return place.image(planned.image, input_tag(str(planned.input_digest), compression))
 
 
 def take(request: Request, planned: Planned, reuse: Reuse) -> Built | None:
-    """Bring the finished image of a stage into the cache, with a record as if it had been built here.
+    """Fetch the finished image of a stage into the cache, and record it like an image that was built here.
 
-    Bytes, signature, provenance of exactly these inputs, SBOM and prebuilt parts are checked before anything enters the
-    cache.
+    The bytes, the signature, the provenance of exactly these inputs, the SBOM and the prebuilt parts are checked before
+    anything enters the cache.
 
     Returns:
-        None if it has to be built, after a note with the reason. With `only`, the reason is raised instead.
+        None if the stage has to be built, after a note with the reason. With `Reuse.only` the reason is an error.
     """
     if planned.name == "base" and request.base.image is not None:
-        return None  # it is here already, and taken as it is
+        return None  # a local image is here already
     if planned.input_digest is None:
         if reuse.only:
             raise SourceError(
@@ -154,7 +154,7 @@ def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> B
     # The folder is in the cache, so that blobs are moved and not copied.
     with tempfile.TemporaryDirectory(dir=request.cache.work, prefix="reuse-") as folder:
         scratch = Layout(Path(folder) / "layout").ensure()
-        # Only the image is fetched, because the index may say anything of other architectures.
+        # Only the image of this architecture is fetched and checked, because the rest of the index is not needed.
         platform = Platform("linux", request.arch[0])
         manifest = place.fetch(scratch, platform=platform)
         by_digest = str(place.ref.at(digest=manifest.digest))
@@ -188,10 +188,10 @@ def _look(request: Request, planned: Planned, place: Place, key: PublicKey) -> B
 def _as_proved(
     record: Record, statement: Mapping[str, Any], planned: Planned, request: Request, layer: Descriptor
 ) -> Record:
-    """Return the record with what the signed provenance says of the build, because this machine did not build it.
+    """Return the record with the facts of the signed provenance, because another machine built the image.
 
     Args:
-        layer: the stage's own, as it was published.
+        layer: the published layer of the stage itself.
     """
     try:
         definition, run = statement["predicate"]["buildDefinition"], statement["predicate"]["runDetails"]
@@ -249,5 +249,5 @@ def _bring(scratch: Layout, image: Descriptor, own: Layout, planned: Planned) ->
     for part in scratch.children(image):
         own.put_file(scratch.blob(part.digest), digest=part.digest, move=True, media_type=part.media_type)
     manifest = own.put_bytes(content, image.media_type)
-    # As after a build, the tag protects the blobs, and the record, which is written last, makes the image finished.
+    # The tag protects the blobs. The record, which the caller writes last, makes the image finished.
     own.tag(manifest, image_tag(planned.image, str(planned.input_digest)))

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 
 def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[Built]:
-    """Build every stage of `target` that is not here yet.
+    """Build every stage of `target` that is not finished here, and return all stages.
 
     Args:
-        reuse: where to look for a finished image first, and whose signature is required there.
+        reuse: where to look for a finished image first, and the key that must have signed it.
     """
     # A wrong request must be refused before the first long step.
     rows = plan(request, target, proved=request.contract)
@@ -56,7 +56,7 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
     if reuse is None:
         _ready(request, rows)
     rows = read_pins(request, target, rows, proved=request.contract)
-    # The tree's LLVM pin is compared with the plan before any LLVM is built.
+    # The LLVM pin in Triton's tree is compared with the plan before any LLVM is built.
     rows = with_tree(request, target, rows, fetch=reuse is None, proved=request.contract)
     if reuse is None and (names := undecided_in(rows, request)):
         raise PolicyError(
@@ -65,12 +65,12 @@ def build(request: Request, target: str, *, reuse: Reuse | None = None) -> list[
             why="prebuilt files are refused by default, and the build would end so after hours of LLVM",
             fix=f"leave it out: --drop-binary {names[0]}; or let it in: --allow-binary {names[0]}",
         )
-    # A stage that may come finished from elsewhere needs no sources.
+    # With `reuse` a stage may come from a registry, so sources are not fetched ahead.
     building = [row.planned for row in rows if row.to_build or _again(request, row.planned)]
     sources = [source for planned in building if reuse is None for source in planned.sources]
     first = {(row.arch or this_machine(), row.planned.name): row.planned for row in rows}
     results: dict[str, Built] = {}
-    # If everything is finished, nothing is written, because the cache may belong to another user.
+    # If everything is finished, the cache is not written to, because it may belong to another user.
     with patches_as_they_are(request) if building else nullcontext(request) as kept:
         run = _Run(first=first, prefetch=Prefetch(kept, sources), reuse=reuse, request=request, rows=rows)
         for of_arch in by_arch(kept):
@@ -84,11 +84,11 @@ class _Run:
     """The state of one call, shared by all stages and architectures.
 
     Args:
-        first: the plan of each stage before anything was built, by architecture and name.
+        first: the plan of each stage before any build, by architecture and name.
         request: the request for all architectures.
-        rows: the plan.
+        rows: the whole plan.
         finished: the stages that are built or taken, by architecture and name.
-        checked: whether `ready` has looked at the remaining stages.
+        checked: whether `ready` has checked the remaining stages.
     """
 
     first: Mapping[tuple[str, str], Planned]
@@ -100,9 +100,9 @@ class _Run:
     checked: bool = False
 
     def ready(self) -> None:
-        """Check once what the remaining stages need of this machine.
+        """Check once that this machine can build the remaining stages.
 
-        With `reuse` every stage may come from elsewhere, so the check waits for the first stage that does not.
+        With `reuse` every stage may come from a registry, so the check waits for the first stage that must be built.
         """
         if self.reuse is not None and not self.checked:
             self.checked = True
@@ -126,8 +126,8 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
         built = None if again else find(request.cache, planned, proved=own.contract)
         if built is None:
             with in_use(request.cache, make=True), stage_lock(request.cache, planned):
-                # Another process may have built it meanwhile. A base is planned again, because its digest is known only
-                # after its build.
+                # Another process may have built the stage meanwhile. A base is planned again, because its digest is
+                # known only after its build.
                 if planned.input_digest is None or planned.online:
                     planned = stage.plan(own, planned_below)
                 built = None if again else find(request.cache, planned, proved=own.contract)
@@ -145,7 +145,7 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
             from toolchain.pipeline.finished_images import checked  # noqa: PLC0415 - most builds check nothing
 
             built = checked(own, built)
-        # The content of a base that was made after planning is only known now.
+        # The packages of a base that was built after planning are compared with the lock only now.
         within_lock(request, [built.planned])
         stands = planned is first and built.planned == first
         before[stage.name] = built
@@ -154,14 +154,14 @@ def _build_stages(request: Request, target: str, run: _Run) -> list[Built]:
 
 
 def _again(request: Request, planned: Planned) -> bool:
-    """Return whether a stage is built again, because the kernel store may lack the results of a shard."""
+    """Return whether to build a finished stage again, because the kernel store may lack the results of a shard."""
     return request.shard is not None and planned.name in CAMPAIGNS
 
 
 def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], prefetch: Prefetch) -> Planned:
-    """Plan a stage that is about to be built, once the digests of all its sources are known.
+    """Plan a stage that is about to be built, after fetching the sources whose digests are unknown before a fetch.
 
-    A source whose digest needs a fetch is fetched, because a build without an input digest cannot be recorded.
+    A build without an input digest could not be recorded.
     """
     planned = stage.plan(request, dependencies)
     unknown = [source for source in planned.sources if source.digest is None]
@@ -173,7 +173,7 @@ def _known(stage: Stage, request: Request, dependencies: Mapping[str, Planned], 
 
 
 def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
-    """Refuse a build for which this machine lacks a network, disk, an engine, a runner, an emulator or a base."""
+    """Raise an error if this machine lacks what a build needs: network, disk, engine, runner, emulator or base."""
     to_build = [row.planned for row in rows if row.to_build]
     if not to_build:
         return
@@ -216,7 +216,7 @@ def _ready(request: Request, rows: Sequence[PlanRow]) -> None:
 
 
 def _allowed(request: Request, planned: Planned, built: Built | None) -> None:
-    """Require that prebuilt code is allowed by name, even if an earlier build allowed it."""
+    """Raise PolicyError if the request does not allow prebuilt code by name, even if an earlier build allowed it."""
     names = {*planned.binaries, *(built.binaries if built else ())}
     for name in sorted(names.difference(let_in_names(request) if names else ())):
         raise PolicyError(
@@ -239,7 +239,7 @@ def _build_stage(
     from toolchain.engine.progress import Progress  # noqa: PLC0415 - a no-op build needs none of it
     from toolchain.engine.resources import require_disk  # noqa: PLC0415
 
-    # Two stages without a digest, as two bases that are made at once, must not share a folder.
+    # Stages without a digest must not share a folder, because two bases may be built at the same time.
     name = planned.input_digest.removeprefix("sha256:")[:12] if planned.input_digest else planned.image
     log = request.cache.logs / f"{stage.name}-{name}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -259,7 +259,7 @@ def _build_stage(
             require_disk(request.cache.root, planned.disk)
             built = stage.build(planned, dependencies, workspace)
     except ToolchainError as error:
-        # Do not advise a command inside a container that no longer exists.
+        # A CommandError advises a command, which the user cannot run because the container no longer exists.
         failure = (
             BuildError("build-failed", error.what, why=error.why, fix="read the end of the log")
             if isinstance(error, CommandError)
@@ -276,6 +276,6 @@ def _build_stage(
 
 
 def stage_lock(cache: Cache, planned: Planned) -> AbstractContextManager[None]:
-    """Let one process build a stage; a second one waits, and says for which."""
+    """Let only one process build a stage; a second process waits, and reports for which stage."""
     key = planned.input_digest.removeprefix("sha256:")[:16] if planned.input_digest else planned.image
     return held(cache.locks / f"{planned.name}-{key}.lock", what=planned.image)

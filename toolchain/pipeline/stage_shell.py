@@ -1,4 +1,4 @@
-"""A shell in the container in which a stage's step runs, to find out why it failed."""
+"""Open a shell in the container of a stage's step, so that a user can find out why the step failed."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class _ShellWorkspace(BuildWorkspace):
     folder: Path = field(kw_only=True)
 
     def work(self) -> Path:
-        """Return a folder of its own, because the folder of the build must stay as it is."""
+        """Return a separate folder, because the shell must not change the folder of the build."""
         return self.folder
 
     def drop_tree(self, recipe_: Recipe) -> None:
-        """Keep the tree."""
+        """Do nothing, so that the tree stays for the shell."""
 
     def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
-        """Return one worker for kernels, because each would get a shell."""
+        """Return 1 for kernels, because each worker would get a shell."""
         return 1 if kind == "kernel" else super().jobs(kind)
 
     def build(self, recipe_: Recipe) -> NoReturn:
@@ -66,7 +66,7 @@ class _ShellWorkspace(BuildWorkspace):
 
 
 def open_shell(request: Request, target: str, argv: Sequence[str], *, show: Callable[[str], None]) -> int:
-    """Run a shell, or a command, where the step of a stage runs; return its exit code.
+    """Run a shell or a command in place of the step of a stage; return its exit code.
 
     Args:
         argv: the command; empty for a shell.

@@ -20,9 +20,9 @@ _Value = TypeVar("_Value")
 def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
     """Return the stages that `target` needs for the request's one architecture, lowest first.
 
-    LLVM for another machine is built in this machine's base, against the other's system. `all` is everything that
-    the request names sources for: AOTriton if a release or a source of it is given, else the FlashAttention kernels;
-    and LLVM if Triton is built on it, or if a source or part of it is named.
+    LLVM for another machine is built in this machine's base, against the other machine's system. The target `all` means
+    everything that the request names sources for: AOTriton if the request names a release or a source of it, else the
+    FlashAttention kernels; and LLVM if Triton is built on it, or if the request names a source or a part of it.
     """
     if target not in catalog.targets():
         near = did_you_mean(target, catalog.targets())
@@ -31,7 +31,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
         )
     (arch,) = request.arch
     foreign = arch != this_machine()
-    # A base is for this machine only. Another machine has the system that LLVM is compiled against.
+    # A base is for this machine only. For another machine the sysroot takes its place, which LLVM is compiled against.
     named = "sysroot" if target == "base" and foreign else target
     rows = [stage for stage in catalog.STAGES if (_in_all(stage, request) if target == ALL else stage.name == named)]
     for row in rows:
@@ -57,7 +57,7 @@ def stages_of(target: str, request: Request) -> tuple[Stage, ...]:
 
 
 def _add(row: StageRow, request: Request, made: dict[str, Stage]) -> None:
-    """Add a stage after those below it."""
+    """Add a stage to `made`, after the stages below it."""
     stage: Stage | None = None if row.name in made else make(row.name, request)
     if stage is None:
         return
@@ -67,7 +67,7 @@ def _add(row: StageRow, request: Request, made: dict[str, Stage]) -> None:
 
 
 def below(stage: Stage, request: Request, stages: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Return what a stage is given of the stages before it: those that it stands on, and the base.
+    """Return the stages that `stage` is built on, and the base, out of the stages before it.
 
     Other stages of the same target are left out, so that a stage is the same for every target.
     """
@@ -89,7 +89,7 @@ def _given(name: str, request: Request) -> bool:
 
 
 def by_arch(request: Request) -> list[Request]:
-    """Return the request for each of its architectures alone, in the order of their names."""
+    """Return a request for each architecture of `request`, in the order of their names."""
     return [replace(request, arch=(arch,)) for arch in sorted(request.arch)]
 
 

@@ -1,4 +1,4 @@
-"""Decide which Triton and which LLVM are meant, by the options and the lock."""
+"""Decide which Triton and which LLVM to build, from the options and the lock."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Choice:
     """The options about Triton and LLVM.
 
     Args:
-        target: the requested stage; empty if none is.
-        triton: a version, a commit, a folder or a pin file; after `settle` a version or a commit.
-        notes: what was decided for the user, a line each.
+        target: the requested stage; empty if no stage is requested.
+        triton: a version, a commit, a folder or a pin file; after `resolve_triton` a version or a commit.
+        notes: a line about each decision that was made for the user.
     """
 
     target: str
@@ -45,12 +45,12 @@ class Choice:
     notes: tuple[str, ...] = ()
 
     def noting(self, note: str, **changes: object) -> Choice:
-        """Return the choice with a change and a line about it."""
+        """Return the choice with changes and with a further note."""
         return replace(self, notes=(*self.notes, note), **changes)  # type: ignore[arg-type]
 
 
-def settle(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice:
-    """Decide which Triton is meant. `triton` becomes a version, a commit or nothing, and all its sources must agree."""
+def resolve_triton(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice:
+    """Return the choice with `triton` as a version, a commit or None; PinError if the options contradict each other."""
     if lock is not None:
         choice = _as_locked(choice, lock)
     choice = _as_released(choice, cache)
@@ -71,16 +71,16 @@ def settle(choice: Choice, *, lock: Lock | None, cache: Cache) -> Choice:
             fix="give one of these, or the folder of a checkout",
         )
     _compare(choice, cache)
-    # A source at this commit needs no `--triton`.
+    # `triton` must be None if the source of Triton is at this commit, because the source says everything.
     return replace(choice, triton=None) if is_commit(str(choice.triton)) and "triton" in choice.sources else choice
 
 
 def doubts(choice: Choice) -> tuple[str, ...]:
-    """Return warnings about the LLVM that a release names, a line each."""
+    """Return warnings about the LLVM that a release of Triton or AOTriton names, a line for each."""
     triton = choice.sources.get("triton")
     if "llvm" in choice.sources or (triton is not None and triton.wheel) or not involves(choice.target, "llvm"):
         return ()
-    with contextlib.suppress(PinError, UnsupportedError):  # it is refused later, with the remedy
+    with contextlib.suppress(PinError, UnsupportedError):  # an unknown release is refused later, with advice
         if choice.aotriton:
             return aotriton_release(choice.aotriton).pin.warnings
         if choice.triton and is_version(choice.triton):
@@ -89,7 +89,7 @@ def doubts(choice: Choice) -> tuple[str, ...]:
 
 
 def _as_locked(choice: Choice, lock: Lock) -> Choice:
-    """Take the Triton of the lock, unless an option names one, which is then compared with the lock."""
+    """Take the Triton of the lock, unless an option names a Triton, which a later check compares with the lock."""
     if choice.triton or choice.aotriton or "triton" in choice.sources:
         return choice
     held = lock.request
@@ -107,7 +107,7 @@ def _as_locked(choice: Choice, lock: Lock) -> Choice:
 
 
 def _as_released(choice: Choice, cache: Cache) -> Choice:
-    """Take the Triton of the named AOTriton source, unless something else names one."""
+    """Take the Triton of the named AOTriton source, unless another option names a Triton."""
     spec = choice.sources.get("aotriton")
     if spec is None or choice.aotriton or choice.triton is not None or "triton" in choice.sources:
         return choice
@@ -121,7 +121,7 @@ def _as_released(choice: Choice, cache: Cache) -> Choice:
 
 
 def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice:
-    """Take the Triton that an AOTriton between releases has as a submodule: its folder, or else its commit."""
+    """Take the Triton that is the submodule of an AOTriton between releases: its folder, or else its commit."""
     if tree is not None and (tree / AOTRITON_SUBMODULE).is_dir() and any((tree / AOTRITON_SUBMODULE).iterdir()):
         own = of_folder(tree / AOTRITON_SUBMODULE)
         return choice.noting(
@@ -147,7 +147,7 @@ def _as_submodule(choice: Choice, spec: SourceSpec, tree: Path | None) -> Choice
 
 
 def _unnamed(choice: Choice, folder: Path) -> Choice:
-    """Note that a pin in the current folder is not used: a folder that nobody named must not decide what is built."""
+    """Add a note that a pin in the current folder is not used, because only a named folder may decide what is built."""
     named = {"triton", "llvm"} if choice.target == "llvm" else {"triton"}
     found = pin_files(folder)
     if not found or not involves(choice.target, "llvm") or choice.aotriton or choice.sources.keys() & named:
@@ -161,12 +161,12 @@ def _unnamed(choice: Choice, folder: Path) -> Choice:
 
 
 def _is_checkout(folder: Path) -> bool:
-    """Return whether a folder holds more of Triton than a pin."""
+    """Return whether a folder holds files of Triton besides a pin."""
     return any((folder / mark).exists() for mark in _MARKS)
 
 
 def _by_pin(choice: Choice, pin: LlvmPin) -> Choice:
-    """Take the LLVM of a pin file, and the Triton on record that pins it, if any."""
+    """Take the LLVM of a pin file, and the Triton on record with this pin, if there is one."""
     return replace(
         choice,
         triton=triton_at(pin.commit),
@@ -184,7 +184,7 @@ def _as_version(choice: Choice, text: str) -> Choice:
 
 
 def _as_path(choice: Choice, path: Path, cache: Cache) -> Choice:
-    """Take a folder as a checkout (`--source triton=FOLDER`), and a file as the pin of an LLVM alone."""
+    """Take a folder as a checkout (`--source triton=FOLDER`), or a file as the pin of an LLVM without a Triton."""
     if path.is_dir():
         return _as_folder(choice, path, cache)
     if choice.target not in {"llvm", "base"} and path.exists():
@@ -204,7 +204,7 @@ def _as_path(choice: Choice, path: Path, cache: Cache) -> Choice:
 
 
 def _llvm_named(choice: Choice, cache: Cache) -> list[tuple[str, str]]:
-    """Return which LLVM the other options name, by option."""
+    """Return the LLVM that each of the other options names, as (option, commit)."""
     named = []
     if spec := choice.sources.get("llvm"):
         named.append(("--source llvm", locate("llvm", spec, cache=cache).ref))
@@ -236,7 +236,7 @@ def _as_folder(choice: Choice, path: Path, cache: Cache) -> Choice:
 
 
 def _compare(choice: Choice, cache: Cache) -> None:
-    """Raise PinError if `--triton` differs from the source of Triton, or without one from AOTriton's Triton."""
+    """Raise PinError if `--triton` differs from the source of Triton, or, if there is none, from AOTriton's Triton."""
     if spec := choice.sources.get("triton"):
         _compare_source(str(choice.triton), spec, cache, llvm="llvm" not in choice.sources)
     elif choice.aotriton:
@@ -259,7 +259,7 @@ def _compare_source(wanted: str, spec: SourceSpec, cache: Cache, *, llvm: bool) 
 
 
 def _compare_commit(wanted: str, row: TritonRelease | None, commit: str, name: str) -> None:
-    """Refuse a commit that the data contradict. Its tree is compared once it is fetched."""
+    """Raise PinError if the data contradict a commit. The commit's tree is compared after it is fetched."""
     if row is None or commit in {row.commit, *row.candidates}:
         return
     known = _row(commit)
@@ -291,14 +291,14 @@ def _row(wanted: str) -> TritonRelease | None:
 
 
 def _tree(spec: SourceSpec, cache: Cache, name: str = "triton") -> Path | None:
-    """Return the folder that a source names; None for a source that is fetched or unpacked first."""
+    """Return the folder that a source names; None for a source that must be fetched or unpacked first."""
     if spec.kind not in {"local", "stored"}:
         return None
     path = locate(name, spec, cache=cache).path
     return path if path is not None and path.is_dir() else None
 
 
-# The advice for a release with a Triton other than its own.
+# The advice for a user who wants to build a release of AOTriton with another Triton.
 _ANOTHER = "; for the release with another Triton, --source triton="
 
 

@@ -1,4 +1,4 @@
-"""Read how far an unfinished build of a stage got, from the logs of its tree."""
+"""Find out from the logs how far an unfinished build of a stage got."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNT = re.compile(rb"@ninja (\d{1,7})/(\d{1,7}) ")
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The steps of ninja in a tree that a later build continues."""
+    """The finished steps and all steps of ninja in a tree that a later build continues."""
 
     done: int
     total: int
@@ -28,7 +28,7 @@ class Unfinished:
 def unfinished(cache: Cache, planned: Planned) -> Unfinished | None:
     """Return the steps of a stage's unfinished build; None if there is no tree, or if nothing is compiled yet.
 
-    Each run of ninja counts the steps that were left, so the largest total is that of the whole build.
+    Each run of ninja counts the steps that were left, so the largest total is the total of the whole build.
     """
     key = planned.tree_key
     logs = sorted(cache.logs.glob(f"{planned.name}-{key}-*.log"))

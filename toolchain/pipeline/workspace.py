@@ -1,4 +1,4 @@
-"""The workspace of a stage that is being built: sources, engine, working folder, and the finished image."""
+"""Give a stage its sources, its engine and its working folder, and write the finished image."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def within_lock(request: Request, planned: Sequence[Planned], *, fetched: Source | None = None) -> None:
-    """Refuse inputs that the lock does not have, with `--locked`."""
+    """Raise LockedError if the lock does not have the inputs, with `--locked`."""
     if request.lock is not None:
         from toolchain.pipeline import locking  # noqa: PLC0415 - most calls have no lock
 
@@ -59,7 +59,7 @@ class BuildWorkspace:
 
     Args:
         compiler_cache: the key of the compiler cache (see `compiler_cache.key_of`).
-        sources: the sources whose names that cache gets in listings.
+        sources: the sources whose names describe the compiler cache in listings.
     """
 
     request: Request
@@ -81,7 +81,7 @@ class BuildWorkspace:
 
     @property
     def engine(self) -> Buildah:
-        """buildah, started and probed when it is first needed."""
+        """buildah, which is started and probed when it is first needed."""
         if self._engine is None:
             from toolchain.engine.buildah import Buildah  # noqa: PLC0415 - a no-op build starts no engine
 
@@ -90,7 +90,7 @@ class BuildWorkspace:
 
     @property
     def runner(self) -> Buildah | DockerRunner:
-        """The program of `--runner`: buildah, or docker once it is probed."""
+        """The program that `--runner` names: buildah, or docker, which is probed first."""
         if self.request.runner == "buildah":
             return self.engine
         if self._runner is None:
@@ -107,7 +107,7 @@ class BuildWorkspace:
     def fetch(self, source: Source) -> FetchedSource:
         with reporting_to(self.progress.amount):
             self.prefetch.wait(source.name)
-            # Sources are verified again, because the disk may fail and an entry of the store may be changed.
+            # Sources are verified again, because the disk may fail, or another program may change the store.
             got = fetch_for(self.request, source, patched=True, verify=True)
         within_lock(self.request, [], fetched=got)
         return got
@@ -116,7 +116,7 @@ class BuildWorkspace:
         out = self.work() / "out"
         self.progress.weigh(recipe_.steps, ninja=recipe_.ninja)
         if out.exists():
-            # A killed invocation had finished the build but not the layer. The cache makes the tree again quickly.
+            # A killed invocation finished the build but not the layer. A build with the kept tree is quick.
             shutil.rmtree(out)
         with contextlib.ExitStack() as stack:
             if CCACHE_MOUNT in (recipe.root() / recipe_.containerfile).read_text(encoding="utf-8"):
@@ -140,7 +140,7 @@ class BuildWorkspace:
 
     def unpack(self, built: Built) -> Path:
         folder = emptied(self.work() / f"unpacked-{built.planned.name}")
-        # `sources.unpack` refuses names that differ in case alone, which a system's headers have.
+        # `sources.unpack` refuses names that differ only in case, and a system's headers have such names.
         blob = Layout(self.cache.images).blob(built.layers[-1]["digest"])
         process.run(["tar", "--extract", "--no-same-owner", "--file", blob, "--directory", folder], log=self.log)
         return folder
@@ -248,12 +248,12 @@ class BuildWorkspace:
         if content.tar is not None:
             return normalise_tar(content.tar, raw)
         assert content.tree is not None  # noqa: S101 - one of the two
-        # The engine made a tree with owners, in which root has another id.
+        # The files of a tree with owners have the engine's ids, in which root is not 0.
         first = 0 if content.normalise else self.engine.first_id
         return write_layer(content.tree, raw, normalise=content.normalise, first_id=first)
 
     def _check(self, planned: Planned, candidate: str, check: ContractCheck) -> dict[str, Any]:
-        """Run a contract check on the candidate with this manifest digest, and return its facts."""
+        """Run a contract check on the image with the manifest digest `candidate`, and return the check's facts."""
         name = self.runner.ensure_image(f"{planned.image}-check", self.cache.images, candidate)
         try:
             return dict(check.run(name))
@@ -261,7 +261,7 @@ class BuildWorkspace:
             self.runner.forget_image(name)
 
     def _contents(self, planned: Planned) -> Contents:
-        """Return what is inside an image: from the stage's own sources, and from those of the finished stages below."""
+        """Return the contents of an image, from the stage's sources and the sources of the finished stages below."""
         inputs = planned.inputs or {}
         below = stages_below(self.cache, inputs)
         rows = [recorded_source(self.request, source) for source in planned.sources]
@@ -303,6 +303,6 @@ def _files(tree: Path) -> Iterator[tuple[str, int]]:
 
 
 def largest(tree: Path) -> list[dict[str, Any]]:
-    """Return the ten largest files below `tree`: path and bytes."""
+    """Return the ten largest files below `tree`, each with its path and its bytes."""
     rows = sorted(_files(tree), key=lambda row: (-row[1], row[0]))[:10]
     return [{"path": f"/{path}", "bytes": size} for path, size in rows]
