@@ -55,7 +55,7 @@ prepare_venv() {
     return 1
   }
   [ -x "$venv/bin/python" ] || "$python" -I -m venv "$venv"
-  # --no-deps: the lock holds everything, and pip 23 looks beyond it (requirements/README.md).
+  # --no-deps: the lock holds everything, and pip 23 looks beyond it (docs/develop.md).
   logged "$venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r "requirements/$kind.lock"
   logged "$venv/bin/python" -I -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./lab
   cat pyproject.toml lab/pyproject.toml "requirements/$kind.lock" >"$venv/.prepared"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 from toolchain.catalog.aotriton_generations import generation_of
@@ -83,6 +84,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def grouped(rows: Iterable[Sequence[str]]) -> list[list[str]]:
+    """Return the rows with neighbours that only differ in their first cell as one row."""
+    return [
+        [", ".join(row[0] for row in same), *rest]
+        for rest, same in ((list(rest), list(same)) for rest, same in groupby(rows, key=lambda row: list(row[1:])))
+    ]
 
 
 def compatibility() -> str:
@@ -165,7 +174,7 @@ def _tritons() -> str:
         last = "[refused: 7](exit-codes.md)" if one.codegen else wheels[-1]
         rows.append([one.version, f"`{llvm[:8]}` {one.certainty}{further}", _UNTRIED, _UNTRIED, *wheels, last])
     head = ["Triton", "LLVM, and how surely", "layer for glibc 2.31", "layer for debian13"]
-    return table([*head, *(f"wheel, Python {one}" for one in pythons), "wheel of debian13 (3.13)"], rows)
+    return table([*head, *(f"wheel, Python {one}" for one in pythons), "wheel of debian13 (3.13)"], grouped(rows))
 
 
 def _needs(triton: str) -> LlvmRequirements | None:
@@ -201,7 +210,7 @@ def _pairs() -> str:
                 otherwise = _UNTRIED if needs is not None else "the tree decides"
                 cells.append("<br>".join(f"{row.as_}: {tested(row)}" for row in done) or otherwise)
         rows.append([f"`{named[:12]}`" if is_commit(named) else named, *cells])
-    return table(["Triton", *(f"LLVM {llvms[number]}" for number in sorted(llvms))], rows)
+    return table(["Triton", *(f"LLVM {llvms[number]}" for number in sorted(llvms))], grouped(rows))
 
 
 def _all_refused(version: str, error: ToolchainError, cells: int) -> list[str]:
@@ -308,7 +317,7 @@ def _aotritons() -> str:
     )
     text += f" otherwise [7](exit-codes.md). One commit near 0.14 was tested. Of some releases [parts]({measured('AOTriton releases')})"
     text += " were built with other Tritons; none was built with its own.\n\n"
-    return text + table(["AOTriton", "Triton", "LLVM", "image packs", "Pythons of upstream's build", "built"], rows)
+    return text + table(["AOTriton", "Triton", "LLVM", "image packs", "Pythons of upstream's build", "built"], grouped(rows))
 
 
 def _architectures() -> str:

@@ -11,7 +11,7 @@ from toolchain.core.errors import UntrustedError
 from toolchain.trust import attest
 from toolchain.trust.statements import subjects_of
 
-# A name of this project's own, not an address; explained in docs/lab/numbers.md.
+# A name of this project's own, not an address; explained in docs/lab/emulator.md.
 PREDICATE = "urn:toolchain:numbers:v1"
 
 

@@ -1,4 +1,4 @@
-"""The example of docs/lab/own-kernel.md, run as it stands, and the same object with less beside it."""
+"""The example of docs/lab/emulator.md, run as it stands, and the same object with less beside it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from toolchain.cli.app import app
 from toolchain_lab.emulator.float8 import TYPES
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "lab" / "own-kernel.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "lab" / "emulator.md"
 _BLOCK = re.compile(r'```(python|sh) title="([^"]+)"\n(.*?)```', re.DOTALL)
 Emulate = Callable[..., Result]
 
