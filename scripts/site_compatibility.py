@@ -317,7 +317,9 @@ def _aotritons() -> str:
     )
     text += f" otherwise [7](exit-codes.md). One commit near 0.14 was tested. Of some releases [parts]({measured('AOTriton releases')})"
     text += " were built with other Tritons; none was built with its own.\n\n"
-    return text + table(["AOTriton", "Triton", "LLVM", "image packs", "Pythons of upstream's build", "built"], grouped(rows))
+    return text + table(
+        ["AOTriton", "Triton", "LLVM", "image packs", "Pythons of upstream's build", "built"], grouped(rows)
+    )
 
 
 def _architectures() -> str:

@@ -24,7 +24,7 @@ def _one_line(text: str) -> str:
 def verbs() -> str:
     """Every verb and option, the configuration file and the environment."""
     found = commands()
-    lines = [[f"`{_call(verb.name, found[verb.name])}`", _told(verb.brief, found[verb.name])] for verb in all_verbs()]
+    lines = [[_call(verb.name, found[verb.name]), _told(verb.brief, found[verb.name])] for verb in all_verbs()]
     of_builds, of_verbs = tables()
     forms_of = {kind: f"`{form}`" for kind, form in forms().items()}
     head = ["option", "meaning, and *verbs*", "also set by"]
@@ -75,11 +75,13 @@ def verbs() -> str:
 
 
 def _call(name: str, command: Any) -> str:
-    """Return the words of a call: the verb and its arguments."""
+    """Return the words of a call as code: the verb and its arguments."""
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     words = [str(one.metavar or (one.name or "").rstrip("_").upper()).strip("[]") for one in arguments]
     pairs = zip(arguments, words, strict=True)
-    return " ".join([name, *(word if one.required else f"[{word}]" for one, word in pairs)]).replace("|", "\\|")
+    call = " ".join([name, *(word if one.required else f"[{word}]" for one, word in pairs)])
+    # Neither GitHub nor the site shows a bar in backquotes in a table as it is.
+    return f"<code>{call.replace('|', '&#124;')}</code>" if "|" in call else f"`{call}`"
 
 
 def _told(brief: str, command: Any) -> str:
