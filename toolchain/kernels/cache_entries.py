@@ -2,7 +2,7 @@
 
 An entry is a folder named by the base32 of its kernel's hash. It has the files of the kernel and `__grp__NAME.json`,
 which names each file by its absolute path, so a cache works only at one path. `NAME.launch.json` holds the values that
-a launch without Triton needs; Triton and MCV ignore it. docs/tasks/triton-cache.md describes MCV's rules.
+a launch without Triton needs; Triton and MCV ignore it. docs/tasks/wheels.md describes MCV's rules.
 """
 
 from __future__ import annotations
