@@ -113,7 +113,7 @@ def compatibility() -> str:
         " checkout or `URL@COMMIT`.\n"),
         ("`--python` must include the base's own Python, 3.13 of `debian13`: `--python 3.11,3.13`. With the stable ABI, from 3.9.0"
         " on, 3.13's wheel is `cp312-abi3` and works with 3.12 and later; 3.11 gets a separate wheel.\n"),
-        "Also tested; each Triton below, except that of the kernels, is on an LLVM that is not its pin:\n",
+        "Also tested:\n",
         _others(),
         "## Triton on a release of LLVM\n",
         ("Triton pins a commit between two releases of LLVM. The table has the releases themselves, as listed by"
@@ -220,7 +220,7 @@ def _all_refused(version: str, error: ToolchainError, cells: int) -> list[str]:
 
 def _others() -> str:
     rows = []
-    names = {"llvm": "LLVM", "wheel": "Triton", "kernels": "FlashAttention kernels by Triton", "aotriton": "AOTriton"}
+    names = {"llvm": "LLVM", "kernels": "FlashAttention kernels by Triton", "aotriton": "AOTriton"}
     for one in tried():
         if one.what in names and one.as_ in {"debian13", "glibc 2.31"}:
             rows.append(

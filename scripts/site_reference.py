@@ -133,14 +133,16 @@ _OF_LABELS = {
 
 def names() -> str:
     """Names of images, tags and labels."""
-    stages = [[f"`{one.name}`", one.title.format("NAME") or "the image's own name",
-               ", ".join(f"`{name}`" for name in sorted(one.sources)) or "packages",
-               one.license or "those of the packages"] for one in STAGES]  # fmt: skip
+    sources = "; ".join(
+        f"{_listed(sorted(one.sources))} for stage `{one.name}` ({one.license or 'the licenses of the packages'})"
+        for one in STAGES
+        if one.sources
+    )
     own = {name: value for name, value in vars(labels).items() if name.isupper() and not name.startswith("_")}
     return "\n".join([
         "# Names\n",
         MADE,
-        ("Names of [images](#images), [stages](#stages), [labels](#labels), [GPUs](#gpus) and [prebuilt files](#prebuilt-files).\n"),
+        ("Names of [images](#images), [sources](#sources), [labels](#labels), [GPUs](#gpus) and [prebuilt files](#prebuilt-files).\n"),
         "## Images\n",
         table(["image", "what"], [
             ["`toolchain-base-BASE`", "a base"],
@@ -175,8 +177,8 @@ def names() -> str:
         " the `COPY` lines.\n"),
         ("Tags: `latest`, and the first 12 digits of the input digest ([several architectures](../portable.md#tags-of-an-index))."
         " To pin an image, use its digest, which `publish` prints.\n"),
-        "## Stages\n",
-        table(["stage", "title", "sources by name", "license"], stages),
+        "## Sources\n",
+        (f"`--source NAME=…` and `--patch NAME=…` take these names: {sources}. Other stages are made of packages.\n"),
         "## Labels\n",
         table(["label", "content"], [[f"`{value}`", _OF_LABELS[name]] for name, value in own.items()]),
         *_gpus(),
