@@ -1,4 +1,4 @@
-"""AOTriton: upstream's library and plan of the kernels, compiled by our campaign, packed by upstream's packers."""
+"""Build AOTriton: upstream's library, and the kernels of upstream's plan, which a campaign compiles."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ from toolchain.stages.prebuilt import choices, names_allowed, take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 from toolchain.stages.wheels import AOTRITON, wheel_sources
 
-# Files beside upstream's own signature in each pack: the list of its kernels, and what a partial pack lacks.
+# Files beside upstream's own signature in each pack: the list of its kernels, and the parts that the pack lacks.
 LEDGER, PARTIAL = "__ledger__", "__partial__"
 # AOTriton 0.10b writes no signature.
 SIGNATURE = "__signature__"
-# An input, because the file with the launch values in a pack has other bytes in another format.
+# The format is an input, because it decides the bytes of a pack's file with the launch values.
 LAUNCHES = launches.FORMAT
 _DISK = 8_000_000_000
 
@@ -128,7 +128,7 @@ class AotritonStage:
         )
         tree_of = workspace.cache.locks / f"aotriton-tree-{library.key.removeprefix('sha256:')[:12]}.lock"
         making = library_recipe(planned, dependencies, workspace, library)
-        # Builds of several parts share this tree.
+        # Builds of different parts of the kernels share this tree.
         with held(tree_of, what="the same library"):
             built = workspace.build(making)
         versions = dependencies["hip"].facts["hip"] if library.rocm else {}
@@ -179,7 +179,7 @@ class AotritonStage:
             )
             whole = not made.partial and not result.bad
             if whole and not lacking(gpus, generation):
-                # After a part, the objects stay, because the rest may be built next.
+                # The objects of a part stay, because the user may build the rest next.
                 shutil.rmtree(folder, ignore_errors=True)
         if whole:
             with held(tree_of, what="the same library"):
@@ -188,7 +188,7 @@ class AotritonStage:
 
 
 def aotriton_stage(_: str, request: Request) -> AotritonStage:
-    """Return the stage, if AOTriton can be built: this is reported before the pins of the stages below."""
+    """Return the stage; raise an error if AOTriton cannot be built, before the stages below need their pins."""
     refuse_unbuildable(request)
     return AotritonStage()
 
@@ -196,7 +196,7 @@ def aotriton_stage(_: str, request: Request) -> AotritonStage:
 def refined(
     details: AotritonDetails, tree: Path, request: Request, given: Path | None
 ) -> tuple[Generation, tuple[Path, str] | None]:
-    """Return what only the tree decides: how it plans its kernels, and the place in it of the user's database."""
+    """Return what only the tree decides: its generation, and the user's database with its place in the tree."""
     generation = require_aotriton(tree, details.release)
     refuse_foreign("this AOTriton", foreign_in(tree) or generation.foreign, request.without)
     if not details.release:
@@ -206,16 +206,16 @@ def refined(
 
 
 def release_to_check(details: AotritonDetails, request: Request) -> str:
-    """Return the release whose database is required; empty for a patched tree, which may have another."""
+    """Return the release whose database is required; empty for a patched tree, which may have another database."""
     return "" if request.patches.get("aotriton") else details.release
 
 
 def _objects(dependencies: Mapping[str, Built], request: Request, library: Library) -> dict[str, Any]:
-    """Return the inputs of the objects besides their rules, without the GPUs and the library's build."""
+    """Return the inputs of the objects besides their rules. The GPUs and the library's build do not matter."""
     return {
         "sources": source_inputs([library.source], request.patches),
         "dropped": list(library.dropped),
-        # The layer's digest, because the same content is the same compiler, from whatever inputs it was built.
+        # Triton is named by its layer's digest, because layers with the same content hold the same compiler.
         "triton": dependencies["triton"].layers[-1]["digest"],
         "base": dependencies["base"].input_digest,
         "recipe": digests(*WORKER_FILES),
@@ -235,7 +235,7 @@ def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
     A part, a larger part, and the whole with --keep-going have different input digests, but the same objects.
 
     Args:
-        objects: digest of all that decides the objects.
+        objects: digest of everything that decides the objects.
     """
     name = f"campaign-{objects.removeprefix('sha256:')[:12]}"
     with held(cache.locks / f"{name}.lock", what="a campaign over the same kernels"):
@@ -243,15 +243,15 @@ def campaign_folder(cache: Cache, objects: str) -> Iterator[Path]:
 
 
 def gpus_by_pack(gpus: Sequence[str], of: Generation) -> dict[str, list[str]]:
-    """Return the requested GPUs of each image pack, as the release divides them."""
+    """Return the requested GPUs of each image pack; the release decides which GPUs are in a pack."""
     packs = sorted({of.pack(gpu) for gpu in gpus}) if not of.inside else []
     return {f"amd-{pack}": [gpu for gpu in gpus if of.pack(gpu) == pack] for pack in packs}
 
 
 def lacking(gpus: Sequence[str], of: Generation) -> dict[str, tuple[str, ...]]:
-    """By image pack, the GPUs that it is for and that were not requested; complete packs are left out."""
+    """Return the GPUs of each image pack that were not requested; complete packs are left out."""
     packs = {of.pack(gpu) for gpu in gpus} if not of.inside else set()
-    # The release's own packs, because a GPU that is added to the tool's table must not change what a release lacks.
+    # The packs of the release count, because a GPU that is added to the tool's table must not change the result.
     missing = {f"amd-{pack}": tuple(gpu for gpu in of.packs.get(pack, ()) if gpu not in gpus) for pack in packs}
     return {name: lacks for name, lacks in sorted(missing.items()) if lacks}
 
@@ -259,7 +259,7 @@ def lacking(gpus: Sequence[str], of: Generation) -> dict[str, tuple[str, ...]]:
 def assemble(
     tree: Path, prefix: str, installed: Path, made: MadeImages, *, gpus: Sequence[str], of: Generation
 ) -> None:
-    """Lay library and images into `tree`, and beside each pack's signature a list of its kernels and missing ones."""
+    """Copy library and images to `tree`, and write a list of kernels and missing kernels for each pack."""
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(installed, tree, symlinks=True)
     if of.inside:
@@ -273,7 +273,7 @@ def assemble(
         )  # fmt: skip
         return
     for folder in sorted((tree / prefix.lstrip("/")).glob("rocm*/lib")):
-        # The library looks for its images beside itself. They are the same for every ROCm.
+        # The library looks for its images in its own folder. All ROCms share the images.
         if not is_inside(folder, tree):
             raise HostileInputError(
                 "aotriton-library-link",
@@ -285,7 +285,7 @@ def assemble(
     images, result = tree / prefix.lstrip("/") / "lib" / IMAGES, made.result
     for name in made.packs:
         source = made.folder / name
-        # Only archives that were checked are taken, because an earlier part may have left others.
+        # Only checked archives are copied, because the build of another part may have left other archives.
         signature = [source / SIGNATURE] if (source / SIGNATURE).is_file() else []
         for file in (*(archive for archive in made.archives if archive.is_relative_to(source)), *signature):
             target = images / file.relative_to(made.folder)
@@ -319,7 +319,7 @@ def assemble(
 
 
 def partial_text(made: MadeImages, *, part: str, gpus: Sequence[str], of: Generation) -> str:
-    """Return the missing parts, for display; empty if complete. `part` is the request's selection, as `limit 300`."""
+    """Return the missing parts, for display; empty if complete. `part` is the selection, such as `limit 300`."""
     parts = [f"{len(made.result.entries)} of {made.rules} kernels ({part})"] if made.partial else []
     parts += [f"{name} without {', '.join(lacks)}" for name, lacks in lacking(gpus, of).items()]
     bad = len(made.result.bad)
@@ -338,7 +338,7 @@ def _check(
         workspace.step("contract")
         runner, log = workspace.runner, workspace.log
         if generation.generator == "v2python":
-            # The API of this library differs from the one that the contract's program uses.
+            # The contract's program does not fit the API of this library.
             name = f"{library.prefix}/{{}}lib/libaotriton_v2.so"
             files = {rocm: name.format(f"rocm{rocm}/") for rocm in library.rocm} or {"": name.format("")}
             loaded(runner, image, files, workspace, dependencies["hip"] if library.rocm else None)
@@ -360,11 +360,11 @@ def _check(
 def consumed(
     runner: Runner, image: str, prefix: str, *, log: Path, mounts: Sequence[Mount] = (), hip: str = "/usr"
 ) -> str:
-    """Return the version that a C++ program prints which finds the AOTriton at `prefix` by find_package and links it.
+    """Build a C++ program that finds the AOTriton at `prefix` by find_package, and return the version that it prints.
 
     Args:
         mounts: further mounts of the container.
-        hip: the prefix of the HIP that the program finds, and runs with.
+        hip: the prefix of the HIP that the program is built and run with.
     """
     script = (
         'set -e; cmake -G Ninja -S /contract -B /tmp/c -DCMAKE_CXX_COMPILER=clang++ "-DCMAKE_PREFIX_PATH=$1;$2;/usr" '

@@ -1,4 +1,4 @@
-"""Compare a campaign's kernels with what AOTriton's own compile script makes of the same rules."""
+"""Compare a campaign's kernels with the objects of AOTriton's own compile script for the same rules."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Answer:
 
     Args:
         code: the exit code of upstream's script.
-        status: `compile_status` of the JSON that the script wrote; empty without one.
-        sha256: 64 hex digits of the object; empty without one.
+        status: `compile_status` of the JSON that the script wrote; empty if it wrote none.
+        sha256: 64 hex digits of the object; empty if there is none.
         size: bytes of the object.
         error: the line of the exception that ended the script.
         reason: the last lines that the script printed.
@@ -37,7 +37,7 @@ class Answer:
 
 
 def read_answers(printed: str) -> dict[str, Answer]:
-    """Return the answers by rule. Each is checked, because a hostile tree runs beside the script that prints them."""
+    """Return the answers by rule. Their form is checked, because the script runs code of a tree that may be hostile."""
     try:
         answers = [typed(Answer, strict_json.read(line)) for line in printed.strip().splitlines()]
     except (TypedError, ValueError, RecursionError) as error:
@@ -55,12 +55,13 @@ def _malformed(why: str) -> ContractError:
 
 
 def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str, Answer]) -> dict[str, Any]:
-    """Compare entries of the campaign with what upstream's script made of the same rules.
-
-    An object with other bytes, or a rule that failed here and compiles there, is a ContractError.
+    """Compare entries of the campaign with the answers of upstream's script about the same rules.
 
     Returns:
-        `{"sampled", "equal", "failures", "alike"}`, counts.
+        the counts `{"sampled", "equal", "failures", "alike"}`.
+
+    Raises:
+        ContractError: an object has other bytes, or a rule failed here but not in upstream's script.
     """
     if missing := [entry.out for entry in (*chosen, *bad) if entry.id not in answers]:
         raise _malformed(f"no answer about {missing[0]}")
@@ -72,7 +73,7 @@ def compare(chosen: Sequence[Entry], bad: Sequence[Entry], answers: Mapping[str,
     unlike = [
         f"{entry.out} {entry.status} here ({_first(entry.reason) or 'no reason'}), {_there(answers[entry.id])} there"
         for entry in bad
-        if not _alike(entry, answers[entry.id])
+        if not _same_failure(entry, answers[entry.id])
     ]
     if differing or unlike:
         raise ContractError(
@@ -93,8 +94,8 @@ def _there(answer: Answer) -> str:
     return "an object" if answer.size else f"{answer.error or _first(answer.reason)} (code {answer.code})"
 
 
-def _alike(entry: Entry, answer: Answer) -> bool:
-    """Return whether upstream's script failed as the campaign did. A different failure proves nothing."""
+def _same_failure(entry: Entry, answer: Answer) -> bool:
+    """Return whether upstream's script failed in the same way as the campaign; another failure proves nothing."""
     if answer.size:
         return False
     if entry.status == TIMEOUT:
@@ -103,5 +104,5 @@ def _alike(entry: Entry, answer: Answer) -> bool:
         return answer.code == entry.exit_code
     if kind := re.match(r"[A-Za-z_][\w.]*(?=:|$)", _first(entry.reason)):
         return answer.code != 0 and answer.error.partition(":")[0] == kind[0]
-    # Without an exit code and an exception, the campaign's own check refused the object.
+    # An entry without an exit code and an exception was refused by the campaign's own check of the object.
     return answer.code == 0

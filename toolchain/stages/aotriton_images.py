@@ -1,4 +1,4 @@
-"""AOTriton's kernel images: upstream's plan, compiled by our campaign, packed by upstream's packers, and read back."""
+"""Compile the kernels of AOTriton's plan, pack them with upstream's packers, and check the packs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from toolchain.stages.triton_wheel import SITE
 # The folders of plan and source in the recipe's build; the generator writes these paths into its plan.
 PLAN, SOURCE = "/build/plan", "/build/src"
 IMAGES = "aotriton.images"
-# Settings of upstream's own kernel command lines.
+# The variables of upstream's own kernel command lines.
 ENVIRONMENT = {"TRITON_F32_DEFAULT": "ieee"}
 PROJECT = KernelProject(source=SOURCE, path=(SITE,), environment=ENVIRONMENT, recipe=WORKER_FILES)
 # The number of results that upstream's own script compiles a second time.
@@ -60,14 +60,14 @@ class MadeImages:
     """Images that were compiled, packed and read back.
 
     Args:
-        folder: where each pack's folder is.
+        folder: the folder with a folder for each pack.
         archives: the .zip files, each below its pack's folder.
-        packs: as `amd-gfx942`, sorted.
+        packs: the names of the packs, such as `amd-gfx942`, sorted.
         rules: the number of kernels in the whole plan.
-        partial: whether only a part of them was requested.
-        against: see `KernelImages.against_upstream`; empty without a comparison.
-        launches: by pack, the file with the launch values of its kernels, see `kernels.launches`.
-        numbers: the result of a check of the numbers; empty without one.
+        partial: whether the request was for only a part of them.
+        against: the result of `KernelImages.against_upstream`; empty without a comparison.
+        launches: the file with the launch values of each pack's kernels, by pack; see `kernels.launches`.
+        numbers: the result of a check of the numbers; empty without a check.
     """
 
     result: CampaignResult
@@ -86,10 +86,10 @@ class KernelImages:
     """The kernels of one AOTriton.
 
     Args:
-        build: the generator's folder; objects and archives are written into it, the ledger beside it.
-        image: the Triton image, as the runner knows it.
+        build: the generator's folder, which gets the objects and the archives. The ledger lies beside it.
+        image: the runner's name of the Triton image.
         layers: see `layer_digests`.
-        generation: how the tree plans and packs.
+        generation: the way in which the tree plans and packs its kernels.
     """
 
     build: Path
@@ -100,7 +100,7 @@ class KernelImages:
     generation: Generation = field(default_factory=lambda: generation_of("0.13b"))
 
     def make(self, built: Path, *, gpus: Sequence[str], sha1: str) -> MadeImages:
-        """Compile what the request asks for, compare a sample, pack and read back.
+        """Compile the requested kernels, compare a sample with upstream's, pack the kernels, and check the packs.
 
         Args:
             built: the output of the recipe: the generator's plan and its modules.
@@ -149,7 +149,7 @@ class KernelImages:
         sha1: str,
         gpus: Sequence[str],
     ) -> tuple[tuple[str, ...], list[Archive]]:
-        """Pack and read back. If the library holds the kernels, lay them out for its build instead."""
+        """Pack the kernels and check the packs. If the library holds the kernels, lay them out for its build."""
         if self.generation.inside:
             lay_objects(plan, result, self.build, self.build.with_name(OBJECTS))
             return (), []
@@ -166,24 +166,24 @@ class KernelImages:
         return self.workspace.shared_results(self.naming(), about=content)
 
     def compile(self, rules: RuleSet, shared: SharedResults | None = None) -> CampaignResult:
-        """Compile what is missing. Without --keep-going, failed rules are a KernelError."""
+        """Compile the rules that have no object. Without --keep-going, failed rules are a KernelError."""
         about, known = self.build.with_name("about.json"), self.build.with_name("ledger.sqlite")
         if not about.is_file():
-            # A campaign was killed before it wrote the workers' description, without which its ledger is useless.
+            # A campaign was killed before it wrote the workers' facts. Its ledger is useless without them.
             known.unlink(missing_ok=True)
 
         with Ledger(known) as ledger, compiling(self.compile_setup(), self.workspace, shared) as workers:
 
             def count(done: int, total: int, label: str) -> None:
                 if not about.is_file():
-                    # Workers that filled a store had the same image, so their description holds here.
+                    # Workers that filled a store had the same image, so their facts hold here too.
                     facts = workers.executor.about() or (shared.about if shared is not None else {})
                     if facts:
                         write_atomically(about, json.dumps(dict(facts), sort_keys=True).encode())
                 self.workspace.count(done, total, label)
 
             result = workers.run(rules, ledger, count)
-        # The description is the same whether something was left to compile or not.
+        # The facts come from the file, because a run that compiles nothing has no workers that report them.
         return replace(result, about=strict_json.read(about.read_bytes())) if about.is_file() else result
 
     def compile_setup(self) -> CompileSetup:
@@ -198,16 +198,16 @@ class KernelImages:
         )
 
     def naming(self) -> Naming:
-        """Return the inputs of the results' names, without GPUs and the library's build."""
+        """Return the `Naming` of the results; it covers neither the GPUs nor the library's build."""
         return PROJECT.naming(self.source, self.layers, self.workspace.request)
 
     def pack(
         self, plan: BarePlan, clusters: Sequence[Cluster], *, python: Path, sha1: str, gpus: Sequence[str]
     ) -> tuple[str, ...]:
-        """Pack whole clusters by upstream's own modules; return the packs, as `amd-gfx942`, sorted.
+        """Pack whole clusters with upstream's own modules; return the packs' names, such as `amd-gfx942`, sorted.
 
         Args:
-            python: folder with those modules and all that they import.
+            python: the folder with upstream's modules and everything that they import.
         """
         archives = packed(plan, clusters)
         job = {
@@ -227,11 +227,11 @@ class KernelImages:
         return tuple(sorted({archive.path.split("/")[1] for archive in archives}))
 
     def against_upstream(self, rules: RuleSet, result: CampaignResult, *, sample: int = SAMPLE) -> dict[str, Any]:
-        """Compile a sample, and everything that failed, once more by upstream's own command line; see `compare`."""
+        """Compile a sample and all failed rules again with upstream's own script, and `compare` the results."""
         by_id = {rule.id: rule for rule in rules.rules}
-        # The sample depends on the campaign's content, so that the same campaign is checked the same way again.
+        # The sample depends on the campaign's rules, so that a check of the same campaign can be repeated.
         chosen = random.Random(rules.digest).sample(result.done, min(sample, len(result.done)))  # noqa: S311
-        # Upstream's script has no memory limit, so it does not get kernels that were stopped for their memory.
+        # Upstream's script has no memory limit, so it does not get kernels that exceeded the limit.
         bad = tuple(entry for entry in result.bad if not entry.over_memory)
         minutes = patience(self.workspace.request.kernel_timeout) / 60
         job = {
@@ -255,8 +255,8 @@ class KernelImages:
         """Run a script of `aotriton/` on a job, in a container with AOTriton's tree.
 
         Args:
-            words: its arguments before the job's file.
-            path: PYTHONPATH.
+            words: the script's arguments before the job's file.
+            path: the value of PYTHONPATH.
         """
         file = self.workspace.work() / "job.json"
         file.write_text(json.dumps(job), encoding="utf-8")
@@ -294,7 +294,7 @@ def upstream_arguments(rule: Rule, word: str = "") -> list[str]:
     """Return the arguments of upstream's compile.py for a rule, without the output.
 
     Args:
-        word: the script's name of the GPU, if it is not LLVM's.
+        word: the name of the GPU for the script, if it differs from LLVM's name.
     """
     constants = dict(rule.constexprs)
     signature = ", ".join(str(constants[name]) if kind == "constexpr" else kind for name, kind in rule.signature)
@@ -306,7 +306,7 @@ def upstream_arguments(rule: Rule, word: str = "") -> list[str]:
 
 
 def packed(plan: BarePlan, clusters: Sequence[Cluster]) -> list[Archive]:
-    """Return the archives with only those members that are packed, without empty archives."""
+    """Return the archives of a plan, reduced to the members in `clusters`; empty archives are left out."""
     here = {cluster.path for cluster in clusters}
     archives = [
         replace(archive, members=tuple(m for m in archive.members if m[0] in here)) for archive in plan.archives
@@ -317,16 +317,16 @@ def packed(plan: BarePlan, clusters: Sequence[Cluster]) -> list[Archive]:
 def check_images(
     build: Path, clusters: Sequence[Cluster], archives: Sequence[Archive], good: Mapping[str, str]
 ) -> None:
-    """Read the archives back: each holds exactly the compiled kernels, byte for byte, with their launch values.
+    """Check that the archives hold exactly the compiled kernels, byte for byte, with their launch values.
 
     Args:
-        good: SHA-256 (64 hex digits) of the compiled objects, by path below `build`; others must be empty.
+        good: SHA-256 (64 hex digits) of the compiled objects, by path below `build`; other objects must be empty.
     """
     by_path = {cluster.path: cluster for cluster in clusters}
     for archive in archives:
         names = {name: member for member, name in archive.members}
         seen: set[str] = set()
-        # Objects are read one after the other, because an archive has thousands.
+        # Objects are read one after the other, because an archive has thousands of objects.
         for name, kernels in read_archive(build / archive.path):
             seen.add(name)
             if name not in names:
@@ -362,7 +362,7 @@ def _launch(path: Path) -> tuple[int, int]:
 
 
 def _scratch(path: Path) -> int | None:
-    """Return the bytes of memory that Triton wants for itself, from the JSON beside an object; None if it is empty."""
+    """Return the bytes of Triton's own scratch memory, from the JSON beside an object; None if the object is empty."""
     if not path.is_file() or not path.stat().st_size:
         return None
     metadata = strict_json.read(read_regular(path.with_suffix(".json"), LARGEST_METADATA))

@@ -1,4 +1,4 @@
-"""Kernels of old AOTritons (before 0.10), whose library holds its kernels."""
+"""Lay out the kernels of old AOTritons (before 0.10), whose library holds its kernels."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from toolchain.stages.hip import PLACE
 from toolchain.stages.stage import Built, Workspace
 from toolchain.stages.wheels import place
 
-# The list of kernels that the library holds and lacks, below the prefix.
+# The file below the prefix that lists the kernels that the library holds and lacks.
 LEDGER = "share/aotriton/__ledger__"
 # The folder of the kernels for the library's build, beside the campaign's objects.
 OBJECTS = "objects"
 
 
 def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path) -> None:
-    """Lay out a code object and its JSON for each line of the plan, as the library's build reads them.
+    """Write a code object and its JSON for each line of the plan, in the layout that the library's build reads.
 
-    An object that was left out or did not compile is an empty file, which the library treats as no kernel.
+    An object that was left out or did not compile becomes an empty file, which the library treats as a missing kernel.
     """
     emptied(into)
     good = result.objects
@@ -51,7 +51,7 @@ def lay_objects(plan: BarePlan, result: CampaignResult, build: Path, into: Path)
 
 
 def lay_copies(plan: BarePlan, result: CampaignResult, build: Path) -> dict[str, str]:
-    """Lay each copy of a plan's objects, and its JSON, beside the object.
+    """Write each copy of the plan's objects, and its JSON.
 
     Returns:
         SHA-256 (64 hex digits) of all compiled objects, including copies, by path below `build`.
@@ -74,7 +74,7 @@ def lay_ledger(tree: Path, prefix: str, result: CampaignResult, facts: Mapping[s
 
 
 def ledger_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Return kernels as an image lists them, with the first line of a reason: later ones may hold addresses."""
+    """Return the rows of an image's list of kernels. A reason has its first line only; others may hold addresses."""
     return [{**row, "reason": row["reason"].partition("\n")[0]} for row in reproducible(entries)]
 
 
@@ -84,10 +84,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def loaded(runner: Runner, image: str, libraries: Mapping[str, str], workspace: Workspace, hip: Built | None) -> None:
-    """Load each library with all its symbols bound.
+    """Load each library with all its symbols bound; ContractError if one does not load.
 
     Args:
-        libraries: the path in the image, by ROCm; by an empty name if it uses the base's HIP.
+        libraries: the path of each library in the image, by ROCm; the key is empty for the base's HIP.
     """
     mounts = [Mount(workspace.unpack(hip) / PLACE.lstrip("/"), PLACE)] if hip is not None else []
     for rocm, library in libraries.items():

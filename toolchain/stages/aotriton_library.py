@@ -1,4 +1,4 @@
-"""The source of AOTriton, and the recipe of its library and of upstream's plan of the kernels."""
+"""Find the source of AOTriton, and make the recipe for its library and for upstream's plan of the kernels."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _WEIGHTS = {"configure": 60.0, "plan": 30.0, "compile": 1000.0, "install": 5.0}
 
 @dataclass(frozen=True, kw_only=True)
 class AotritonDetails:
-    """What a request decides of an AOTriton.
+    """The decisions of a request about AOTriton.
 
     Args:
-        release: the release on record that is named, or whose commit is; empty if there is none.
+        release: the release on record that the request names by its name or commit; empty if it names no release.
         rocms: the ROCms that the library is linked for; empty if it uses its base's HIP.
     """
 
@@ -70,14 +70,14 @@ class Library:
     """The settings of upstream's own build.
 
     Args:
-        source: AOTriton's tree, fetched.
+        source: AOTriton's fetched tree.
         sha1: see `commit_of`.
         dropped: files of the source that are left out.
-        rocm: the ROCms that it is linked for, on the portable system; empty for the HIP of the base.
-        words: the release's own names of the GPUs, if it has such.
+        rocm: the ROCms that the library is linked for, on the portable system; empty for the HIP of the base.
+        words: the release's own names of the GPUs; empty if it uses LLVM's names.
         inside: whether the library holds its kernels.
         database: a tuning database of the user, and its place below the source.
-        key: digest of the inputs of library and plan. Another selection of kernels builds neither again.
+        key: digest of the inputs of library and plan, which does not depend on the selection of kernels.
     """
 
     source: FetchedSource
@@ -101,7 +101,7 @@ def library_of(
     generation: Generation,
     database: tuple[Path, str] | None = None,
 ) -> Library:
-    """Return the settings of upstream's build; `dropped` and `database` as in `Library`."""
+    """Return the settings of upstream's build; `Library` explains `dropped` and `database`."""
     details, under = planned.details, {name: dependency.input_digest for name, dependency in dependencies.items()}
     key = sha256_json(
         {
@@ -120,7 +120,7 @@ def library_of(
 
 
 def portable_inputs(under: Mapping[str, str | None], rocms: Sequence[str], glibc: str) -> dict[str, Any]:
-    """Return the inputs of a library for several ROCms and an old system besides its base; empty for a base's own."""
+    """Return the further inputs of a library for several ROCms and an old system; empty for a library for its base."""
     if not glibc:
         return {}
     return {
@@ -140,7 +140,7 @@ def library_recipe(
     *,
     objects: Path | None = None,
 ) -> Recipe:
-    """Return the build of library and plan. With `objects` the library is built with these kernels."""
+    """Return the recipe of library and plan; `objects` are kernels to build into the library."""
     return Recipe(
         name="aotriton",
         containerfile="containerfiles/aotriton/Containerfile",
@@ -178,7 +178,7 @@ def library_recipe(
 
 
 def _overlay(database: Path, place: str, workspace: Workspace) -> Path:
-    """Return a folder with a database at its place below the source."""
+    """Return a folder in which the database lies at its place below the source."""
     folder = emptied(workspace.work() / "database")
     target = folder / place
     target.parent.mkdir(parents=True)
@@ -192,17 +192,17 @@ def _overlay(database: Path, place: str, workspace: Workspace) -> Path:
 def library_facts(
     built: Path, what: Library | None = None, *, headers: Mapping[str, str] | None = None, glibc: str = ""
 ) -> dict[str, Any]:
-    """Return the report of the recipe's build, and the needs of its libraries.
+    """Return the facts of the recipe's build and of the libraries that it made.
 
     Args:
-        what: its settings; None for a library that uses its base's HIP.
-        headers: the version of HIP of each set of headers, if there are several ROCms.
-        glibc: the floor of those.
+        what: the settings of the build; None for a library that uses its base's HIP.
+        headers: the version of HIP of each set of headers, if the library is for several ROCms.
+        glibc: the glibc floor of these libraries.
 
     Returns:
-        `hip`: the version of HIP's CMake package, or of the headers; `redirected`: how many of upstream's tuned choices
-        of aiter's kernels lead to Triton's now, by operator and GPU; `rocm`: for each, see `check_linked`, and in
-        `holds` the floors on record whose systems have all that it needs.
+        `hip`: the version of HIP's CMake package, or of the headers. `redirected`: how many of upstream's tuned choices
+        of aiter's kernels are replaced by Triton's, by operator and GPU. `rocm`: for each ROCm the result of
+        `check_linked`, and in `holds` the floors on record that the library can run on.
     """
     facts: dict[str, Any] = {"redirected": strict_json.read(read_built(built, "redirected.json"))}
     if what is None or not what.rocm:
@@ -234,7 +234,7 @@ def library_facts(
 
 
 def library_in(prefix: Path, major: str) -> Path:
-    """Return the library for a ROCm."""
+    """Return the path of the library for a ROCm; BuildError if there is not exactly one."""
     folder = prefix / f"rocm{major}" / "lib"
     libraries = [
         path for path in sorted(folder.glob("libaotriton*_v2.so*")) if path.is_file() and not path.is_symlink()
@@ -247,7 +247,7 @@ def library_in(prefix: Path, major: str) -> Path:
 
 
 def aotriton_source(request: Request) -> Source:
-    """Return the source of AOTriton, without any network."""
+    """Return the source of AOTriton; this function uses no network."""
     from toolchain.catalog.bases import base_recipe  # noqa: PLC0415 - data of another room
 
     if not request.glibc and request.base.image is None and not base_recipe(request.base.recipe, request.arch[0]).hip:
@@ -275,25 +275,25 @@ def aotriton_source(request: Request) -> Source:
 
 
 def commit_of(source: Source) -> str:
-    """Return the 40 hex digits that the library reports: the commit, or the start of a tree's digest."""
+    """Return the 40 hex digits that the library reports: the commit, or the start of the tree's digest."""
     if source.kind == "git":
         return source.version
     return (source.digest or "").removeprefix("sha256:")[:40]
 
 
 def name_of(source: Source, gpus: Sequence[str]) -> str:
-    """Return the id in names with the GPUs, because a library serves only the GPUs that it was built for."""
+    """Return the source's id and the GPUs for names, because a library serves only the GPUs that it was built for."""
     return f"{source.short_id}-{short_list(gpus)}"
 
 
 def database_source(request: Request) -> Source | None:
-    """Return the tuning database that the user gives, without any network; None for the tree's own."""
+    """Return the tuning database that the user gives; None if the tree's own is used. This uses no network."""
     spec = request.sources.get(DATABASE)
     return request.locate(DATABASE, spec) if spec is not None else None
 
 
 def refuse_unbuildable(request: Request) -> None:
-    """Refuse a release on record whose kernels cannot be built for the requested GPUs or with its own Triton."""
+    """Raise an error for a release whose kernels cannot be built for the requested GPUs or with its own Triton."""
     details = AotritonDetails.of(request)
     if details.release:
         refuse(details.release, details.gpus, own_triton="triton" in request.sources, without=request.without)
@@ -306,12 +306,12 @@ _NEEDED = {
 }
 
 
-# The folders of the generator of kernels, the oldest first.
+# The folders that the generator of kernels has had, the oldest first.
 _GENERATORS = ("v2python", "v3python", "modules")
 
 
 def require_aotriton(tree: Path, release: str = "") -> Generation:
-    """Check that a source is a tree of AOTriton whose kernels can be planned; return its generation."""
+    """Return the generation of a tree of AOTriton; raise an error if its kernels cannot be planned."""
     if (tree / "third_party").is_dir() and not any((tree / name).exists() for name in _GENERATORS):
         raise UnsupportedError(
             "aotriton-not-buildable",

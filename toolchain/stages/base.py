@@ -1,4 +1,4 @@
-"""The base: an operating system with compilers, made from the machine's own package mirrors or from a local image."""
+"""Make the base: an operating system with compilers, from the machine's package mirrors or from a local image."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from toolchain.request.model import Request
 from toolchain.stages.inputs import common_inputs
 from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
 
-# Prints name, version, architecture and SHA-256 of all installed packages, before the new root's lists are deleted.
+# This command prints name, version, architecture and SHA-256 of all installed packages of the new root.
 _LIST_PACKAGES = (
     "dpkg-query -W -f '${Package}:${Architecture}=${Version}\\n' | sed 's/:all=/=/'"
     " | xargs apt-cache show --no-all-versions 2>/dev/null"
@@ -45,7 +45,7 @@ _LIST_PACKAGES = (
 )
 
 
-# Bytes of the root file system and twice its tar, measured on debian13 (1.5 GB).
+# Bytes of the root file system (1.5 GB on debian13) and of two copies of its tar.
 _DISK = 5_000_000_000
 
 
@@ -60,13 +60,13 @@ class LocalImage:
 
     @property
     def name(self) -> str:
-        """The name in names of images."""
+        """The name of the base in names of images."""
         return _local_name(self.digest)
 
 
 @dataclass(frozen=True)
 class BaseStage:
-    """`debian13` and similar bases. The package list is the base's digest, so an unresolved base has none."""
+    """Makes a base. Its package list decides its input digest, so an unresolved base has no digest."""
 
     name: str = "base"
 
@@ -101,7 +101,7 @@ class BaseStage:
         _mmdebstrap(recipe, tar, packages, workspace)
         lock = {"recipe": recipe_digest(recipe), "packages": parse_packages(packages.read_text())}
         workspace.step("layer")
-        # The base has a digest once its packages are known, and so do the stages above it.
+        # The packages are known now, so the base gets its input digest.
         resolved = replace(planned, inputs=package_inputs("base", recipe.name, lock, workspace.request))
         built = workspace.finish(
             resolved,
@@ -115,7 +115,7 @@ class BaseStage:
 
 
 def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:
-    """Return the packages that a recipe was resolved to here, `{"recipe": digest, "packages": rows}`, or None."""
+    """Return `{"recipe": digest, "packages": rows}` with the packages that a recipe was resolved to here, or None."""
     try:
         lock: dict[str, Any] = strict_json.read(path.read_bytes(), path.name)
     except (OSError, ValueError):
@@ -124,7 +124,7 @@ def read_packages(path: Path, recipe: str) -> dict[str, Any] | None:
 
 
 def write_packages(path: Path, lock: Mapping[str, Any]) -> None:
-    """Keep the packages that a recipe was resolved to; see `read_packages`."""
+    """Write the packages that a recipe was resolved to; see `read_packages`."""
     write_atomically(path, json.dumps(lock, indent=1).encode())
 
 
@@ -134,7 +134,7 @@ def recipe_digest(recipe: BaseRecipe) -> str:
 
 
 def parse_packages(text: str) -> list[dict[str, str]]:
-    """Return package, version, architecture and SHA-256 from stanzas as apt and dpkg-deb print them, sorted."""
+    """Return package, version, architecture and SHA-256 of each stanza that apt or dpkg-deb printed, sorted."""
     keys = {"package": "name", "version": "version", "architecture": "architecture", "sha256": "sha256"}
     named = ({keys[key]: value for key, value in stanza.items() if key in keys} for stanza in stanzas(text))
     rows = [row for row in named if row]
@@ -149,7 +149,7 @@ def parse_packages(text: str) -> list[dict[str, str]]:
 
 
 def package_inputs(stage: str, name: str, lock: Mapping[str, Any], request: Request) -> dict[str, Any]:
-    """Return the inputs of a stage that holds packages; see `read_packages`."""
+    """Return the inputs of a stage that holds packages; `lock` is the result of `read_packages`."""
     return {**common_inputs(stage, request), "base": name, "packages": sha256_json(dict(lock))}
 
 
@@ -158,7 +158,7 @@ def _mmdebstrap(recipe: BaseRecipe, tar: Path, packages: Path, workspace: Worksp
     for link, target in recipe.links.items():
         where = f'"$1"{shlex.quote(link)}'
         hooks.append(f'mkdir -p "$(dirname {where})" && ln -sfn {shlex.quote(target)} {where}')
-    # The image must hold nothing of this machine, such as its mirror or its name.
+    # The image must not hold files of this machine, such as the name of its mirror or its host name.
     of_here = ("sources.list", "sources.list.d/*", "hostname", "resolv.conf")
     hooks.append(
         "rm -f " + " ".join(f'"$1"/etc/{"apt/" if name.startswith("sources") else ""}{name}' for name in of_here)
@@ -186,7 +186,7 @@ def run_mmdebstrap(
     options: Sequence[str],
 ) -> None:
     """Make a root file system from the mirrors that this machine's apt is configured for."""
-    from toolchain.sources.mirrors import apt_mirrors  # noqa: PLC0415 - asks apt, which plan must not
+    from toolchain.sources.mirrors import apt_mirrors  # noqa: PLC0415 - a plan must not run apt
 
     if workspace.request.offline:
         raise UnreachableError(
@@ -206,10 +206,10 @@ def run_mmdebstrap(
     # apt cannot handle a root whose path has quotes. The tar may have any path.
     plain = re.fullmatch(r"[A-Za-z0-9_./+-]+", str(workspace.cache.work)) is not None
     place = workspace.work() / "mmdebstrap" if plain else Path(tempfile.mkdtemp(prefix="toolchain-"))
-    # A killed run leaves a root file system behind. The stage's lock shows that no other process uses it, and another
-    # base that is made at the same time has another folder.
+    # A killed run leaves a root file system behind. The caller holds the stage's lock, so no other process uses it, and
+    # a build of another base has another folder.
     emptied(place)
-    # The mirror is in a file, because it may contain a password, and commands go into the log.
+    # The mirror's address is in a file, because it may contain a password, and the log shows commands.
     mirror = place / "sources.list"
     mirror.touch(mode=0o600)
     mirror.write_text(f"deb {signed}{main.site} {suite} main\n", encoding="utf-8")
@@ -233,7 +233,7 @@ def run_mmdebstrap(
 
 
 def _bootstrap_error(what: str, error: CommandError) -> BuildError | UnreachableError:
-    """Return the error for an mmdebstrap that failed: a host that did not answer is not the mirror's fault."""
+    """Return the error for a failed mmdebstrap: UnreachableError if a host did not answer, else BuildError."""
     output = "\n".join(error.tail)
     if match := re.search(r"(?:Temporary failure|Could not) resolv(?:ing|e) '?([^'\s]+)'?", output):
         return UnreachableError(
@@ -258,7 +258,7 @@ def _bootstrap_error(what: str, error: CommandError) -> BuildError | Unreachable
 
 
 def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspace) -> Built:
-    """Make a base from the distribution's own image, which is pulled by digest; the network brings further packages."""
+    """Make a base from the distribution's own image, which is pulled by digest, and from packages of the network."""
     if workspace.request.offline:
         raise UnreachableError(
             "offline-missing",
@@ -284,9 +284,9 @@ def _from_containerfile(planned: Planned, recipe: BaseRecipe, workspace: Workspa
 
 
 def local_image(request: Request) -> LocalImage:
-    """Return the local base image for the architecture.
+    """Return the local base image for the architecture of the request.
 
-    Without a tag and a digest it is the only image in the layout, whatever its name.
+    If the request gives neither a tag nor a digest, the layout must hold only one image.
     """
     from toolchain.oci.layout_place import resolve  # noqa: PLC0415 - the registry client, and most bases are recipes
 
@@ -307,7 +307,7 @@ def local_image(request: Request) -> LocalImage:
 
 
 def label_of(inputs: Mapping[str, Any]) -> str:
-    """Return the name of a finished base in names of images, by its inputs."""
+    """Return the name of a finished base for names of images, from its inputs."""
     return str(inputs.get("base") or _local_name(str(inputs["image"])))
 
 
@@ -319,7 +319,7 @@ def _take_local(planned: Planned, image: LocalImage, workspace: Workspace) -> Bu
     """Copy a user's image into the local layout; its blobs keep their digests."""
     layout, own = Layout(image.root), Layout(workspace.cache.images).ensure()
     for part in (image.manifest["config"], *image.manifest["layers"]):
-        # Every build comes here, even one with nothing to do, so a blob that was copied before is not read again.
+        # Blobs that were copied before are not read again, because every build calls this function.
         if not own.has(part["digest"]) or own.blob(part["digest"]).stat().st_size != part["size"]:
             own.put_file(layout.blob(part["digest"]), digest=part["digest"])
     content = layout.blob(image.digest).read_bytes()
@@ -337,7 +337,7 @@ def _take_local(planned: Planned, image: LocalImage, workspace: Workspace) -> Bu
 
 
 def pull_start(recipe: BaseRecipe, workspace: Workspace) -> Built:
-    """Return the image that `recipe` starts from, for its architecture. No registry is asked if it is in the cache."""
+    """Return the image that `recipe` starts from, for its architecture; pull it if it is not in the cache."""
     ref = parse(recipe.image)
     assert ref.digest is not None  # noqa: S101 - bases.py accepts no other form
     layout = Layout(workspace.cache.images).ensure()

@@ -1,4 +1,4 @@
-"""Checks of built programs, libraries and wheels against their machine, their oldest system and their rows of data."""
+"""Check built programs, libraries and wheels against their machine, their oldest system and their rows of data."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from toolchain.stages.elf import Linked, linked_of, read_linked
 _MANYLINUX = re.compile(r"manylinux_([0-9]+)_([0-9]+)_(\w+)")
 _ELF_MACHINES = {"amd64": "EM_X86_64", "arm64": "EM_AARCH64", "ppc64le": "EM_PPC64", "s390x": "EM_S390"}
 _ABI_SUFFIX = re.compile(r"\.cpython-([0-9]+)[a-z]*-")
-# Run-time libraries of C and C++, which every system has that a wheel is for.
+# Run-time libraries of C and C++, which every system that a wheel is for has.
 _SYSTEM = re.compile(r"(libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|ld-linux[a-z0-9_-]*)\.so\.[0-9]+")
 _REVISION = re.compile(rb"(?<![0-9a-f])([0-9a-f]{40}-[0-9]{1,6})\0")
 _SHOWN = 10
 
 
 def check_stub(path: Path, stub: Stub) -> None:
-    """Check that a library to link with has the soname, functions and version nodes of its rows, and no others."""
+    """Check that a stub library has exactly the soname, the functions and the version nodes of its rows."""
     library = read_linked(path)
     faults = [] if library.soname == stub.soname else [f"its soname is {library.soname or 'none'}"]
     faults += [f"it asks for {', '.join(library.needed)}"] if library.needed else []
@@ -56,11 +56,11 @@ def check_linked(path: Path, stubs: Mapping[str, Stub], *, soname: str, floor: F
 
     Args:
         stubs: the libraries that it was linked with, by soname.
-        soname: of the HIP that it is for.
+        soname: the soname of the HIP that it is for.
 
     Returns:
-        `{"soname", "needed", "glibc", "glibcxx", "functions"}`: the libraries, the newest glibc and libstdc++ and the
-        functions of HIP that it needs.
+        `{"soname", "needed", "glibc", "glibcxx", "functions"}`: the libraries that it needs, the newest glibc and
+        libstdc++ versions that it needs, and the functions of HIP that it calls.
     """
     library = read_linked(path)
     hip = [name for name in library.needed if name.startswith("libamdhip64.so")]
@@ -97,12 +97,12 @@ def check_linked(path: Path, stubs: Mapping[str, Stub], *, soname: str, floor: F
 
 
 def check_codegen(library: Path, *, revision: str, exports: Sequence[str], arch: str, glibc: str) -> dict[str, Any]:
-    """Check that a library for a GPU is what its pin and its version script promise.
+    """Check that a library for a GPU matches its pin and its version script.
 
     Args:
-        revision: the one that it must report: `COMMIT-BUILD`.
+        revision: the revision that it must report: `COMMIT-BUILD`.
         exports: the symbols that its version script names.
-        arch: OCI architecture.
+        arch: the OCI architecture.
         glibc: the oldest glibc that it is for.
 
     Returns:
@@ -112,7 +112,7 @@ def check_codegen(library: Path, *, revision: str, exports: Sequence[str], arch:
     binary = linked_of(library.name, content)
     has, wanted, inside = set(binary.exports), set(exports), {match.decode() for match in _REVISION.findall(content)}
     faults = [fault for fault in (_misfit(binary, arch, glibc),) if fault]
-    # A further symbol would mix the LLVM in it with the one that Triton links.
+    # A further symbol would mix the library's LLVM with the LLVM that Triton links.
     faults += [f"its version script does not name {', '.join(sorted(has - wanted)[:_SHOWN])}"] if has - wanted else []
     faults += [f"it lacks {', '.join(sorted(wanted - has))} of its version script"] if wanted - has else []
     faults += [
@@ -141,8 +141,8 @@ def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str,
     """Check that a wheel is for one CPython, one machine and an old C library, in its name, metadata and content.
 
     Args:
-        python: `3.13`.
-        arch: OCI architecture.
+        python: the version of CPython, such as `3.13`.
+        arch: the OCI architecture.
         glibc: the oldest glibc that it is for.
 
     Returns:
@@ -157,7 +157,7 @@ def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str,
         binaries = dict(_binaries(archive))
         metadata = next((name for name in names if name.endswith(".dist-info/WHEEL")), "")
         tags = re.findall(r"^Tag: (\S+)", archive.read(metadata).decode(), re.MULTILINE) if metadata else []
-    # A wheel of the stable ABI is named for the oldest Python that it serves.
+    # The name of a wheel for the stable ABI has the oldest Python that it serves.
     stable = re.search(r"-(cp3([0-9]+)-abi3)-", wheel.name)
     both = stable[1] if stable and int(stable[2]) <= int(python.partition(".")[2]) else f"{abi}-{abi}"
     faults: list[str] = []
@@ -190,7 +190,7 @@ def check_wheel(wheel: Path, *, python: str, arch: str, glibc: str) -> dict[str,
 
 
 def check_carried(wheel: Path, libraries: Mapping[str, str]) -> None:
-    """Check that a wheel carries the very libraries that were built for it.
+    """Check that a wheel contains the libraries that were built for it.
 
     Args:
         libraries: SHA-256 (64 hex digits) by path in the wheel.
@@ -211,7 +211,7 @@ def check_carried(wheel: Path, libraries: Mapping[str, str]) -> None:
 
 
 def _binaries(archive: zipfile.ZipFile) -> Iterator[tuple[str, Linked]]:
-    """Yield every ELF file by name."""
+    """Yield the name and the tables of every ELF file in a wheel."""
     for member in archive.infolist():
         with archive.open(member) as stream:
             if stream.read(4) != b"\x7fELF":
@@ -220,7 +220,7 @@ def _binaries(archive: zipfile.ZipFile) -> Iterator[tuple[str, Linked]]:
 
 
 def _misfit(binary: Linked, arch: str, glibc: str) -> str:
-    """Return why a program or library does not run on an old system of an architecture; empty if it does."""
+    """Return why a program or library cannot run on a system with this architecture and glibc; empty if it can."""
     if binary.machine != _ELF_MACHINES[arch]:
         return f"it is for {binary.machine}, not {arch}"
     newest = binary.newest("GLIBC_")

@@ -1,6 +1,6 @@
-"""The library with which Triton makes code for a GPU, built on an LLVM from the files of Triton that it reads.
+"""Build the library with which Triton makes code for a GPU, on an LLVM, from some files of Triton.
 
-That LLVM and those files are its only inputs, so one library serves every Triton that has the same.
+This LLVM and these files are the only inputs, so one library serves every Triton that has the same files and pin.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerConten
 from toolchain.stages.triton_origin import triton_source
 
 RECIPE = "containerfiles/triton-codegen"
-# Files that the recipe of Triton's wheels uses too.
+# Files that the recipe of Triton's wheels uses as well.
 _TOOLCHAIN = (
     COMPILER_CACHE,
     "containerfiles/triton-portable/toolchain.cmake",
@@ -51,7 +51,7 @@ class CodegenLibraryStage:
 
     @property
     def name(self) -> str:
-        """`codegen-amdgpu`."""
+        """The name of the stage, such as `codegen-amdgpu`."""
         return self.rule.stage
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
@@ -134,7 +134,7 @@ class CodegenLibraryStage:
             LayerContent(tree=tree),
             ImageParts(revision=source.ref),
             facts={"codegen": facts},
-            # A library for another machine is checked with its wheel.
+            # The check of the wheel covers a library for another machine.
             check=ContractCheck(run=check, on=dependencies["base"])
             if request.contract and arch == this_machine()
             else None,
@@ -142,7 +142,7 @@ class CodegenLibraryStage:
 
 
 def codegen_stage(name: str, request: Request) -> CodegenLibraryStage:
-    """Return the stage of that name."""
+    """Return the stage with this name; UnsupportedError if the request is for a base."""
     return CodegenLibraryStage(require_portable(name, request))
 
 
@@ -196,12 +196,12 @@ def library_recipe(
     """Return the recipe of the library.
 
     Args:
-        base, llvm: images, as the engine knows them.
-        prefix: where the LLVM is in its image.
+        base, llvm: the engine's names of these images.
+        prefix: the folder of the LLVM in its image.
         revision: the revision that the library reports.
         files: see `take_files`.
-        sysroot: the old system, unpacked.
-        jobs: compile jobs; ninja decides if empty.
+        sysroot: the folder of the unpacked old system.
+        jobs: the number of compile jobs; ninja decides if it is empty.
     """
     return Recipe(
         name=rule.stage,
@@ -225,7 +225,7 @@ def library_recipe(
 
 
 def take_files(tree: Path, rule: Codegen, into: Path) -> Path:
-    """Copy only the files of `read_files` into a folder, so that nothing else can be built in."""
+    """Copy the files of `read_files` into a folder, so that the build cannot read other files."""
     emptied(into)
     for name in read_files(tree, rule):
         (into / name).parent.mkdir(parents=True, exist_ok=True)
@@ -234,7 +234,7 @@ def take_files(tree: Path, rule: Codegen, into: Path) -> Path:
 
 
 def _answer(workspace: Workspace, image: str, rule: Codegen, revision: str) -> str:
-    """Return the revision that the library reports in a fresh container. It must load and report the expected one."""
+    """Return the revision that the library reports in a fresh container; ContractError if it is not `revision`."""
     words = ["python3", "-c", _ASK, f"{where(rule)}/{rule.library}", rule.answers]
     done = workspace.runner.run(image, words, log=workspace.log, capture=True, check=False, env={"LD_BIND_NOW": "1"})
     last = (done.stdout.strip().splitlines() or [""])[-1]
@@ -257,7 +257,7 @@ _SCRIPT = re.compile(r"\{\s*global:((?:\s*[A-Za-z_][A-Za-z0-9_]*;)+)\s*local:\s*
 
 
 def exported_by(script: Path) -> tuple[str, ...]:
-    """Return the symbols that a version script names, sorted. It must keep all others local."""
+    """Return the symbols that a version script names, sorted; ContractError if it does not keep all others local."""
     try:
         match = _SCRIPT.fullmatch(read_built(script.parent, script.name).strip())
     except HostileInputError:

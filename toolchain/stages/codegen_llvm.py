@@ -1,4 +1,4 @@
-"""The LLVMs with which a request's Triton makes code for GPUs: their choice, and the stage that builds one."""
+"""Choose the LLVMs with which a request's Triton makes code for GPUs, and build them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from toolchain.stages.triton_origin import local_triton, triton_source
 from toolchain.stages.triton_tree import Bindings, bindings_of
 
 RECIPE = "containerfiles/llvm-codegen"
-# Bytes of tree, ccache and installed copy, estimated from 22.1.8 because it has nearly half of the steps.
+# Bytes of tree, ccache and installed copy, estimated from LLVM 22.1.8, of which these LLVMs have nearly half the steps.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 40.0, "compile": 2200.0, "install": 30.0}
 _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 400.0}
@@ -39,7 +39,7 @@ _GENERATORS = ("llvm-min-tblgen", "llvm-tblgen")
 
 @dataclass(frozen=True, kw_only=True)
 class CodegenLlvmDetails:
-    """The decisions about an LLVM for a GPU. `revision` is what the library that is built on it reports."""
+    """The decisions about an LLVM for a GPU. The library that is built on it reports `revision`."""
 
     cross: bool
     revision: str
@@ -53,7 +53,7 @@ class CodegenLlvmStage:
 
     @property
     def name(self) -> str:
-        """`llvm-amdgpu`."""
+        """The name of the stage, such as `llvm-amdgpu`."""
         return self.rule.llvm
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[CodegenLlvmDetails]:
@@ -61,7 +61,7 @@ class CodegenLlvmStage:
         source, revision = codegen_source(rule, request)
         check_tree_form(source, "LLVM")
         prefix, cross = f"/usr/lib64/{rule.llvm}-{source.short_id}", arch != this_machine()
-        if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
+        if source.path is not None and source.path.is_dir():  # a wrong checkout is refused before the base is made
             require(source.path, "llvm/CMakeLists.txt")
         under = {name: dependencies[name].input_digest for name in ("base", "sysroot")}
         more = {
@@ -119,12 +119,12 @@ class CodegenLlvmStage:
 
 
 def codegen_stage(name: str, request: Request) -> CodegenLlvmStage:
-    """Return the stage of that name."""
+    """Return the stage with this name; UnsupportedError if the request is for a base."""
     return CodegenLlvmStage(require_portable(name, request))
 
 
 def require_portable(name: str, request: Request) -> Codegen:
-    """Return the rule of an LLVM or a library for a GPU, after a check that the request is for a portable LLVM."""
+    """Return the rule of an LLVM or a library for a GPU; UnsupportedError if the request is not for a portable LLVM."""
     rule = next(rule for rule in codegens() if name in {rule.llvm, rule.stage})
     if not request.glibc:
         raise UnsupportedError(
@@ -142,19 +142,19 @@ def triton_here(request: Request) -> Path | None:
         return folder
     spec = request.sources.get("triton")
     if spec is not None and spec.path is not None and not spec.path.exists():
-        return None  # the plan of a stage that reads it reports that it is missing
+        return None  # the plan of a stage that reads the tree reports that it is missing
     source = triton_source(request)
     return Store(request.cache.store).stored_tree(source.digest) if source.digest is not None else None
 
 
 def codegen_pins(request: Request) -> tuple[CodegenPin, ...]:
-    """Return the pins of the requested Triton from source: its tree's if that is here, else those on record."""
+    """Return the pins of the requested Triton: from its tree if the tree is here, else those on record."""
     tree = triton_here(request)
     return read_codegen_pins(tree) if tree is not None else _on_record(request)
 
 
 def bindings(request: Request, tree: Path | None) -> Bindings:
-    """Return the C++ bindings of the request's Triton, by its tree; without a tree those of releases."""
+    """Return the C++ bindings of the request's Triton: from its tree, or without a tree those of the releases."""
     if tree is not None:
         return bindings_of(tree)
     # nanobind and the stable ABI came to the releases together with the first LLVM for a GPU.
@@ -179,8 +179,8 @@ def compare_pins(tree: Path, planned: Mapping[str, str], *, named: Collection[st
     """Compare the pins in a fetched tree with the plan.
 
     Args:
-        planned: revisions `COMMIT-BUILD` by target.
-        named: targets whose LLVM the user named: their pins are not used.
+        planned: the planned revisions, `COMMIT-BUILD`, by target.
+        named: the targets whose LLVM the user named. Their pins are not compared.
     """
     pins = {pin.target: pin.revision for pin in read_codegen_pins(tree)}
     pins |= {target: revision for target, revision in planned.items() if target in named and target in pins}
@@ -216,7 +216,7 @@ def rules_of(request: Request) -> tuple[Codegen, ...]:
 
 
 def pin_of(rule: Codegen, request: Request) -> CodegenPin:
-    """Return the pin that belongs to a rule."""
+    """Return the pin of the request's Triton for a rule; UnsupportedError if it has none."""
     for pin in codegen_pins(request):
         if pin.target == rule.target:
             return pin
@@ -229,15 +229,15 @@ def pin_of(rule: Codegen, request: Request) -> CodegenPin:
 
 
 def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
-    """Return the source of a rule's LLVM, without any network, and the revision that the library on it reports.
+    """Return the source of a rule's LLVM, and the revision that the library on it reports. This uses no network.
 
-    The digest is None while it is unknown which repository holds the commit. The revision is the pin's; of an LLVM that
-    the user names it is that one's, and build 0.
+    The digest is None while it is unknown which repository holds the commit. The revision comes from the pin. For an
+    LLVM that the user names, it is the commit of that LLVM with the build number 0.
     """
     spec, name = request.sources.get(rule.llvm), rule.llvm
     if spec is not None:
         source = request.locate(name, spec)
-        # Without a commit the revision has a version or a tree's digest, which cannot be confused with a commit.
+        # A source without a commit gives a version or a tree's digest, which nobody confuses with a commit.
         commit = source.version if source.kind == "git" else source.commit
         return source, f"{commit or source.short_id}-0"
     pin = pin_of(rule, request)
@@ -254,7 +254,7 @@ def codegen_source(rule: Codegen, request: Request) -> tuple[Source, str]:
 
 
 def refuse_unused(request: Request, rules: tuple[Codegen, ...]) -> None:
-    """Refuse a source of an LLVM that the request's Triton does not use, because it would silently be ignored."""
+    """Raise ConfigError for a source of an LLVM that the request's Triton would silently ignore."""
     for rule in codegens():
         if rule.llvm in request.sources and rule not in rules:
             raise ConfigError(

@@ -1,6 +1,6 @@
-"""The contract check: prove in a container of base and layer that an LLVM layer holds what its Triton needs.
+"""Run the contract check: prove in a container of base and layer that an LLVM layer holds what its Triton needs.
 
-The check itself is `llvm-config/contract/check.sh`, which people can run without the tool.
+The check itself is the script `llvm-config/contract/check.sh`, which also runs without the tool.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LINE = re.compile(r"@contract (?P<name>\S+) (?P<verdict>ok|fail)(?: (?P<detail>
 _INSIDE = "/contract"
 _TIMEOUT = 3600.0
 _TARGETS = "give the targets file of this architecture its NVPTX and AMDGPU back and build again"
-# The advice for a failed check, by its name.
+# The advice for a failed check, by the name of the check.
 _FIXES = {
     "libraries": "build the layer with the components llvm-libraries, mlir-libraries and, for lld, lld-libraries; "
     "if this LLVM has no such library any more, correct llvm-config/components.toml",
@@ -52,7 +52,7 @@ _FIXES = {
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the check. `seconds` counts from the line before; the first includes the container's start."""
+    """The result of one check. `seconds` counts from the previous result, or from before the container's start."""
 
     name: str
     ok: bool
@@ -60,7 +60,7 @@ class Check:
     seconds: float
 
 
-# The checks of a part of LLVM, in order.
+# The checks of each part of LLVM, in order.
 _OF_PART = {
     "tablegen": ("llvm-tblgen", "mlir-tblgen", "paths", "symbols"),
     "mlir-tblgen": ("mlir-tblgen", "paths", "symbols"),
@@ -72,11 +72,11 @@ _PARTS_ONLY = {"llvm-tblgen", "headers", "support"}
 
 @dataclass(frozen=True)
 class CrossTarget:
-    """Another machine that a layer is for: programs are built against its system and run by an emulator.
+    """Another machine that a layer is for. Programs are built against its system, and an emulator runs them.
 
     Args:
-        emulator: a qemu that needs no file of this machine.
-        system: folder with that machine's headers and libraries.
+        emulator: a statically linked qemu, which needs no file of this machine.
+        system: the folder with the headers and libraries of the other machine.
     """
 
     arch: str
@@ -84,7 +84,7 @@ class CrossTarget:
     system: Path
 
     def mounts(self) -> list[Mount]:
-        """Return the mounts that it needs."""
+        """Return the mounts that the check needs for this machine."""
         toolchain = recipe.root() / "llvm-config" / "cross.cmake"
         return [
             Mount(self.emulator, "/emulator"),
@@ -93,7 +93,7 @@ class CrossTarget:
         ]
 
     def settings(self) -> dict[str, str]:
-        """Return the settings of check.sh."""
+        """Return the environment variables of check.sh for this machine."""
         return {"CROSS": self.arch, "EMULATOR": "/emulator -L /sysroot"}
 
 
@@ -114,17 +114,17 @@ def check_layer(
     on: CrossTarget | None = None,
     floor: Path | None = None,
 ) -> dict[str, Any]:
-    """Check the LLVM at `prefix` in `image`, without network.
+    """Check the LLVM at `prefix` in `image`, without a network.
+
+    Args:
+        image: an image of base and layer, with a C++ compiler and CMake.
+        needs: the needs of the Triton; see `toolchain.catalog.components`.
+        env: further variables of check.sh, which the head of the script explains.
+        on: the machine that the layer is for, if it is another machine.
+        floor: the folder of the oldest system that may link the layer. It must have every symbol that the layer needs.
 
     Returns:
         `{"seconds", "checks": [{"name", "ok", "detail", "seconds"}]}`, in the order in which the checks ran.
-
-    Args:
-        image: base and layer, with a C++ compiler and CMake in it.
-        needs: of the Triton; see `toolchain.catalog.components`.
-        env: further settings of check.sh, which its head lists.
-        on: the machine that the layer is for, if it is not this one.
-        floor: the oldest system that may link the layer, as a folder. It must have every symbol that the layer needs.
     """
     settings = {
         "LIBRARIES": ";".join(dict.fromkeys([*needs.libtriton, *needs.bin_tools])),
@@ -148,7 +148,7 @@ def check_part(
     on: CrossTarget | None = None,
     floor: Path | None = None,
 ) -> dict[str, Any]:
-    """Check a part of LLVM, one of `_OF_PART`; see `check_layer`."""
+    """Check a part of LLVM, which is a key of `_OF_PART`; see `check_layer`."""
     settings = {"PART": part, "LIBRARIES": ";".join(libraries)}
     names = tuple(name for name in _OF_PART[part] if name != "symbols" or floor is not None)
     return _check(runner, image, prefix, settings, names, log=log, on=on, floor=floor)
@@ -198,7 +198,7 @@ def _check(
 
 
 def _failed(prefix: str, failed: Sequence[Check], log: Path) -> ContractError:
-    # A check that could not run because of another failure is named without advice of its own.
+    # A check that could not run because of another failure gets no advice.
     causes = [check for check in failed if not check.detail.startswith("not run")]
     names = ", ".join(check.name for check in failed)
     advice = [f"{check.name}: {_FIXES.get(check.name, 'read the log')}" for check in causes]

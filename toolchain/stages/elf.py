@@ -1,4 +1,4 @@
-"""Read programs and shared libraries as the dynamic linker sees them, from their ELF files."""
+"""Read from ELF files what the dynamic linker needs: names of libraries, symbols and versions."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Linked:
 
     Args:
         needed: the names of the libraries that it needs.
-        exports: the version nodes of each symbol that it defines; empty texts for none.
-        imports: `(library, node)` of each symbol that it needs; two empty texts for one without a version.
-        machine: ELF's name of it: `EM_X86_64`.
-        dynamic: whether it has a dynamic section.
+        exports: the version nodes of each symbol that it defines; an empty text for a symbol without a version.
+        imports: `(library, node)` of each symbol that it needs; two empty texts for a symbol without a version.
+        machine: ELF's name of the machine, such as `EM_X86_64`.
+        dynamic: whether the file has a dynamic section.
     """
 
     soname: str
@@ -39,17 +39,17 @@ class Linked:
     dynamic: bool = True
 
     def asks_of(self, soname: str) -> dict[str, str]:
-        """Return the node of each symbol that it needs of one library."""
+        """Return the version node of each symbol that this file needs from the library `soname`."""
         return {name: node for name, (library, node) in self.imports.items() if library == soname}
 
     def newest(self, prefix: str) -> tuple[int, ...]:
-        """Return the newest version of a family of nodes (`GLIBC_`) that it needs; empty if it needs none."""
+        """Return the newest version of a family of nodes (`GLIBC_`) that this file needs; empty if it needs none."""
         nodes = {node.removeprefix(prefix) for _, node in self.imports.values() if node.startswith(prefix)}
         return max((numbers(node) for node in nodes if node[:1].isdigit()), default=())
 
 
 def read_linked(path: Path) -> Linked:
-    """Read a shared library."""
+    """Read a shared library; ContractError if the file is none."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -61,7 +61,7 @@ def read_linked(path: Path) -> Linked:
 
 
 def linked_of(name: str, content: bytes) -> Linked:
-    """Read a program or a library."""
+    """Read a program or a library from its content; `name` is for messages."""
     try:
         elf = ELFFile(io.BytesIO(content))
         dynamic = next((section for section in elf.iter_sections() if isinstance(section, DynamicSection)), None)
@@ -73,7 +73,7 @@ def linked_of(name: str, content: bytes) -> Linked:
                 exports[symbol] = (*exports.get(symbol, ()), version[1])
             else:
                 imports[symbol] = version
-        # pyelftools sets these on tags of their kind alone.
+        # pyelftools sets `soname` and `needed` only on tags of that kind.
         tags = [] if dynamic is None else list(dynamic.iter_tags())
         return Linked(
             machine=str(elf["e_machine"]),
@@ -94,7 +94,7 @@ def _damaged(name: str, why: str) -> ContractError:
 
 
 def _symbols(elf: ELFFile, symbols: SymbolTableSection) -> Iterator[tuple[str, bool, tuple[str, str]]]:
-    """Yield name, whether it is defined here, and library and node, of each symbol that others can see."""
+    """Yield for each global symbol its name, whether the file defines it, and its (library, node)."""
     nodes: dict[int, tuple[str, str]] = {}
     of_symbol: GNUVerSymSection | None = None
     for section in elf.iter_sections():

@@ -1,7 +1,7 @@
-"""HIP without a ROCm: headers, and a library to link with for each ROCm, made from rows of data (`catalog.rocm`).
+"""Make HIP without a ROCm: headers, and a library to link with for each ROCm, from rows of data (`catalog.rocm`).
 
-The image holds below `PLACE`: `hip6/include` for each set of headers; `rocm6`, a prefix in which CMake finds HIP, for
-each ROCm; and `liblzma`, which the portable system lacks.
+The image holds below `PLACE` for each set of headers a folder such as `hip6/include`, for each ROCm a prefix such as
+`rocm6` in which CMake finds HIP, and `liblzma`, which the portable system lacks.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ LOG = logging.getLogger(__name__)
 RECIPE = "containerfiles/hip"
 PLACE = "/usr/lib/toolchain/hip"
 _OF_TRITON = "third_party/amd/backend/include"
-# The folders of HIP's headers in a ROCm, in HIP's own build, in a distribution's package and in a tree of Triton.
+# The folders that hold HIP's headers in a ROCm, in HIP's own build, in a distribution's package and in Triton's tree.
 _WHERE = ("hip", "include/hip", "usr/include/hip", f"{_OF_TRITON}/hip")
 _API = "hip_runtime_api.h"
 _NEEDS = ("hip_runtime.h", _API, "hip_version.h", "amd_detail")
-# hipErrorNoDevice, which a stub returns to a program that runs with it.
+# The value of hipErrorNoDevice, which the functions of a stub return.
 _NO_DEVICE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class HipDetails:
-    """The decisions about HIP. `rows` have a source each, HIP's headers first."""
+    """The decisions about HIP. Each of `rows` has a source; HIP's headers come first."""
 
     majors: tuple[str, ...]
     rows: tuple[Headers | Library, ...]
@@ -87,7 +87,7 @@ class HipStage:
                 versions[row.name] = version_in(headers)
                 (place / row.name / "include").mkdir(parents=True)
                 copy_tree(headers, place / row.name / "include" / "hip")
-                # These headers are for NVIDIA's compiler.
+                # The headers in this folder are only for NVIDIA's compiler.
                 shutil.rmtree(place / row.name / "include" / "hip" / "nvidia_detail", ignore_errors=True)
             else:
                 _take_lzma(content, place / row.name)
@@ -122,7 +122,7 @@ class HipStage:
 
 
 def hip_stage(_: str, request: Request) -> HipStage | None:
-    """Return the stage for a library that is bound to no base. A named base has its own HIP."""
+    """Return the stage if the library is bound to no base; a named base has its own HIP."""
     if request.glibc:
         return HipStage()
     if request.rocm:
@@ -141,7 +141,7 @@ def requested_rocms(request: Request) -> tuple[str, ...]:
 
 
 def source_of(row: Headers | Library, request: Request) -> Source:
-    """Return the source of a row: the user's, else the headers in a checkout of Triton, else the distribution's."""
+    """Return the source of a row: the user's, else the headers in a checkout of Triton, else a distribution package."""
     spec = request.sources.get(row.name)
     if spec is None and isinstance(row, Headers) and (own := _of_checkout(row, request)) is not None:
         spec = of_folder(own)
@@ -149,9 +149,9 @@ def source_of(row: Headers | Library, request: Request) -> Source:
 
 
 def _of_checkout(row: Headers, request: Request) -> Path | None:
-    """Return the headers in the Triton that the user gives as a folder, if they serve.
+    """Return the headers in the Triton that the user gives as a folder; None if there are none that fit.
 
-    A Triton by commit is not used, because a plan before its fetch would name other sources than a later one.
+    A Triton by commit is not used, because the plans before and after its fetch would name different sources.
     """
     spec = request.sources.get("triton")
     tree = spec.path / _OF_TRITON if spec is not None and spec.path is not None else None
@@ -166,12 +166,12 @@ def _of_checkout(row: Headers, request: Request) -> Path | None:
 
 
 def headers_in(tree: Path) -> Path | None:
-    """Return the folder `hip` with the headers: of a ROCm, a HIP, a package, a tree of Triton, or an include folder."""
+    """Return the folder with HIP's headers in a ROCm, a HIP, a package, a tree of Triton, or an include folder."""
     return next((tree / name for name in _WHERE if (tree / name / "hip_version.h").is_file()), None)
 
 
 def check_headers(tree: Path, row: Headers) -> Path:
-    """Check that a tree has headers of the right HIP with all functions that AOTriton calls; return their folder."""
+    """Return the folder of HIP's headers in a tree; raise an error if they do not fit AOTriton."""
     folder, given = headers_in(tree), f"--source {row.name}="
     if folder is None:
         raise SourceError(
@@ -208,7 +208,7 @@ def check_headers(tree: Path, row: Headers) -> Path:
 
 
 def version_in(folder: Path) -> str:
-    """Return `6.4.43484`, as the headers say it."""
+    """Return the version that the headers define, such as `6.4.43484`."""
     text = (folder / "hip_version.h").read_text(encoding="utf-8", errors="replace")
     parts = [re.search(rf"#define HIP_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     if not all(parts):
@@ -221,7 +221,7 @@ def version_in(folder: Path) -> str:
 
 
 def cmake_version(major: str, version: str) -> str:
-    """Return the version of a ROCm's CMake package: that of the headers, or the bare ROCm if they are of another."""
+    """Return the version of a ROCm's CMake package: the headers' version if its major version is the ROCm's."""
     return version if version.partition(".")[0] == major else f"{major}.0.0"
 
 
@@ -243,7 +243,7 @@ def write_stubs(stubs: Iterable[Stub], into: Path) -> Path:
 
 
 def _content(path: Path, into: Path, workspace: Workspace) -> Path:
-    """Return a source as a folder; a package is unpacked."""
+    """Return the folder of a source, or the folder into which a package is unpacked."""
     if path.is_dir():
         return path
     if path.suffix != ".deb":
@@ -254,7 +254,7 @@ def _content(path: Path, into: Path, workspace: Workspace) -> Path:
         )
     emptied(into)
     process.which("dpkg-deb")
-    # Libraries of the package, and its links to those of other packages, are not unpacked.
+    # Only headers and licences are unpacked. Libraries, and links to libraries of other packages, are not needed.
     taken = 'dpkg-deb --fsys-tarfile "$1" | tar --extract --directory "$2" ./usr/include ./usr/share/doc'
     process.run(["sh", "-c", taken, "sh", path, into], log=workspace.log)
     check_links(into)
@@ -276,7 +276,7 @@ def _take_lzma(content: Path, into: Path) -> None:
 
 
 def _write_package(prefix: Path, soname: str, headers: str, version: str) -> None:
-    """Write a CMake package of HIP with the targets that AOTriton names, and without a compiler's flags."""
+    """Write a CMake package of HIP with the targets that AOTriton uses, and without flags of a compiler."""
     (prefix / "include").symlink_to(f"../{headers}/include")
     folder = prefix / "lib" / "cmake" / "hip"
     folder.mkdir(parents=True)
@@ -308,7 +308,7 @@ endif()
 
 
 def _write_pc(place: Path, rows: Iterable[Library]) -> None:
-    """Write pkg-config files of the other libraries."""
+    """Write the pkg-config files of the libraries."""
     for row in rows:
         name = row.soname.removeprefix("lib").partition(".so")[0]
         folder = place / row.name / "lib" / "pkgconfig"

@@ -1,4 +1,4 @@
-"""The inputs of stages: an input digest names an uncompressed tree, so only what decides its bytes is an input."""
+"""Collect the inputs of stages. An input digest names an uncompressed tree, so only what decides its bytes counts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from toolchain.stages.stage import Planned
 def common_inputs(name: str, request: Request) -> dict[str, Any]:
     """Return the inputs that every stage has: its name, the format and time stamp of layers, the architecture.
 
-    The compressor and the versions of this machine's programs are not among them. The compilers are in the base, whose
-    digest is an input of the stages above.
+    The compressor and the versions of this machine's programs are no inputs. The compilers are in the base, and the
+    base's digest is an input of the stages above.
     """
     return {
         "stage": name,
@@ -29,10 +29,10 @@ def common_inputs(name: str, request: Request) -> dict[str, Any]:
 def stage_inputs(
     name: str, request: Request, resolved: Mapping[str, Any], more: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """Return the inputs of a stage; None while one of the resolved ones is not known.
+    """Return the inputs of a stage; None while a value of `resolved` is not known.
 
     Args:
-        resolved: input digests of the stages below, and `source_inputs`.
+        resolved: input digests of the stages below, and the result of `source_inputs`.
     """
     if None in resolved.values():
         return None
@@ -40,12 +40,12 @@ def stage_inputs(
 
 
 def triton_id(planned: Planned) -> str:
-    """Return the name of a stage's Triton in names of images above it."""
+    """Return the id of a stage's Triton for the names of images above it."""
     return next((source.short_id for source in planned.sources if source.name == "triton"), "unknown")
 
 
 def source_inputs(sources: Sequence[Source], patches: Mapping[str, Sequence[Path]]) -> list[dict[str, Any]] | None:
-    """Return the sources as inputs, with their patches; None while one has no digest."""
+    """Return the sources as inputs, with their patches; None while a source has no digest."""
     if any(source.digest is None for source in sources):
         return None
     return [

@@ -1,4 +1,4 @@
-"""`build --check`: a plugin emulates compiled kernels and compares their results with float64."""
+"""Check compiled kernels for `build --check`: a plugin emulates them and compares their results with float64."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Note = Callable[[str, Mapping[str, Any]], None]
 
 
 class KernelCheck(Protocol):
-    """The functions of a plugin for `--check`. Each check returns the part of a record that `check_result` reads."""
+    """The functions of a plugin for `--check`. Each check returns facts for a record, which `check_result` reads."""
 
     def require_check(self) -> None:
-        """Check that this machine has the programs that a check needs, before a build."""
+        """Raise an error if this machine lacks a program that a check needs. The caller does this before a build."""
 
     def check_objects(
         self,
@@ -45,7 +45,7 @@ class KernelCheck(Protocol):
         Args:
             folder: the folder above all objects.
             count: number of kernels to check; 0 for all.
-            progress: called with the number of results so far, the number of all, and a label.
+            progress: called with the number of results so far, the number of all kernels, and a label.
             note: called with the name of each kernel and its result.
         """
 
@@ -62,8 +62,8 @@ class KernelCheck(Protocol):
         """Check the code objects among the files of an image.
 
         Args:
-            files: can be iterated several times.
-            label: the name of the place in messages.
+            files: the files, which can be iterated several times.
+            label: the name of the image in messages.
         """
 
 
@@ -73,14 +73,17 @@ def _plugin() -> KernelCheck:
 
 
 def require_check() -> None:
-    """Check that the plugin and its programs are here."""
+    """Raise an error if the plugin or a program that it needs is missing."""
     _plugin().require_check()
 
 
 def check_numbers(
     result: CampaignResult, rules: Sequence[Rule], out: Path, ledger: Ledger, workspace: Workspace
 ) -> dict[str, Any]:
-    """Check a sample of what a campaign compiled, as large as the request says; empty without `--check`."""
+    """Check a sample of a campaign's kernels, of the size that the request names, and return the facts.
+
+    The facts are empty without `--check`.
+    """
     count = workspace.request.check
     if count is None:
         return {}

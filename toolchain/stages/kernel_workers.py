@@ -1,4 +1,4 @@
-"""The workers of a stage that compiles kernels: as many as cores and memory allow, or those of a scheduler."""
+"""Run the workers of a stage that compiles kernels: on this machine, or on the workers of a scheduler."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ if TYPE_CHECKING:
     from toolchain.kernels.rules import RuleSet
     from toolchain.kernels.shared import SharedResults
 
-# Files below the recipe root that run beside Triton in a worker, so that a kernel's result depends on them.
+# Files below the recipe root that run with Triton in a worker, so that a kernel's result depends on them.
 WORKER_FILES = ("aotriton/worker.py", "aotriton/shared_stages.py")
-# The program that starts a worker is in the results' names. It decides no byte, so it is not an input of images.
+# The program that starts a worker. The names of results cover it, but it is no input of images, because it decides no
+# byte of them.
 _START = "aotriton/start.py"
-# The folders in a container with the files of the recipe, and for the objects.
+# The folder of the recipe's files in a container, and the folder for the objects.
 RECIPE, OUT = "/recipe", "/out"
-# The folder for the files that compile processes see, in a stage's unfinished work.
+# The folder in a stage's unfinished work for the files that compile processes see.
 SCRATCH = "compiling"
-# All variables of a compile process besides those of its project. The image's variables are not passed on.
+# All variables of a compile process besides the variables of its project. The image's variables are not passed on.
 VARIABLES = {
     "HOME": "/tmp",  # noqa: S108 - in the container
     "LANG": "C.UTF-8",
@@ -57,13 +58,13 @@ VARIABLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class KernelProject:
-    """What a project's compile processes see besides Triton.
+    """The files and variables that a project's compile processes see besides Triton.
 
     Args:
         source: the folder of the kernels' sources in the container.
         path: folders of the image and of the recipe that are first on the module path.
         environment: variables that only this project has.
-        recipe: files and folders below the recipe root that run beside Triton.
+        recipe: files and folders below the recipe root that run with Triton.
         search: see `kernels.reached.Reach`.
     """
 
@@ -84,7 +85,7 @@ class KernelProject:
         return ("python3", f"{RECIPE}/{_START}", ":".join(self.path), ":".join(last))
 
     def naming(self, tree: Path, triton: Sequence[str], request: Request) -> Naming:
-        """Return the inputs of the results' names of a tree on this machine; `triton` as `layer_digests` returns it."""
+        """Return the `Naming` of the results of a tree; `triton` is the result of `layer_digests`."""
         from toolchain.kernels.result_name import Naming  # noqa: PLC0415 - a plan compiles nothing
 
         return Naming(
@@ -107,14 +108,14 @@ def compile_setup(
     scratch: Path,
     mounts: Sequence[Mount] = (),
 ) -> CompileSetup:
-    """Return the environment of compile processes, which see only the files and variables in their results' names.
+    """Return the environment of compile processes, which see only files and variables that their results' names cover.
 
     Args:
-        image: the Triton image, as the runner knows it.
+        image: the runner's name of the Triton image.
         source: the folder of the kernels' sources in the container.
-        out: folder of the objects.
-        scratch: folder for the files that compile processes see; emptied.
-        mounts: further mounts.
+        out: the folder of the objects.
+        scratch: the folder for the files that compile processes see; this function empties it.
+        mounts: further mounts of the containers.
     """
     from toolchain.kernels.file_sets import FileSets  # noqa: PLC0415 - a plan compiles nothing
     from toolchain.kernels.pool import CompileSetup  # noqa: PLC0415
@@ -140,9 +141,9 @@ def compile_setup(
 
 
 def layer_digests(triton: Built, cache: Cache) -> list[str]:
-    """Return the diff_ids of a Triton image, lowest first, by which results are named.
+    """Return the diff_ids of a Triton image, lowest first, for the names of results.
 
-    The digests of blobs do not serve, because a published image has its layers compressed and holds the same Triton.
+    The digests of blobs would not do, because a published image has compressed layers and holds the same Triton.
     """
     layout = Layout(cache.images)
     return [layer.diff_id for layer in read_layers(layout, layout.resolve(triton.manifest))]
@@ -166,10 +167,10 @@ class Workers:
         *,
         calls: bool = False,
     ) -> CampaignResult:
-        """Compile as the request says.
+        """Compile rules with the options of the request.
 
         Args:
-            calls: whether these are calls of a wheel, whose failures the caller reports.
+            calls: whether the rules are calls of a wheel, whose failures the caller reports.
         """
         from toolchain.kernels.campaign import Reporting, run_campaign  # noqa: PLC0415 - a plan compiles nothing
 
@@ -193,7 +194,7 @@ class Workers:
 
 @contextlib.contextmanager
 def compiling(setup: CompileSetup, workspace: Workspace, shared: SharedResults | None) -> Iterator[Workers]:
-    """Yield the workers of a campaign: those on this machine, or those of the request's scheduler."""
+    """Yield the workers of a campaign: on this machine, or on the request's scheduler."""
     request = workspace.request
     if request.scheduler is None:
         yield workers_here(setup, workspace, shared)
@@ -226,8 +227,8 @@ def workers_here(setup: CompileSetup, workspace: Workspace, shared: SharedResult
 def allocator(request: Request) -> dict[str, str]:
     """Return the variables that give compile processes the base's allocator; empty if the base has none.
 
-    An allocator changes no byte of a code object. AOTriton's comparison with upstream's compiler, which runs without
-    one, shows that in every build.
+    An allocator changes no byte of a code object. Every build of AOTriton shows this, because it compares objects with
+    those of upstream's compile script, which runs without an allocator.
     """
     if request.base.image is not None:
         return {}
@@ -250,7 +251,7 @@ def part_of_kernels(request: Request) -> str:
 
 
 def campaign_inputs(request: Request, gpus: Sequence[str]) -> dict[str, Any]:
-    """Return the inputs that decide which kernels are compiled, for which GPUs."""
+    """Return the inputs that decide which kernels are compiled, and for which GPUs."""
     return {
         "gpus": list(gpus),
         "select": request.select,
@@ -277,9 +278,9 @@ def campaign_facts(result: CampaignResult, request: Request, gpus: Sequence[str]
 
 
 def stored_kernels(entries: Iterable[Entry]) -> dict[str, Any]:
-    """Return the fact how many kernels were taken from kernel stores, by signer; empty for none.
+    """Return the number of kernels from kernel stores, by signer, as a fact for the record; empty if there are none.
 
-    The fact names no path, because the path of a folder means nothing on other machines.
+    The fact has no path of a store, because the path of a folder means nothing on other machines.
     """
     from toolchain.kernels.ledger import Maker  # noqa: PLC0415 - a plan compiles nothing
 
@@ -289,12 +290,12 @@ def stored_kernels(entries: Iterable[Entry]) -> dict[str, Any]:
 
 
 def limits(request: Request) -> dict[str, float]:
-    """Return the limits that are inputs: only with --keep-going a kernel over a limit changes the results."""
+    """Return the limits that are inputs; only with --keep-going does a kernel over a limit change the results."""
     values = {"timeout": request.kernel_timeout, "memory": request.kernel_memory}
     return {name: value for name, value in values.items() if value and request.keep_going}
 
 
 def _tell(lines: Sequence[str]) -> None:
-    """Show the end of a campaign."""
+    """Show the lines of a campaign's summary."""
     for line in lines:
         console.note(line)

@@ -1,4 +1,4 @@
-"""FlashAttention kernels of a source tree, compiled to code objects inside the Triton image."""
+"""Compile the FlashAttention kernels of a source tree to code objects inside the Triton image."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from toolchain.kernels.pool import CompileSetup
 
 DEFAULT_GPUS = ("gfx1100", "gfx942")
-# Where the image holds its code objects.
+# The folder of the code objects in the image.
 PREFIX = "/usr/lib64/flash-attn-kernels"
 _RULES = "aotriton/flash-attn.toml"
 PROJECT = KernelProject(
@@ -52,7 +52,7 @@ PROJECT = KernelProject(
 
 @dataclass(frozen=True)
 class KernelsStage:
-    """AMD's FlashAttention Triton kernels out of the flash-attn sdist."""
+    """Compiles AMD's FlashAttention Triton kernels from the flash-attn sdist."""
 
     name: str = "kernels"
 
@@ -110,7 +110,7 @@ class KernelsStage:
             planned = replace(planned, partial=", ".join([*parts, f"{len(result.bad)} kernels known bad"]))
         licence = next((p for p in (source.path / "LICENSE", source.path / "LICENSE.txt") if p.is_file()), None)
         if licence is not None:
-            write_atomically(out / "LICENSE", licence.read_bytes())  # a worker writes there, links too
+            write_atomically(out / "LICENSE", licence.read_bytes())  # a worker may have made a link at this path
         workspace.step("layer")
         return workspace.finish(
             planned,
@@ -128,7 +128,7 @@ class KernelsStage:
 def compile_setup(
     source: Path, triton: Built, out: Path, workspace: Workspace, *, scratch: Path | None = None
 ) -> CompileSetup:
-    """Return the environment in which the kernels are compiled; `scratch` is in the stage's work by default."""
+    """Return the environment in which the kernels are compiled; by default `scratch` is in the stage's work."""
     naming = PROJECT.naming(source, layer_digests(triton, workspace.cache), workspace.request)
     return kernel_workers.compile_setup(
         naming,
@@ -147,6 +147,6 @@ def take_in_sdist(tree: Path, request: Request) -> tuple[Intake, tuple[Finding, 
 
 
 def sdist_source(request: Request) -> Source:
-    """Return the pinned sdist, without any network."""
+    """Return the pinned sdist, or the source that the request names; this uses no network."""
     spec = request.sources.get("flash-attn", SourceSpec(kind="pypi", where="flash-attn"))
     return request.locate("flash-attn", spec)

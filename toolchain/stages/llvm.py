@@ -1,4 +1,4 @@
-"""LLVM at the commit that Triton pins, as one layer below `/usr/lib64/llvm-triton-<id>`."""
+"""Build LLVM at the commit that Triton pins, as one layer below `/usr/lib64/llvm-triton-<id>`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from toolchain.stages.llvm_version import major, major_of, version_of_tree
 from toolchain.stages.prebuilt import take_in
 from toolchain.stages.stage import Built, ContractCheck, ImageParts, LayerContent, Planned, Workspace
 
-# LLVM's headers give some types other members without NDEBUG, and Triton's own default build type has none.
+# LLVM's headers give some types other members if NDEBUG is not defined, and Triton's default build type defines none.
 NDEBUG_ADVICE = "TRITON_APPEND_CMAKE_ARGS=-DCMAKE_BUILD_TYPE=Release"
-# Files that decide the layer's content. The contract check is not among them, so that it can grow without a rebuild.
+# Files that decide the layer's content. The contract check is no input, so that it can grow without a rebuild.
 _RECIPE = (
     COMPILER_CACHE,
     "containerfiles/llvm",
@@ -44,7 +44,7 @@ _RECIPE = (
 COMPONENTS = "llvm-config/components.toml"
 _CROSS_RECIPE = ("llvm-config/cross.cmake",)
 PORTABLE_RECIPE = ("containerfiles/llvm-portable", "llvm-config/pch-instantiated.cmake", "llvm-config/portable.cmake")
-# Seconds of each step relative to each other on the first build.
+# The relative durations of the steps of a first build.
 _WEIGHTS = {"configure": 40.0, "compile": 6500.0, "install": 60.0}
 # A cross build makes this machine's table generators while it configures.
 _CROSS_WEIGHTS = {**_WEIGHTS, "configure": 840.0}
@@ -56,10 +56,10 @@ class LlvmDetails:
 
     Args:
         needs: projects and components of the Triton that it is for.
-        by_version: whether the LLVM's own version decides which Triton that is.
-        version: the major version; None if only the fetched tree has it, and then `needs` and `part` may change.
+        by_version: whether the LLVM's own version decides which Triton it is for.
+        version: the major version. It is None if only the fetched tree has it; then `needs` and `part` may change.
         cross: whether it is for another machine.
-        folder: of the recipe.
+        folder: the folder of the recipe.
     """
 
     needs: LlvmRequirements
@@ -71,24 +71,24 @@ class LlvmDetails:
 
     @property
     def serves(self) -> str:
-        """The Triton whose parts it has; empty if only its tree tells."""
+        """The Triton whose parts this LLVM has; empty if that is unknown before the tree is fetched."""
         return "" if self.by_version and self.version is None else self.needs.serves
 
     @property
     def note(self) -> str:
-        """The Triton whose parts it has, for display; empty for a part that serves every Triton."""
+        """A text about the Triton whose parts this LLVM has, for display; empty for a part that serves every Triton."""
         if self.part.name == SUPPORT:
             return ""
         return "parts by its own version" if self.version is None else f"parts for Triton {self.needs.serves}"
 
     def check(self, source: Source) -> None:
-        """Refuse an LLVM that is too old or too new for the Triton. A part without MLIR serves every one."""
+        """Raise an error if this LLVM is too old or too new for the Triton. A part without MLIR serves every Triton."""
         if self.version is not None and self.part.name != SUPPORT:
             check_generation(self.needs, self.version, where=source.ref)
 
 
 def refined(details: LlvmDetails, version: str, request: Request) -> LlvmDetails:
-    """Return the details by the version of the fetched tree, which decides the parts if no Triton was named."""
+    """Return the details with the version of the fetched tree, which decides the parts if no Triton was named."""
     number = major(version)
     if not details.by_version or number == details.version:
         return replace(details, version=number)
@@ -104,7 +104,7 @@ class LlvmStage:
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned[LlvmDetails]:
         spec = request.sources.get("llvm")
-        if spec is not None and spec.path is not None and spec.path.is_dir():  # before all of it is read
+        if spec is not None and spec.path is not None and spec.path.is_dir():  # reading the whole tree takes longer
             require(spec.path, "llvm/CMakeLists.txt", "mlir/CMakeLists.txt")
         source = llvm_source(request)
         check_tree_form(source, "LLVM")
@@ -121,7 +121,7 @@ class LlvmStage:
         )
         prefix = "" if source.pending else f"/usr/lib64/llvm-triton-{source.short_id}"
         details.check(source)
-        if source.path is not None and source.path.is_dir():  # a checkout: look before the base is made
+        if source.path is not None and source.path.is_dir():  # a wrong checkout is refused before the base is made
             _require(source.path, needs)
         against = ("sysroot",) if cross or request.glibc else ()
         under = {name: dependencies[name].input_digest for name in ("base", *against)}
@@ -133,7 +133,7 @@ class LlvmStage:
             "projects": list(part.projects),
             "components": list(part.components) if part.target == "distribution" else [],
             "libraries": {"roots": needs.roots, "keep": needs.keep, "drop": needs.drop} if part.whole else {},
-            # Once the tree is here, its version chooses among the rows of this file.
+            # The version of the tree will choose among the rows of this file.
             **({} if details.serves else {"by_version": digests(COMPONENTS)}),
             "goal": part.target,
             **({"headers": list(part.headers)} if part.headers else {}),
@@ -221,8 +221,8 @@ def build_llvm(
     """Build an LLVM and make its image.
 
     Args:
-        recipe: without the arguments and contexts that every LLVM has.
-        check: takes the image, and `log`, `on` and `floor` of `check_layer`; None without a contract check.
+        recipe: the recipe without the arguments and contexts that every LLVM has.
+        check: runs the contract check on an image, with `log`, `on` and `floor` of `check_layer`; None for no check.
         emulate: the emulator of another machine, for the check.
     """
     request, arch = workspace.request, workspace.request.arch[0]
@@ -263,12 +263,12 @@ def build_llvm(
 
 
 def recipe_files(arch: str, *, cross: bool) -> dict[str, str]:
-    """Return digests of the files that shape any LLVM layer of an architecture."""
+    """Return the digests of the recipe files that every LLVM layer of an architecture depends on."""
     return digests(*_RECIPE, *(_CROSS_RECIPE if cross else ()), f"llvm-config/targets/{arch}.cmake")
 
 
 def floor_labels(glibc: str) -> dict[str, str]:
-    """Return labels with the oldest supported system, and the build of Triton on the layer; none without a floor."""
+    """Return labels with the oldest supported system and the options for building Triton; none without a floor."""
     if not glibc:
         return {}
     floor = floor_of(glibc)
@@ -281,7 +281,10 @@ def floor_labels(glibc: str) -> dict[str, str]:
 
 
 def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planned, dict[str, Any]]:
-    """Refuse binaries in LLVM's source. The files that its own tests read, a thousand, are counted and not listed."""
+    """Refuse binaries in LLVM's source, and return the plan with its facts.
+
+    The thousand binaries that LLVM's own tests read are counted and not listed.
+    """
     intake, findings = take_in("llvm", tree, request, tests=("test", "unittests"), whole=True)
     tests = [finding.as_json() for finding in findings if finding.file in intake.tests]
     listed = [finding for finding in findings if finding.file not in intake.tests]
@@ -290,7 +293,7 @@ def take_in_llvm(tree: Path, request: Request, planned: Planned) -> tuple[Planne
 
 
 def _proves(part: LlvmSubset, cross: bool) -> bool:
-    """Return whether a part is checked: table generators that run here are proved by being used."""
+    """Return whether a part is checked. Table generators for this machine are not, because later builds run them."""
     return part.name not in {TABLEGEN, MLIR_TBLGEN} or cross
 
 

@@ -1,4 +1,4 @@
-"""Which LLVM a request's Triton is built on, and what that Triton needs of it."""
+"""Choose the LLVM that a request's Triton is built on, and the parts of LLVM that this Triton needs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from toolchain.stages.triton_origin import DEFAULT_TRITON, local_triton, named_t
 
 
 def llvm_source(request: Request) -> Source:
-    """Return the source of LLVM, without any network.
+    """Return the source of LLVM; this uses no network.
 
-    Its `pending` says what names the commit as long as that is unknown: the tree of Triton is not fetched yet, or names
-    the commit by its first digits only.
+    If the commit is still unknown, `pending` of the source says which file names it: the tree of Triton is not fetched
+    yet, or names the commit only by its first digits.
     """
     spec = request.sources.get("llvm")
     if spec is None and (names := _pending(request)):
@@ -40,10 +40,10 @@ def llvm_source(request: Request) -> Source:
 
 
 def llvm_pin(request: Request) -> LlvmPin:
-    """Return the commit to build when no source is named: what Triton's tree pins, else what the data knows.
+    """Return the pin of the LLVM to build if the request names no source: from Triton's tree, else from the data.
 
     Raises:
-        PinError: neither the data nor a folder tells the pin.
+        PinError: neither a tree nor the data has the pin.
     """
     if (tree := local_triton(request)) is not None:
         return read_pin(tree)
@@ -65,9 +65,10 @@ def llvm_pin(request: Request) -> LlvmPin:
 
 
 def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
-    """Return the projects and components that the named Triton needs, else those of the newest that this LLVM serves.
+    """Return the projects and components that the request's Triton needs.
 
-    A tree of Triton adds what its own build files ask for.
+    If the request names no Triton, the newest Triton that this LLVM serves decides. If a tree of Triton is here, the
+    needs that its own build files name are added.
 
     Args:
         llvm: the LLVM's major version; None if it is not known yet.
@@ -81,10 +82,10 @@ def llvm_needs(request: Request, llvm: int | None = None) -> LlvmRequirements:
 
 
 def triton_of(request: Request) -> str | None:
-    """Return the Triton whose needs are used: the requested version, or the commit of `--source` or of an AOTriton
-    release; for a tree of Triton on the LLVM it pins, the Triton on record with that pin.
+    """Return the version or the commit of the Triton whose needs decide; None if the LLVM's own version decides.
 
-    None if the LLVM's own version decides, because no Triton is named, or one that is not on record.
+    The request names it by a version, by the commit of `--source`, or by an AOTriton release. For an unknown commit it
+    is the Triton on record that pins the same LLVM.
     """
     triton = named_triton(request)
     if triton is not None and is_commit(triton.lower()):
@@ -96,7 +97,7 @@ def triton_of(request: Request) -> str | None:
 
 
 def _pending(request: Request) -> str:
-    """Return what names the LLVM of a Triton whose commit cannot be read yet; empty if it can, or nothing names it."""
+    """Return the place that names the LLVM commit, if the commit cannot be read from it yet; else an empty text."""
     tree = local_triton(request)
     if tree is None:
         unknown = unknown_commit(request)

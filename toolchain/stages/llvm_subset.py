@@ -1,4 +1,4 @@
-"""The parts of LLVM in a layer: all that Triton needs, or a part to try a machine and a recipe with."""
+"""Choose the parts of LLVM in a layer: everything that Triton needs, or a part to try a machine and a recipe with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TABLEGEN = "tablegen"
 MLIR_TBLGEN = "mlir-tblgen"
 SUPPORT = "support"
 FULL_DISK = 14_000_000_000  # bytes: tree, ccache and installed copy of all of LLVM
-# Programs that are built for this machine first when LLVM is built for another one, because they generate sources.
+# Programs that generate sources, so a build for another machine builds them for this machine first.
 _GENERATORS = (
     "llvm-min-tblgen",
     "llvm-tblgen",
@@ -22,7 +22,7 @@ _GENERATORS = (
     "mlir-pdll",
     "clang-tblgen",
 )
-# Headers that the two libraries' own headers include. No program generates them.
+# Headers that the headers of LLVMDemangle and LLVMSupport include, none of which is generated.
 _HEADERS = (
     "llvm/ADT",
     "llvm/Config",
@@ -35,20 +35,20 @@ _HEADERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class LlvmSubset:
-    """One choice of `--only`.
+    """A part of LLVM, or all that Triton needs.
 
     Args:
-        name: as `--only` takes it.
-        label: for display; empty for the whole.
-        stem: of the image's name.
-        projects: LLVM_ENABLE_PROJECTS.
-        components: LLVM_DISTRIBUTION_COMPONENTS.
+        name: the value of `--only`.
+        label: the description of the part, for display; empty for the whole.
+        stem: the beginning of the image's name.
+        projects: the value of LLVM_ENABLE_PROJECTS.
+        components: the value of LLVM_DISTRIBUTION_COMPONENTS.
         target: `distribution`, or the programs of the layer.
-        libraries: for the contract check, those that the layer holds for every Triton.
-        headers: below include/, besides those that a component brings.
-        native: programs that building it for another machine runs.
-        disk: bytes of tree, ccache and installed copy together, measured on 22.1.8.
-        recipe: folder of its Containerfile and own files, if it is not made like the whole.
+        libraries: the libraries that the contract check tests, if the part has a fixed list.
+        headers: headers below include/ that no component installs.
+        native: the programs that a build for another machine runs.
+        disk: bytes of tree, ccache and installed copy together, measured with LLVM 22.1.8.
+        recipe: the folder of the Containerfile and further recipe files, if they differ from those of the whole.
     """
 
     name: str
@@ -65,7 +65,7 @@ class LlvmSubset:
 
     @property
     def whole(self) -> bool:
-        """Whether it is all that Triton needs."""
+        """Whether the layer has everything that Triton needs."""
         return self.name == DISTRIBUTION
 
 
@@ -83,7 +83,7 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
             disk=5_000_000_000,
         )  # fmt: skip
     if only == MLIR_TBLGEN:
-        # llvm-tblgen would double the work, because its emitters for instruction selection cost most to compile.
+        # llvm-tblgen is left out, because its emitters for instruction selection would double the work.
         return LlvmSubset(
             name=only, label="mlir-tblgen only", stem="llvm-triton-mlir-tblgen", projects=needs.projects,
             components=needs.components, target="mlir-tblgen", native=("llvm-min-tblgen",), disk=4_000_000_000,
@@ -93,8 +93,8 @@ def subset_of(only: str, needs: LlvmRequirements) -> LlvmSubset:
         )  # fmt: skip
     if only == SUPPORT:
         libraries = ("LLVMDemangle", "LLVMSupport")
-        # Nothing of lld is built. Without a project LLVM compiles with other options, and ccache would not find the
-        # objects of the other parts.
+        # No file of lld is built. But with no project LLVM would compile with other options, and ccache would not find
+        # the objects of the other parts.
         return LlvmSubset(
             name=only, label="LLVMDemangle and LLVMSupport only", stem="llvm-triton-support", projects=("lld",),
             components=(*libraries, "cmake-exports"), target="distribution", libraries=libraries, headers=_HEADERS,

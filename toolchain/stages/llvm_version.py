@@ -1,4 +1,4 @@
-"""Find out which version an LLVM source has: by its tree, else by its name."""
+"""Find out the version of an LLVM source from its tree, or from its name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from toolchain.core.errors import SourceError
 from toolchain.sources.tree import Source
 
-# Before LLVM 19 the second file holds the version.
+# Before LLVM 19 the version is in the second file.
 _FILES = ("cmake/Modules/LLVMVersion.cmake", "llvm/CMakeLists.txt")
 _NUMBER = re.compile(r"^\s*set\(LLVM_VERSION_(MAJOR|MINOR|PATCH)\s+([0-9]{1,6})\)", re.MULTILINE)
 _PACKAGE = re.compile(r"llvm-toolchain-([0-9]{1,3}|snapshot)")
@@ -16,7 +16,7 @@ _VERSION = re.compile(r"([0-9]{1,3})[.~]")
 
 
 def version_of_tree(tree: Path) -> str:
-    """Return the version, `19.1.7`, that an LLVM source tree gives itself."""
+    """Return the version that an LLVM source tree sets, such as `19.1.7`."""
     for name in _FILES:
         try:
             numbers = dict(_NUMBER.findall((tree / name).read_text(encoding="utf-8", errors="replace")))
@@ -33,7 +33,7 @@ def version_of_tree(tree: Path) -> str:
 
 
 def major_of(source: Source) -> int | None:
-    """Return the major version of an LLVM source as far as it is known before a fetch; None if only its tree tells."""
+    """Return the major version of an LLVM source; None if it is unknown before a fetch."""
     if source.path is not None and source.path.is_dir():
         return major(version_of_tree(source.path))
     named = _PACKAGE.fullmatch(source.where) if source.kind == "distro" else None
@@ -45,5 +45,5 @@ def major_of(source: Source) -> int | None:
 
 
 def major(version: str) -> int:
-    """Return `19` of `19.1.7`."""
+    """Return the major version, `19` for `19.1.7`."""
     return int(version.partition(".")[0])

@@ -1,4 +1,4 @@
-"""The maker of each stage of the table. A module is imported with its stage, because a plan needs few of them."""
+"""Make the stages of the catalog by name. Modules are imported only when needed, because a plan needs few of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from toolchain.catalog.wheel_rows import wheel_rows
 from toolchain.request.model import Request
 from toolchain.stages.stage import Stage
 
-# A class is called with the stage's name. A function is called with name and request, and returns the stage, or None if
-# the request needs none.
+# A class gets the name of the stage. A function gets the name and the request, and returns the stage, or None if the
+# request needs no such stage.
 MAKERS: dict[str, str] = {
     "base": "toolchain.stages.base:BaseStage",
     "sysroot": "toolchain.stages.unpacked:sysroot_stage",
@@ -29,7 +29,7 @@ MAKERS: dict[str, str] = {
     **{rule.llvm: "toolchain.stages.codegen_llvm:codegen_stage" for rule in codegens()},
     **{rule.stage: "toolchain.stages.codegen_library:codegen_stage" for rule in codegens()},
 }
-# Functions that return the stages below, where the request decides which of the row's they are.
+# Functions that return the stages below a stage, if they depend on the request.
 _STANDS_ON = {
     "triton": "toolchain.stages.triton:stands_on",
     "wheels": "toolchain.stages.wheel:stands_on",
@@ -38,14 +38,14 @@ _STANDS_ON = {
 
 
 def make(name: str, request: Request) -> Stage | None:
-    """Return the stage of that name; None if the request needs none."""
+    """Return the stage with this name; None if the request does not need it."""
     maker = _named(MAKERS[name])
     stage: Stage | None = maker(name) if isinstance(maker, type) else maker(name, request)
     return stage
 
 
 def stands_on(row: StageRow, request: Request) -> tuple[str, ...]:
-    """Return the stages that one stands on for a request, lowest first."""
+    """Return the names of the stages that a stage is built on for a request, lowest first."""
     if row.name not in _STANDS_ON:
         return row.on
     below: tuple[str, ...] = _named(_STANDS_ON[row.name])(request)
@@ -53,10 +53,10 @@ def stands_on(row: StageRow, request: Request) -> tuple[str, ...]:
 
 
 def cross_machines(row: StageRow, request: Request) -> tuple[str, ...]:
-    """Return the architectures that a stage with machines of its own is built for on other machines."""
+    """Return the architectures that a stage can be cross-compiled for."""
     if not row.cross:
         return ()
-    from toolchain.stages.triton import cross_machines as of_triton  # noqa: PLC0415 - see above
+    from toolchain.stages.triton import cross_machines as of_triton  # noqa: PLC0415 - most plans have no such stage
 
     return of_triton(request)
 

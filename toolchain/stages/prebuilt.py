@@ -1,4 +1,4 @@
-"""Decide on the prebuilt files in a source tree. A build refuses each binary without a decision."""
+"""Decide on the prebuilt files in a source tree. A build refuses each binary that no option decides on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolchain.data import load
 from toolchain.request.model import Request
 from toolchain.sources.scan import Finding, scan
 
-# Names of `--allow-binary` that are not files of a source's tree.
+# Names of `--allow-binary` that stand for no file of a source's tree.
 APART = frozenset({"triton-wheel"})
 _LISTED = 30
 _ODD = ";=*?[]\\\n"
@@ -37,7 +37,7 @@ class Known:
         return fnmatchcase(file, self.path)
 
     def replacement(self, file: str) -> str:
-        """Return the absolute glob of the base's file that replaces this one; empty if none does."""
+        """Return the absolute glob of the base's file that replaces `file`; empty if none does."""
         return self.replace.replace("{file}", file.rpartition("/")[2])
 
 
@@ -46,9 +46,9 @@ class Intake:
     """The decisions on the binaries of one source.
 
     Args:
-        dropped: files left out of the build.
-        replaced: absolute glob of the base's file, by the file that it replaces.
-        tests: files of upstream's own tests, which the recipe does not build.
+        dropped: the files that are left out of the build.
+        replaced: the absolute glob of the base's file, by the file that it replaces.
+        tests: the files of upstream's own tests, which the recipe does not build.
     """
 
     allowed: tuple[Finding, ...] = ()
@@ -68,7 +68,7 @@ class Intake:
         ]
 
     def binaries(self, planned: Sequence[str]) -> tuple[str, ...]:
-        """Return the names that a plan knew, and the paths of further allowed files, sorted."""
+        """Return the names that the plan had, and the names or paths of further allowed files, sorted."""
         return tuple(sorted({*planned, *(_name_of(finding.file) for finding in self.allowed)}))
 
     def _fate(self, finding: Finding) -> Fate:
@@ -80,13 +80,13 @@ class Intake:
 
 
 def let_in_names(request: Request) -> tuple[str, ...]:
-    """Return the names that `--allow-binary` accepts. It also accepts the path of a known file."""
+    """Return the names that `--allow-binary` allows, including the names of known files that it gives by path."""
     given = request.allow_binary
     return tuple(dict.fromkeys([*given, *(row.name for row in known_files() if any(map(row.matches, given)))]))
 
 
 def unknown_names(request: Request) -> list[str]:
-    """Return the names of `--allow-binary` and `--drop-binary` that are neither on record nor paths, sorted."""
+    """Return the values of `--allow-binary` and `--drop-binary` that are neither known names nor paths, sorted."""
     known = APART | {row.name for row in known_files()}
     given = {*request.allow_binary, *request.drop_binary} - known
     return sorted(name for name in given if not {"/", "."} & set(name))
@@ -99,16 +99,16 @@ def known_files() -> tuple[Known, ...]:
 
 
 def names_allowed(source: str, request: Request) -> tuple[str, ...]:
-    """Return the binaries that the data names for a source and the user allows, sorted. Reads no tree."""
+    """Return the known binaries of a source that the user allows, sorted. This function reads no tree."""
     known = {row.name for row in known_files() if row.source == source}
     return tuple(sorted(known & set(request.allow_binary)))
 
 
 def undecided(tree: Path | None, request: Request) -> list[Known]:
-    """Return the binaries on record for Triton's source that a build would refuse because no option names them.
+    """Return the known binaries of Triton's source that a build would refuse, because no option names them.
 
     Args:
-        tree: of the source, which tells which files it has. Without it the rare ones are left out.
+        tree: the tree of the source, which may lack some files. If it is None, rare files are left out.
     """
     decided = {*request.allow_binary, *request.drop_binary}
     return [
@@ -135,8 +135,8 @@ def take_in(
     """Scan a tree and decide on each binary in it; return the decision and all findings, sorted.
 
     Args:
-        tests: names of folders, at any depth, with files of tests that the recipe leaves out.
-        whole: whether no file of the source can be left out.
+        tests: names of folders, at any depth, whose files are only for tests, which the recipe does not build.
+        whole: whether the recipe cannot leave out a file of the source.
     """
     rows = [row for row in known_files() if row.source == source]
     findings = scan(tree)
@@ -159,7 +159,7 @@ def take_in(
             replaced[finding.file] = row.replacement(finding.file)
         else:
             unknown.append(finding)
-    # The recipes get lists with `;` between names, and a name that breaks the list would silently stay in the build.
+    # The recipes get lists with `;` between names. A file whose name breaks the list would silently stay in the build.
     odd = sorted(name for name in (*dropped, *replaced) if set(name) & set(_ODD))
     if odd:
         raise PolicyError(
@@ -195,7 +195,7 @@ def _row_of(file: str, rows: Sequence[Known]) -> Known | None:
 
 
 def _name_of(file: str, rows: Sequence[Known] | None = None) -> str:
-    """Return the name of a file for `--allow-binary`: its row's name, else its path."""
+    """Return the name of a file for `--allow-binary`: the name of its row, or else its path."""
     row = _row_of(file, known_files() if rows is None else rows)
     return row.name if row else file
 

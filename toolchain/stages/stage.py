@@ -1,4 +1,4 @@
-"""The protocol of stages: inputs with one digest, one build, one image. Engines are behind a `Workspace`."""
+"""Define the protocol of stages: a stage plans its inputs, is built once, and becomes one image."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _NONE: Any = None
 
 @dataclass(frozen=True, kw_only=True)
 class Planned(Generic[Details]):
-    """A stage as `plan` shows it, without any work done.
+    """A planned stage, before any work.
 
     Args:
-        inputs: everything that decides the output, as JSON values; None if something is not locked yet.
+        inputs: everything that decides the output, as JSON values; None if an input is not locked yet.
         binaries: prebuilt parts, by the names of `--allow-binary`.
-        partial: what is left out, for display; empty for a whole.
+        partial: the missing parts, for display; empty for a complete image.
         disk: bytes that must be free before the build.
-        engine: whether the container engine builds it.
-        online: whether building it needs the network for more than its sources.
+        engine: whether the container engine builds the stage.
+        online: whether the build needs the network for more than the sources.
         has_contract_check: whether the build tests its result, unless --no-contract is given.
-        prefix: the folder of its files in its image, if others copy it.
-        serves: of an LLVM, the Triton whose parts it has; empty if only its tree tells.
-        note: what was decided for the user, for display.
-        details: further decisions for `build` and for the stages above, in a type of the stage.
+        prefix: the folder of the stage's files in the image, if users or other stages copy it.
+        serves: for an LLVM, the Triton whose parts it has; empty if that is unknown before the tree is fetched.
+        note: a decision that was made for the user, for display.
+        details: further decisions for `build` and for the stages above; the type depends on the stage.
     """
 
     name: str
@@ -66,12 +66,12 @@ class Planned(Generic[Details]):
 
     @property
     def input_digest(self) -> str | None:
-        """SHA-256 of the canonical inputs; None while one of them is not locked."""
+        """SHA-256 of the canonical inputs; None while an input is not locked."""
         return None if self.inputs is None else sha256_json(dict(self.inputs))
 
     @property
     def tree_key(self) -> str:
-        """The key of the trees of its unfinished builds."""
+        """The key of the trees of unfinished builds of this stage."""
         return str(self.input_digest).removeprefix("sha256:")[:12]
 
 
@@ -81,10 +81,10 @@ class Built:
 
     Args:
         manifest: digest of the image's manifest in the local layout.
-        layers: descriptors of the layers, as in the manifest, lowest first.
-        facts: sizes, seconds and counts for reports; not an input.
-        binaries: the planned prebuilt parts, and those that a scan found.
-        taken_from: the reference by digest, if this invocation took the image from elsewhere.
+        layers: the descriptors of the layers from the manifest, lowest first.
+        facts: sizes, seconds and counts for reports; they are no inputs.
+        binaries: the planned prebuilt parts, and the parts that a scan found.
+        taken_from: the reference by digest, if this invocation took the image from a registry or another layout.
     """
 
     planned: Planned
@@ -104,7 +104,7 @@ class LayerContent:
     Args:
         tar: the archive, instead of `tree`.
         normalise: see `oci.layer.write_layer`.
-        compress: whether the layer is stored compressed. Layers that only engines on this machine read are not.
+        compress: whether the layer is stored compressed. Layers that only engines on this machine read need not be.
     """
 
     tree: Path | None = None
@@ -118,10 +118,10 @@ class ImageParts:
     """The parts of a stage's image besides its own layer.
 
     Args:
-        title: the system in the image's title, for a stage whose row has a title. Other images are titled by name.
+        title: the system in the image's title, for a stage whose row has a title. The title of others is their name.
         revision: commit or version of the source.
-        binaries: whether a label lists the prebuilt things in it.
-        licensed: False if only the layer itself holds the licence.
+        binaries: whether a label lists the prebuilt parts.
+        licensed: whether a label names the licence; False if only files in the layer name it.
         labels: further labels.
         under: the stage whose layers are below this one; None for an image of one layer.
         beside: further stages whose layers are above those of `under`.
@@ -160,7 +160,7 @@ class ContractCheck:
     """A check of an image before it gets its name.
 
     Args:
-        run: takes the runner's name of the candidate and returns facts for the record.
+        run: a function that takes the runner's name of the candidate image, and returns facts for the record.
         on: the stage whose layers are below the stage's own layer in the candidate; None for the whole image.
     """
 
@@ -184,7 +184,7 @@ class Workspace(Protocol):
         """The full log of this stage."""
 
     def work(self) -> Path:
-        """Return a folder for this stage's unfinished work, which is the same one after a kill."""
+        """Return the folder for this stage's unfinished work. It is the same folder after a kill."""
 
     def fetch(self, source: Source) -> FetchedSource:
         """Return the source from the store."""
@@ -199,14 +199,14 @@ class Workspace(Protocol):
         """Return a folder with a finished stage's own layer. It is removed with this stage's unfinished work."""
 
     def image(self, built: Built) -> str:
-        """Return a finished stage's image, as the base of a build."""
+        """Return the engine's name of a finished stage's image, for builds."""
 
     def image_to_run(self, built: Built) -> str:
-        """Return a finished stage's image, as `runner` and `worker` know it."""
+        """Return the name of a finished stage's image for `runner` and `worker`."""
 
     @property
     def runner(self) -> Runner:
-        """Runs commands in fresh containers: what `--runner` names."""
+        """The engine that `--runner` names, which runs commands in fresh containers."""
 
     def worker(
         self, image: str, argv: Sequence[str], *, mounts: Sequence[Mount], env: Mapping[str, str]
@@ -214,7 +214,7 @@ class Workspace(Protocol):
         """Start a long-lived process in a container, with pipes."""
 
     def jobs(self, kind: Literal["compile", "link", "kernel"]) -> int:
-        """Return the number of parallel jobs: the user's, or by cores and memory."""
+        """Return the number of parallel jobs, from the user's option or from cores and memory."""
 
     def memory(self) -> int:
         """Return the bytes that new processes can have."""
@@ -223,7 +223,7 @@ class Workspace(Protocol):
         """Return the kernel stores of the request; None if it names none.
 
         Args:
-            about: the workers' description of themselves in an earlier run.
+            about: the facts that the workers of an earlier run reported.
         """
 
     def step(self, name: str) -> None:
@@ -244,7 +244,7 @@ class Workspace(Protocol):
         facts: Mapping[str, Any],
         check: ContractCheck | None = None,
     ) -> Built:
-        """Write layer and image, run the contract check unless --no-contract is given, and record the stage."""
+        """Write layer and image, run the contract check (unless --no-contract is given), and record the stage."""
 
 
 class Stage(Protocol):
@@ -252,10 +252,10 @@ class Stage(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in `plan`."""
+        """The name of the stage."""
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
-        """Decide what would be built. Reads files only: no network, no engine."""
+        """Decide what `build` would build. This method only reads files, and uses neither network nor engine."""
 
     def build(self, planned: Planned, dependencies: Mapping[str, Built], workspace: Workspace) -> Built:
-        """Build what was planned. If only a fetched tree decides something, one function adds it to the details."""
+        """Build the planned stage, with decisions added that only a fetched tree allows."""

@@ -1,4 +1,4 @@
-"""A request's Triton: the stage that builds it, the stages below it, and what is decided of it."""
+"""Choose the stage that builds a request's Triton, and the stages below it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolchain.stages.stage import Planned, Stage
 from toolchain.stages.triton_origin import from_source, triton_source
 from toolchain.stages.triton_tree import Bindings, bindings_of
 
-# The machines whose wheels have been cross-compiled and tried.
+# The machines for which wheels have been cross-compiled and tested.
 _CROSS = ("arm64",)
 
 
@@ -24,11 +24,11 @@ class TritonDetails:
     """The decisions about a Triton from source.
 
     Args:
-        tree: of it, if that is here already.
-        bindings: read from that tree; without a tree those of releases, see `refined`.
-        rules: of the libraries for GPUs that it is built with.
-        pythons: the versions that wheels are built for; empty for a base's own.
-        held: the one of them whose wheel the image holds; empty if that is known only after the build.
+        tree: Triton's tree, if it is here already.
+        bindings: the bindings in the tree; without a tree the bindings of the releases, see `refined`.
+        rules: the rules of the libraries for GPUs that Triton is built with.
+        pythons: the Python versions that wheels are built for; empty for the base's own Python.
+        held: the Python version whose wheel the image holds; empty if that is known only after the build.
         cross: whether the wheels are for another machine.
     """
 
@@ -42,14 +42,14 @@ class TritonDetails:
 
     @classmethod
     def of(cls, request: Request, dependencies: Mapping[str, Planned], pythons: tuple[str, ...]) -> TritonDetails:
-        """Return what a request decides."""
+        """Return the decisions of a request."""
         rules = tuple(rule for rule in codegens() if rule.stage in dependencies)
         source, tree = triton_source(request), triton_here(request)
         return cls(source=source, tree=tree, bindings=bindings(request, tree), rules=rules, pythons=pythons)
 
 
 def refined(details: TritonDetails, tree: Path) -> TritonDetails:
-    """Return the details once the tree is fetched, because only the tree names the bindings of C++ to Python."""
+    """Return the details with the bindings of the fetched tree; PinError if the plan assumed other bindings."""
     bound = bindings_of(tree)
     if bound.project != details.bindings.project:
         raise PinError(
@@ -62,7 +62,7 @@ def refined(details: TritonDetails, tree: Path) -> TritonDetails:
 
 def triton_stage(_: str, request: Request) -> Stage:
     """Return the stage for a wheel of the index, for portable wheels, or for a wheel that is bound to a base."""
-    # ruff: noqa: PLC0415 - a plan needs one of them, and they import this module
+    # ruff: noqa: PLC0415 - a plan needs only one of these modules, and they import this module
     if not from_source(request):
         from toolchain.stages.triton_wheel import TritonWheelStage
 
@@ -77,7 +77,7 @@ def triton_stage(_: str, request: Request) -> Stage:
 
 
 def stands_on(request: Request) -> tuple[str, ...]:
-    """Return the stages below: for a wheel the base, from source also LLVM and the libraries for GPUs."""
+    """Return the stages below Triton: the base, and for a build from source also LLVM and the libraries for GPUs."""
     if not from_source(request):
         return ("base",)
     rules = rules_of(request)
@@ -94,5 +94,5 @@ def stands_on(request: Request) -> tuple[str, ...]:
 
 
 def cross_machines(request: Request) -> tuple[str, ...]:
-    """Return the other machines that Triton is built for, which needs the unpacked system of a portable LLVM."""
+    """Return the other machines that Triton can be built for; only builds on a portable LLVM have such machines."""
     return _CROSS if request.glibc and from_source(request) else ()

@@ -1,4 +1,4 @@
-"""The Triton kernels of a wheel, compiled ahead of time: a Triton cache, in an image that MCV can also use."""
+"""Compile the Triton kernels of a wheel ahead of time, to a Triton cache in an image that MCV can also use."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ RECIPE = "containerfiles/triton-cache"
 # Folders in a container: the recipe, the module that makes the calls, and the calls of the contract check.
 _SEEN, _MODULES, _CHECKED = f"/recipe/{RECIPE}", "/src/calls", "/calls"
 _NAMED = (f"{RECIPE}/calls.py", f"{RECIPE}/worker.py")
-MADE = "made"  # what Triton writes, below what the campaign makes
+MADE = "made"  # the folder that Triton writes to, below the campaign's folder
 _LISTED = 20
 
 
 @dataclass(frozen=True)
 class TritonCacheDetails:
-    """The calls that fill a cache, and the table that they are from."""
+    """The calls that fill a cache, and the table that they come from."""
 
     table: WheelCalls
     calls: tuple[Call, ...]
@@ -122,11 +122,11 @@ class TritonCacheStage:
             _require_compiled(outcomes, keep_going=request.keep_going)
             shard.finish(shared, result.entries)
             _require_any(outcomes)
-            # Results of others are unpacked beside those of this machine.
+            # Results from kernel stores are unpacked to the same folder as the results of this machine.
             _unpack(outcomes, out)
             ordered: list[Outcome] = []
             if request.shard is None:
-                # No shard has all calls, so their orders are compiled by a build without shards or by a merge.
+                # No shard has all calls, so only a build without shards, or a merge, compiles them in several orders.
                 orders = in_orders(outcomes)
                 here = workers_here(at, workspace, None if shared is None or shared.only else shared)
                 orders_of = RuleSet(tuple(rule_of(call, table.module) for call in orders), len(orders))
@@ -206,7 +206,7 @@ def requested_calls(request: Request) -> TritonCacheDetails:
 
 
 def stands_on(request: Request) -> tuple[str, ...]:
-    """Return the stages below. The last is the wheel whose functions are called."""
+    """Return the stages below a cache. The last one is the wheel whose functions are called."""
     return ("base", "torch", "triton", _wheel(request))
 
 
@@ -215,9 +215,9 @@ def _wheel(request: Request) -> str:
 
 
 def variables(wheel: str) -> dict[str, str]:
-    """Return the environment of the program that calls the wheel: that of its image, and the place of Triton's cache.
+    """Return the environment of the program that calls the wheel: its image's variables, and Triton's cache path.
 
-    None of it is part of the keys of the cache.
+    The keys of the cache cover none of these variables.
     """
     home = {"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}  # noqa: S108 - in the container
     return {**environment([wheel_row(wheel)]), **home, "TRITON_CACHE_DIR": mount()}
@@ -242,7 +242,7 @@ def compile_setup(built: Built, out: Path, workspace: Workspace) -> CompileSetup
         },
         command=("python3", f"{_SEEN}/worker.py"),
     )
-    # Triton fills the cache in its final place. All that fills it has the same image, files and variables.
+    # Triton fills the cache at its final path. All processes that fill it have the same image, files and variables.
     cache = Mount(made, mount(), read_only=False)
     return kernel_workers.compile_setup(
         naming, image, workspace, source=_MODULES, out=out, scratch=out.with_name(SCRATCH), mounts=[cache]
@@ -263,7 +263,7 @@ def _unpack(outcomes: Sequence[Outcome], out: Path) -> None:
 
 
 def _reasons(outcomes: Sequence[Outcome]) -> str:
-    """Return the last line of the reasons why the first calls did not compile."""
+    """Return a line for each of the first calls that did not compile, with the last line of its reason."""
     return "\n".join(
         f"{outcome.call.name}: {outcome.entry.reason.splitlines()[-1][:300]}" for outcome in outcomes[:_LISTED]
     )
@@ -282,7 +282,7 @@ def _require_compiled(outcomes: Sequence[Outcome], *, keep_going: bool) -> None:
 
 
 def _require_any(outcomes: Sequence[Outcome]) -> None:
-    """Raise UnsupportedError if the wheel refused all calls: it has nothing for these GPUs."""
+    """Raise UnsupportedError if the wheel refused all calls, because then it does not support these GPUs."""
     if not any(outcome.done for outcome in outcomes):
         why = _reasons(outcomes)
         raise UnsupportedError(
@@ -291,7 +291,7 @@ def _require_any(outcomes: Sequence[Outcome]) -> None:
 
 
 def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:
-    """Compare a sample of the kernels with float64, as far as there are cases for them (`--check`)."""
+    """Check a sample of the kernels that have cases, with `--check`, and return the facts."""
     if workspace.request.check is None:
         return {}
     paths = [path for path in sorted(tree.rglob("*")) if path.is_file()]
@@ -305,7 +305,7 @@ def _check_numbers(tree: Path, workspace: Workspace) -> dict[str, Any]:
 def _check_hits(
     table: WheelCalls, outcomes: Sequence[Outcome], workspace: Workspace
 ) -> Callable[[str], Mapping[str, Any]]:
-    """Check that the same calls and orders compile nothing in a fresh container with the cache in its place."""
+    """Return a check that the same calls and orders compile nothing in a fresh container that has the cache."""
 
     def check(image: str) -> Mapping[str, Any]:
         workspace.step("contract")

@@ -1,4 +1,4 @@
-"""Decide which of the edits that come with the tool a request's Triton takes on the LLVM that is named for it."""
+"""Decide which of the tool's own edits a request's Triton needs on the LLVM that the request names."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _SOURCE = "triton"
 
 
 def with_edits(request: Request, target: str) -> dict[str, tuple[Path, ...]]:
-    """Return the patches of a request, with the edits that its Triton takes before the user's own.
+    """Return the patches of a request, with the edits that its Triton needs before the user's own patches.
 
-    An edit file is taken for its LLVM alone, and for a Triton at its commit or a folder with the files that it edits.
-    Without a named LLVM a Triton is built on its own pin and needs no edits.
+    An edit file is only for its LLVM, and for a Triton at its commit or for a folder with the files that it edits. If
+    the request names no LLVM, Triton is built on its own pin and needs no edits.
     """
     patches = dict(request.patches)
     llvm = request.sources.get("llvm")
     if llvm is None or not involves(target, "triton") or not from_source(request):
         return patches
     release = llvm_release(llvm, request)
-    given = {path.name for path in patches.get(_SOURCE, ())}  # a bundle brings them as patches
+    given = {path.name for path in patches.get(_SOURCE, ())}  # a bundle brings the edits as patches
     wanted = [edits for edits in shipped() if edits.source == _SOURCE and release and edits.is_for(release)]
     taken = tuple(edits.path for edits in wanted if edits.path.name not in given and _takes(request, edits))
     return {**patches, _SOURCE: (*taken, *patches.get(_SOURCE, ()))} if taken else patches
 
 
 def check_edits(request: Request) -> None:
-    """Refuse a Triton that was planned without edits, because the release of its LLVM was unknown before the fetch."""
+    """Raise PinError if Triton needs edits that the plan lacks; the LLVM's release may be unknown before a fetch."""
     known = request.patches.get(_SOURCE, ())
     missed = [path for path in with_edits(request, _SOURCE).get(_SOURCE, ()) if path not in known]
     if missed:
@@ -55,7 +55,7 @@ def _takes(request: Request, edits: EditFile) -> bool:
         try:
             return triton_spec(request).version == edits.commit
         except (PinError, UnsupportedError):
-            return False  # the plan says what is wrong
+            return False  # the plan reports the error
     if head_of(tree) == edits.commit:
         edits.check(tree)
         return True
@@ -63,9 +63,9 @@ def _takes(request: Request, edits: EditFile) -> bool:
 
 
 def llvm_release(spec: SourceSpec, request: Request) -> str:
-    """Return the version of the LLVM that a source names, e.g. `22.1.8`; empty if only a network tells it.
+    """Return the version of the LLVM that a source names, e.g. `22.1.8`; empty if it is unknown before a fetch.
 
-    A tree of LLVM's main branch calls itself `23.0.0`, a release `23.1.0` or later.
+    A tree of LLVM's main branch has a version such as `23.0.0`, and a release has `23.1.0` or later.
     """
     if spec.kind == "git" and (tagged := re.fullmatch(r"llvmorg-([0-9.]+)", spec.tag)):
         return tagged[1]
@@ -87,4 +87,4 @@ def _version_in(tree: Path) -> str:
     try:
         return version_of_tree(tree)
     except SourceError:
-        return ""  # the plan of LLVM says what is wrong
+        return ""  # the plan of LLVM reports the error

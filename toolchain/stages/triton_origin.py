@@ -1,4 +1,4 @@
-"""The origin of a request's Triton: a source that is named, AOTriton's own, or upstream's at a commit or tag."""
+"""Find the source of a request's Triton: the named source, AOTriton's Triton, or upstream's at a commit or tag."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ AMD_FORK = "https://github.com/ROCm/triton"
 
 
 def from_source(request: Request) -> bool:
-    """Return whether Triton is built from source: always, unless a wheel of the index is named."""
+    """Return whether Triton is built from source, which is the case unless the request names a wheel of the index."""
     spec = request.sources.get("triton")
     return spec is None or not spec.wheel
 
 
 def triton_source(request: Request) -> Source:
-    """Return the source of Triton, without any network."""
+    """Return the source of Triton; this uses no network."""
     return request.locate("triton", triton_spec(request))
 
 
 def triton_spec(request: Request) -> SourceSpec:
-    """Return the source that is named, AOTriton's Triton, or upstream's at the commit or tag of a version."""
+    """Return the named source, AOTriton's Triton, or upstream's Triton at the commit or tag of a version."""
     if (spec := request.sources.get("triton")) is not None:
         return spec
     if request.aotriton:
         release = aotriton_release(request.aotriton, allow_unknown=True)
-        if not release.triton:  # all that is missing at once, so that one more call is enough
+        if not release.triton:  # the error names everything that is missing, so that one more call is enough
             options = {"commit": "aotriton", "triton": "triton", "llvm": "llvm"}
             require(release, *(field for field, option in options.items() if option not in request.sources))
         return SourceSpec(kind="git", where=AMD_FORK, version=release.triton)
@@ -86,8 +86,10 @@ def with_its_pin(tree: Path | None) -> str | None:
 
 
 def local_triton(request: Request) -> Path | None:
-    """Return the tree of Triton that decides the plan: a folder that was named, a tree that a bundle brought, or the
-    fetched tree of a commit whose LLVM is not on record.
+    """Return the tree of Triton that decides the plan; None if there is none.
+
+    It is a folder that the request names, a tree from a bundle, or the fetched tree of a commit whose LLVM is not on
+    record.
     """
     spec = request.sources.get("triton")
     if spec is not None and spec.kind == "stored":
@@ -113,6 +115,6 @@ def unknown_commit(request: Request) -> SourceSpec | None:
 
 
 def _locked_commit(request: Request, tag: str) -> str:
-    """Return the commit that the lock has for a tag of upstream; empty if it has none."""
+    """Return the commit that the lock has for a tag of upstream; empty if the lock has none."""
     held = request.lock.source("triton") if request.lock is not None else None
     return held.ref if held is not None and (held.tag, held.repository) == (tag, UPSTREAM) else ""

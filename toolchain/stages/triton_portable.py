@@ -1,4 +1,4 @@
-"""Triton's wheels on a portable LLVM layer: one for each requested CPython, for the same old system as LLVM.
+"""Build Triton's wheels on a portable LLVM layer, for each requested CPython and for the same old system as LLVM.
 
 Objects that include no Python header are compiled once. A wheel for another machine is cross-compiled, and an emulator
 runs its check.
@@ -123,7 +123,7 @@ class TritonPortableStage:
 
 
 def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], workspace: Workspace) -> Path:
-    """Lay out the libraries for GPUs for the recipe: at their places in Triton's tree, with their variables."""
+    """Return a folder for the recipe, with the libraries for GPUs at their places in Triton's tree, and variables."""
     folder = emptied(workspace.work() / "codegen")
     lines = []
     for rule in rules:
@@ -138,7 +138,7 @@ def _lay_libraries(rules: Sequence[Codegen], dependencies: Mapping[str, Built], 
 
 
 def _own_among(request: Request, versions: Sequence[str]) -> str:
-    """Return the base's own Python, which must be among the versions, because the image of base and wheel runs it."""
+    """Return the base's own Python, which must be among `versions`, because the image of base and wheel runs it."""
     own = own_python(request)
     if own not in versions:
         raise UnsupportedError(
@@ -151,7 +151,7 @@ def _own_among(request: Request, versions: Sequence[str]) -> str:
 
 
 def check_pythons(versions: Sequence[str], tree: Path, name: str) -> None:
-    """Check that a tree of Triton supports these Pythons."""
+    """Raise UnsupportedError if a tree of Triton does not support a Python of `versions`."""
     requires = python_requires(tree)
     for version in versions:
         check_range(version, requires, name=f"Triton {name}")
@@ -170,8 +170,8 @@ def check_wheel_compiles(
     """Import a wheel with its own CPython and compile for every GPU, in a container of the image.
 
     Args:
-        image: any with a shell; nothing of its Python is used.
-        contexts: `pythons`, roots by version; and for another machine's wheel `emulator`, with a qemu-user.
+        image: an image with a shell; its own Python is not used.
+        contexts: `pythons` has the root of each Python; `emulator` has a qemu-user for a wheel of another machine.
     """
     tree = workspace.work() / f"wheel-{version}"
     if not tree.exists():
@@ -197,7 +197,7 @@ def check_wheel_compiles(
 
 
 def _folder_of(emulate: Path, workspace: Workspace) -> Path:
-    """Return a folder with only the emulator, under one name for every machine."""
+    """Return a folder that has only the emulator; the file has the same name for every machine."""
     folder = emptied(workspace.work() / "emulator")
     copy = folder / "emulator"
     copy.write_bytes(emulate.read_bytes())

@@ -1,4 +1,4 @@
-"""Totals of upstream's lit tests in a build of Triton."""
+"""Read the results of upstream's lit tests in a build of Triton."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _why(output: str) -> str:
 
 
 def lit(out: Path, *, required: bool) -> dict[str, Any]:
-    """Return the totals by Python version."""
+    """Return the totals of the lit tests by Python version; BuildError if there are none although `required`."""
     totals = {path.stem.removeprefix("lit-"): lit_totals(path) for path in sorted(out.glob("lit-*.xml"))}
     if required and not totals:
         raise BuildError(

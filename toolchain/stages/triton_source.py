@@ -1,4 +1,4 @@
-"""Triton from source on the LLVM layer: the wheel as a file, and an image of base and wheel."""
+"""Build Triton from source on the LLVM layer: the wheel as a file, and an image of base and wheel."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from toolchain.stages.triton_wheel import SITE, unzip
 from toolchain.stages.unpacked import own_python, versions_of
 from toolchain.stages.wheels import TRITON, keep_wheel, wheel_folder, wheel_sources
 
-# One GPU of each of AMD's families. A Triton that compiles for these compiles for the others of the family.
+# One GPU of each of AMD's families. A Triton that compiles for one GPU compiles for the other GPUs of its family.
 CONTRACT_GPUS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151")
-# Bytes of the source's copy, its build tree and the unpacked wheel, measured.
+# The measured bytes of the source's copy, its build tree and the unpacked wheel.
 _DISK = 6_000_000_000
 _WEIGHTS = {"configure": 30.0, "compile": 1800.0, "lit": 200.0}
 
 
 @dataclass(frozen=True)
 class TritonSourceStage:
-    """Builds Triton against the C library and for the Python of a base."""
+    """Builds Triton for the C library and the Python of a base."""
 
     name: str = "triton"
 
@@ -77,7 +77,7 @@ class TritonSourceStage:
 
 
 def _check_pythons(request: Request) -> None:
-    """Refuse Pythons that a base of Debian does not have. The build checks other images."""
+    """Raise UnsupportedError for a Python that a base of Debian does not have; builds check other images."""
     if request.base.image is not None or base_recipe(request.base.recipe).os_release["id"] != "debian":
         return
     own = own_python(request)
@@ -98,12 +98,12 @@ def plan_from_source(
     recipe: Mapping[str, str],
     more: Mapping[str, Any],
 ) -> Planned[TritonDetails]:
-    """Plan the build of Triton's source; `recipe` has digests of the files that shape it."""
+    """Plan the build of Triton's source; `recipe` has the digests of the recipe's files."""
     source, tree = details.source, details.tree
     check_tree_form(source, "Triton")
     if source.path is not None and source.path.is_dir():
         require_tree(source.path, source.ref)
-    # A tree that is here already is checked now, because building LLVM takes hours.
+    # A tree that is here is checked before the build of LLVM, which takes hours.
     if tree is not None and dependencies["llvm"].sources:
         require_tree(tree, source.ref)
         check_setup(tree)
@@ -145,7 +145,7 @@ class Taken:
 
     Args:
         planned: the stage, with the binaries and the bindings of the fetched tree.
-        intake, findings: prebuilt files in it, and the decision on each (`stages.prebuilt`).
+        intake, findings: the decisions on prebuilt files, and the files (see `stages.prebuilt`).
     """
 
     planned: Planned[TritonDetails]
@@ -183,10 +183,10 @@ def build_wheels(
     args: Mapping[str, str],
     contexts: Mapping[str, Path],
 ) -> Path:
-    """Run the recipe `containerfiles/<recipe_name>`; return its `/out` as a folder.
+    """Run the recipe `containerfiles/<recipe_name>`, and return the folder with its output.
 
     Args:
-        args, contexts: of that recipe, besides those that every one has.
+        args, contexts: arguments and contexts that only this recipe has.
     """
     request, planned, intake = workspace.request, taken.planned, taken.intake
     return workspace.build(
@@ -217,7 +217,7 @@ def build_wheels(
 
 
 def wheels_in(out: Path) -> list[Path]:
-    """Return the wheels that a recipe left."""
+    """Return the wheels that a recipe built; BuildError if there are none."""
     wheels = sorted((out / "wheel").glob("*.whl"))
     if not wheels:
         raise BuildError("wheel-not-built", "Triton's build left no wheel", fix="see the log")
@@ -235,13 +235,13 @@ def finish(
     facts: Mapping[str, Any] | None = None,
     with_base: bool = True,
 ) -> Built:
-    """Keep every wheel, and make the image of the one that runs in it.
+    """Put every wheel into the store, and make the image with one of them.
 
     Args:
-        wheel: the content of the image, unpacked below `SITE`.
-        check: of the image in a container, when a contract check is requested.
-        with_base: whether the image stands on the base's layers, which a wheel of another machine cannot. Only then the
-            recipe runs upstream's tests.
+        wheel: the wheel for the image, which is unpacked below `SITE`.
+        check: the contract check of the image.
+        with_base: whether the image has the base's layers, which do not fit a wheel for another machine. Only with them
+            does the recipe run upstream's tests.
     """
     request = workspace.request
     known = {
@@ -268,7 +268,7 @@ def finish(
 
 
 def check_compiles(workspace: Workspace, image: str) -> dict[str, Any]:
-    """Compile a kernel for every GPU in a fresh container of the image, without a GPU."""
+    """Compile a kernel for every GPU of `CONTRACT_GPUS` in a fresh container of the image; this needs no GPU."""
     return run_contract(
         workspace,
         image,
@@ -290,12 +290,12 @@ def run_contract(
     name: str,
     dead: str,
 ) -> dict[str, Any]:
-    """Run aotriton/triton_contract.py in a fresh container of an image, and return what it prints.
+    """Run aotriton/triton_contract.py in a fresh container of an image, and return its result.
 
     Args:
         python: the command that runs a Python with this Triton.
-        name: of the Triton, for messages.
-        dead: the error if nothing was printed.
+        name: the name of the Triton, for messages.
+        dead: the error message if the script printed no result.
     """
     workspace.step("contract")
     done = workspace.runner.run(
@@ -325,9 +325,9 @@ def run_contract(
 
 
 def for_python(wheels: Sequence[Path], version: str) -> Path:
-    """Return the wheel for the base's own Python, `3.13`, which runs in the image.
+    """Return the wheel for the base's own Python, such as `3.13`, which runs in the image.
 
-    A wheel of the stable ABI serves the Python that it is named for and every later one.
+    A wheel for the stable ABI serves the Python in its name and all later Pythons.
     """
     tag, minor = f"-cp{version.replace('.', '')}-", int(version.partition(".")[2])
     for wheel in wheels:
@@ -343,7 +343,7 @@ def for_python(wheels: Sequence[Path], version: str) -> Path:
 
 
 def check_llvm(workspace: Workspace, llvm: Built) -> None:
-    """Refuse an LLVM layer that lacks what this Triton needs."""
+    """Raise an error if an LLVM layer lacks files that this Triton needs."""
     layout, prefix = Layout(workspace.cache.images), str(llvm.facts["prefix"]).strip("/") + "/"
     top = read_layers(layout, layout.resolve(llvm.manifest))[-1].descriptor
     files = {file.path.removeprefix(prefix) for file in layer_files(layout.blob(top.digest), top.media_type)}

@@ -1,4 +1,4 @@
-"""Read a tree of Triton: its version, its commit, its LLVM; and check that it matches the request."""
+"""Read the version, the commit and the LLVM of a tree of Triton, and check that it matches the request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from toolchain.sources.tree import Source, require
 from toolchain.stages.llvm_version import major_of
 
 _INIT = "python/triton/__init__.py"
-# setup.py is at the top since 2025-04-23.
+# setup.py has been at the top since 2025-04-23.
 _SETUPS = ("setup.py", "python/setup.py")
 _HELPERS = "python/build_helpers.py"
 _BACKENDS = ("third_party/amd", "third_party/nvidia")
@@ -34,7 +34,7 @@ _SAYS = re.compile(r"""^__version__\s*=\s*["'](\d+\.\d+(?:\.\d+)?)""", re.MULTIL
 
 
 def version_in(tree: Path) -> str:
-    """Return the version that a tree of Triton gives itself; empty if it gives none."""
+    """Return the version in a tree of Triton; empty if there is none."""
     try:
         match = _SAYS.search((tree / _INIT).read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -48,7 +48,7 @@ def setup_text(tree: Path) -> str:
 
 
 def require_tree(tree: Path, name: str) -> None:
-    """Require a source tree of Triton that can be built: its setup.py, and both of its backends."""
+    """Raise an error if a tree of Triton cannot be built, because setup.py, a backend or a submodule is missing."""
     if tree.is_file():
         raise SourceError(
             "not-a-source-tree",
@@ -76,13 +76,13 @@ def require_tree(tree: Path, name: str) -> None:
 
 
 def require_backends(tree: Path) -> None:
-    """Require a Triton that has both backends in its tree, as every Triton since January 2024 has."""
+    """Raise UnsupportedError if a tree of Triton lacks a backend; every Triton since January 2024 has both."""
     if missing := [backend for backend in _BACKENDS if not os.path.lexists(tree / backend)]:
         raise older_than_backends(f"this Triton has no {' and no '.join(missing)}")
 
 
 def older_than_backends(what: str) -> UnsupportedError:
-    """Return the error for a Triton from before its two backends."""
+    """Return the error for a Triton that is older than the two backends."""
     return UnsupportedError(
         "triton-too-old",
         what,
@@ -93,7 +93,7 @@ def older_than_backends(what: str) -> UnsupportedError:
 
 
 def _is_empty(tree: Path, folder: str) -> bool:
-    """Return whether a folder of the tree has no content; a path that leads out of the tree is not looked at."""
+    """Return whether a folder of the tree is empty or missing; False for a path that leads out of the tree."""
     path = tree / folder
     if Path(folder).is_absolute() or ".." in Path(folder).parts:
         return False
@@ -101,7 +101,7 @@ def _is_empty(tree: Path, folder: str) -> bool:
 
 
 def check_setup(tree: Path) -> None:
-    """Check that the recipes can keep a tree's setup.py from downloading packages."""
+    """Raise SourceError if a tree's setup.py would download packages that the recipes do not provide."""
     named = set(re.findall(r"""["']([A-Z0-9_]+_SYSPATH)["']""", setup_text(tree) + _text(tree, _HELPERS)))
     if unknown := sorted(named - _SERVED):
         packages = ", ".join(name.removesuffix("_SYSPATH").lower() for name in unknown)
@@ -114,7 +114,7 @@ def check_setup(tree: Path) -> None:
 
 
 def python_requires(tree: Path) -> str:
-    """Return the `python_requires` of a tree's setup.py, which is not run; empty if it cannot be read."""
+    """Return the `python_requires` of a tree's setup.py without running it; empty if it cannot be read."""
     try:
         module = ast.parse(setup_text(tree))
     except (SyntaxError, ValueError, RecursionError):
@@ -130,7 +130,7 @@ def python_requires(tree: Path) -> str:
 
 
 def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    """Evaluate a literal, a name of one, `MIN[0]`, `MAX[1] + 1`, or a text with these in it; None for anything else."""
+    """Return the value of a literal, a name, `MIN[0]`, `MAX[1] + 1`, or an f-string of these; None for other nodes."""
     result: Any = None
     match node:
         case ast.Constant(value=result):
@@ -156,27 +156,27 @@ class Bindings:
     """The C++ bindings of a Triton's wheel.
 
     Args:
-        project: of the index, that its build imports: `pybind11` or `nanobind`.
-        stable: whether one wheel can serve Python 3.12 and all later ones.
+        project: the project of the index that the build imports: `pybind11` or `nanobind`.
+        stable: whether one wheel can serve Python 3.12 and all later Pythons.
     """
 
     project: str = "pybind11"
     stable: bool = False
 
     def projects(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the projects of a build that are listed with pybind11, with this one in its place, sorted."""
+        """Return `names`, sorted, with this project instead of pybind11."""
         return tuple(sorted(self.project if name == "pybind11" else name for name in names))
 
 
 def bindings_of(tree: Path) -> Bindings:
-    """Return the bindings in a tree's build files, which are not run."""
+    """Return the bindings that a tree's build files name; the files are not run."""
     text = "\n".join(_text(tree, name) for name in ("pyproject.toml", "python/pyproject.toml"))
     nanobind = re.search(r"""["']nanobind\b""", text) is not None
     return Bindings(project="nanobind" if nanobind else "pybind11", stable="TRITON_STABLE_ABI" in setup_text(tree))
 
 
 def check_no_download(tree: Path, rules: Sequence[Codegen]) -> None:
-    """Check that a tree's build can take given libraries and be told to fetch nothing."""
+    """Raise SourceError if a tree's build cannot take our libraries for GPUs, and so would download them."""
     files = (*_SETUPS, _HELPERS, "CMakeLists.txt")
     text = "\n".join(_text(tree, name) for name in files)
     for rule in rules:
@@ -198,7 +198,7 @@ def _text(tree: Path, name: str) -> str:
 
 
 def head_of(tree: Path) -> str:
-    """Return the commit that is checked out; empty if the tree is not a checkout."""
+    """Return the commit of a checkout; empty if the tree is not a checkout."""
     printed = _git(tree, "rev-parse", "--verify", "HEAD")
     return printed if is_commit(printed) else ""
 
@@ -210,7 +210,7 @@ def gitlink_of(tree: Path, folder: str) -> str:
 
 
 def submodules_of(tree: Path) -> dict[str, str]:
-    """Return the submodules that a tree's .gitmodules names: URLs by folder. Git is not asked."""
+    """Return the URLs of the submodules in a tree's .gitmodules, by folder. Git is not run."""
     found: dict[str, str] = {}
     for section in re.split(r"(?m)^[ \t]*\[", _text(tree, ".gitmodules"))[1:]:
         values = dict(re.findall(r"(?m)^[ \t]*(path|url)[ \t]*=[ \t]*(\S+)[ \t]*$", section))
@@ -220,11 +220,11 @@ def submodules_of(tree: Path) -> dict[str, str]:
 
 
 def _git(tree: Path, *words: str) -> str:
-    """Return what git prints about a checkout; empty if the tree is none, or git fails."""
+    """Return the output of a git command in a checkout; empty if the tree is no checkout, or git fails."""
     if not (tree / ".git").exists():
         return ""
-    # git reads the checkout's own configuration, which may be hostile. In a partial clone git fetches a missing object
-    # from where that configuration says, and `ext::` or `remote.*.uploadpack` there name a command.
+    # git reads the checkout's own configuration, which may be hostile. In a partial clone git fetches missing objects
+    # from the remote in the configuration, and `ext::` or `remote.*.uploadpack` there can run a command.
     env = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ALLOW_PROTOCOL": "none"}
     fixed = ("-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
     try:
@@ -235,12 +235,12 @@ def _git(tree: Path, *words: str) -> str:
 
 
 def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
-    """Check that a tree is the Triton that `--triton` names.
+    """Raise PinError if a tree is not the Triton that `--triton` names.
 
     Args:
-        wanted: a version or a commit.
+        wanted: the version or the commit that `--triton` names.
         name: the tree's name in messages, e.g. `--source triton=PATH`.
-        llvm: whether its LLVM pin is compared too; not if the user names an LLVM.
+        llvm: whether to compare the LLVM pin too, which makes no sense if the user names an LLVM.
     """
     rows = _facts(tree, wanted, llvm=llvm)
     fix = "leave one of them out; a tree alone is built as it is, with its own LLVM pin"
@@ -264,7 +264,7 @@ def compare(tree: Path, wanted: str, *, name: str, llvm: bool) -> None:
 
 
 def _facts(tree: Path, wanted: str, *, llvm: bool) -> list[tuple[str, str, str]]:
-    """Return the tree's own values, the expected ones, and their names."""
+    """Return rows of a value in the tree, the expected value, and the name of the value."""
     if is_commit(wanted):
         head = head_of(tree)
         return [(head, wanted, "the commit")] if head else []
@@ -276,14 +276,14 @@ def _facts(tree: Path, wanted: str, *, llvm: bool) -> list[tuple[str, str, str]]
 
 
 def _check_generation(tree: Path, llvm: Source) -> None:
-    """Refuse an LLVM that is far from the Triton in a tree, if both versions are known."""
+    """Raise UnsupportedError if an LLVM is too old or too new for a tree of Triton; unknown versions pass."""
     version, there = version_in(tree), major_of(llvm)
     if not version or there is None:
         return
     try:
         own = needs_for(version).llvm
     except UnsupportedError:
-        return  # nothing is on record of it
+        return  # the needs of this Triton are not on record
     # The main branch keeps the version of the last release for months, and may need a newer LLVM.
     if not own - 1 <= there <= own + 1:
         how = "old" if there < own else "new"
@@ -296,9 +296,9 @@ def _check_generation(tree: Path, llvm: Source) -> None:
 
 
 def check_tree(tree: Path, request: Request, llvm: Source) -> None:
-    """Compare a fetched tree with the request and with the LLVM that it will be built on.
+    """Compare a fetched tree with the request, and with the LLVM that it will be built on.
 
-    If that LLVM comes from a row of data, the tree's own pin must be the same.
+    If this LLVM comes from a row of data, the tree must have the same pin.
     """
     _check_generation(tree, llvm)
     named = request.sources.get("triton")

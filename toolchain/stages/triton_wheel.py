@@ -1,4 +1,4 @@
-"""Triton as a wheel of the index in an image of base and wheel. It is prebuilt, so it must be allowed by name."""
+"""Make an image of base and Triton's wheel from the index. The wheel is prebuilt, so it must be allowed by name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Wor
 from toolchain.stages.unpacked import own_python
 
 BINARY = "triton-wheel"
-# A folder apart from the distribution's own site-packages, which programs in the image get by PYTHONPATH.
+# This folder is not in the distribution's site-packages. Programs in the image find it by PYTHONPATH.
 SITE = "/usr/lib/toolchain/triton"
 
 
 @dataclass(frozen=True)
 class TritonWheelStage:
-    """A wheel from the Python index, by SHA-256. Building it from source is another stage."""
+    """Takes Triton as a wheel from the Python index, by SHA-256."""
 
     name: str = "triton"
 
@@ -61,8 +61,8 @@ class TritonWheelStage:
 
 
 def wheel_source(request: Request) -> Source:
-    """Return the wheel that is named, without any network."""
-    spec = request.sources["triton"]  # without one this stage is not among those of a goal
+    """Return the wheel that the request names; this uses no network."""
+    spec = request.sources["triton"]  # `triton_stage` chooses this stage only if the request names a wheel
     source = request.locate("triton", spec)
     if source.kind != "pypi":
         raise UnsupportedError(
@@ -75,7 +75,7 @@ def wheel_source(request: Request) -> Source:
 
 
 def _check_python(request: Request, source: Source) -> None:
-    """Refuse a wheel that the base's Python cannot import. A user's own base is probed later."""
+    """Raise UnsupportedError for a wheel that the base's Python cannot import. A user's own base is probed later."""
     if request.base.image is not None:
         return
     file, has = pypi_row(source.where, source.version).file, own_python(request)
@@ -90,11 +90,11 @@ def _check_python(request: Request, source: Source) -> None:
 
 
 def unzip(wheel: Path, into: Path) -> None:
-    """Unpack a wheel. A name that leaves the folder is a HostileInputError."""
+    """Unpack a wheel; HostileInputError if a name leads out of the folder."""
     into.mkdir(parents=True, exist_ok=True)
     with open_wheel(wheel) as archive:
         for member in archive.infolist():
             path = Path(archive.extract(member, into))
-            # Wheels keep the x bit in the upper half; zipfile does not restore it.
+            # The upper half of the attributes has the mode, which zipfile does not restore.
             if not member.is_dir() and (member.external_attr >> 16) & 0o111:
                 path.chmod(0o755)

@@ -1,12 +1,12 @@
-"""Stages that unpack a distribution's packages: headers to compile against, CPythons, PyTorch.
+"""Unpack packages of a distribution: headers to compile against, CPythons, PyTorch.
 
-None of the packages' programs is run, so another machine's packages need no emulator.
+No program of the packages is run, so packages for another machine need no emulator.
 
-- `sysroot` holds headers, libc and libstdc++: of an old system (`catalog.floors`) for a layer that links everywhere
-  later, and of the base's own distribution for a layer that is bound to it and for another machine.
-- `python` holds a root for each version, `/3.13/usr/include/python3.13` and all that the interpreter needs. The C
-  library in it serves the interpreter alone, because a wheel links that of the glibc floor.
-- `torch` is a layer above a base of the same suite, some of whose files it repeats.
+- `sysroot` holds headers, libc and libstdc++. For a portable layer they come from an old system (`catalog.floors`). For
+  a layer that is bound to a base and is for another machine, they come from the base's distribution.
+- `python` holds a root for each version, with `/3.13/usr/include/python3.13` and all files that the interpreter needs.
+  Its C library is only for the interpreter, because wheels link the C library of the glibc floor.
+- `torch` is a layer above a base of the same suite. It repeats some files of the base.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from toolchain.request.model import Request
 from toolchain.stages.base import package_inputs, parse_packages, read_packages, run_mmdebstrap, write_packages
 from toolchain.stages.stage import Built, ImageParts, LayerContent, Planned, Workspace
 
-# Runs before mmdebstrap removes the archives, and prints what dpkg would report if the packages were installed.
+# This command runs before mmdebstrap removes the archives, because dpkg does not list packages that are only unpacked.
 _LIST_ARCHIVES = (
     'for deb in "$1"/var/cache/apt/archives/*.deb; do dpkg-deb -f "$deb" Package Version Architecture'
     ' && sha256sum <"$deb" | sed "s/^/SHA256: /; s/ *-$//" && echo; done'
 )
-# Folders without headers or libraries. Some have content of this machine.
+# Folders that have no headers and libraries. Some have content from this machine.
 _NOT_WANTED = ("boot", "dev", "etc", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp", "var")
-# Files that are neither compiled in nor imported. The static library alone is half of them.
+# Files that builds neither include nor import. The static library is half of their size.
 _NOT_OF_PYTHON = ("*.a", "./usr/share/*", "./usr/lib/python*/test", "./usr/lib/python*/config-*")
-# Folders that the base has as links, and files that are neither run nor imported.
+# Folders that are links in the base, and files that programs neither run nor import.
 _NOT_OF_TORCH = (
     "./bin", "./lib", "./lib32", "./lib64", "./libx32", "./sbin", "*.a", "./usr/include/*", "./usr/share/doc/*",
     "./usr/share/locale/*", "./usr/share/man/*",
@@ -51,12 +51,12 @@ PARTIAL = "unpacked to compile against, not installed"
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """Packages that are unpacked with all that they depend on.
+    """Packages that are unpacked with all their dependencies.
 
     Args:
-        name: part of names.
-        arch: OCI architecture.
-        suite, packages: of Debian.
+        name: the name of the system in names of images.
+        arch: the OCI architecture.
+        suite, packages: Debian's suite, and names of packages in it.
         relative: whether absolute links are made relative.
     """
 
@@ -77,13 +77,13 @@ class Unpacked:
     """The content of a stage that unpacks packages.
 
     Args:
-        name: part of names.
-        title: the name in the image's title.
-        suite: of Debian; several are separated by spaces.
-        systems: by their folder in the layer; a folder has a name if there are several.
-        digest: of the inputs of the resolution. The resolved packages are in the package list.
-        links: links in the layer, by path.
-        leave_out: patterns of paths for tar, besides folders that no build reads.
+        name: the name of the content in names of images.
+        title: the name of the content in the image's title.
+        suite: Debian's suite; several suites are separated by spaces.
+        systems: the systems by their folder in the layer. The folder of a single system is empty.
+        digest: digest of the inputs of the resolution. The resolved packages are in the package list.
+        links: targets of links in the layer, by path.
+        leave_out: patterns of paths that tar leaves out, in addition to folders that no build reads.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Unpacked:
 
 @dataclass(frozen=True)
 class UnpackedStage:
-    """A stage that unpacks packages: `sysroot`, `python` or `torch`."""
+    """Unpacks the packages of `sysroot`, `python` or `torch`."""
 
     name: str
 
@@ -142,12 +142,12 @@ class UnpackedStage:
 
 
 def sysroot_stage(name: str, request: Request) -> UnpackedStage | None:
-    """Return the stage for an LLVM of another machine or a portable one. The base serves the others."""
+    """Return the stage if LLVM is portable or for another machine; other LLVMs are compiled against the base itself."""
     return UnpackedStage(name) if request.glibc or request.arch[0] != this_machine() else None
 
 
 def python_stage(name: str, request: Request) -> UnpackedStage | None:
-    """Return the stage for Triton from source on a portable LLVM. A base has its own Python."""
+    """Return the stage if Triton is built from source on a portable LLVM; other builds use the base's Python."""
     from toolchain.stages.triton_origin import from_source  # noqa: PLC0415 - most plans have no portable Triton
 
     return UnpackedStage(name) if request.glibc and from_source(request) else None
@@ -231,7 +231,7 @@ _CONTENT = {"sysroot": sysroot_of, "python": pythons_of, "torch": torch_of}
 
 
 def _unpack(system: System, tree: Path, workspace: Workspace, *, leave_out: tuple[str, ...]) -> list[dict[str, str]]:
-    """Unpack a system into a new folder; return its packages with the SHA-256 of each package's file."""
+    """Unpack a system into a new folder; return its packages with the SHA-256 of each package file."""
     work = workspace.work()
     tar, listing = work / "rootfs.tar", work / "packages"
     run_mmdebstrap(
@@ -256,7 +256,7 @@ def _unpack(system: System, tree: Path, workspace: Workspace, *, leave_out: tupl
 
 
 def make_links_relative(tree: Path) -> None:
-    """Make links to absolute paths mean the same file below `tree` when this machine's programs follow them."""
+    """Make absolute links relative, so that programs of this machine follow them to the same file below `tree`."""
     for folder, names, files in os.walk(tree):
         for path in (Path(folder, name) for name in (*names, *files)):
             if path.is_symlink() and (target := path.readlink()).is_absolute():
@@ -265,14 +265,14 @@ def make_links_relative(tree: Path) -> None:
 
 
 def _merge_usr(root: Path) -> None:
-    """Link `/lib` and `/lib64` to `/usr`, as an installation does, because programs name their loader by them."""
+    """Link `/lib` and `/lib64` to `/usr`, because programs name their loader by these paths."""
     for folder in ("lib", "lib64"):
         if (root / "usr" / folder).is_dir() and not (root / folder).exists():
             (root / folder).symlink_to(f"usr/{folder}")
 
 
 def own_python(request: Request) -> str:
-    """Return the Python that the base has: `3.13`."""
+    """Return the version of the base's Python, such as `3.13`; PinError for a local image."""
     if request.base.image is not None:
         raise PinError(
             "base-python-unknown",
@@ -283,6 +283,6 @@ def own_python(request: Request) -> str:
 
 
 def versions_of(request: Request) -> tuple[str, ...]:
-    """Return the Pythons that wheels are built for, the lowest first: those of the request, else the base's own."""
+    """Return the Pythons that wheels are built for, the lowest first: from the request, or else the base's own."""
     versions = {check_version(version) for version in request.pythons} or {own_python(request)}
     return tuple(sorted(versions, key=lambda version: int(version.partition(".")[2])))

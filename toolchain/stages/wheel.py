@@ -1,4 +1,4 @@
-"""Wheels of projects above Triton: built from source, without a network, and images in which they import."""
+"""Build wheels of projects that use Triton from source, without a network, and images in which they import."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LISTING = "usr/share/toolchain/wheels.json"
 _ALWAYS = ("packaging", "setuptools", "wheel")
 _DISK = 3_000_000_000
 _WEIGHTS = {"configure": 20.0, "compile": 20.0}
-# The error and the remedy, by the kind of failure that build.py reports.
+# The error class and the advice, by the kind of failure that build.py reports.
 _FAILURES: Mapping[str, tuple[type[ToolchainError], str]] = {
     "triton": (ContractError, "build Triton again: its wheel brings the dist-info"),
     "torch": (ContractError, "see that the packages of torch in data/wheels.toml fit the base"),
@@ -46,13 +46,13 @@ _FAILURES: Mapping[str, tuple[type[ToolchainError], str]] = {
 
 @dataclass(frozen=True)
 class WheelStage:
-    """Builds the wheel of a project above Triton."""
+    """Builds the wheel of a project that uses Triton."""
 
     name: str
 
     @property
     def row(self) -> WheelRow:
-        """The row of that name."""
+        """The row of data/wheels.toml for this project."""
         return wheel_row(self.name)
 
     def plan(self, request: Request, dependencies: Mapping[str, Planned]) -> Planned:
@@ -157,7 +157,7 @@ class WheelStage:
 
 @dataclass(frozen=True)
 class WheelsStage:
-    """An image with the wheels of several projects beside one Triton: those that the request names, else all."""
+    """Makes an image of one Triton and the wheels of several projects, which the request names (by default all)."""
 
     name: str = "wheels"
 
@@ -203,7 +203,7 @@ class WheelsStage:
 
 
 def check_imports(rows: Sequence[WheelRow], workspace: Workspace) -> Callable[[str], Mapping[str, Any]]:
-    """Return a check that the rows' modules import in a fresh container, with the variables that the image sets."""
+    """Return a check that the modules of the rows import in a fresh container, with only the image's variables."""
     wanted = [name for row in rows for name in row.imports]
 
     def check(image: str) -> Mapping[str, Any]:
@@ -242,17 +242,17 @@ def environment(rows: Sequence[WheelRow]) -> dict[str, str]:
 
 
 def stands_on(request: Request) -> tuple[str, ...]:
-    """Return the stages that the image is built on."""
+    """Return the stages that the image with all wheels is built on."""
     return ("base", "torch", "triton", *wheel_names(request))
 
 
 def wheel_names(request: Request) -> tuple[str, ...]:
-    """Return the wheels that a request names, in the order of the data; all of them if it names none."""
+    """Return the wheels that a request names, in the order of the data; all wheels if it names none."""
     return tuple(row.name for row in wheel_rows() if row.name in request.wheels or not request.wheels)
 
 
 def wheel_source(row: WheelRow, request: Request) -> Source:
-    """Return the project's source, without any network."""
+    """Return the source of a project; this uses no network."""
     own = (
         SourceSpec(kind="pypi", where=row.project)
         if row.project
@@ -262,7 +262,7 @@ def wheel_source(row: WheelRow, request: Request) -> Source:
 
 
 def require_needs(row: WheelRow, tree: Path, ref: str) -> None:
-    """Check that a source has the files that the recipe of its wheel needs."""
+    """Raise SourceError if a source lacks a file that the recipe of its wheel needs."""
     if missing := [name for name in row.needs if not (tree / name).exists()]:
         raise SourceError(
             "source-incomplete",
@@ -273,7 +273,7 @@ def require_needs(row: WheelRow, tree: Path, ref: str) -> None:
 
 
 def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
-    """Compare a wheel with its row.
+    """Compare a wheel with its row; ContractError if they differ.
 
     Returns:
         `{"tag", "files", "packages"}`: the tag of its name, the number of its files, and its top folders.
@@ -305,7 +305,7 @@ def check_content(row: WheelRow, wheel: Path) -> dict[str, Any]:
 
 
 def elsewhere(findings: Sequence[Finding], folders: Sequence[str]) -> list[Finding]:
-    """Return the findings outside of some folders of a source."""
+    """Return the findings that are not in `folders`."""
     return [finding for finding in findings if not any(finding.file.startswith(f"{name}/") for name in folders)]
 
 

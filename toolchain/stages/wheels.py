@@ -1,4 +1,4 @@
-"""Wheels that a build imports: locked files of the Python index, in one folder for pip's --find-links."""
+"""Provide the wheels that a build imports: locked files of the Python index, in a folder for pip's --find-links."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from toolchain.sources.store import Store
 from toolchain.sources.tree import Source
 from toolchain.stages.stage import Workspace
 
-# Projects for Triton's build, and for the names and tests of its wheels.
+# Projects that Triton's build, and the names and tests of its wheels, need.
 TRITON = ("auditwheel", "lit", "packaging", "pybind11", "pyelftools", "setuptools", "wheel")
-# The projects of AOTriton's requirements.txt, with their dependencies.
+# The projects in AOTriton's requirements.txt, and their dependencies.
 AOTRITON = (
     "filelock", "iniconfig", "numpy", "packaging", "pandas", "pluggy", "pybind11", "python-dateutil", "pyyaml",
     "setuptools", "tzdata", "wheel",
@@ -26,12 +26,12 @@ AOTRITON = (
 
 
 def wheel_sources(projects: Sequence[str]) -> tuple[Source, ...]:
-    """Return the wheels as sources, without any network."""
+    """Return the wheels of projects as sources; this uses no network."""
     return tuple(known_pypi(f"wheel-{project}", project, "") for project in projects)
 
 
 def wheel_folder(sources: Sequence[Source], workspace: Workspace) -> Path:
-    """Return a folder with the fetched wheels under their own names; it is made again each time."""
+    """Fetch wheels, and return a new folder that holds them under their own names."""
     folder = emptied(workspace.work() / "wheels")
     for source in sources:
         fetched = workspace.fetch(source)
@@ -40,7 +40,7 @@ def wheel_folder(sources: Sequence[Source], workspace: Workspace) -> Path:
 
 
 def place(file: Path, target: Path) -> None:
-    """Put a file of the store under another name, without a copy if the file system allows that."""
+    """Link a file to another name, or copy it if the file system cannot link it."""
     try:
         os.link(file, target)
     except OSError:
@@ -48,7 +48,7 @@ def place(file: Path, target: Path) -> None:
 
 
 def keep_wheel(wheel: Path, cache: Cache) -> dict[str, Any]:
-    """Put a wheel that was built into the store; return `{"file", "digest", "bytes"}`."""
+    """Put a built wheel into the store; return `{"file", "digest", "bytes"}`."""
     digest, size = sha256_file(wheel), wheel.stat().st_size
     store = Store(cache.store)
     if store.file(digest, verify=True) is None:
@@ -60,5 +60,5 @@ def keep_wheel(wheel: Path, cache: Cache) -> dict[str, Any]:
 
 
 def in_store(cache: Cache, digest: str) -> Path | None:
-    """Return a file that an earlier build put into the store; None if it is missing or damaged."""
+    """Return a file that an earlier build put into the store; None if the file is missing or damaged."""
     return Store(cache.store).file(digest, verify=True)
