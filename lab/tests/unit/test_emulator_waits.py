@@ -75,8 +75,9 @@ def test_gfx12_has_a_counter_for_each_kind(wait: str, after: str, faults: int) -
 
 
 def test_loads_of_both_halves_of_a_register_need_no_wait_between() -> None:
-    low, high = "global_load_d16_u8 v1, v0, s[4:5]", "global_load_d16_hi_u8 v1, v0, s[4:5]"
-    state_after("gfx1100", [low, high, "s_waitcnt vmcnt(0)", "v_mov_b32_e32 v3, v1"])
+    low, high = "global_load_d16_u8 v1, v[0:1], off", "global_load_d16_hi_u8 v1, v0, s[4:5]"
+    for second in (high, "ds_load_u8_d16_hi v1, v0"):
+        state_after("gfx1100", [low, second, "s_waitcnt vmcnt(0) lgkmcnt(0)", "v_mov_b32_e32 v3, v1"])
     other = [
         "ds_store_b8 v0, v1",
         "ds_load_u8_d16_hi v5, v0",

@@ -71,6 +71,7 @@ class Operation:
         reads, writes: registers by number: scalar ones from 0, vector ones from `operands.VECTOR`.
         names: mnemonics, two for an instruction that does two things.
         spared: halves of `reads` and `writes` that are not accessed, as numbers of `Operands.half_reads`.
+        kept: halves of `writes` that are not written.
     """
 
     instruction: Instruction
@@ -79,6 +80,7 @@ class Operation:
     writes: frozenset[int]
     names: tuple[str, ...]
     spared: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
 
 
 def decode(line: Line, target: Target) -> Operation:
@@ -101,8 +103,8 @@ def decode(line: Line, target: Target) -> Operation:
         raise instruction.unknown(f"the modifier {', '.join(left)}")
     if instruction.name.startswith("v_") and not instruction.name.startswith(("v_readlane", "v_writelane")):
         operands.reads.update(range(EXEC, EXEC + target.lanes // 32))
-    reads, writes, spared = operands.accesses()
-    return Operation(instruction, run, reads, writes, (instruction.name,), spared)
+    reads, writes, spared, kept = operands.accesses()
+    return Operation(instruction, run, reads, writes, (instruction.name,), spared, kept)
 
 
 def _row(instruction: Instruction) -> LaneOp | None:
@@ -157,7 +159,7 @@ def _dual(line: Line, target: Target) -> Operation:
         parts.append(lanewise.parts(operands, row))
         if left := instruction.modifiers.left():
             raise instruction.unknown(f"the modifier {', '.join(left)}")
-        read, written, _ = operands.accesses()
+        read, written, *_ = operands.accesses()
         reads |= read
         writes |= written
         names.append(instruction.name)

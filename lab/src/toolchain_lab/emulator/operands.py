@@ -127,13 +127,14 @@ class Operands:
         self.writes.update(names if count is None else range(names.start, names.start + count))
         return register
 
-    def accesses(self) -> tuple[frozenset[int], frozenset[int], frozenset[int]]:
-        """The registers that are read, those that are written, and the halves of these that are neither."""
+    def accesses(self) -> tuple[frozenset[int], frozenset[int], frozenset[int], frozenset[int]]:
+        """The registers that are read, and written; the halves of these that are neither, and those not written."""
         halves = self.half_reads | self.half_writes
         whole = self.reads | self.writes
         spared = frozenset(half ^ 1 for half in halves if half >> 1 not in whole) - halves
+        kept = frozenset(half ^ 1 for half in self.half_writes if half >> 1 not in self.writes) - self.half_writes
         reads, writes = (half >> 1 for half in self.half_reads), (half >> 1 for half in self.half_writes)
-        return frozenset(self.reads.union(reads)), frozenset(self.writes.union(writes)), spared
+        return frozenset(self.reads.union(reads)), frozenset(self.writes.union(writes)), spared, kept
 
     def vector(self, text: str) -> Register:
         """An operand that must be vector registers; neither read nor written yet.

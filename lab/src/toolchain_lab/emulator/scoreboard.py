@@ -103,7 +103,7 @@ class Scoreboard:
             # Loads of the same kind arrive in order, so the later one stays.
             if not (ordered and counter in mine_counters):
                 used |= operation.writes & registers
-            if used and earlier.spared and operation.spared:
+            if used and earlier.kept and operation.spared:
                 used = frozenset(register for register in used if not _apart(register, earlier, operation))
             if used:
                 raise _fault(operation, earlier, f"{_text(min(used))} is used before the load that writes it:")
@@ -116,10 +116,10 @@ class Scoreboard:
             accesses.append((counter, operation, frozenset(loaded), ordered))
 
 
-def _apart(register: int, first: Operation, second: Operation) -> bool:
-    """Whether two instructions access different halves of a register."""
+def _apart(register: int, load: Operation, other: Operation) -> bool:
+    """Whether a load writes one half of a register, and another instruction accesses the other one."""
     low, high = 2 * register, 2 * register + 1
-    return (low in first.spared and high in second.spared) or (high in first.spared and low in second.spared)
+    return (low in load.kept and high in other.spared) or (high in load.kept and low in other.spared)
 
 
 def _counters(operation: Operation, target: Target) -> tuple[str, ...]:
