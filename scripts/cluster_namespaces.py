@@ -1,12 +1,13 @@
-"""Campaigns on a Dask scheduler, between two machines that are network namespaces; needs root, `ip` and openssl.
+"""Run campaigns on a Dask scheduler between two network namespaces; this needs root, `ip` and openssl.
 
     python -m scripts.cluster_namespaces CACHE_ONE CACHE_TWO [--rounds 2] -- --source triton=pypi:3.7.1 …
 
-The caches have the base and the Triton image; their records of kernels are removed again and again. What follows `--`
-are options of `kernels run kernels`. Prints a line of JSON for each campaign: the image's digest, who compiled how many
-kernels, the seconds of the step that compiles, and the share of them in which a worker compiled. All digests must be
-equal. Then it compares two workers, each pinned to a core, with each of them alone, in turns: the efficiency is the
-rate of both by the sum of the single rates. Where other work runs, --nice -20 (root's right) keeps the cores for it.
+The caches must have the base and the Triton image; the script removes their records of kernels before each campaign.
+The words after `--` are options of `kernels run kernels`. The script prints a line of JSON for each campaign: the
+image's digest, how many kernels each worker compiled, the seconds of the compile step, and the share of this time in
+which a worker compiled. All digests must be equal. Then the script compares two workers, each pinned to a core, with
+each of them alone, in turns: the efficiency is the rate of both divided by the sum of the single rates. On a busy
+machine, --nice -20 (which needs root) keeps the cores for the workers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def run(*words: str, check: bool = True) -> None:
 
 @contextlib.contextmanager
 def namespaces() -> Iterator[None]:
-    """Two network namespaces that see each other and nothing else."""
+    """Make two network namespaces that see only each other, and remove them at the end of the block."""
     try:
         run("ip", "link", "add", "tc-one", "type", "veth", "peer", "name", "tc-two")
         for name, link in ((ONE, "tc-one"), (TWO, "tc-two")):
@@ -57,7 +58,7 @@ def namespaces() -> Iterator[None]:
 
 
 def certificates(folder: Path) -> dict[str, str]:
-    """The environment that names an authority and a certificate of it to Dask."""
+    """Make an authority and a certificate, and return the environment that names them to Dask."""
 
     def openssl(*words: str) -> None:
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=60)
@@ -78,10 +79,10 @@ class Machines:
     """The processes on both machines.
 
     Args:
-        folder: for their output.
-        environment: of all of them.
-        options: of `kernels run`.
-        nice: of the workers.
+        folder: the folder for the output of the processes.
+        environment: further variables of all processes.
+        options: options of `kernels run`.
+        nice: the niceness of the workers.
     """
 
     def __init__(
@@ -116,7 +117,11 @@ class Machines:
     def campaign(
         self, what: str, port: int = 0, *more: str, meanwhile: Callable[[int], bool] = lambda _: True
     ) -> dict[str, Any]:
-        """Run a campaign on machine one, and call `meanwhile` with its finished kernels until it returns True."""
+        """Run a campaign on machine one, and return its row.
+
+        Args:
+            meanwhile: called with the number of finished kernels until it returns True.
+        """
         cache = self._caches[ONE]
         for record in cache.glob("records/*.json"):
             if json.loads(record.read_bytes())["stage"] == "kernels":
@@ -158,7 +163,7 @@ def kill(child: Child) -> None:
 
 
 def faults(machines: Machines) -> set[str]:
-    """Campaigns of two workers, with one killed, and with the scheduler killed and started again; their digests."""
+    """Run campaigns in which a worker is killed, and in which the scheduler is restarted; return all digests."""
     found = [machines.campaign("local")]
     scheduler, _, second = machines.scheduler(8786), machines.worker(ONE, 8786), machines.worker(TWO, 8786)
     found.append(machines.campaign("two workers", 8786))
@@ -182,7 +187,7 @@ def faults(machines: Machines) -> set[str]:
 
 
 def efficiency(machines: Machines, rounds: int) -> None:
-    """Compare two workers with each alone; all are started once, so that no container's start is measured."""
+    """Compare two workers with each worker alone. A first campaign starts the workers before the measurement."""
     ways = {"one": (8801, (ONE,)), "two": (8802, (TWO,)), "both": (8803, (ONE, TWO))}
     for port, workers in ways.values():
         machines.scheduler(port)
@@ -203,12 +208,12 @@ def main(words: Sequence[str] | None = None) -> int:
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("caches", nargs=2, type=Path)
     reader.add_argument("--rounds", type=int, default=2)
-    reader.add_argument("--nice", type=int, default=0, help="of the workers")
+    reader.add_argument("--nice", type=int, default=0, help="niceness of the workers")
     reader.add_argument("--only", choices=("faults", "efficiency"))
     own, _, options = " ".join(sys.argv[1:] if words is None else words).partition(" -- ")
     given = reader.parse_args(own.split())
     one, two = (cache.absolute() for cache in given.caches)
-    folder = Path(tempfile.mkdtemp(prefix="cluster-"))  # it stays, with the logs
+    folder = Path(tempfile.mkdtemp(prefix="cluster-"))  # the folder stays, because it has the logs
     with namespaces():
         machines = Machines(folder, certificates(folder), {ONE: one, TWO: two}, options.split(), given.nice)
         try:

@@ -1,13 +1,13 @@
-"""Whether a GPU's codegen library makes the assembly that Triton makes itself.
+"""Compare the assembly of a GPU's codegen library with the assembly that Triton itself makes.
 
     PYTHON scripts/codegen_same.py LIBRARY --source FOLDER [--gpus a,b] [--kernels 20] [--json FILE]
 
 PYTHON has a Triton from source, linked with the same LLVM as LIBRARY (`libtriton_amd_codegen.so`). FOLDER is the
-unpacked flash-attn of aotriton/flash-attn.toml. Each kernel is compiled to LLVM IR and assembly by Triton; the library
-gets that IR, and its text is compared with Triton's, byte for byte. Then it assembles its text, which must give an ELF.
-No GPU is needed. Ends with 1 where a text differs.
+unpacked flash-attn of aotriton/flash-attn.toml. Triton compiles each kernel to LLVM IR and assembly. The library gets
+the same IR, and its assembly must have the same bytes as Triton's. Then the library must assemble its text to an ELF
+file. No GPU is needed. The exit code is 1 if a text differs.
 
-The library is called by the C interface that Triton 3.9.0 calls it by (version 1 of its options).
+The script calls the library through the C interface that Triton 3.9.0 uses (version 1 of its options).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 TOP = Path(__file__).resolve().parents[1]
-# The kernels' modules import torch; the stand-in answers.
+# The kernels' modules import torch, for which the stand-in suffices.
 sys.path[:0] = [str(TOP), str(TOP / "aotriton"), str(TOP / "aotriton" / "standin")]
 
 from toolchain.kernels.rules import Rule, load_rules  # noqa: E402
@@ -33,7 +33,7 @@ TRIPLE = b"amdgcn-amd-amdhsa"
 
 
 class Options(ctypes.Structure):
-    """How the library is asked to compile."""
+    """The options of a call that compiles."""
 
     _fields_ = (
         ("version", ctypes.c_uint32),
@@ -52,7 +52,7 @@ class Options(ctypes.Structure):
 
 
 class Library:
-    """The library, by its four functions."""
+    """The codegen library, through its four functions."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path.resolve()))
@@ -62,16 +62,16 @@ class Library:
             getattr(self._library, name).restype = ctypes.c_int
 
     def revision(self) -> str:
-        """Which LLVM it says that it is."""
+        """Return the revision of LLVM that the library reports."""
         return str(self._library.triton_amdgpu_revision().decode())
 
     def assembly(self, ir: bytes, gpu: str, features: str, *, fp_fusion: bool) -> bytes:
-        """Assembly of LLVM IR."""
+        """Compile LLVM IR, and return the assembly."""
         options = Options(1, TRIPLE, gpu.encode(), features.encode(), b"", b"", b"", fp_fusion, 0, 0, 0, 0)
         return self._call("triton_amdgpu_compile", ir, ctypes.c_size_t(len(ir)), ctypes.byref(options))
 
     def assemble(self, text: bytes, gpu: str, features: str) -> bytes:
-        """An object of assembly."""
+        """Assemble a text, and return the object."""
         size = ctypes.c_size_t(len(text))
         return self._call("triton_amdgpu_assemble", text, size, TRIPLE, gpu.encode(), features.encode())
 
@@ -88,7 +88,7 @@ class Library:
 
 
 def compile_by_triton(compiler: Any, rule: Rule, tree: Path) -> tuple[bytes, bytes, dict[str, Any]]:
-    """LLVM IR, assembly and metadata, as the Triton of this Python makes them."""
+    """Compile a rule with the Triton of this Python; return LLVM IR, assembly and metadata."""
     from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
 
     task = rule.task(str(tree), "/nowhere")
@@ -99,7 +99,7 @@ def compile_by_triton(compiler: Any, rule: Rule, tree: Path) -> tuple[bytes, byt
 
 
 def main() -> None:
-    """Compare, and print what was found."""
+    """Compare the kernels, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", type=Path)
     parser.add_argument("--source", type=Path, required=True)
@@ -112,7 +112,7 @@ def main() -> None:
     if not asked.source.is_dir():
         parser.error(f"there is no folder {asked.source}")
     with tempfile.TemporaryDirectory() as folder:
-        # Only the objects are kept otherwise; nothing of an earlier run may answer.
+        # Triton must not take results from an earlier run, and must keep more than the objects.
         os.environ.update(TRITON_CACHE_DIR=folder, KERNEL_WORKER_WITHOUT="shared,direct,parses")
         from worker import Compiler  # noqa: PLC0415 - reads the environment
 

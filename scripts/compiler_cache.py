@@ -1,9 +1,9 @@
-"""Keeps a compiler cache small between runs: `trim FOLDER` before the build, `changed FOLDER` after it.
+"""Keep a compiler cache small between runs: `trim FOLDER` before the build, `changed FOLDER` after it.
 
-`trim` removes what was not used for some days, then what was used longest ago until the rest is below a size, and notes
-which objects are left. `changed` compares with the note and writes `changed=true` or `changed=false` to the file that
-GITHUB_OUTPUT names: a cache in which nothing was compiled need not be saved again. ccache touches what it uses, and
-takes a file that is gone for one that was never there.
+`trim` removes objects that were not used for some days, and then the least recently used objects until the rest is
+below a size. It lists the remaining objects in a file. `changed` compares the cache with it, and writes `changed=true`
+or `changed=false` to the file that GITHUB_OUTPUT names, because a cache without new objects need not be saved again.
+ccache touches the objects that it uses, and treats a removed object as missing.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _OWN = {"stats", "ccache.conf", "CACHEDIR.TAG", _NOTE}
 
 
 def objects(folder: Path) -> dict[Path, os.stat_result]:
-    """What was compiled, by path; none if the folder is not there."""
+    """Return the objects in a cache by path; none if the folder does not exist."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in _OWN)
     return {path: path.stat() for path in files}
 
 
 def trim(folder: Path, *, days: float, limit: int, now: float) -> tuple[int, int]:
-    """Remove what is old, and the oldest of the rest while there is more than `limit` bytes; note what is left.
+    """Remove objects that are older than `days`, and the oldest of the rest above `limit` bytes; list the others.
 
     Returns:
-        Number of files kept and removed.
+        the number of kept files and the number of removed files.
     """
     found = sorted(objects(folder).items(), key=lambda item: item[1].st_mtime, reverse=True)
     kept, size = [], 0
@@ -46,14 +46,14 @@ def trim(folder: Path, *, days: float, limit: int, now: float) -> tuple[int, int
 
 
 def changed(folder: Path) -> bool:
-    """Whether objects are there that `trim` did not leave."""
+    """Return whether the cache has objects that were added after `trim`."""
     note = folder / _NOTE
     before = set(note.read_text(encoding="utf-8").splitlines()) if note.is_file() else set()
     return any(os.fspath(path.relative_to(folder)) not in before for path in objects(folder))
 
 
 def main(argv: Sequence[str]) -> int:
-    """See above."""
+    """Run `trim` or `changed`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=["trim", "changed"])
     parser.add_argument("folder", type=Path)

@@ -1,4 +1,4 @@
-"""Use the published LLVM layer as a stranger would: a Containerfile with COPY --from, built by plain buildah."""
+"""Use the published LLVM layer in a Containerfile with COPY --from, which plain buildah builds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUN {prefix}/bin/mlir-tblgen --version
 
 
 def main(out: Path) -> None:
-    """Build it and print what mlir-tblgen says."""
+    """Build the Containerfile, and print the version that mlir-tblgen reports."""
     cache = Cache(default_cache())
     engine = Buildah(cache)
     layout = Layout(out)

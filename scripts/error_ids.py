@@ -1,4 +1,4 @@
-"""The ids of errors, as the two packages raise them, for docs/exit-codes.md."""
+"""Collect the ids of errors that the two packages raise, for docs/exit-codes.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolchain_lab.bridge import CLASSES
 
 TOP = Path(__file__).resolve().parents[1]
 PAGE = TOP / "docs" / "exit-codes.md"
-SEVERAL = 0  # instead of the exit code of an id whose class is chosen at run time
+SEVERAL = 0  # stands for the exit code of an id whose class is chosen at run time
 _TITLE = "\n## Ids of errors\n"
 _HEAD = f"""{_TITLE}
 Made by `python -m scripts.site_pages`. A terminal shows an id in brackets, `--json` as the key `id`. Messages may
@@ -24,7 +24,7 @@ change; the id of a situation does not.
 
 
 def page() -> str:
-    """Return docs/exit-codes.md with the ids of today."""
+    """Return docs/exit-codes.md with the current ids."""
     by_code = defaultdict(list)
     for name, code in sorted(collected().items()):
         by_code[code].append(f"`{name}`")
@@ -33,7 +33,7 @@ def page() -> str:
 
 
 def collected() -> dict[str, int]:
-    """Return the exit code of every id; raise a ValueError for an id with two, and for an error without an id."""
+    """Return the exit code of every id; ValueError if an id has two codes, or an error has no id."""
     trees = {
         path: ast.parse(path.read_text(encoding="utf-8"))
         for folder in ("toolchain", "lab/src")

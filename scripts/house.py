@@ -1,9 +1,9 @@
-"""The house drawn from its imports: rooms, floors and arrows.
+"""Show which parts of the code import which: rooms, floors and arrows.
 
-A room is a folder of a package, or a module that is in none. An arrow is one room's import of another, whichever
-of its modules does it; imports only for types are included. A room's floor is the longest way down from it.
+A room is a folder of a package, or a module in no folder. An arrow means that a module of one room imports another
+room; imports only for types count. A room's floor is the length of the longest path of arrows that starts at it.
 
-    python scripts/house.py            # the figures and the rooms, floor by floor
+    python scripts/house.py            # prints the figures and the rooms, floor by floor
 
 docs/concepts.md shows the picture.
 """
@@ -19,17 +19,17 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[1]
 PACKAGE = "toolchain"
 LAB = "lab/src/toolchain_lab"
-_SAID_NOTHING = {"__init__", "__main__"}
+_NO_ROOMS = {"__init__", "__main__"}
 
 
 def room_of(module: str) -> str:
-    """The room of a dotted module name; empty for the package itself."""
+    """Return the room of a dotted module name; empty for the package itself."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
 
 def imported(source: str, modules: frozenset[str]) -> set[str]:
-    """The modules that a source imports anywhere; of those outside `modules` it may name only the package."""
+    """Return the modules that a source imports anywhere. A module outside `modules` may appear as its package only."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -41,7 +41,7 @@ def imported(source: str, modules: frozenset[str]) -> set[str]:
 
 
 def sources(top: Path = TOP, package: str = PACKAGE) -> dict[str, Path]:
-    """The files of a package by their dotted module names."""
+    """Return the files of a package by their dotted module names."""
     folder = top / package
     return {
         ".".join(path.relative_to(folder.parent).with_suffix("").parts): path
@@ -51,26 +51,26 @@ def sources(top: Path = TOP, package: str = PACKAGE) -> dict[str, Path]:
 
 
 def arrows(top: Path = TOP, package: str = PACKAGE) -> dict[str, set[str]]:
-    """Every room of a package with the rooms of that package that it imports."""
+    """Return the rooms that each room of a package imports."""
     files = sources(top, package)
     own = Path(package).name
     modules = frozenset(files)
     rooms: dict[str, set[str]] = {}
     for module, path in files.items():
         room = room_of(module)
-        if room in _SAID_NOTHING or not room:
+        if room in _NO_ROOMS or not room:
             continue
         names = imported(path.read_text(encoding="utf-8"), modules)
         others = {room_of(name) for name in names if name.split(".")[0] == own}
-        rooms.setdefault(room, set()).update(others - {room, "", *_SAID_NOTHING})
+        rooms.setdefault(room, set()).update(others - {room, "", *_NO_ROOMS})
     return rooms
 
 
 def floors(rooms: Mapping[str, set[str]]) -> dict[str, int]:
-    """The floor of each room, 0 at the ground.
+    """Return the floor of each room; the lowest floor is 0.
 
     Raises:
-        CycleError: rooms import one another in a circle.
+        CycleError: rooms import each other in a cycle.
     """
     where: dict[str, int] = {}
     for room in TopologicalSorter(rooms).static_order():
@@ -79,7 +79,7 @@ def floors(rooms: Mapping[str, set[str]]) -> dict[str, int]:
 
 
 def drawn(rooms: Mapping[str, set[str]]) -> str:
-    """The figures, then the floors from the roof down."""
+    """Return a text with the figures, and then the floors from the highest down."""
     where = floors(rooms)
     lines = [f"{len(rooms)} rooms, {max(where.values()) + 1} floors, {sum(map(len, rooms.values()))} arrows"]
     for number in sorted(set(where.values()), reverse=True):
@@ -88,9 +88,9 @@ def drawn(rooms: Mapping[str, set[str]]) -> str:
 
 
 def main() -> None:
-    """Print the house."""
-    parser = argparse.ArgumentParser(description="The house drawn from its imports.")
-    parser.add_argument("top", type=Path, nargs="?", default=TOP, help="a checkout; this one by default")
+    """Print the rooms of both packages."""
+    parser = argparse.ArgumentParser(description="Show which parts of the code import which.")
+    parser.add_argument("top", type=Path, nargs="?", default=TOP, help="folder of a checkout; by default this checkout")
     top = parser.parse_args().top
     for package in (PACKAGE, LAB):
         print(f"{Path(package).name}: {drawn(arrows(top, package))}")

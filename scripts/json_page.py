@@ -1,4 +1,4 @@
-"""docs/json.md: the keys that each verb prints with `--json`, from docs/json.schema.json."""
+"""Make docs/json.md, with the keys that each verb prints with `--json`, from docs/json.schema.json."""
 
 from __future__ import annotations
 

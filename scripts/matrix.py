@@ -1,17 +1,17 @@
-"""Builds each LLVM of the distribution and a Triton on it, one after the other, and writes the evidence.
+"""Build each LLVM of the distribution and a Triton on it, one after the other, and write the results down.
 
     .venv/bin/python scripts/matrix.py build --tritons FOLDER [--only 19,21]
     .venv/bin/python scripts/matrix.py write
 
-`build` takes hours. FOLDER holds a checkout for each commit of `PAIRS`, called by the commit's first nine digits;
-without --tritons only the LLVMs are built. It can be stopped and started again: what was built from the same inputs is
-not built twice, and each result is written to scripts/matrix.json at once. Then all unfinished work is pruned:
-one build tree of LLVM is on the disk at a time. So give it a cache of its own (TOOLCHAIN_CACHE).
+`build` takes hours. FOLDER holds a checkout for each commit of `PAIRS`, named by the commit's first nine digits.
+Without --tritons only the LLVMs are built. `build` can be stopped and started again, because it skips builds with the
+same inputs, and writes each result to scripts/matrix.json at once. After each build it prunes all unfinished work, so
+that only one build tree of LLVM is on the disk. So give it a cache of its own (TOOLCHAIN_CACHE).
 
-What tests/integration/test_wheel_systems.py prints of a Triton goes into its row by hand, as `compiled`; and `cached`,
-where most of its objects came from the compiler cache.
+Add by hand to a Triton's row: `compiled`, the output of tests/integration/test_wheel_systems.py, and `cached` if most
+objects came from the compiler cache.
 
-`write` makes docs/measurements/generations.md out of the results, and rows of toolchain/data/tried.toml.
+`write` makes docs/measurements/generations.md and rows of toolchain/data/tried.toml from the results.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ALLOWED = ("--allow-binary", "libdevice")
 
 @dataclass(frozen=True)
 class Pair:
-    """An LLVM of the distribution, and the Triton nearest to the point where it was branched, by a short commit."""
+    """An LLVM of the distribution, and the short commit of the Triton that is nearest to this LLVM's branch point."""
 
     llvm: int
     triton: str
@@ -54,11 +54,11 @@ class Pair:
 
     @property
     def source(self) -> str:
-        """As `--source` takes it."""
+        """The value of `--source` for this LLVM."""
         return f"llvm=distro:llvm-toolchain-{self.llvm}"
 
 
-# In the order in which they are wanted.
+# The pairs are built in this order.
 PAIRS = (
     Pair(22, "d8da7c998"),
     Pair(19, "915b396c1", "3.9,3.11,3.13"),
@@ -69,7 +69,7 @@ PAIRS = (
 
 
 def words_of(pair: Pair, stage: str, tritons: Path | None) -> list[str]:
-    """The command line behind `toolchain plan` or `toolchain build`."""
+    """Return the arguments of `toolchain plan` or `toolchain build` for a stage of a pair."""
     words = [stage, "--source", pair.source]
     if stage == "triton":
         words += ["--source", f"triton={tritons}/{pair.triton}", "--python", pair.pythons]
@@ -78,10 +78,10 @@ def words_of(pair: Pair, stage: str, tritons: Path | None) -> list[str]:
 
 
 def toolchain(*words: str) -> Any:
-    """What a verb prints with `--json`.
+    """Run a verb with `--json`, and return its output.
 
     Raises:
-        SystemExit: it failed; what it said is on standard error.
+        SystemExit: the verb failed; its messages are on standard error.
     """
     done = subprocess.run(
         [sys.executable, "-I", "-m", "toolchain", *words, "--json"],
@@ -96,7 +96,7 @@ def toolchain(*words: str) -> Any:
 
 
 def build(asked: argparse.Namespace) -> None:
-    """Build what has no result of the same inputs yet."""
+    """Build the stages that have no result for their current inputs."""
     from toolchain.core.cache import Cache, default_cache  # noqa: PLC0415 - the other half needs no cache
 
     cache, results = Cache(default_cache()), read()
@@ -120,7 +120,7 @@ def build(asked: argparse.Namespace) -> None:
 
 
 def is_done(row: dict[str, Any] | None, pair: Pair, stage: str, tritons: Path | None) -> bool:
-    """Whether there is a result of the inputs that a plan has now."""
+    """Return whether a row is the result of the inputs that the plan has now."""
     if row is None:
         return False
     planned = toolchain("plan", *words_of(pair, stage, tritons))["stages"]
@@ -128,7 +128,7 @@ def is_done(row: dict[str, Any] | None, pair: Pair, stage: str, tritons: Path | 
 
 
 def _row(said: Any, stage: str) -> dict[str, Any]:
-    """What of a build is kept."""
+    """Return the row of a build for the results."""
     built = next(one for one in said["stages"] if one["name"] == stage)
     facts = built["facts"]
     row = {key: built[key] for key in ("image", "input_digest")}
@@ -146,7 +146,10 @@ def _row(said: Any, stage: str) -> dict[str, Any]:
 
 
 def measured(log: str) -> dict[str, int]:
-    """Steps of the largest run of ninja, and CPU seconds, from a build's log; of a resumed build, of its last run."""
+    """Return the steps of the largest run of ninja and the CPU seconds from a build's log.
+
+    The CPU seconds of a resumed build are those of its last run.
+    """
     found: dict[str, int] = {}
     if steps := _STEPS.findall(log):
         found["steps"] = max(int(total) for _, total in steps)
@@ -162,7 +165,7 @@ def _head(checkout: Path) -> str:
 
 
 def read() -> dict[str, dict[str, Any]]:
-    """The results so far."""
+    """Return the results so far."""
     if not RESULTS.is_file():
         return {}
     results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))
@@ -170,7 +173,7 @@ def read() -> dict[str, dict[str, Any]]:
 
 
 def page(results: dict[str, dict[str, Any]]) -> str:
-    """The page of figures."""
+    """Return the page with the figures."""
     llvms, tritons = [], []
     for pair in sorted(PAIRS, key=lambda pair: pair.llvm):
         if row := results.get(f"llvm-{pair.llvm}"):
@@ -207,8 +210,8 @@ def page(results: dict[str, dict[str, Any]]) -> str:
 
 
 def edits_for(commit: str, llvm: str) -> int:
-    """How many edits the tool ships for a commit of Triton on an LLVM."""
-    from toolchain.sources.edits import shipped  # noqa: PLC0415 - `build` alone is often called
+    """Return how many edits the tool has for a commit of Triton on an LLVM."""
+    from toolchain.sources.edits import shipped  # noqa: PLC0415 - `build` does not need it
 
     return sum(
         len(file.edits) for file in shipped() if file.source == "triton" and file.commit == commit and file.is_for(llvm)
@@ -216,7 +219,7 @@ def edits_for(commit: str, llvm: str) -> int:
 
 
 def rows(results: dict[str, dict[str, Any]], by_hand: Sequence[dict[str, str]]) -> str:
-    """Rows of tried.toml for the results that it does not have by hand."""
+    """Return rows of tried.toml for the results that have no row by hand."""
     known = {(row["what"], row["of"], row["as"]) for row in by_hand}
     found = []
     for pair in PAIRS:
@@ -247,13 +250,13 @@ def write(_: argparse.Namespace) -> None:
 
 
 def main(words: Sequence[str]) -> None:
-    """Run as a program."""
+    """Run `build` or `write`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
     building = verbs.add_parser("build")
-    building.add_argument("--tritons", type=Path, help="folder of checkouts; without it the LLVMs alone are built")
-    building.add_argument("--only", default="", help="LLVMs by their major version, with commas")
-    building.add_argument("--machine", default="two cores", help="what to call this machine on the page")
+    building.add_argument("--tritons", type=Path, help="folder of checkouts; without it only the LLVMs are built")
+    building.add_argument("--only", default="", help="major versions of LLVM, comma-separated")
+    building.add_argument("--machine", default="two cores", help="description of this machine for the page")
     building.set_defaults(run=build)
     verbs.add_parser("write").set_defaults(run=write)
     asked = parser.parse_args(words)

@@ -1,8 +1,8 @@
-"""Pins of Triton and AOTriton that the data files do not know yet: what is new upstream, and which build it asks for.
+"""Find pins of Triton and AOTriton that are new upstream and not in the data files, and propose builds for them.
 
-Facts are gathered with git alone (`--facts FILE` takes recorded ones instead, `--record FILE` keeps what was gathered).
-Standard output is JSON: `{"findings": [{"title", "why", "build"}]}`, where `build` holds the inputs of the build
-workflow, or null where this tool cannot build it. What upstream writes is checked for its form before it is passed on.
+Facts are gathered only with git; `--facts FILE` reads recorded facts instead, and `--record FILE` writes the facts to a
+file. Standard output is JSON: `{"findings": [{"title", "why", "build"}]}`, where `build` holds the inputs of the build
+workflow, or null if this tool cannot build the pin. Text from upstream is checked for its form before it is passed on.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ from toolchain_lab.examine.wheel_llvm import TARGETS
 TRITON = "https://github.com/triton-lang/triton"
 AOTRITON = "https://github.com/ROCm/aotriton"
 PIN_FILES = ("llvm-hash.txt", "cmake/llvm-hash.txt", "cmake/llvm-info.json", "cmake/llvm-build-info.json")
-# Of the LLVMs that make code for GPUs apart from Triton's own: what a Triton takes, and what upstream builds next. The
-# latter may be ahead of the pin, or come before there is one.
+# Files about the separate LLVMs for GPUs: the pin that a Triton uses (`info`), and the build that upstream makes next
+# (`build-info`), which may be ahead of the pin, or exist before the pin.
 _CODEGEN = re.compile(r"cmake/([a-z0-9]{1,20})-llvm-(build-)?info\.json")
 _TRITON_TAG = re.compile(r"refs/tags/v(\d{1,4}\.\d{1,4}\.\d{1,4})")
 _TRITON_BRANCH = re.compile(r"refs/heads/(main|release/\d{1,4}\.\d{1,4}\.x)")
 _AOTRITON_REF = re.compile(r"refs/tags/(\d{1,4}(?:\.\d{1,4}){1,3}(?:b|tp\d?))|refs/heads/(main)")
-_LIMIT = 100  # refs of one repository; more would be a flood
+_LIMIT = 100  # refs of one repository that are read
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something new: a title that stays the same from run to run, the reason, and the inputs of a build."""
+    """A new pin: a title that stays the same from run to run, the reason, and the inputs of a build."""
 
     title: str
     why: str
     build: dict[str, str] | None = None
 
 
-# What upstream says
+# Read the facts from upstream.
 
 
 class Repository:
-    """A remote repository, read ref by ref at depth 1 without the files that no one asks for."""
+    """A remote repository, of which refs are fetched at depth 1, and files only when they are read."""
 
     def __init__(self, url: str, scratch: Path) -> None:
         self._url = url
@@ -81,33 +81,33 @@ class Repository:
         return process.run(["git", "-c", "gc.auto=0", *words], env=self._env, capture=True, timeout=600).stdout
 
     def refs(self, wanted: re.Pattern[str]) -> dict[str, str]:
-        """Commits by full name, an annotated tag's being that of the commit behind it."""
+        """Return the commits of refs by full name; an annotated tag gives the commit that it points to."""
         found: dict[str, str] = {}
         for line in self._git("ls-remote", "--", self._url).splitlines():
             commit, _, name = line.partition("\t")
-            plain = name.removesuffix("^{}")  # which names what an annotated tag points to
+            plain = name.removesuffix("^{}")  # a name with this suffix is the commit of an annotated tag
             if wanted.fullmatch(plain) and is_commit(commit) and (name != plain or plain not in found):
                 found[plain] = commit
         return dict(sorted(found.items())[:_LIMIT])
 
     def fetch(self, commit: str) -> None:
-        """Bring a commit in."""
+        """Fetch a commit."""
         self._git("fetch", "--quiet", "--depth=1", "--filter=blob:none", "--no-tags", "origin", commit)
 
     def pins(self, commit: str) -> dict[str, str]:
-        """The pin files that are there, by name."""
+        """Return the content of the pin files in a commit, by name."""
         listed = self._git("ls-tree", "-r", "--name-only", commit, "--", "llvm-hash.txt", "cmake").splitlines()
         names = [name for name in listed if name in PIN_FILES or _CODEGEN.fullmatch(name)]
         return {name: self._git("cat-file", "blob", f"{commit}:{name}")[:4096] for name in names[:_LIMIT]}
 
     def carried(self, commit: str) -> str:
-        """The commit of the submodule that is Triton; empty if there is none."""
+        """Return the commit of the submodule of Triton; empty if there is none."""
         words = self._git("ls-tree", commit, "--", "third_party/triton").split()
         return words[2] if len(words) > 2 and words[1] == "commit" else ""
 
 
 def gather(triton: str, aotriton: str) -> dict[str, Any]:
-    """The facts: refs with their commits, the pin files of each, and the Triton that an AOTriton carries.
+    """Return the facts: refs with their commits, the pin files of each commit, and the Triton of each AOTriton.
 
     Raises:
         CommandError: a repository does not answer.
@@ -129,7 +129,7 @@ def gather(triton: str, aotriton: str) -> dict[str, Any]:
 
 
 def _carried(triton: Repository, commit: str) -> dict[str, str]:
-    """The pin files of a Triton that AOTriton carries; none if it lives in another repository."""
+    """Return the pin files of AOTriton's Triton; none if the commit is in another repository."""
     if not is_commit(commit):
         return {}
     try:
@@ -139,11 +139,11 @@ def _carried(triton: Repository, commit: str) -> dict[str, str]:
     return triton.pins(commit)
 
 
-# What of it is new
+# Compare the facts with the data files.
 
 
 def findings(facts: Mapping[str, Any]) -> list[Finding]:
-    """What the data files do not say, or say otherwise."""
+    """Return the findings: facts that are missing in the data files, or differ from them."""
     known = {row.llvm for row in triton_releases() if row.llvm} | {row.llvm for row in aotriton_releases() if row.llvm}
     found = [one for entry in facts["triton"] for one in _triton(entry, known)]
     by_name = {row.name: row for row in aotriton_releases()}
@@ -205,7 +205,7 @@ def _aotriton(entry: Mapping[str, Any], by_name: Mapping[str, AotritonRelease]) 
 
 
 def _pin(files: Mapping[str, str]) -> tuple[LlvmPin | None, str]:
-    """The pin in some files, by the reader that builds use; or why there is none."""
+    """Return the pin in pin files, read by the same code as in builds; or None and the reason why there is none."""
     held = {name: files[name] for name in PIN_FILES if name in files}
     if not held:
         return None, "its pin was not read"
@@ -217,12 +217,12 @@ def _pin(files: Mapping[str, str]) -> tuple[LlvmPin | None, str]:
         try:
             return read_pin(Path(folder)), ""
         except ToolchainError as error:
-            # It may quote what upstream wrote, and goes into an issue.
+            # The message may quote text of upstream, and becomes part of an issue.
             return None, re.sub(r"[^\w .,:;'()/-]", "?", error.what.replace(folder, ""), flags=re.ASCII)[:200]
 
 
 def _codegen(files: Mapping[str, str]) -> tuple[dict[str, CodegenPin], dict[str, str]]:
-    """The LLVMs for GPUs that some files pin, by LLVM's name of the target; and by name what is not as it must be."""
+    """Return the LLVMs for GPUs that files pin, by LLVM's name of the target, and the problems by name."""
     pins: dict[str, CodegenPin] = {}
     odd: dict[str, str] = {}
     for name in sorted({match[1] for file in files if (match := _CODEGEN.fullmatch(file))}):
@@ -239,7 +239,7 @@ def _codegen(files: Mapping[str, str]) -> tuple[dict[str, CodegenPin], dict[str,
 
 
 def _codegen_pin(target: str, pinned: str, built: str) -> CodegenPin | None:
-    """One pin; the repository is that of the next build only where that one builds the same commit."""
+    """Return a pin, or None if it is invalid. The next build's file gives the repository if it has the same commit."""
     try:
         said, ahead = json.loads(pinned), json.loads(built or "{}")
         llvm, build = said["llvm_hash"], said["build_number"]
@@ -260,7 +260,7 @@ def _named(pin: CodegenPin) -> str:
 
 
 def _codegen_findings(version: str, branch: str, entry: Mapping[str, Any]) -> Iterator[Finding]:
-    """What is new of the LLVMs for GPUs. A tag that is not on record is reported as a whole."""
+    """Yield the findings about LLVMs for GPUs, but not for a tag that is not on record, because that is a finding."""
     pins, odd = _codegen(entry["files"])
     who = f"Triton {version or branch}"
     where = f"tag v{version} is {entry['commit']}" if version else f"Triton's {branch} is at {entry['commit']}"
@@ -287,7 +287,7 @@ def _codegen_findings(version: str, branch: str, entry: Mapping[str, Any]) -> It
 
 
 def _build(pin: LlvmPin | None, version: str, files: Mapping[str, str]) -> dict[str, str] | None:
-    """Inputs of the build workflow; both values have a form that needs no quoting anywhere."""
+    """Return the inputs of the build workflow; None if it cannot build the pin. The values need no quoting."""
     if pin is None or any(_CODEGEN.fullmatch(name) for name in files):
         return None
     try:
@@ -307,10 +307,10 @@ def _oldest_aotriton() -> tuple[int, ...]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what is new as JSON; a table goes to the file that GITHUB_STEP_SUMMARY names."""
+    """Print the findings as JSON, and append a table to the file that GITHUB_STEP_SUMMARY names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--facts", type=Path, help="recorded facts instead of the network")
-    parser.add_argument("--record", type=Path, help="keep the facts here")
+    parser.add_argument("--facts", type=Path, help="file with recorded facts, to use no network")
+    parser.add_argument("--record", type=Path, help="file for the facts")
     parser.add_argument("--triton", default=TRITON, help="URL or folder of the repository")
     parser.add_argument("--aotriton", default=AOTRITON, help="URL or folder of the repository")
     given = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""The tables of options in docs/reference/verbs.md: which verbs take one, and where it can be set."""
+"""Make the tables of options in docs/reference/verbs.md: the verbs that take an option, and where it can be set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def commands() -> dict[str, Any]:
 
 
 def tables() -> tuple[list[list[str]], list[list[str]]]:
-    """Return the rows of the options of builds, and those of options that only single verbs have."""
+    """Return the rows of the options of builds, and the rows of the options of single verbs."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     of_builds: set[str] = set()
     declared = {option.flag for option in model.options()}

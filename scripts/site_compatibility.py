@@ -1,4 +1,4 @@
-"""docs/compatibility.md and docs/costs.md, made from the data, the code's refusals and the recorded tests."""
+"""Make docs/compatibility.md and docs/costs.md from the data, the code's refusals and the recorded tests."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ TOP = Path(__file__).resolve().parents[1]
 
 
 def tested(row: Tried) -> str:
-    """A row as a cell of a table, with a link to its figures."""
+    """Return the cell for a tested row, with a link to its figures."""
     link = f"[**tested**]({measured(row.section)})"
     return f"{link}: {row.part}" if row.part else link
 
 
 def anchor(heading: str) -> str:
-    """The anchor of a heading, as the site and GitHub make it."""
+    """Return the anchor that the site and GitHub make for a heading."""
     return re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-")
 
 
 def measured(section: str) -> str:
-    """The address of a section of docs/measurements/, from docs/.
+    """Return the address of a section of docs/measurements/, relative to docs/.
 
     Raises:
-        KeyError: no page there has a section of that name.
+        KeyError: no page there has a section with this name.
     """
     return f"measurements/{sections()[section]}#{anchor(section)}"
 
 
 @cache
 def sections() -> dict[str, str]:
-    """The headings of docs/measurements/ and the page that each is on."""
+    """Return the page of each heading in docs/measurements/."""
     pages = sorted((TOP / "docs" / "measurements").glob("*.md"))
     return {
         heading: page.name
@@ -76,12 +76,12 @@ def _tested(what: str, of: str, column: str) -> str:
 
 
 def refused(error: ToolchainError) -> str:
-    """The cell of something that the code refuses."""
+    """Return the cell for a combination that the code refuses."""
     return f"[refused: {error.code}](exit-codes.md), {error.what}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
@@ -95,7 +95,7 @@ def grouped(rows: Iterable[Sequence[str]]) -> list[list[str]]:
 
 
 def compatibility() -> str:
-    """The page of what goes together."""
+    """Return docs/compatibility.md."""
     return "\n".join([
         "# Compatibility\n",
         MADE,
@@ -166,11 +166,11 @@ def _tritons() -> str:
         except ToolchainError as error:
             rows.append(_all_refused(one.version, error, len(pythons) + 3))
             continue
-        # Of a version that upstream does not have, only the LLVM is known.
+        # Only the LLVM is known of a version that upstream does not have.
         named = one.commit or one.tag
         wheels = [_wheel(one.version, python) if named else "needs its source" for python in pythons]
         further = "".join(f"; {pin.target} `{pin.llvm[:8]}` {pin.certainty}" for pin in one.codegen)
-        # What has an LLVM for a GPU is built by the portable recipe alone.
+        # Only the portable recipe builds a Triton that has an LLVM for a GPU.
         last = "[refused: 7](exit-codes.md)" if one.codegen else wheels[-1]
         rows.append([one.version, f"`{llvm[:8]}` {one.certainty}{further}", _UNTRIED, _UNTRIED, *wheels, last])
     head = ["Triton", "LLVM, and how surely", "layer for glibc 2.31", "layer for debian13"]
@@ -178,7 +178,7 @@ def _tritons() -> str:
 
 
 def _needs(triton: str) -> LlvmRequirements | None:
-    """What a Triton needs from LLVM; None if nothing is on record."""
+    """Return the needs of a Triton; None if they are not on record."""
     try:
         return needs_for(triton)
     except ToolchainError:
@@ -273,7 +273,7 @@ def _bases() -> str:
     rows = []
     for name, one in load_bases().items():
         made = next((row for row in tried() if (row.what, row.of) == ("base", name)), None)
-        # A base that was made and in which nothing was built is not a tested one.
+        # A base counts as tested only if LLVM and Triton were built in it.
         partly = f"{made.part}: [figures]({measured(made.section)}); else {_UNTRIED}" if made else _UNTRIED
         builds = "**tested**" if one.tested else partly
         hip = one.tools.get("hip", "")
@@ -347,14 +347,14 @@ def _architectures() -> str:
 
 
 def room_told(room: int | None) -> str:
-    """What must be free on the disk, in bytes, as in the page."""
+    """Return the text about the bytes that must be free on the disk."""
     if not room:
         return "not asked"
     return f"{room / 1e9:.0f} GB" if room >= 1e9 else f"{room / 1e6:.0f} MB"
 
 
 def what_it_takes() -> str:
-    """The page of hours, memory and disk."""
+    """Return docs/costs.md."""
     disk = {
         "base": BASE_DISK,
         "llvm-codegen": CODEGEN_LLVM_DISK,
@@ -373,7 +373,7 @@ def what_it_takes() -> str:
         name = f"`{names.get(one.stage, one.stage)}`" + parts.get(
             one.part, f", `--only {one.part}`" if one.part else ""
         )
-        # The index's wheel is unpacked, so what compiling Triton needs is not asked of it.
+        # A build with the index's wheel does not require the disk space that compiling Triton needs.
         room = None if one.part == "wheel" else disk.get(one.stage)
         if one.stage == "llvm":
             room = subset_of(one.part or DISTRIBUTION, needs).disk

@@ -1,7 +1,7 @@
 """Write the pages and pictures of the site that are made from code and data.
 
-python -m scripts.site_pages            # writes them
-python -m scripts.site_pages --check    # exit code 1 where one is not what it would be now
+python -m scripts.site_pages            # writes the files
+python -m scripts.site_pages --check    # exits with 1 if a file is out of date
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MADE: dict[str, Callable[[], str]] = {
 
 
 def stale(docs: Path = DOCS) -> list[str]:
-    """Names of those that are not what they would be now."""
+    """Return the names of the files that differ from what this script would write."""
     return [name for name, make in MADE.items() if not _is(docs / name, make())]
 
 
@@ -36,7 +36,7 @@ def _is(path: Path, content: str) -> bool:
 
 
 def main(words: list[str]) -> None:
-    """Write them, or compare them."""
+    """Write the files, or compare them with `--check`."""
     if words == ["--check"]:
         if old := stale():
             sys.exit(f"{', '.join(old)}: not what code and data say now. Run python -m scripts.site_pages")

@@ -1,4 +1,4 @@
-"""Two pictures as SVG: the flow, from the table of stages, and the house, from its imports. Readable on dark and light."""
+"""Draw two pictures as SVG, for dark and light pages: the flow of stages, and the house, which shows the imports."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def _arrow(path: str) -> str:
 
 
 def _on() -> dict[str, set[str]]:
-    """What each stage may be built on."""
+    """Return the stages that each stage may be built on."""
     return {stage.name: set(stage.on) for stage in STAGES}
 
 
 def flow() -> str:
-    """Sources and packages, stages by what they stand on, images, registry; and what checks each."""
+    """Return the picture of the flow: sources and packages, stages with arrows from the stages below, and outputs."""
     where = floors(_on())
     columns = [[one for one in STAGES if where[one.name] == level] for level in range(max(where.values()) + 1)]
     high = max(len(column) for column in columns)
@@ -70,12 +70,12 @@ def flow() -> str:
             y = top + row * step_y
             places[one.name] = (x, y)
             parts.append(_box(x, y, one.name, _made(one.name), kind="k"))
-    # An arrow to each from what it stands on; what those stand on in turn goes without saying.
+    # Arrows lead to a stage from the stages that it is built on directly.
     for one in STAGES:
         for number, under in enumerate(_directly(one.name)):
             (from_x, from_y), (to_x, to_y) = places[under], places[one.name]
             end = to_y + _HIGH // 2 + 12 * number
-            # Past other columns between two rows, where no box is.
+            # A long arrow passes other columns between two rows, where there is no box.
             past = f"H{from_x + _WIDE + _GAP // 2}V{to_y - 8 - 4 * number}" if to_x - from_x > step_x else ""
             start = f"M{from_x + _WIDE} {from_y + _HIGH // 2}"
             parts.append(_arrow(f"{start}{past}H{to_x - _GAP // 2}V{end}H{to_x - 2}"))
@@ -92,7 +92,7 @@ def flow() -> str:
 
 
 def _directly(name: str) -> list[str]:
-    """What a stage stands on, without what that stands on, the highest first."""
+    """Return the stages that a stage is built on directly, the highest first."""
     on = _on()
     where = floors(on)
     direct = on[name] - {low for under in on[name] for low in on[under]}
@@ -106,7 +106,7 @@ def _made(name: str) -> str:
 
 
 def house(rooms: Mapping[str, set[str]] | None = None) -> str:
-    """The rooms of the code, floor by floor from the roof down; the lab is a room above those that it imports."""
+    """Return the picture of the rooms of the code, floor by floor; the lab is one room above the rooms it imports."""
     found = {**arrows(), "lab": _below_lab()} if rooms is None else rooms
     where = floors(found)
     step, left, wide = _HIGH + 14, 40, 132
@@ -127,7 +127,7 @@ def house(rooms: Mapping[str, set[str]] | None = None) -> str:
 
 
 def _below_lab() -> set[str]:
-    """The rooms of the tool that the lab imports."""
+    """Return the rooms of the tool that the lab imports."""
     modules = frozenset(sources())
     names = set().union(*(imported(path.read_text(encoding="utf-8"), modules) for path in sources(TOP, LAB).values()))
     return {room_of(name) for name in names if name.split(".")[0] == PACKAGE} - {""}

@@ -1,4 +1,4 @@
-"""The pages of reference that are made from the code: verbs, configuration, names, prebuilt things, GPUs."""
+"""Make the reference pages from the code: verbs, configuration, names, prebuilt files, GPUs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from toolchain.stages.prebuilt import known_files
 
 
 def _one_line(text: str) -> str:
-    """Text of code as prose: `name` stays code, line ends go."""
+    """Return a text of the code in one line for Markdown."""
     return " ".join(text.replace("\\[", "[").split())
 
 
 def verbs() -> str:
-    """Every verb and option, the configuration file and the environment."""
+    """Return docs/reference/verbs.md: verbs, options, the configuration file and the environment."""
     found = commands()
     lines = [[_call(verb.name, found[verb.name]), _told(verb.brief, found[verb.name])] for verb in all_verbs()]
     of_builds, of_verbs = tables()
@@ -80,7 +80,7 @@ def _call(name: str, command: Any) -> str:
     words = [str(one.metavar or (one.name or "").rstrip("_").upper()).strip("[]") for one in arguments]
     pairs = zip(arguments, words, strict=True)
     call = " ".join([name, *(word if one.required else f"[{word}]" for one, word in pairs)])
-    # Neither GitHub nor the site shows a bar in backquotes in a table as it is.
+    # GitHub and the site would take a bar in backquotes as the end of a table's cell.
     return f"<code>{call.replace('|', '&#124;')}</code>" if "|" in call else f"`{call}`"
 
 
@@ -115,7 +115,7 @@ _OF_LABELS = {
     "PARTIAL": "what is missing, in a partial image",
     "GPUS": "the GPUs of the kernels",
     "TRITON": "version and commit of the Triton inside or below, if known",
-    "LLVM": "likewise of the LLVM",
+    "LLVM": "version and commit of the LLVM inside or below, if known",
     "KERNELS": "the number of kernels, and of those known bad",
     "GLIBC": "the oldest glibc that the layer works with",
     "GLIBCXX": "the newest libstdc++ symbol version that it needs",
@@ -132,7 +132,7 @@ _OF_LABELS = {
 
 
 def names() -> str:
-    """Names of images, tags and labels."""
+    """Return docs/reference/names.md: names of images, tags and labels."""
     sources = "; ".join(
         f"{_listed(sorted(one.sources))} for stage `{one.name}` ({one.license or 'the licenses of the packages'})"
         for one in STAGES

@@ -1,4 +1,4 @@
-"""How long `toolchain` takes to start, beside what it cannot do without: alternating runs, medians, ratios.
+"""Measure how long `toolchain` takes to start, compared with its libraries alone: alternating runs, medians, ratios.
 
 .venv/bin/python scripts/start_time.py [RUNS]
 """
@@ -26,10 +26,10 @@ app()
 
 
 def seconds(words: list[str], compiled: str) -> tuple[float, float]:
-    """Seconds on the clock and of the processor that a command took.
+    """Return the wall-clock seconds and the CPU seconds of a command.
 
     Args:
-        compiled: the folder for compiled modules, which an installed tool has; whatever this shell says about that.
+        compiled: the folder for compiled modules. They are always used, because an installed tool has them.
     """
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = compiled
@@ -59,7 +59,7 @@ def main(runs: int) -> None:
                 for times, words in zip(found[name], both, strict=True):
                     times.append(seconds(words, f"{folder}/compiled"))
     for name, rows in found.items():
-        # The first run of each warms the caches.
+        # The first run of each command only warms the caches.
         wall, used = ([statistics.median(row[i] for row in times[1:]) for times in rows] for i in (0, 1))
         shown = ", ".join(f"{a:.3f} s ({b:.3f} s of a processor)" for a, b in zip(wall, used, strict=True))
         if rows[1:]:

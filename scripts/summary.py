@@ -1,4 +1,4 @@
-"""What the quickstart made, by `build --json` on standard input, and the command of the full build."""
+"""Print what the quickstart built, from `build --json` on standard input, and the commands of the full build."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolchain.core.check_result import describe
 
 
 def main(seconds: int, out: Path) -> None:
-    """Print it."""
+    """Print the summary."""
     stages = json.load(sys.stdin)["stages"]
     columns = ("stage", "image", "unpacked", "seconds")
     rows = [
